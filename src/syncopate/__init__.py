@@ -1,0 +1,1 @@
+"""Syncopate: measure, plan, run and predict gradient communication in data-parallel training."""

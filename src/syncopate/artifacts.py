@@ -1,0 +1,125 @@
+"""Artefacts: loading and saving every JSON file that Syncopate writes.
+
+Each file is one JSON object that opens with its ``kind`` and ``schema_version``. Decoding is
+strict: an unknown field, a missing one, a wrong type, a value that breaks its rule, a truncated
+file, another kind or a newer version is refused with path, field and reason, never half-read.
+Writing is atomic: a reader sees the old file or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+
+from syncopate.errors import ArtifactError
+
+A = TypeVar("A", bound="Artifact")
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of an artefact: frozen, keyword-only, and strict when decoded."""
+
+
+class Artifact(Record, frozen=True, kw_only=True):
+    """A top-level artefact. Subclasses set ``KIND`` and ``SCHEMA_VERSION``."""
+
+    KIND: ClassVar[str] = ""
+    SCHEMA_VERSION: ClassVar[int] = 1
+
+    def to_json(self) -> bytes:
+        """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first."""
+        header = {"kind": self.KIND, "schema_version": self.SCHEMA_VERSION}
+        body: dict[str, Any] = msgspec.to_builtins(self)
+        return msgspec.json.format(msgspec.json.encode(header | body), indent=1) + b"\n"
+
+    @classmethod
+    def from_json(cls: type[A], data: bytes | str, source: object = "<memory>") -> A:
+        """Decode strictly.
+
+        Args:
+            data: the JSON text.
+            source: what to call the text in errors, usually its path.
+
+        Raises:
+            ArtifactError: not valid JSON, another kind, another version, or a field at fault.
+        """
+        try:
+            raw = msgspec.json.decode(data)
+        except msgspec.DecodeError as error:
+            raise ArtifactError(source, f"not valid JSON (damaged or truncated): {error}") from None
+        except UnicodeDecodeError as error:
+            raise ArtifactError(source, f"not valid UTF-8: {error}") from None
+        if not isinstance(raw, dict):
+            raise ArtifactError(source, f"expected a JSON object, found {type(raw).__name__}", "$")
+        kind = raw.pop("kind", None)
+        if kind != cls.KIND:
+            raise ArtifactError(
+                source, f"expected a {cls.KIND!r} artefact, found {kind!r}", "$.kind"
+            )
+        version = raw.pop("schema_version", None)
+        if version != cls.SCHEMA_VERSION or isinstance(version, bool):
+            raise ArtifactError(source, _version_reason(version, cls), "$.schema_version")
+        try:
+            return msgspec.convert(raw, cls, strict=True)
+        except msgspec.ValidationError as error:
+            reason, _, field = str(error).partition(" - at ")
+            raise ArtifactError(source, reason, field.strip("`") or "$") from None
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write atomically, creating parent folders; return the path."""
+        return write_atomic(path, self.to_json())
+
+    @classmethod
+    def load(cls: type[A], path: str | os.PathLike[str]) -> A:
+        """Read and decode strictly.
+
+        Raises:
+            ArtifactError: the file is missing, unreadable, damaged, newer, or of another kind.
+        """
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
+        return cls.from_json(data, source=path)
+
+
+def _version_reason(version: object, cls: type[Artifact]) -> str:
+    if version is None:
+        return f"missing; expected {cls.SCHEMA_VERSION}"
+    if isinstance(version, int) and version > cls.SCHEMA_VERSION:
+        return (
+            f"version {version} is newer than this Syncopate reads ({cls.SCHEMA_VERSION}); "
+            "upgrade Syncopate"
+        )
+    return f"version {version!r} is not readable; expected {cls.SCHEMA_VERSION}"
+
+
+def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write ``data`` so that a reader sees the old file or the new one, never a part.
+
+    Raises:
+        ArtifactError: the folder or file cannot be written.
+    """
+    target = Path(path)
+    temporary = ""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(target)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        raise ArtifactError(target, f"cannot write: {error.strerror or error}") from None
+    return target

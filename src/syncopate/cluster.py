@@ -1,0 +1,294 @@
+"""Cluster: the machines as communication sees them.
+
+A cluster is a list of levels, innermost first (devices in a host, hosts in a rack, racks), each
+with its fan-out, latency and bandwidth; where each rank sits; how fast one rank reduces; and, when
+it was calibrated, the measured curve of every collective algorithm with its raw samples.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from syncopate.artifacts import Artifact, Record
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+
+def require_time(what: str, value: float) -> None:
+    """Refuse a duration that is NaN, infinite or negative."""
+    if not math.isfinite(value) or value < 0:
+        raise InvalidValueError(what, value, "a finite number of seconds >= 0")
+
+
+class Level(Record, frozen=True, kw_only=True):
+    """One level of the network.
+
+    Attributes:
+        name: what its links join, such as ``"device"``, ``"host"`` or ``"rack"``.
+        size: fan-out, how many units of the level below one unit of this level holds; >= 1.
+        latency_s: α, the start-up time of a message across this level.
+        bandwidth_bytes_per_s: 1/β, what one unit sends across this level, each direction.
+    """
+
+    name: str
+    size: int
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise InvalidValueError("level size", self.size, "an integer >= 1")
+        require_time("latency_s", self.latency_s)
+        if not math.isfinite(self.bandwidth_bytes_per_s) or self.bandwidth_bytes_per_s <= 0:
+            raise InvalidValueError(
+                "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "a finite number > 0"
+            )
+
+    @property
+    def byte_time_s(self) -> float:
+        """β, seconds per byte."""
+        return 1.0 / self.bandwidth_bytes_per_s
+
+
+class LinearFit(Record, frozen=True, kw_only=True):
+    """The papers' model of one collective: ``T(n) = a + b n``.
+
+    Attributes:
+        a_s: start-up time.
+        b_s_per_byte: time per byte.
+    """
+
+    a_s: float
+    b_s_per_byte: float
+
+    def __post_init__(self) -> None:
+        require_time("a_s", self.a_s)
+        require_time("b_s_per_byte", self.b_s_per_byte)
+
+
+class CurvePoint(Record, frozen=True, kw_only=True):
+    """All samples of one message size.
+
+    Attributes:
+        nbytes: message size in bytes, counted as nccl-tests counts it (the total buffer).
+        samples_s: the raw durations, each the maximum over ranks; at least one.
+    """
+
+    nbytes: int
+    samples_s: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise InvalidValueError("nbytes", self.nbytes, "an integer >= 0")
+        if not self.samples_s:
+            raise InvalidValueError("samples_s", self.samples_s, "at least one duration")
+        for sample in self.samples_s:
+            require_time("samples_s", sample)
+
+
+class CollectiveCurve(Record, frozen=True, kw_only=True):
+    """What one algorithm of one collective cost on this cluster.
+
+    Attributes:
+        collective: ``"all_reduce"``, ``"reduce_scatter"`` or ``"all_gather"``.
+        algorithm: a name from the schedule registry, or ``"native"``.
+        points: measurements by ascending size.
+        fit: the robust linear fit of the points.
+    """
+
+    collective: str
+    algorithm: str
+    points: tuple[CurvePoint, ...]
+    fit: LinearFit
+
+    def __post_init__(self) -> None:
+        sizes = [point.nbytes for point in self.points]
+        if not sizes or sizes != sorted(set(sizes)):
+            raise InvalidValueError("points", sizes, "non-empty, by strictly ascending nbytes")
+
+
+class LinkProbe(Record, frozen=True, kw_only=True):
+    """Raw one-way times between two ranks.
+
+    Attributes:
+        src: sending rank.
+        dst: receiving rank.
+        points: half the round-trip times, by message size.
+    """
+
+    src: int
+    dst: int
+    points: tuple[CurvePoint, ...]
+
+
+class Interference(Record, frozen=True, kw_only=True):
+    """How much computation and a collective disturb each other while both run.
+
+    On CPU ranks the network stack, the reduction and the computation share the cores; on GPUs
+    collectives take multiprocessors and memory bandwidth. Ideal overlap is ``(1, 1)``.
+
+    Attributes:
+        compute_rate: progress of computation per second while a collective runs, in [0, 1].
+        collective_stretch: duration of a collective beside computation over its duration on an
+            otherwise idle machine; >= 1.
+    """
+
+    compute_rate: float = 1.0
+    collective_stretch: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.compute_rate <= 1.0:
+            raise InvalidValueError("compute_rate", self.compute_rate, "a number in [0, 1]")
+        if not math.isfinite(self.collective_stretch) or self.collective_stretch < 1.0:
+            raise InvalidValueError(
+                "collective_stretch", self.collective_stretch, "a finite number >= 1"
+            )
+
+
+class Cluster(Artifact, frozen=True, kw_only=True):
+    """The machines as communication sees them; see the module.
+
+    Attributes:
+        name: what to call it in reports.
+        levels: innermost first; the world size is the product of their sizes.
+        placement: the rank at each position, positions counted innermost level fastest; empty
+            when rank and position are the same.
+        hosts: host name of each rank; empty when unknown.
+        reduction_s_per_byte: γ, time to add one byte of one buffer to another.
+        curves: measured collectives; empty for a cluster written by hand.
+        probes: raw link probes; empty for a cluster written by hand.
+        interference: what overlap costs here.
+        metadata: versions, hardware, date: whatever makes the figures reproducible.
+    """
+
+    KIND: ClassVar[str] = "cluster"
+
+    name: str
+    levels: tuple[Level, ...]
+    placement: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    reduction_s_per_byte: float = 0.0
+    curves: tuple[CollectiveCurve, ...] = ()
+    probes: tuple[LinkProbe, ...] = ()
+    interference: Interference = Interference()
+    metadata: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not self.levels:
+            raise InvalidValueError("levels", self.levels, "at least one level")
+        require_time("reduction_s_per_byte", self.reduction_s_per_byte)
+        ranks = list(range(self.world_size))
+        if self.placement and sorted(self.placement) != ranks:
+            raise InvalidValueError(
+                "placement", self.placement, f"a permutation of the ranks 0..{len(ranks) - 1}"
+            )
+        if self.hosts and len(self.hosts) != len(ranks):
+            raise InvalidValueError(
+                "hosts", self.hosts, f"one host name for each of {len(ranks)} ranks"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return math.prod(level.size for level in self.levels)
+
+    def position(self, rank: int) -> int:
+        """Return where ``rank`` sits, positions counted innermost level fastest."""
+        self._require_rank(rank)
+        return self.placement.index(rank) if self.placement else rank
+
+    def coordinates(self, rank: int) -> tuple[int, ...]:
+        """Return the coordinates of ``rank``, one per level, innermost first."""
+        position = self.position(rank)
+        coordinates = []
+        for level in self.levels:
+            position, digit = divmod(position, level.size)
+            coordinates.append(digit)
+        return tuple(coordinates)
+
+    def rank_at(self, coordinates: tuple[int, ...]) -> int:
+        """Return the rank that sits at ``coordinates`` (one per level, innermost first)."""
+        sizes = [level.size for level in self.levels]
+        if len(coordinates) != len(sizes) or any(
+            not 0 <= c < size for c, size in zip(coordinates, sizes, strict=True)
+        ):
+            raise InvalidValueError("coordinates", coordinates, f"one index below each of {sizes}")
+        position = 0
+        for digit, size in zip(reversed(coordinates), reversed(sizes), strict=True):
+            position = position * size + digit
+        return self.placement[position] if self.placement else position
+
+    def level_between(self, a: int, b: int) -> Level:
+        """Return the level that a message from rank ``a`` to rank ``b`` crosses.
+
+        It is the outermost level at which their coordinates differ; the innermost for ``a == b``.
+        """
+        here, there = self.coordinates(a), self.coordinates(b)
+        differing = [i for i in range(len(self.levels)) if here[i] != there[i]]
+        return self.levels[max(differing, default=0)]
+
+    def curve(self, collective: str, algorithm: str) -> CollectiveCurve | None:
+        """Return the measured curve of an algorithm, or None when it was not measured."""
+        for curve in self.curves:
+            if curve.collective == collective and curve.algorithm == algorithm:
+                return curve
+        return None
+
+    def _require_rank(self, rank: int) -> None:
+        if not 0 <= rank < self.world_size:
+            raise InvalidValueError("rank", rank, f"in 0..{self.world_size - 1}")
+
+    @classmethod
+    def flat(
+        cls,
+        world_size: int,
+        *,
+        latency_s: float,
+        bandwidth_bytes_per_s: float,
+        reduction_s_per_byte: float = 0.0,
+        name: str = "flat",
+    ) -> Cluster:
+        """Return a cluster of one level: ``world_size`` ranks on one switch."""
+        level = Level(
+            name="host",
+            size=world_size,
+            latency_s=latency_s,
+            bandwidth_bytes_per_s=bandwidth_bytes_per_s,
+        )
+        return cls(name=name, levels=(level,), reduction_s_per_byte=reduction_s_per_byte)
+
+    @classmethod
+    def preset(cls, network: str, nodes: int) -> Cluster:
+        """Return a flat cluster of ``nodes`` hosts on a well-known network.
+
+        Args:
+            network: one of ``NETWORKS``.
+            nodes: number of hosts, one rank each.
+
+        Raises:
+            UnknownNameError: no such network.
+        """
+        if network not in NETWORKS:
+            raise UnknownNameError("network", network, NETWORKS)
+        latency_s, bandwidth, reduction = NETWORKS[network]
+        return cls.flat(
+            nodes,
+            latency_s=latency_s,
+            bandwidth_bytes_per_s=bandwidth,
+            reduction_s_per_byte=reduction,
+            name=f"{nodes} nodes, {network}",
+        )
+
+
+NETWORKS: dict[str, tuple[float, float, float]] = {
+    "1gbe": (45.26e-6, 0.94e9 / 8, 2.5e-10),
+    "10gbe": (45.26e-6, 9.4e9 / 8, 2.5e-10),
+    "25gbe": (20e-6, 23.5e9 / 8, 2.5e-10),
+    "100gbe": (10e-6, 94e9 / 8, 2.5e-10),
+}
+"""Network -> (α in s, 1/β in bytes/s, γ in s/byte) of :meth:`Cluster.preset`.
+
+α of 1 and 10 GbE is the one MG-WFBP reports for its 10GbE cluster (Fig. 5b: 90.52 us on two nodes
+is 2 α); the faster ones are typical of their adapters. Bandwidths are TCP goodput at 94% of the
+line rate; γ is a memory-bound addition at 4 GB/s per rank.
+"""

@@ -1,0 +1,104 @@
+"""Errors: everything Syncopate refuses, and why, in one small hierarchy.
+
+Every message names the value, the rule it broke and what would have been accepted. The command
+line prints the message alone and exits with the class's ``exit_code``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class SyncopateError(Exception):
+    """Base of every error that is meant for the user; the message is complete by itself."""
+
+    exit_code = 1
+
+
+class InvalidValueError(SyncopateError, ValueError):
+    """A value outside what its parameter accepts.
+
+    Args:
+        what: the parameter or field, as the user knows it.
+        value: what was given.
+        rule: what would have been accepted.
+    """
+
+    exit_code = 2
+
+    def __init__(self, what: str, value: object, rule: str) -> None:
+        super().__init__(f"{what} is {value!r}; it must be {rule}")
+        self.what = what
+        self.value = value
+        self.rule = rule
+
+
+class UnknownNameError(SyncopateError, ValueError):
+    """A name that no registry knows.
+
+    Args:
+        kind: what the name names: ``"algorithm"``, ``"policy"``, ...
+        name: what was given.
+        known: the names that exist.
+        scope: where they were looked for, such as ``"all_reduce"``; may be empty.
+    """
+
+    exit_code = 2
+
+    def __init__(self, kind: str, name: object, known: Iterable[str], scope: str = "") -> None:
+        where = f" for {scope}" if scope else ""
+        super().__init__(f"unknown {kind} {name!r}{where}; known: {', '.join(known)}")
+        self.kind = kind
+        self.name = name
+
+
+class ArtifactError(SyncopateError):
+    """A JSON artefact that cannot be trusted: missing, damaged, newer, or of another kind.
+
+    Args:
+        path: the file.
+        reason: what is wrong with it and what was expected.
+        field: the place in the file, such as ``"$.levels[0].size"``; empty for the whole file.
+    """
+
+    exit_code = 2
+
+    def __init__(self, path: object, reason: str, field: str = "") -> None:
+        at = f" at {field}" if field else ""
+        super().__init__(f"{path}{at}: {reason}")
+        self.path = str(path)
+        self.field = field
+        self.reason = reason
+
+
+class ScheduleError(SyncopateError):
+    """A schedule that the symbolic checker refutes."""
+
+
+class PlanError(SyncopateError):
+    """A plan that does not fit: another model, another rank count, or a tensor left out."""
+
+    exit_code = 2
+
+
+class CalibrationError(SyncopateError):
+    """Measurements that cannot be turned into a cluster or a workload."""
+
+
+class CollectiveError(SyncopateError):
+    """A collective that did not finish.
+
+    Args:
+        collective: the collective and algorithm, such as ``"all_reduce (ring)"``.
+        reason: what happened.
+        ranks: the ranks held responsible, lost or late; empty when unknown.
+    """
+
+    def __init__(self, collective: str, reason: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(f"{collective}: {reason}")
+        self.collective = collective
+        self.ranks = tuple(ranks)
+
+
+class EngineError(SyncopateError):
+    """A training set-up or step that the engine cannot carry out."""

@@ -1,0 +1,158 @@
+"""Plan: what to communicate when, with which collective.
+
+A plan says which gradients are merged into which bucket, the algorithm of each bucket, the exchange
+and its pull period, and over how many channels. The engine executes it, the costs price it and the
+simulator plays it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from syncopate.artifacts import Artifact, Record
+from syncopate.cluster import require_time
+from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.workload import fingerprint
+
+EXCHANGES: tuple[str, ...] = ("allreduce",)
+"""The ways of training a plan can ask for."""
+
+
+class Bucket(Record, frozen=True, kw_only=True):
+    """Gradients that travel together.
+
+    Attributes:
+        tensors: parameter names in ready order; at least one. Tensors of several dtypes travel
+            as one collective per dtype, back to back.
+        nbytes: bytes of all of them.
+        algorithm: all-reduce algorithm, a name from the registry or ``"native"``.
+        channel: which channel carries it, in 0..channels-1.
+    """
+
+    tensors: tuple[str, ...]
+    nbytes: int
+    algorithm: str
+    channel: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise InvalidValueError("tensors of a bucket", self.tensors, "at least one name")
+        if self.nbytes < 0:
+            raise InvalidValueError("nbytes of a bucket", self.nbytes, "an integer >= 0")
+
+
+class Prediction(Record, frozen=True, kw_only=True):
+    """What a plan is expected to cost in one iteration.
+
+    Attributes:
+        iteration_s: the whole iteration, start of forward to start of the next.
+        compute_s: forward, backward and update alone.
+        communication_s: sum over the buckets' collectives.
+        exposed_s: ``iteration_s - compute_s``, what overlap did not hide.
+        bound_s: the physical bound, ``max(compute, bytes on the wire / line rate)``.
+    """
+
+    iteration_s: float
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+    bound_s: float
+
+    def __post_init__(self) -> None:
+        for what in ("iteration_s", "compute_s", "communication_s", "exposed_s", "bound_s"):
+            require_time(what, getattr(self, what))
+
+    @property
+    def above_bound(self) -> float:
+        """Distance to the physical bound: 0.05 means 5% above it."""
+        return self.iteration_s / self.bound_s - 1.0 if self.bound_s > 0 else 0.0
+
+
+class Plan(Artifact, frozen=True, kw_only=True):
+    """What to communicate when; see the module.
+
+    Attributes:
+        model: the workload's name, for reports.
+        fingerprint: the workload's fingerprint; a plan fits no other model.
+        world_size: the rank count it was made for; it fits no other.
+        policy: who made it, such as ``"optimal"``.
+        buckets: in launch order; together they hold every gradient exactly once.
+        exchange: one of ``EXCHANGES``.
+        channels: concurrent collectives.
+        pull_period: pull weights every so many iterations; 1 for synchronous training.
+        prediction: what it is expected to cost, when the planner knew the cluster.
+        cluster: the cluster's name, for reports.
+    """
+
+    KIND: ClassVar[str] = "plan"
+
+    model: str
+    fingerprint: str
+    world_size: int
+    policy: str
+    buckets: tuple[Bucket, ...]
+    exchange: str = "allreduce"
+    channels: int = 1
+    pull_period: int = 1
+    prediction: Prediction | None = None
+    cluster: str = ""
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise InvalidValueError("world_size", self.world_size, "an integer >= 1")
+        if self.exchange not in EXCHANGES:
+            raise UnknownNameError("exchange", self.exchange, EXCHANGES)
+        if self.channels < 1:
+            raise InvalidValueError("channels", self.channels, "an integer >= 1")
+        if self.pull_period != 1:
+            raise InvalidValueError(
+                "pull_period",
+                self.pull_period,
+                "1 with the allreduce exchange, which pulls nothing",
+            )
+        if not self.buckets:
+            raise InvalidValueError("buckets", self.buckets, "at least one bucket")
+        seen: set[str] = set()
+        for index, bucket in enumerate(self.buckets):
+            if not 0 <= bucket.channel < self.channels:
+                raise InvalidValueError(
+                    f"channel of bucket {index}", bucket.channel, f"in 0..{self.channels - 1}"
+                )
+            for name in bucket.tensors:
+                if name in seen:
+                    raise InvalidValueError(
+                        "buckets", name, "disjoint; this tensor is in two places"
+                    )
+                seen.add(name)
+
+    def require_fit(self, tensors: Iterable[tuple[str, int, str]], world_size: int) -> None:
+        """Refuse to run on another model or another number of ranks.
+
+        Args:
+            tensors: ``(name, numel, dtype)`` of every gradient of the model at hand.
+            world_size: the ranks at hand.
+
+        Raises:
+            PlanError: names what differs.
+        """
+        if world_size != self.world_size:
+            raise PlanError(
+                f"this plan is for {self.world_size} ranks; {world_size} are running. "
+                "Plan again for this rank count, or start the ranks it was made for"
+            )
+        here = list(tensors)
+        if fingerprint(here) == self.fingerprint:
+            return
+        names = {name for name, _, _ in here}
+        planned = {name for bucket in self.buckets for name in bucket.tensors}
+        missing, extra = sorted(planned - names), sorted(names - planned)
+        differences = (
+            [f"the model lacks {missing[0]!r} (+{len(missing) - 1} more)"] if missing else []
+        )
+        differences += [f"the plan lacks {extra[0]!r} (+{len(extra) - 1} more)"] if extra else []
+        raise PlanError(
+            f"this plan is for another model ({self.model}): "
+            + ("; ".join(differences) or "the same names with other sizes or dtypes")
+            + ". Profile this model and plan again"
+        )

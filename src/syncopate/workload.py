@@ -1,0 +1,115 @@
+"""Workload: what a model asks of the network in every iteration.
+
+The gradient tensors stand in ready order, the order in which backward finishes them, with the time
+backward spends on each. That order and those times decide what can be merged and hidden.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from itertools import accumulate
+from typing import ClassVar
+
+from syncopate.artifacts import Artifact, Record
+from syncopate.cluster import require_time
+from syncopate.errors import InvalidValueError
+from syncopate.units import dtype_bytes
+
+
+class GradientTensor(Record, frozen=True, kw_only=True):
+    """One parameter's gradient.
+
+    Attributes:
+        name: the parameter's name in ``model.named_parameters()``; a shared one counted once.
+        numel: number of elements.
+        dtype: element type by torch's name, such as ``"float32"``.
+        backward_s: backward time from the previous tensor's ready time to this one's.
+        forward_s: forward time attributed to this parameter.
+    """
+
+    name: str
+    numel: int
+    dtype: str = "float32"
+    backward_s: float = 0.0
+    forward_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.numel < 0:
+            raise InvalidValueError(f"numel of {self.name}", self.numel, "an integer >= 0")
+        dtype_bytes(self.dtype)
+        require_time(f"backward_s of {self.name}", self.backward_s)
+        require_time(f"forward_s of {self.name}", self.forward_s)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the gradient in bytes."""
+        return self.numel * dtype_bytes(self.dtype)
+
+
+class Workload(Artifact, frozen=True, kw_only=True):
+    """One training iteration of one model on one rank, without communication.
+
+    Attributes:
+        model: what to call it in reports.
+        tensors: gradients in ready order; at least one.
+        forward_s: t_f, the whole forward pass with the loss.
+        backward_s: t_b, the whole backward pass; at least the sum over the tensors.
+        update_s: t_u, from the end of backward to the next forward (optimizer, zeroing).
+        metadata: device, batch, versions, clock: whatever makes the figures reproducible.
+    """
+
+    KIND: ClassVar[str] = "workload"
+
+    model: str
+    tensors: tuple[GradientTensor, ...]
+    forward_s: float
+    backward_s: float
+    update_s: float = 0.0
+    metadata: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        if not self.tensors:
+            raise InvalidValueError(
+                "tensors", (), "at least one gradient tensor (nothing to communicate)"
+            )
+        for what in ("forward_s", "backward_s", "update_s"):
+            require_time(what, getattr(self, what))
+        names = [tensor.name for tensor in self.tensors]
+        if len(set(names)) != len(names):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            raise InvalidValueError("tensor names", twice, "unique")
+        parts = sum(tensor.backward_s for tensor in self.tensors)
+        if parts > self.backward_s * (1 + 1e-6) + 1e-12:
+            raise InvalidValueError(
+                "backward_s", self.backward_s, f"at least the sum over the tensors, {parts}"
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all gradients."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def compute_s(self) -> float:
+        """Computation of one iteration: forward, backward and update."""
+        return self.forward_s + self.backward_s + self.update_s
+
+    @property
+    def ready_s(self) -> tuple[float, ...]:
+        """Ready time of each gradient, counted from the start of the forward pass."""
+        return tuple(accumulate((t.backward_s for t in self.tensors), initial=self.forward_s))[1:]
+
+    @property
+    def fingerprint(self) -> str:
+        """Identity of the model for a plan: a hash of every tensor's name, size and dtype.
+
+        It does not depend on the order of the tensors or on any time.
+        """
+        return fingerprint((tensor.name, tensor.numel, tensor.dtype) for tensor in self.tensors)
+
+
+def fingerprint(tensors: Iterable[tuple[str, int, str]]) -> str:
+    """Hash ``(name, numel, dtype)`` triples in any order into 16 hexadecimal digits."""
+    lines = sorted(f"{name}:{numel}:{dtype}" for name, numel, dtype in tensors)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
