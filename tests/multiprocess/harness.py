@@ -1,0 +1,141 @@
+"""Runs a function on several local ranks, each its own process with Gloo initialised.
+
+The parent hosts the TCP store, as ``torchrun`` does, so any rank may die without taking the store
+with it. On Linux the ranks come from a fork server that has torch imported already, which makes a
+rank cost tens of milliseconds instead of seconds; elsewhere they are spawned.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+
+class RankFailedError(AssertionError):
+    """Some rank raised, died or did not finish; the message holds every rank's story."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What one rank's process needs to know; it travels pickled."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    rank: int
+    world_size: int
+    port: int
+    timeout_s: float
+    environment: dict[str, str]
+
+
+def _rank_main(connection: Connection, job: _Job) -> None:
+    os.environ.clear()
+    os.environ.update(job.environment)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    torch.set_num_threads(1)
+    faulthandler.dump_traceback_later(max(job.timeout_s - 3.0, job.timeout_s * 0.8), exit=False)
+    timeout = datetime.timedelta(seconds=job.timeout_s)
+    try:
+        store = dist.TCPStore("127.0.0.1", job.port, None, is_master=False, timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
+        )
+        message = ("result", job.function(job.rank, job.world_size, *job.args))
+    except BaseException:  # the parent re-raises it, whatever it is
+        message = ("error", traceback.format_exc())
+    connection.send_bytes(pickle.dumps(message))
+    connection.close()
+    # Destroying a group waits for peers that may be dead or hung: the process just ends.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _collect(
+    processes: list[Any], connections: list[Connection], deadline_s: float
+) -> list[tuple[str, Any]]:
+    """Return each rank's ``(kind, value)``: result, error, dead or late."""
+    outcomes: dict[int, tuple[str, Any]] = {}
+    pending = dict(enumerate(connections))
+    while pending and (left_s := deadline_s - time.monotonic()) > 0:
+        ready = wait(list(pending.values()), timeout=left_s)
+        for rank in [rank for rank, connection in pending.items() if connection in ready]:
+            try:
+                outcomes[rank] = pickle.loads(pending.pop(rank).recv_bytes())
+            except EOFError:
+                processes[rank].join(5)
+                outcomes[rank] = ("dead", f"exit code {processes[rank].exitcode}")
+    for rank in pending:
+        outcomes[rank] = ("late", "still running at the time limit")
+    return [outcomes[rank] for rank in range(len(processes))]
+
+
+def run_ranks(
+    function: Callable[..., Any],
+    world_size: int,
+    *args: Any,
+    timeout_s: float = 120.0,
+    may_die: Collection[int] = (),
+) -> list[Any]:
+    """Run ``function(rank, world_size, *args)`` on ``world_size`` local ranks, all at once.
+
+    Args:
+        function: a module-level function; its arguments and result travel pickled.
+        world_size: how many ranks.
+        args: further arguments, the same on every rank.
+        timeout_s: limit for the whole call, and the timeout of each rank's default group.
+        may_die: ranks that are allowed to end without a result (killed by the test itself);
+            theirs is then ``None``.
+
+    Returns:
+        One result per rank, in rank order.
+
+    Raises:
+        RankFailedError: a rank raised, ended without a result, or was still running at the limit.
+    """
+    context = multiprocessing.get_context(_START_METHOD)
+    if _START_METHOD == "forkserver":
+        context.set_forkserver_preload(["torch", "torch.distributed"])
+    store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    deadline_s = time.monotonic() + timeout_s
+    processes, connections = [], []
+    for rank in range(world_size):
+        ours, theirs = context.Pipe(duplex=False)
+        job = _Job(function, args, rank, world_size, store.port, timeout_s, dict(os.environ))
+        process = context.Process(target=_rank_main, args=(theirs, job), daemon=True)
+        process.start()
+        theirs.close()
+        processes.append(process)
+        connections.append(ours)
+    try:
+        outcomes = _collect(processes, connections, deadline_s)
+    finally:
+        for process in processes:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+        del store
+    bad = [
+        f"rank {rank}: {kind}\n{value}"
+        for rank, (kind, value) in enumerate(outcomes)
+        if kind != "result" and not (kind == "dead" and rank in may_die)
+    ]
+    if bad:
+        raise RankFailedError("\n".join(bad))
+    return [value if kind == "result" else None for kind, value in outcomes]
