@@ -1,1 +1,91 @@
-"""Syncopate: measure, plan, run and predict gradient communication in data-parallel training."""
+"""Syncopate: measure, plan, run and predict gradient communication in data-parallel training.
+
+The public names, each loaded from its module when it is first used: importing this package loads
+neither torch nor scipy, so planning for a cluster starts in a blink on any laptop.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from syncopate.calibration.calibrate import calibrate
+    from syncopate.calibration.profile import profile
+    from syncopate.cluster import Cluster
+    from syncopate.collectives.communicator import Communicator
+    from syncopate.engine.distribute import distribute
+    from syncopate.errors import (
+        ArtifactError,
+        CalibrationError,
+        CollectiveError,
+        EngineError,
+        InvalidValueError,
+        PlanError,
+        ScheduleError,
+        SyncopateError,
+        UnknownNameError,
+    )
+    from syncopate.plan import Plan
+    from syncopate.planning.planner import compare, make_plan
+    from syncopate.timeline import Timeline
+    from syncopate.workload import Workload
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ArtifactError",
+    "CalibrationError",
+    "Cluster",
+    "CollectiveError",
+    "Communicator",
+    "EngineError",
+    "InvalidValueError",
+    "Plan",
+    "PlanError",
+    "ScheduleError",
+    "SyncopateError",
+    "Timeline",
+    "UnknownNameError",
+    "Workload",
+    "__version__",
+    "calibrate",
+    "compare",
+    "distribute",
+    "make_plan",
+    "profile",
+]
+
+_MODULES = {
+    "calibrate": "calibration.calibrate",
+    "profile": "calibration.profile",
+    "Cluster": "cluster",
+    "Communicator": "collectives.communicator",
+    "distribute": "engine.distribute",
+    "ArtifactError": "errors",
+    "CalibrationError": "errors",
+    "CollectiveError": "errors",
+    "EngineError": "errors",
+    "InvalidValueError": "errors",
+    "PlanError": "errors",
+    "ScheduleError": "errors",
+    "SyncopateError": "errors",
+    "UnknownNameError": "errors",
+    "Plan": "plan",
+    "compare": "planning.planner",
+    "make_plan": "planning.planner",
+    "Timeline": "timeline",
+    "Workload": "workload",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,74 @@
+# Everything a newcomer needs. Each goal makes the environment by itself when it is missing or stale.
+#
+#   PYTHON       interpreter that makes the environment (3.11 or newer)
+#   TORCH_INDEX  package index for torch, such as https://download.pytorch.org/whl/cpu
+#   PIP_ARGS     anything else for `pip install`
+#   ARGS         passed on: make test ARGS='-k ring', make bench ARGS=--quick, make demo ARGS=--help
+
+PYTHON      ?= python3
+TORCH_INDEX ?=
+PIP_ARGS    ?=
+ARGS        ?=
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format docs bench clean
+
+help: ## show this list
+	@echo "Syncopate: moves gradient communication off the critical path."
+	@echo
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "Variables: PYTHON, TORCH_INDEX, PIP_ARGS, ARGS (see the top of the Makefile)."
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "error: $(PYTHON) is $$($(PYTHON) -V 2>&1); Syncopate needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
+	@rm -f $@
+	@echo "==> [1/3] environment in $(VENV) ($$($(PYTHON) -V))"
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
+	  echo "error: cannot make $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@echo "==> [2/3] torch, the large one: a few minutes on the first run"
+	@$(BIN)/python -m pip install --quiet --progress-bar on $(PIP_ARGS) \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	@echo "==> [3/3] syncopate and its tools"
+	@$(BIN)/python -m pip install --quiet --progress-bar on $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "==> ready"
+
+demo: $(READY) ## the whole story on local processes and real data
+	@$(BIN)/syncopate demo $(ARGS)
+
+test: $(READY) ## every test
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY) ## style, formatting and types
+	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)
+	@echo "==> ruff format"; $(BIN)/ruff format --check $(SOURCES)
+	@echo "==> mypy";        $(BIN)/mypy
+
+format: $(READY) ## put the formatting right
+	@$(BIN)/ruff check --fix $(SOURCES)
+	@$(BIN)/ruff format $(SOURCES)
+
+docs: $(READY) ## renew the generated tables and the frozen public surface
+	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m tests.test_public_surface
+
+bench: $(READY) ## every benchmark, in turn
+	@set -e; for script in benchmarks/*.py; do \
+	  test -e "$$script" || { echo "no benchmarks here"; break; }; \
+	  echo "==> $$script"; $(BIN)/python "$$script" $(ARGS); \
+	done
+
+clean: ## remove the environment, caches and what the demo wrote
+	rm -rf $(VENV) build dist out syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
