@@ -1,0 +1,101 @@
+"""Data: a small real data set that needs no download.
+
+The handwritten digits that scikit-learn bundles: 1797 images of 8 x 8 pixels in ten classes (UCI,
+Alpaydin and Kaynak, 1998).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncopate.errors import InvalidValueError, SyncopateError
+
+_TEST_SHARE = 0.2
+
+
+@dataclass(frozen=True, eq=False)
+class Digits:
+    """The digits, split once and for all, 1437 for training and 360 for testing.
+
+    Attributes:
+        train_inputs: float32 (N, 1, 8, 8), zero mean and unit variance over the training set.
+        train_targets: int64 (N,), the digit.
+        test_inputs: as ``train_inputs``, normalised with the training set's mean and variance.
+        test_targets: as ``train_targets``.
+    """
+
+    train_inputs: Tensor
+    train_targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+
+    def batches(
+        self, batch_size: int, *, epoch: int = 0, rank: int = 0, world_size: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one rank's training batches of one epoch: ``(inputs, targets)``.
+
+        Every rank shuffles alike (by ``epoch``) and takes its slice of each global batch of
+        ``batch_size * world_size`` samples, so ranks see disjoint data and equally many batches;
+        an incomplete last global batch is dropped.
+        """
+        if batch_size < 1:
+            raise InvalidValueError("batch_size", batch_size, "an integer >= 1")
+        if not 0 <= rank < world_size:
+            raise InvalidValueError("rank", rank, f"in 0..{world_size - 1}")
+        generator = torch.Generator().manual_seed(epoch)
+        order = torch.randperm(len(self.train_targets), generator=generator)
+        step = batch_size * world_size
+        for start in range(0, len(order) - step + 1, step):
+            chosen = order[start + rank * batch_size : start + (rank + 1) * batch_size]
+            yield self.train_inputs[chosen], self.train_targets[chosen]
+
+    @torch.no_grad()
+    def test_accuracy(self, model: torch.nn.Module) -> float:
+        """Return the share of test digits that ``model`` recognises, in [0, 1]."""
+        training = model.training
+        model.eval()
+        try:
+            guesses = model(self.test_inputs).argmax(dim=1)
+        finally:
+            model.train(training)
+        return float((guesses == self.test_targets).double().mean())
+
+
+def digits() -> Digits:
+    """Return the digits in a fixed stratified split.
+
+    Raises:
+        SyncopateError: scikit-learn is not installed.
+    """
+    images, targets, split = _load()
+    train, test = split(
+        range(len(targets)), test_size=_TEST_SHARE, random_state=0, stratify=targets
+    )
+    pixels = torch.tensor(images, dtype=torch.float32).unsqueeze(1)
+    labels = torch.tensor(targets, dtype=torch.int64)
+    mean, deviation = pixels[train].mean(), pixels[train].std()
+    pixels = (pixels - mean) / deviation
+    return Digits(
+        train_inputs=pixels[train],
+        train_targets=labels[train],
+        test_inputs=pixels[test],
+        test_targets=labels[test],
+    )
+
+
+def _load() -> tuple[Any, Any, Any]:
+    try:
+        from sklearn.datasets import load_digits  # noqa: PLC0415 - an optional dependency
+        from sklearn.model_selection import train_test_split  # noqa: PLC0415
+    except ImportError:
+        raise SyncopateError(
+            "the digits data set comes with scikit-learn, which is not installed; "
+            "run: pip install 'syncopate[zoo]'"
+        ) from None
+    bunch = load_digits()
+    return bunch.images, bunch.target, train_test_split

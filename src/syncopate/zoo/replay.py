@@ -1,0 +1,257 @@
+"""Replay: any workload as a module that takes its time and makes its gradients.
+
+Forward sleeps, backward sleeps and hands out gradients of the right size and dtype in the
+workload's ready order. The parameters are real, so hooks, data-parallel engines and the network see
+exactly what the model would give them, without the model, its data or a device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncopate.errors import InvalidValueError
+from syncopate.workload import GradientTensor, Workload
+from syncopate.zoo.task import Task
+
+_SHORTEST_SLEEP_S = 50e-6
+_LARGEST_DEBT_S = 0.05
+
+
+@dataclass(frozen=True)
+class Delivered:
+    """The time a :class:`Replay` has taken since it was built or last reset.
+
+    Attributes:
+        iterations: forward passes.
+        forward_s: time inside forward, sum over the iterations.
+        backward_s: time inside backward, hooks and communication of others left out.
+        update_s: time inside the updates.
+    """
+
+    iterations: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    update_s: float = 0.0
+
+
+class _Sleeper:
+    """Sleeps so that the total is right although every single sleep overshoots.
+
+    What one sleep takes too long is a debt that later sleeps pay back. Only time between ``start``
+    and the end of ``spend`` counts, so what hooks and collectives take in between is never repaid.
+    A stall beyond ``_LARGEST_DEBT_S`` is not the clock's overshoot and is forgiven.
+    """
+
+    def __init__(self) -> None:
+        self.debt_s = 0.0
+
+    def spend(self, duration_s: float, started_s: float) -> float:
+        """Return at ``started_s + duration_s``, on average; return the seconds since the start."""
+        remaining_s = started_s + duration_s - self.debt_s - time.perf_counter()
+        if remaining_s > _SHORTEST_SLEEP_S:
+            time.sleep(remaining_s)
+        elapsed_s = time.perf_counter() - started_s
+        self.debt_s = min(self.debt_s + elapsed_s - duration_s, _LARGEST_DEBT_S)
+        return elapsed_s
+
+
+class _Layer(torch.autograd.Function):
+    """One link of the chain: passes the token on, and in backward makes one gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, parameter: Tensor, replay: Replay, index: int) -> Tensor:
+        """Take the forward time of tensor ``index``."""
+        ctx.replay, ctx.index = replay, index
+        ctx.shape, ctx.dtype = parameter.shape, parameter.dtype
+        replay._take_forward(index)
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """Take the backward time of tensor ``index``; making the gradient is part of it."""
+        started_s = time.perf_counter()
+        (grad,) = grads
+        gradient = grad.to(ctx.dtype).expand(ctx.shape).clone(memory_format=torch.contiguous_format)
+        ctx.replay._take_backward(ctx.index, started_s)
+        return grad, gradient, None, None
+
+
+class _Tail(torch.autograd.Function):
+    """The start of the chain: in backward, the time that is left after the last gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, replay: Replay) -> Tensor:
+        """Pass the token on."""
+        ctx.replay = replay
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        """Take the rest of the backward time."""
+        ctx.replay._take_backward(len(ctx.replay.workload.tensors), time.perf_counter())
+        return grads[0], None
+
+
+class Replay(nn.Module):
+    """A workload as a module; the output is a scalar loss that depends on every parameter.
+
+    Every element of every gradient equals the gradient of what is back-propagated with respect to
+    the output: 1 for ``replay().backward()``, so a test can scale the loss per rank and check sums.
+
+    Parameters are one-dimensional, zero, and keep their names: ``"layer1.0.conv1.weight"`` becomes
+    parameter ``weight`` in nested submodules. A name that no module can hold (it is a prefix of
+    another, or a method's name) is altered; ``workload`` then has the names as they are here.
+
+    Attributes:
+        workload: the workload as replayed; plan for this one.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        for tensor in workload.tensors:
+            if not _torch_dtype(tensor.dtype).is_floating_point:
+                raise InvalidValueError(
+                    f"dtype of {tensor.name}", tensor.dtype, "a floating-point one to be replayed"
+                )
+        # Definition order is forward order, the reverse of ready order: DDP cuts its first
+        # buckets by it.
+        names = [
+            _register(self, tensor, index)
+            for index, tensor in reversed(list(enumerate(workload.tensors)))
+        ][::-1]
+        tensors = tuple(
+            GradientTensor(
+                name=name,
+                numel=tensor.numel,
+                dtype=tensor.dtype,
+                backward_s=tensor.backward_s,
+                forward_s=tensor.forward_s,
+            )
+            for name, tensor in zip(names, workload.tensors, strict=True)
+        )
+        self.workload = Workload(
+            model=workload.model,
+            tensors=tensors,
+            forward_s=workload.forward_s,
+            backward_s=workload.backward_s,
+            update_s=workload.update_s,
+            metadata=dict(workload.metadata),
+        )
+        self._forward_s = _shares(workload.forward_s, [t.forward_s for t in tensors])
+        self._backward_s = _shares(workload.backward_s, [t.backward_s for t in tensors])
+        self._sleeper = _Sleeper()
+        self.reset()
+
+    def forward(self, inputs: Any = None) -> Tensor:
+        """Take the forward time and return the loss, 0; ``inputs`` are not looked at."""
+        del inputs
+        parameters = dict(self.named_parameters())
+        device = next(iter(parameters.values())).device
+        token = _Tail.apply(torch.zeros((), device=device, requires_grad=True), self)  # type: ignore[no-untyped-call]
+        for index in reversed(range(len(self.workload.tensors))):
+            parameter = parameters[self.workload.tensors[index].name]
+            token = _Layer.apply(token, parameter, self, index)  # type: ignore[no-untyped-call]
+        self._take_forward(len(self.workload.tensors))
+        self._iterations += 1
+        loss: Tensor = token
+        return loss
+
+    def update(self) -> None:
+        """Take the update time of one iteration; :meth:`optimizer` calls it in every step."""
+        self._update_taken_s += self._sleeper.spend(self.workload.update_s, time.perf_counter())
+
+    def optimizer(self) -> ReplayOptimizer:
+        """Return an optimizer whose step takes ``update_s`` and leaves the parameters alone."""
+        return ReplayOptimizer(self)
+
+    def task(self) -> Task:
+        """Return the replay as a task, to be profiled or trained like any other."""
+        return Task(model=self, inputs=(), name=self.workload.model)
+
+    @property
+    def delivered(self) -> Delivered:
+        """The time taken since the module was built or last reset."""
+        return Delivered(
+            self._iterations,
+            self._forward_taken_s,
+            self._backward_taken_s,
+            self._update_taken_s,
+        )
+
+    def reset(self) -> None:
+        """Start counting the delivered time anew."""
+        self._iterations = 0
+        self._forward_taken_s = self._backward_taken_s = self._update_taken_s = 0.0
+
+    def _take_forward(self, index: int) -> None:
+        if self._forward_s[index] > 0:
+            self._forward_taken_s += self._sleeper.spend(
+                self._forward_s[index], time.perf_counter()
+            )
+
+    def _take_backward(self, index: int, started_s: float) -> None:
+        self._backward_taken_s += self._sleeper.spend(self._backward_s[index], started_s)
+
+
+class ReplayOptimizer(torch.optim.Optimizer):
+    """An optimizer that takes the update time of a replayed workload and changes nothing."""
+
+    def __init__(self, replay: Replay) -> None:
+        super().__init__(replay.parameters(), {})
+        self._replay = replay
+
+    def step(self, closure: Any = None) -> Any:
+        """Take ``update_s``; return the closure's loss, or None."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._replay.update()
+        return loss
+
+
+def replay(workload: Workload) -> Replay:
+    """Return ``workload`` as a module; see :class:`Replay`."""
+    return Replay(workload)
+
+
+def _torch_dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def _shares(total_s: float, parts_s: Sequence[float]) -> tuple[float, ...]:
+    """Return ``parts_s`` and, last, what is left of ``total_s``; scaled down if they exceed it."""
+    together_s = sum(parts_s)
+    if together_s > total_s:
+        parts_s = [part_s * (total_s / together_s) for part_s in parts_s]
+        together_s = total_s
+    return (*parts_s, total_s - together_s)
+
+
+def _register(root: nn.Module, tensor: GradientTensor, index: int) -> str:
+    """Add the parameter under its own dotted name where a module allows it; return its name."""
+    parameter = nn.Parameter(torch.zeros(tensor.numel, dtype=_torch_dtype(tensor.dtype)))
+    *path, leaf = tensor.name.split(".")
+    module = root
+    for part in path:
+        child = module._modules.get(part)
+        if child is None:
+            if not part or hasattr(module, part):
+                break
+            child = nn.Module()
+            module.add_module(part, child)
+        module = child
+    else:
+        if leaf and not hasattr(module, leaf):
+            module.register_parameter(leaf, parameter)
+            return tensor.name
+    name = f"tensor{index}_{tensor.name.replace('.', '_')}"
+    root.register_parameter(name, parameter)
+    return name

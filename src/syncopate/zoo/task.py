@@ -1,0 +1,107 @@
+"""Task: a model with one batch and its loss, everything that one training iteration needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncopate.errors import InvalidValueError
+
+Loss = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A model, one batch of data and the loss.
+
+    Attributes:
+        model: any module.
+        inputs: what the model is called with: one object, a tuple of positional arguments or a
+            mapping of keyword arguments.
+        targets: passed to ``loss_fn`` after the model's output; None to leave it out.
+        loss_fn: ``loss_fn(output, targets)`` or, without targets, ``loss_fn(output)``; None when
+            the output is the loss, has it as ``output.loss``, or its mean will do.
+        name: what to call the task in reports; the model's class name when empty.
+    """
+
+    model: nn.Module
+    inputs: Any
+    targets: Any = None
+    loss_fn: Loss | None = None
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise InvalidValueError("model of a task", self.model, "a torch.nn.Module")
+
+    @property
+    def title(self) -> str:
+        """The name, or the model's class name."""
+        return self.name or type(self.model).__name__
+
+    def loss(self) -> Tensor:
+        """Run forward on the batch and return the scalar loss, ready for ``backward()``.
+
+        Raises:
+            InvalidValueError: no scalar tensor with a gradient can be made of the output.
+        """
+        output = _call(self.model, self.inputs)
+        if self.loss_fn is None:
+            loss = _implied_loss(output)
+        elif self.targets is None:
+            loss = self.loss_fn(output)
+        else:
+            loss = self.loss_fn(output, self.targets)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise InvalidValueError(
+                f"the loss of {self.title}", what, "a tensor of one element; give a loss_fn"
+            )
+        return loss
+
+    def to(self, device: torch.device | str) -> Task:
+        """Return the task on ``device``; the model is moved in place, as ``Module.to`` does."""
+        return replace(
+            self,
+            model=self.model.to(device),
+            inputs=_move(self.inputs, device),
+            targets=_move(self.targets, device),
+        )
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def _implied_loss(output: Any) -> Any:
+    loss = getattr(output, "loss", output)
+    if isinstance(loss, Tensor) and loss.numel() != 1 and loss.is_floating_point():
+        return loss.mean()
+    return loss
+
+
+def _move(value: Any, device: torch.device | str) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, Mapping):
+        return {key: _move(item, device) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_move(item, device) for item in value)
+    return value
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Run the body under ``seed`` and leave the global CPU random state as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
