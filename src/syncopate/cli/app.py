@@ -1,0 +1,43 @@
+"""The application: every command registered once."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import syncopate
+from syncopate.cli.calibrate import calibrate
+from syncopate.cli.console import out
+from syncopate.cli.plan import plan
+from syncopate.cli.profile import profile
+
+app = typer.Typer(
+    name="syncopate",
+    help="Moves gradient communication off the critical path: measure, plan, run, predict.",
+    epilog="The usual order: calibrate, profile, plan. SYNCOPATE_DEBUG=1 shows tracebacks.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.command()(calibrate)
+app.command()(profile)
+app.command()(plan)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        out().print(f"syncopate {syncopate.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Hold the options that belong to no command."""

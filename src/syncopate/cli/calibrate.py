@@ -1,0 +1,78 @@
+"""``syncopate calibrate``: measures links and collectives between ranks, writes a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import syncopate
+from syncopate.cli import ranks
+from syncopate.cli.console import err, is_leader, out, progress_bar
+from syncopate.cluster import Cluster
+from syncopate.errors import InvalidValueError
+from syncopate.units import parse_bytes
+
+
+def calibrate(
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where rank 0 writes the cluster.")
+    ] = Path("cluster.json"),
+    budget: Annotated[float, typer.Option(help="Seconds to spend on measuring.")] = 10.0,
+    sizes: Annotated[
+        str | None,
+        typer.Option(help="Message sizes, such as 4KiB,256KiB,16MiB; chosen by itself otherwise."),
+    ] = None,
+    algorithms: Annotated[
+        str | None,
+        typer.Option(help="All-reduce algorithms, such as native,ring; all of them otherwise."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the cluster as JSON instead of tables.")
+    ] = False,
+    local: Annotated[
+        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
+    ] = None,
+) -> None:
+    """Measure links and collectives between the ranks and write the cluster.
+
+    For example:
+
+      syncopate calibrate --local 4
+
+      torchrun --nproc-per-node 4 --no-python syncopate calibrate -o cluster.json --budget 30
+    """
+    if budget <= 0:
+        raise InvalidValueError("--budget", budget, "a number of seconds > 0")
+    size_list = [parse_bytes(size) for size in _items(sizes)] or None
+    code = ranks.start_if_asked(local)
+    if code is not None:
+        raise typer.Exit(code)
+    ranks.require_ranks("calibrate")
+    with ranks.joined() as communicator, progress_bar("calibrating") as progress:
+        cluster = syncopate.calibrate(
+            communicator,
+            sizes=size_list,
+            algorithms=_items(algorithms) or None,
+            budget_s=budget,
+            progress=progress,
+        )
+    if is_leader():
+        _show(cluster, output, json)
+
+
+def _items(text: str | None) -> list[str]:
+    return [item.strip() for item in (text or "").split(",") if item.strip()]
+
+
+def _show(cluster: Cluster, output: Path, json: bool) -> None:
+    cluster.save(output)
+    if json:
+        typer.echo(cluster.to_json().decode(), nl=False)
+        return
+    from syncopate.reports.terminal import cluster_report
+
+    out().print(cluster_report(cluster))
+    err().print(f"wrote {output}", style="dim")

@@ -1,0 +1,62 @@
+"""What the commands print, and where: results on standard output, everything else on the other.
+
+Of several ranks only rank 0 prints.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+ProgressFunction = Callable[[str, float], None]
+"""Called with what is going on and the fraction done, in [0, 1]."""
+
+
+def is_leader() -> bool:
+    """Return whether this process is the one that prints: rank 0, or no rank at all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def out() -> Console:
+    """Return the console of results: standard output, silent on every rank but 0.
+
+    Piped output is as wide as its tables need, so that nothing is folded away.
+    """
+    console = Console(quiet=not is_leader(), highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 160)
+    return console
+
+
+def err() -> Console:
+    """Return the console of progress and remarks: standard error, silent on every rank but 0."""
+    return Console(stderr=True, quiet=not is_leader(), highlight=False)
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[ProgressFunction]:
+    """Show a progress bar on rank 0 while the block runs.
+
+    Yields:
+        A function ``(what, fraction done)`` that moves the bar.
+    """
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[what]}", style="dim"),
+        console=err(),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task(title, total=1.0, what="")
+
+        def advance(what: str, fraction: float) -> None:
+            bar.update(task, completed=fraction, what=what)
+
+        yield advance

@@ -1,0 +1,89 @@
+"""``syncopate plan``: a workload and a cluster in, a plan out, and every policy side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncopate.cli.console import err, out
+from syncopate.cluster import NETWORKS, Cluster
+from syncopate.errors import InvalidValueError
+from syncopate.plan import Plan
+from syncopate.workload import Workload
+
+
+def plan(
+    *,
+    workload: Annotated[
+        Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
+    ],
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="Cluster file, from `syncopate calibrate`."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of hosts on --network.")] = None,
+    policy: Annotated[
+        str, typer.Option(help="Policy of the plan that is written; the table shows all.")
+    ] = "optimal",
+    algorithm: Annotated[
+        str | None, typer.Option(help="Use this all-reduce algorithm alone; the best otherwise.")
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the plan.")] = Path(
+        "plan.json"
+    ),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print all plans as a JSON array instead of tables.")
+    ] = False,
+) -> None:
+    """Predict every policy and write the plan of one. Needs no ranks and no torch.
+
+    For example:
+
+      syncopate plan --workload workload.json --cluster cluster.json
+
+      syncopate plan -w workload.json --network 10gbe --nodes 64 --policy mg-wfbp -o plan.json
+    """
+    from syncopate.planning.planner import make_plan
+    from syncopate.planning.registry import POLICIES
+
+    work = Workload.load(workload)
+    where = _cluster(cluster, network, nodes)
+    chosen = make_plan(work, where, policy, algorithm=algorithm)
+    plans = [
+        chosen if name == policy else make_plan(work, where, name, algorithm=algorithm)
+        for name in POLICIES
+    ]
+    chosen.save(output)
+    _show(plans, chosen, output, json)
+
+
+def _cluster(path: Path | None, network: str | None, nodes: int | None) -> Cluster:
+    if path is not None:
+        if network is not None or nodes is not None:
+            raise InvalidValueError(
+                "--cluster", str(path), "the only one of --cluster and --network with --nodes"
+            )
+        return Cluster.load(path)
+    if network is None:
+        raise InvalidValueError("--cluster", None, "given, or else --network and --nodes")
+    if nodes is None or nodes < 1:
+        raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
+    return Cluster.preset(network, nodes)
+
+
+def _show(plans: list[Plan], chosen: Plan, output: Path, json: bool) -> None:
+    if json:
+        objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
+        typer.echo(f"[\n{objects}\n]")
+        return
+    from syncopate.reports.terminal import plan_report, plans_report
+
+    out().print(plans_report(plans, chosen=chosen.policy))
+    out().print(plan_report(chosen))
+    err().print(f"wrote {output}", style="dim")

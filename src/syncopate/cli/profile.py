@@ -1,0 +1,96 @@
+"""``syncopate profile``: times a model's gradients in ready order, writes a workload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import syncopate
+from syncopate.cli import ranks
+from syncopate.cli.console import ProgressFunction, err, is_leader, out, progress_bar
+from syncopate.errors import InvalidValueError
+from syncopate.workload import Workload
+
+
+def profile(
+    builder: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODULE:FUNCTION",
+            help="An importable function that builds the model; see above.",
+            show_default=False,
+        ),
+    ],
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the workload.")
+    ] = Path("workload.json"),
+    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = 10,
+    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = 3,
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:0; the builder's choice otherwise.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the workload as JSON instead of tables.")
+    ] = False,
+    local: Annotated[
+        int | None,
+        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
+    ] = None,
+) -> None:
+    """Time forward, backward and every gradient of a model, and write the workload.
+
+    MODULE:FUNCTION returns a syncopate.zoo.Task, or (model, inputs), or (model, inputs, targets,
+    loss_fn). On several ranks, started with --local or torchrun, all profile at once and the
+    slowest rank counts: the others wait for it in every iteration.
+
+    For example:
+
+      syncopate profile syncopate.zoo:resnet20
+
+      syncopate profile mymodels:build_gpt -o gpt.json --iterations 20 --local 4
+    """
+    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise InvalidValueError(option, value, f"an integer >= {least}")
+    code = ranks.start_if_asked(local)
+    if code is not None:
+        raise typer.Exit(code)
+    with progress_bar("profiling") as progress:
+        workload = _profile(builder, warmup, iterations, device, progress)
+    if is_leader():
+        _show(workload, output, json)
+
+
+def _profile(
+    builder: str, warmup: int, iterations: int, device: str | None, progress: ProgressFunction
+) -> Workload:
+    from syncopate.calibration.builder import load_task
+
+    def measure() -> Workload:
+        return syncopate.profile(
+            load_task(builder),
+            warmup=warmup,
+            iterations=iterations,
+            device=device,
+            progress=progress,
+        )
+
+    if not ranks.started():
+        return measure()
+    with ranks.joined() as communicator:
+        communicator.barrier()
+        return max(communicator.all_gather_object(measure()), key=lambda work: work.compute_s)
+
+
+def _show(workload: Workload, output: Path, json: bool) -> None:
+    workload.save(output)
+    if json:
+        typer.echo(workload.to_json().decode(), nl=False)
+        return
+    from syncopate.reports.terminal import workload_report
+
+    out().print(workload_report(workload))
+    err().print(f"wrote {output}", style="dim")

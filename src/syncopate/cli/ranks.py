@@ -1,0 +1,234 @@
+"""Ranks: joining those that torchrun started, or starting local ones.
+
+``--local N`` starts N copies of the same command on this machine, as ``torchrun --standalone``
+would, without its port (the ranks meet through a file) and with one error line for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from syncopate.cli.console import is_leader
+from syncopate.errors import (
+    CollectiveError,
+    InvalidValueError,
+    SyncopateError,
+    UnknownNameError,
+)
+
+if TYPE_CHECKING:
+    from syncopate.collectives.communicator import Communicator
+
+RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
+"""Environment variable: the folder in which ranks that ``start_local`` started meet and report."""
+
+_GRACE_S = 5.0
+_POLL_S = 0.05
+
+
+def started() -> bool:
+    """Return whether this process is a rank, started by torchrun or by ``start_local``."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def start_if_asked(local: int | None) -> int | None:
+    """Start this very command on ``local`` ranks, unless this process is one of them.
+
+    Args:
+        local: the value of ``--local``.
+
+    Returns:
+        The exit code of the ranks, or None when this process should carry on itself.
+
+    Raises:
+        InvalidValueError: not a positive number, or torchrun has already started the ranks.
+    """
+    if local is None or RENDEZVOUS in os.environ:
+        return None
+    if started():
+        raise InvalidValueError("--local", local, "left out under torchrun, which starts the ranks")
+    if local < 1:
+        raise InvalidValueError("--local", local, "an integer >= 1")
+    return start_local(local, sys.argv[1:])
+
+
+def require_ranks(command: str) -> None:
+    """Refuse to run ``command`` outside ranks, and say how to start some.
+
+    Raises:
+        SyncopateError: this process is no rank.
+    """
+    if not started():
+        raise SyncopateError(
+            f"`syncopate {command}` runs on several ranks and this process is alone. On this "
+            f"machine: `syncopate {command} --local 4`; on a cluster, on every host: "
+            f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`"
+        )
+
+
+def start_local(world_size: int, arguments: Sequence[str]) -> int:
+    """Run ``syncopate`` with ``arguments`` on local ranks and wait for all of them.
+
+    When a rank fails, the others are given a moment and then ended; one error is printed, that of
+    the rank that failed first.
+
+    Args:
+        world_size: number of ranks.
+        arguments: the command line after ``syncopate``.
+
+    Returns:
+        0, or the exit code of the rank that failed first; 130 after an interrupt.
+    """
+    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, _ended_by_sigterm():
+        ranks: list[subprocess.Popen[bytes]] = []
+        try:
+            for rank in range(world_size):
+                ranks.append(_start(rank, world_size, arguments, folder))
+            failed = _wait(ranks)
+        except KeyboardInterrupt:
+            return 130
+        finally:
+            _end(ranks)
+        if failed is None:
+            return 0
+        code = ranks[failed].returncode
+        report = Path(folder, f"error.{failed}")
+        if report.exists():
+            print(report.read_text(), file=sys.stderr)
+        elif code != 130:
+            print(f"error: rank {failed} ended {_ending(code)}", file=sys.stderr)
+        return code if code > 0 else 128 - code
+
+
+@contextmanager
+def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communicator]:
+    """Join this process's ranks; leave them when the block ends, however it ends.
+
+    Args:
+        channels: concurrent collectives of the communicator.
+        timeout_s: how long the ranks wait for each other before they give up.
+
+    Yields:
+        A communicator over all ranks.
+
+    Raises:
+        CollectiveError: the ranks did not find each other.
+    """
+    import torch.distributed as dist
+
+    from syncopate.collectives.communicator import Communicator
+
+    folder = os.environ.get(RENDEZVOUS)
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/store" if folder else "env://",
+            rank=int(os.environ["RANK"]),
+            world_size=int(os.environ["WORLD_SIZE"]),
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError, KeyError) as error:
+        reason = f"the ranks did not find each other within {timeout_s:.0f} s: {error}"
+        raise CollectiveError("rendezvous", reason) from error
+    try:
+        communicator = Communicator(channels=channels, timeout_s=timeout_s)
+        try:
+            yield communicator
+        finally:
+            communicator.close()
+    finally:
+        dist.destroy_process_group()
+
+
+def report_error(error: SyncopateError) -> None:
+    """Print one clear line, or leave it for ``start_local`` to print once for all ranks.
+
+    Under torchrun each failing rank prints its own, except for mistakes on the command line, which
+    all ranks share and rank 0 alone prints.
+    """
+    rank = os.environ.get("RANK", "0")
+    line = f"error: {error}" if is_leader() else f"error: rank {rank}: {error}"
+    folder = os.environ.get(RENDEZVOUS)
+    if folder:
+        Path(folder, f"error.{rank}").write_text(line)
+    elif is_leader() or not isinstance(error, InvalidValueError | UnknownNameError):
+        print(line, file=sys.stderr)
+
+
+def _start(
+    rank: int, world_size: int, arguments: Sequence[str], folder: str
+) -> subprocess.Popen[bytes]:
+    threads = max(1, (os.cpu_count() or 1) // world_size)
+    environment = {
+        # Ranks share the cores: with torch's default each would start a thread per core.
+        "OMP_NUM_THREADS": str(threads),
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        RENDEZVOUS: folder,
+    }
+    return subprocess.Popen([sys.executable, "-m", "syncopate", *arguments], env=environment)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
+    """Wait until all ranks succeeded or one failed; return the one that failed first."""
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for rank, code in enumerate(codes):
+            if code not in (None, 0):
+                return rank
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(_POLL_S)
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End what still runs: wait a little for it to notice, then ask, then insist."""
+    if all(rank.poll() == 0 for rank in ranks):
+        return
+    for ask in (lambda rank: None, lambda rank: rank.terminate(), lambda rank: rank.kill()):
+        alive = [rank for rank in ranks if rank.poll() is None]
+        for rank in alive:
+            ask(rank)
+        deadline = time.monotonic() + _GRACE_S
+        for rank in alive:
+            try:
+                rank.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                break
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that no rank outlives the process that started it."""
+
+    def unwind(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"with exit code {code}"
+    try:
+        return f"by signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"by signal {-code}"

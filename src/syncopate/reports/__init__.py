@@ -1,0 +1,1 @@
+"""Reports: artefacts made readable. Presentation only: nothing here measures, plans or predicts."""

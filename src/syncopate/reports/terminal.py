@@ -1,0 +1,252 @@
+"""Terminal reports: a cluster, a workload, plans side by side and one plan, as rich renderables.
+
+Every function takes artefacts and returns something that ``rich.console.Console.print`` shows.
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from syncopate.cluster import Cluster, CollectiveCurve
+from syncopate.plan import Bucket, Plan
+from syncopate.units import format_bytes, format_rate, format_seconds
+from syncopate.workload import Workload
+
+BUS_FACTORS: dict[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda ranks: 1.0,
+    "reduce": lambda ranks: 1.0,
+}
+"""busbw / algbw of each collective at a number of ranks, as nccl-tests defines it."""
+
+
+def cluster_report(cluster: Cluster) -> RenderableType:
+    """Return a cluster: its levels, and for each measured collective the fits and the curves."""
+    interference = cluster.interference
+    lines = Text.assemble(
+        (cluster.name, "bold"),
+        f": {cluster.world_size} ranks\n",
+        f"reduction {1 / cluster.reduction_s_per_byte / 1e9:.2f} GB/s per rank; "
+        if cluster.reduction_s_per_byte
+        else "reduction free; ",
+        f"beside a collective computation runs at {interference.compute_rate:.0%}, "
+        f"beside computation a collective takes {interference.collective_stretch:.2f}x",
+    )
+    parts: list[RenderableType] = [lines, _levels(cluster)]
+    for collective in dict.fromkeys(curve.collective for curve in cluster.curves):
+        curves = [curve for curve in cluster.curves if curve.collective == collective]
+        parts += [_fits(curves), _curves(curves, cluster.world_size)]
+    return Group(*parts)
+
+
+def workload_report(workload: Workload, top: int = 10) -> RenderableType:
+    """Return a workload: its times, and its ``top`` largest gradient tensors."""
+    lines = Text.assemble(
+        (workload.model, "bold"),
+        f": {len(workload.tensors)} gradient tensors, {format_bytes(workload.nbytes)}\n",
+        f"computation {format_seconds(workload.compute_s)} = "
+        f"forward {format_seconds(workload.forward_s)} + "
+        f"backward {format_seconds(workload.backward_s)} + "
+        f"update {format_seconds(workload.update_s)}",
+    )
+    table = _table(f"largest {min(top, len(workload.tensors))} tensors")
+    _columns(table, "tensor", "dtype", right=("ready #", "elements", "size", "share", "ready at"))
+    ready_s = workload.ready_s
+    order = sorted(range(len(ready_s)), key=lambda i: -workload.tensors[i].nbytes)[:top]
+    for index in order:
+        tensor = workload.tensors[index]
+        share = tensor.nbytes / workload.nbytes if workload.nbytes else 0.0
+        table.add_row(
+            tensor.name,
+            tensor.dtype,
+            str(index),
+            f"{tensor.numel:,}",
+            format_bytes(tensor.nbytes),
+            f"{share:.1%}",
+            format_seconds(ready_s[index]),
+        )
+    return Group(lines, table)
+
+
+def plans_report(
+    plans: Sequence[Plan],
+    *,
+    measured_s: Mapping[str, float] | None = None,
+    chosen: str | None = None,
+) -> RenderableType:
+    """Return plans side by side, one row each.
+
+    Args:
+        plans: the plans to compare.
+        measured_s: median measured iteration by policy in seconds; adds the measured iteration and
+            the error of the prediction. A policy without a plan, such as a baseline run by
+            something else, gets a row of measurements alone.
+        chosen: the policy to mark.
+    """
+    table = _table("plans")
+    _columns(
+        table,
+        "policy",
+        "algorithms",
+        right=("buckets", "predicted", "exposed", "bound", "above bound"),
+    )
+    if measured_s is not None:
+        _columns(table, right=("measured", "error"))
+    for plan in plans:
+        name = f"> {plan.policy}" if plan.policy == chosen else f"  {plan.policy}"
+        cells = [name, ", ".join(algorithms_of(plan)), str(len(plan.buckets)), *_predicted(plan)]
+        if measured_s is not None:
+            cells += _measured(plan, measured_s.get(plan.policy))
+        table.add_row(*cells, style="bold" if plan.policy == chosen else None)
+    planned = {plan.policy for plan in plans}
+    for name, seconds in (measured_s or {}).items():
+        if name not in planned:
+            table.add_row(f"  {name}", *["-"] * 6, format_seconds(seconds), "-")
+    return table
+
+
+def plan_report(plan: Plan, most: int = 40) -> RenderableType:
+    """Return one plan: what it expects and its first ``most`` buckets in launch order."""
+    lines = Text.assemble(
+        (f"{plan.policy} plan", "bold"),
+        f" for {plan.model} on {plan.cluster or 'an unnamed cluster'}: "
+        f"{plan.world_size} ranks, {len(plan.buckets)} buckets, exchange {plan.exchange}, "
+        f"channels {plan.channels}",
+    )
+    prediction = plan.prediction
+    if prediction is not None:
+        lines.append(
+            f"\npredicted iteration {format_seconds(prediction.iteration_s)}: "
+            f"computation {format_seconds(prediction.compute_s)}, "
+            f"communication {format_seconds(prediction.communication_s)}, "
+            f"of which {format_seconds(prediction.exposed_s)} exposed; "
+            f"bound {format_seconds(prediction.bound_s)} ({prediction.above_bound:+.1%})"
+        )
+    table = _table("buckets")
+    _columns(table, "algorithm", "tensors", right=("#", "size", "channel"))
+    for index, bucket in enumerate(plan.buckets[:most]):
+        table.add_row(
+            bucket.algorithm,
+            _tensors(bucket),
+            str(index),
+            format_bytes(bucket.nbytes),
+            str(bucket.channel),
+        )
+    if len(plan.buckets) > most:
+        table.caption = f"and {len(plan.buckets) - most} more"
+    return Group(lines, table)
+
+
+def algorithms_of(plan: Plan) -> tuple[str, ...]:
+    """Return the algorithms a plan uses, in the order of first use."""
+    return tuple(dict.fromkeys(bucket.algorithm for bucket in plan.buckets))
+
+
+def fit_error(curve: CollectiveCurve) -> float:
+    """Return the median over sizes of ``|fit - measured median| / measured median``."""
+    errors = []
+    for point in curve.points:
+        median = statistics.median(point.samples_s)
+        if median > 0:
+            fitted = curve.fit.a_s + curve.fit.b_s_per_byte * point.nbytes
+            errors.append(abs(fitted - median) / median)
+    return statistics.median(errors) if errors else 0.0
+
+
+def _levels(cluster: Cluster) -> Table:
+    table = _table("levels, innermost first")
+    _columns(table, "level", right=("size", "latency", "bandwidth"))
+    for level in cluster.levels:
+        table.add_row(
+            level.name,
+            str(level.size),
+            format_seconds(level.latency_s),
+            format_rate(level.bandwidth_bytes_per_s),
+        )
+    return table
+
+
+def _fits(curves: Sequence[CollectiveCurve]) -> Table:
+    table = _table(f"{curves[0].collective}: linear fits T(n) = a + b n")
+    _columns(table, "algorithm", right=("a", "1/b", "fit error"))
+    for curve in curves:
+        slope = curve.fit.b_s_per_byte
+        table.add_row(
+            curve.algorithm,
+            format_seconds(curve.fit.a_s),
+            f"{1 / slope / 1e9:.3f} GB/s" if slope else "-",
+            f"{fit_error(curve):.1%}",
+        )
+    return table
+
+
+def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
+    """Median time by size and algorithm; the fastest of each size stands out."""
+    medians = {
+        curve.algorithm: {p.nbytes: statistics.median(p.samples_s) for p in curve.points}
+        for curve in curves
+    }
+    collective = curves[0].collective
+    table = _table(f"{collective}: measured medians")
+    _columns(table, right=("size", *medians))
+    _columns(table, "best", right=("algbw", "busbw"))
+    for nbytes in sorted({size for by_size in medians.values() for size in by_size}):
+        here = {name: by_size[nbytes] for name, by_size in medians.items() if nbytes in by_size}
+        best = min(here, key=lambda name: here[name])
+        times = [
+            Text(format_seconds(here[name]), style="bold green" if name == best else "")
+            if name in here
+            else Text("-")
+            for name in medians
+        ]
+        algbw = nbytes / here[best] if here[best] > 0 else 0.0
+        busbw = algbw * BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 0.0
+        table.add_row(
+            format_bytes(nbytes), *times, best, f"{algbw / 1e9:.3f} GB/s", f"{busbw / 1e9:.3f} GB/s"
+        )
+    return table
+
+
+def _predicted(plan: Plan) -> list[str]:
+    prediction = plan.prediction
+    if prediction is None:
+        return ["-"] * 4
+    return [
+        format_seconds(prediction.iteration_s),
+        format_seconds(prediction.exposed_s),
+        format_seconds(prediction.bound_s),
+        f"{prediction.above_bound:.1%}",
+    ]
+
+
+def _measured(plan: Plan, seconds: float | None) -> list[str]:
+    if seconds is None:
+        return ["-", "-"]
+    if plan.prediction is None or seconds <= 0:
+        return [format_seconds(seconds), "-"]
+    return [format_seconds(seconds), f"{plan.prediction.iteration_s / seconds - 1:+.1%}"]
+
+
+def _tensors(bucket: Bucket) -> str:
+    first, count = bucket.tensors[0], len(bucket.tensors)
+    return first if count == 1 else f"{first} ... {bucket.tensors[-1]} ({count})"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD)
+
+
+def _columns(table: Table, *left: str, right: Sequence[str] = ()) -> None:
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
