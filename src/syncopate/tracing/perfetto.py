@@ -1,0 +1,163 @@
+"""Perfetto: a timeline as Chrome JSON, for ui.perfetto.dev and chrome://tracing.
+
+One process per rank, one thread per lane and channel. Complete events must nest within their
+thread, so a span that overlaps another one without nesting moves to a further thread of its lane.
+The spans of one collective on all ranks are joined by flow arrows in the order in which the ranks
+started it. Times are whole nanoseconds, written in microseconds as the format wants.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from syncopate.artifacts import write_atomic
+from syncopate.timeline import LANES, Span, Timeline
+
+_COMMUNICATION = ("push", "pull")
+_Event = dict[str, Any]
+
+
+def to_perfetto(timeline: Timeline, *, flows: bool = True) -> bytes:
+    """Return ``timeline`` as UTF-8 Chrome JSON.
+
+    Args:
+        timeline: measured or simulated.
+        flows: whether to draw arrows between the ranks of one collective.
+    """
+    threads = _threads(_place(timeline.spans))
+    events = list(_names(timeline.world_size, threads))
+    for (rank, tid), (_, placed) in threads.items():
+        events.extend(_complete(one, rank, tid) for one in placed)
+    if flows:
+        events.extend(_arrows(threads))
+    document = {
+        "displayTimeUnit": "ms",
+        "traceEvents": events,
+        "otherData": {"name": timeline.name, "source": timeline.source} | timeline.metadata,
+    }
+    return msgspec.json.encode(document) + b"\n"
+
+
+def save_perfetto(timeline: Timeline, path: str | os.PathLike[str], *, flows: bool = True) -> Path:
+    """Write ``timeline`` as Chrome JSON, atomically; return the path.
+
+    Raises:
+        ArtifactError: the file cannot be written.
+    """
+    return write_atomic(path, to_perfetto(timeline, flows=flows))
+
+
+class _Placed(NamedTuple):
+    """A span with its times in whole nanoseconds since the timeline's first start."""
+
+    start: int
+    end: int
+    span: Span
+
+
+_Threads = dict[tuple[int, int], tuple[str, list[_Placed]]]
+
+
+def _place(spans: Iterable[Span]) -> list[_Placed]:
+    spans = list(spans)
+    origin_s = min((span.start_s for span in spans), default=0.0)
+    return [_Placed(_ns(s.start_s - origin_s), _ns(s.end_s - origin_s), s) for s in spans]
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _threads(placed: Iterable[_Placed]) -> _Threads:
+    """Return ``(rank, tid) -> (name, spans that nest)``; tids follow lane, channel, row."""
+    groups: dict[tuple[int, int, int], list[_Placed]] = defaultdict(list)
+    for one in placed:
+        groups[one.span.rank, LANES.index(one.span.lane), one.span.channel].append(one)
+    several = {(rank, lane) for rank, lane, channel in groups if channel > 0}
+    threads: _Threads = {}
+    used: dict[int, int] = defaultdict(int)
+    for rank, lane, channel in sorted(groups):
+        for row, nested in enumerate(_rows(groups[rank, lane, channel])):
+            name = LANES[lane]
+            if (rank, lane) in several:
+                name += f" {channel}"
+            if row:
+                name += f" (overlapping {row})"
+            threads[rank, used[rank]] = (name, nested)
+            used[rank] += 1
+    return threads
+
+
+def _rows(placed: Iterable[_Placed]) -> list[list[_Placed]]:
+    """Distribute spans over as few rows as first fit finds, so that each row nests."""
+    rows: list[list[_Placed]] = []
+    stacks: list[list[int]] = []
+    for one in sorted(placed, key=lambda p: (p.start, -p.end)):
+        for row, stack in zip(rows, stacks, strict=True):
+            while stack and stack[-1] <= one.start:
+                stack.pop()
+            if not stack or one.end <= stack[-1]:
+                row.append(one)
+                stack.append(one.end)
+                break
+        else:
+            rows.append([one])
+            stacks.append([one.end])
+    return rows
+
+
+def _names(world_size: int, threads: _Threads) -> Iterator[_Event]:
+    def meta(name: str, pid: int, args: _Event, tid: int = 0) -> _Event:
+        return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
+
+    for rank in range(world_size):
+        yield meta("process_name", rank, {"name": f"rank {rank}"})
+        yield meta("process_sort_index", rank, {"sort_index": rank})
+    for (rank, tid), (name, _) in threads.items():
+        yield meta("thread_name", rank, {"name": name}, tid)
+        yield meta("thread_sort_index", rank, {"sort_index": tid}, tid)
+
+
+def _complete(placed: _Placed, pid: int, tid: int) -> _Event:
+    span = placed.span
+    args: _Event = {"iteration": span.iteration}
+    if span.lane in _COMMUNICATION:
+        args |= {"bytes": span.nbytes, "channel": span.channel}
+    if span.detail:
+        args["detail"] = span.detail
+    return {
+        "ph": "X",
+        "name": span.name,
+        "cat": span.lane,
+        "pid": pid,
+        "tid": tid,
+        "ts": placed.start / 1000,
+        "dur": (placed.end - placed.start) / 1000,
+        "args": args,
+    }
+
+
+def _arrows(threads: _Threads) -> Iterator[_Event]:
+    """Join every collective's spans, found by iteration, name, lane and channel on all ranks."""
+    collectives: dict[tuple[int, str, str, int], dict[int, tuple[int, int]]] = defaultdict(dict)
+    for (rank, tid), (_, placed) in threads.items():
+        for start, _end, span in placed:
+            if span.lane in _COMMUNICATION:
+                key = (span.iteration, span.name, span.lane, span.channel)
+                collectives[key].setdefault(rank, (start, tid))
+    identifier = 0
+    for (_, name, lane, _), ranks in sorted(collectives.items()):
+        order = sorted((start, rank, tid) for rank, (start, tid) in ranks.items())
+        for source, target in pairwise(order):
+            identifier += 1
+            for phase, (start, rank, tid) in (("s", source), ("f", target)):
+                event: _Event = {"ph": phase, "name": name, "cat": f"{lane} flow"}
+                event |= {"id": identifier, "pid": rank, "tid": tid, "ts": start / 1000}
+                yield event | ({"bp": "e"} if phase == "f" else {})

@@ -1,0 +1,203 @@
+"""Recorder, merge and Perfetto export."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.timeline import LANES, Span, Timeline
+from syncopate.tracing import Recorder, clock_offset, merge, save_perfetto, to_perfetto
+
+
+def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields: Any) -> Span:
+    return Span(name=name, lane=lane, rank=rank, start_s=start_s, end_s=end_s, **fields)
+
+
+class TestRecorder:
+    def test_spans_have_every_field(self) -> None:
+        recorder = Recorder(3)
+        recorder.add("bucket 0", "push", 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring")
+        assert recorder.spans() == (
+            span("bucket 0", "push", 3, 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring"),
+        )
+
+    def test_drain_empties(self) -> None:
+        recorder = Recorder(0)
+        recorder.add("a", "forward", 0.0, 1.0)
+        assert len(recorder.drain()) == 1
+        assert len(recorder) == 0
+        assert recorder.drain() == ()
+
+    def test_disabled_records_nothing(self) -> None:
+        recorder = Recorder(0, enabled=False)
+        recorder.add("a", "forward", 0.0, 1.0)
+        assert recorder.spans() == ()
+
+    def test_invalid_spans_are_refused_when_read(self) -> None:
+        recorder = Recorder(0)
+        recorder.add("a", "sideways", 0.0, 1.0)
+        with pytest.raises(UnknownNameError, match="sideways"):
+            recorder.spans()
+
+    def test_threads_lose_nothing(self) -> None:
+        recorder = Recorder(0)
+
+        def work() -> None:
+            for i in range(500):
+                recorder.add("a", "push", float(i), float(i))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(recorder) == 2000
+
+
+class TestMerge:
+    def test_one_clock_from_zero(self) -> None:
+        timeline = merge(
+            [[span("a", "forward", 0, 10.0, 11.0)], [span("a", "forward", 1, 110.5, 111.0)]],
+            name="t",
+            offsets_s=[0.0, 100.0],
+            metadata={"plan": "wfbp"},
+        )
+        assert [(s.rank, s.start_s, s.end_s) for s in timeline.spans] == [
+            (0, 0.0, 1.0),
+            (1, 0.5, 1.0),
+        ]
+        assert timeline.world_size == 2
+        assert timeline.metadata == {"plan": "wfbp"}
+        assert timeline.source == "measured"
+
+    def test_a_span_under_another_rank_is_refused(self) -> None:
+        with pytest.raises(InvalidValueError, match="rank of span a"):
+            merge([[span("a", "forward", 1, 0.0, 1.0)], []], name="t")
+
+    def test_offsets_must_match_the_ranks(self) -> None:
+        with pytest.raises(InvalidValueError, match="offsets_s"):
+            merge([[]], name="t", offsets_s=[0.0, 1.0])
+
+    def test_nothing_recorded(self) -> None:
+        assert merge([[], []], name="t").spans == ()
+
+    def test_clock_offset_believes_the_fastest_round_trip(self) -> None:
+        trips = [(0.0, 105.9, 1.0), (2.0, 107.05, 2.1), (3.0, 108.9, 4.0)]
+        assert clock_offset(trips) == pytest.approx(105.0)
+        with pytest.raises(InvalidValueError, match="round_trips"):
+            clock_offset([])
+
+
+def require_valid(events: list[dict[str, Any]]) -> None:
+    """What Perfetto and chrome://tracing insist on."""
+    named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    threads = defaultdict(list)
+    for event in events:
+        assert event["ph"] in {"M", "X", "s", "f"}
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            threads[event["pid"], event["tid"]].append(event)
+    assert set(threads) <= named
+    for group in threads.values():
+        stack: list[int] = []
+        for event in sorted(group, key=lambda e: (e["ts"], -e["dur"])):
+            # Readers work in whole nanoseconds.
+            start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+            while stack and stack[-1] <= start:
+                stack.pop()
+            assert not stack or end <= stack[-1], "spans of one thread must nest"
+            stack.append(end)
+    flows = defaultdict(list)
+    for event in events:
+        if event["ph"] in "sf":
+            flows[event["id"]].append(event)
+            inside = threads[event["pid"], event["tid"]]
+            assert any(e["ts"] <= event["ts"] <= e["ts"] + e["dur"] for e in inside)
+    for start, finish in flows.values():
+        assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
+        assert start["ts"] <= finish["ts"]
+        assert start["cat"] == finish["cat"]
+
+
+def timeline(spans: list[Span], world_size: int = 2) -> Timeline:
+    return Timeline(name="t", source="measured", world_size=world_size, spans=tuple(spans))
+
+
+class TestPerfetto:
+    def test_events_of_a_small_timeline(self) -> None:
+        spans = [
+            span("forward", "forward", 0, 0.0, 0.001),
+            span("bucket 0", "push", 0, 0.002, 0.004, nbytes=64, detail="ring", iteration=2),
+            span("bucket 0", "push", 1, 0.003, 0.004, nbytes=64, detail="ring", iteration=2),
+        ]
+        document = json.loads(to_perfetto(timeline(spans)))
+        events = document["traceEvents"]
+        require_valid(events)
+        assert document["otherData"]["source"] == "measured"
+        push = next(e for e in events if e["ph"] == "X" and e["cat"] == "push")
+        assert (push["pid"], push["ts"], push["dur"]) == (0, 2000.0, 2000.0)
+        assert push["args"] == {"iteration": 2, "bytes": 64, "channel": 0, "detail": "ring"}
+        names = {e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
+        assert names == {"rank 0", "rank 1", "forward", "push"}
+        assert [e["pid"] for e in events if e["ph"] in "sf"] == [0, 1]
+
+    def test_channels_are_threads(self) -> None:
+        spans = [span(f"b{c}", "push", 0, 0.0, 1.0, channel=c) for c in range(2)]
+        events = json.loads(to_perfetto(timeline(spans)))["traceEvents"]
+        require_valid(events)
+        assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {
+            "push 0",
+            "push 1",
+        }
+
+    def test_overlap_without_nesting_moves_to_another_thread(self) -> None:
+        spans = [
+            span("a", "wait", 0, 0.0, 2.0),
+            span("inside", "wait", 0, 0.5, 1.0),
+            span("b", "wait", 0, 1.5, 3.0),
+            span("next", "wait", 0, 2.0, 3.0),
+        ]
+        events = json.loads(to_perfetto(timeline(spans)))["traceEvents"]
+        require_valid(events)
+        tids = {e["name"]: e["tid"] for e in events if e["ph"] == "X"}
+        assert tids["a"] == tids["inside"] == tids["next"] != tids["b"]
+
+    def test_arrows_can_be_left_out(self) -> None:
+        spans = [span("b", "push", r, 0.0, 1.0) for r in range(2)]
+        events = json.loads(to_perfetto(timeline(spans), flows=False))["traceEvents"]
+        assert not [e for e in events if e["ph"] in "sf"]
+
+    def test_empty(self) -> None:
+        require_valid(json.loads(to_perfetto(timeline([])))["traceEvents"])
+
+    def test_save(self, tmp_path: Path) -> None:
+        path = save_perfetto(timeline([span("a", "wait", 1, 0.0, 1.0)]), tmp_path / "t.json")
+        require_valid(json.loads(path.read_bytes())["traceEvents"])
+
+    @given(
+        st.lists(
+            st.tuples(
+                st.sampled_from(LANES),
+                st.integers(0, 2),
+                st.floats(-1e3, 1e6),
+                st.floats(0, 1),
+                st.integers(0, 2),
+            ),
+            max_size=30,
+        )
+    )
+    def test_any_timeline_is_valid(self, rows: list[tuple[str, int, float, float, int]]) -> None:
+        spans = [
+            span(f"s{i % 4}", lane, rank, start, start + length, channel=channel)
+            for i, (lane, rank, start, length, channel) in enumerate(rows)
+        ]
+        require_valid(json.loads(to_perfetto(timeline(spans, 3)))["traceEvents"])
