@@ -1,0 +1,249 @@
+"""The rules of the house, as functions over a source tree: who imports whom, and how large."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+VOCABULARY = {"units", "errors", "artifacts", "cluster", "workload", "plan", "timeline"}
+PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
+EFFECTS = {
+    "collectives",
+    "calibration",
+    "engine",
+    "paramserver",
+    "tracing",
+    "lab",
+    "zoo",
+}
+PRESENTATION = {"reports", "cli"}
+ROOMS = VOCABULARY | PURE | EFFECTS | PRESENTATION
+
+ARROWS: dict[str, set[str]] = {
+    **dict.fromkeys(VOCABULARY, VOCABULARY),
+    "schedules": VOCABULARY,
+    "costs": VOCABULARY | {"schedules"},
+    "protocol": VOCABULARY,
+    "simulation": VOCABULARY | {"schedules", "costs", "protocol"},
+    "planning": VOCABULARY | {"schedules", "costs", "simulation"},
+    "analysis": VOCABULARY,
+    "tracing": VOCABULARY,
+    "zoo": VOCABULARY,
+    "lab": VOCABULARY | PURE,
+    "collectives": VOCABULARY | PURE | {"tracing"},
+    "calibration": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
+    "engine": VOCABULARY | PURE | {"calibration", "collectives", "tracing"},
+    "paramserver": VOCABULARY | PURE | {"collectives", "tracing"},
+    "reports": VOCABULARY | {"analysis"},
+    "cli": ROOMS | {"__init__"},
+    "__main__": {"cli"},
+    "__init__": ROOMS,
+}
+"""Room -> rooms it may import. Every room may import itself."""
+
+ONLY = {("calibration", "zoo"): {"zoo.task"}}
+"""(from, to) -> the only modules of the second room that the first may import."""
+
+WITHOUT_TORCH = VOCABULARY | PURE | {"reports"}
+IMPURE = {
+    "asyncio",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "random",
+    "shutil",
+    "socket",
+    "subprocess",
+    "tempfile",
+    "threading",
+    "time",
+    "zmq",
+}
+"""Modules of processes, clocks, files and chance, which no pure room may import."""
+
+MAX_MODULE_LINES = 400
+MAX_FUNCTION_LINES = 60
+MAX_PARAMETERS = 8
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import statement: the module that holds it, its line and the full name it asks for."""
+
+    module: str
+    line: int
+    target: str
+    for_types: bool
+
+
+def read(root: Path) -> dict[str, ast.Module]:
+    """Parse the package at ``root``; return module name (without the package's) -> tree."""
+    trees = {}
+    for path in sorted(root.rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+        trees[name] = ast.parse(path.read_text(), filename=str(path))
+    return trees
+
+
+def imports(root: Path, trees: Mapping[str, ast.Module]) -> list[Import]:
+    """Return every import, deferred ones and those for type checking included."""
+    found = []
+    packages = {name for name in trees if (root / Path(*name.split("."))).is_dir()}
+    for module, tree in trees.items():
+        for_types = {id(n) for block in _type_checking_blocks(tree) for n in ast.walk(block)}
+        for node in ast.walk(tree):
+            for target in _targets(node, module, module in packages, root.name):
+                found.append(Import(module, node.lineno, target, id(node) in for_types))
+    return found
+
+
+def _type_checking_blocks(tree: ast.Module) -> Iterator[ast.If]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            yield node
+
+
+def _targets(node: ast.AST, module: str, is_package: bool, package: str) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        base = node.module or ""
+        if node.level:
+            here = [package] if module == "__init__" else [package, *module.split(".")]
+            drop = node.level - (is_package or module == "__init__")
+            base = ".".join([*here[: len(here) - drop], *([base] if base else [])])
+        yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def inside(target: str, trees: Mapping[str, ast.Module], package: str) -> str | None:
+    """Return the module of the package that an import reaches, or None for another package's."""
+    parts = target.split(".")
+    if parts[0] != package:
+        return None
+    for length in range(len(parts), 1, -1):
+        name = ".".join(parts[1:length])
+        if name in trees:
+            return name
+    return "__init__"
+
+
+def room_of(module: str) -> str:
+    """Return the room of a module: the first part of its name."""
+    return module.split(".", maxsplit=1)[0]
+
+
+def arrow_violations(root: Path) -> list[str]:
+    """Return imports along arrows that do not exist, and rooms that the house does not know."""
+    trees = read(root)
+    wrong = [f"{name}: unknown room" for name in trees if room_of(name) not in ARROWS]
+    for item in imports(root, trees):
+        target = inside(item.target, trees, root.name)
+        here = room_of(item.module)
+        if target is None or here not in ARROWS:
+            continue
+        there = room_of(target)
+        if here == "__init__" and not item.for_types:
+            wrong.append(f"{item.module}:{item.line}: imports {target} outside TYPE_CHECKING")
+        elif here != there and there not in ARROWS[here]:
+            wrong.append(f"{item.module}:{item.line}: {here} may not import {there} ({target})")
+        elif (here, there) in ONLY and target not in ONLY[here, there]:
+            allowed = ", ".join(sorted(ONLY[here, there]))
+            wrong.append(f"{item.module}:{item.line}: {here} may import {allowed}, not {target}")
+    return wrong
+
+
+def purity_violations(root: Path) -> list[str]:
+    """Return imports of torch, processes, clocks and files where they do not belong."""
+    wrong = []
+    for item in imports(root, read(root)):
+        here, top = room_of(item.module), item.target.split(".")[0]
+        if (top == "torch" and here in WITHOUT_TORCH) or (top in IMPURE and here in PURE):
+            wrong.append(f"{item.module}:{item.line}: {here} may not import {top}")
+    return wrong
+
+
+def cycles(root: Path) -> list[str]:
+    """Return import cycles between modules, one line each."""
+    trees = read(root)
+    graph: dict[str, set[str]] = {name: set() for name in trees}
+    for item in imports(root, trees):
+        target = inside(item.target, trees, root.name)
+        if target is not None and target != item.module and "__init__" not in (target, item.module):
+            graph[item.module].add(target)
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, path: list[str]) -> None:
+        if name in path:
+            found.append(" -> ".join([*path[path.index(name) :], name]))
+        elif name not in done:
+            for successor in sorted(graph[name]):
+                visit(successor, [*path, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+    return found
+
+
+def size_violations(files: Mapping[str, str]) -> list[str]:
+    """Return modules, functions and parameter lists that are too long, by name -> source."""
+    wrong = []
+    for name, source in files.items():
+        lines = source.count("\n")
+        if lines > MAX_MODULE_LINES:
+            wrong.append(f"{name}: {lines} lines, at most {MAX_MODULE_LINES}")
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                wrong.append(
+                    f"{name}:{node.lineno}: {node.name} has {length} lines, "
+                    f"at most {MAX_FUNCTION_LINES}"
+                )
+            count = _parameters(node.args)
+            if count > MAX_PARAMETERS:
+                wrong.append(
+                    f"{name}:{node.lineno}: {node.name} has {count} parameters, "
+                    f"at most {MAX_PARAMETERS}"
+                )
+    return wrong
+
+
+def _parameters(arguments: ast.arguments) -> int:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    own = sum(argument.arg not in ("self", "cls") for argument in named)
+    return own + (arguments.vararg is not None) + (arguments.kwarg is not None)
+
+
+def docstring_violations(root: Path) -> list[str]:
+    """Return modules and public names without a docstring."""
+    wrong = []
+    for module, tree in read(root).items():
+        if not ast.get_docstring(tree):
+            wrong.append(f"{module}: no module docstring")
+        wrong += [
+            f"{module}:{node.lineno}: {name} has no docstring"
+            for name, node in _public(tree)
+            if not ast.get_docstring(node)
+        ]
+    return wrong
+
+
+def _public(
+    parent: ast.Module | ast.ClassDef, prefix: str = ""
+) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef]]:
+    for node in parent.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        if node.name.startswith("_") or any(
+            "overload" in ast.unparse(d) or "setter" in ast.unparse(d) for d in node.decorator_list
+        ):
+            continue
+        yield f"{prefix}{node.name}", node
+        if isinstance(node, ast.ClassDef):
+            yield from _public(node, f"{prefix}{node.name}.")

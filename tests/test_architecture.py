@@ -1,0 +1,169 @@
+"""The house stands: import arrows, purity, no cycles, sizes; and the checks can fail."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import syncopate
+from tests import architecture
+
+ROOT = Path(syncopate.__file__).parent
+REPOSITORY = Path(__file__).parents[1]
+FOLDERS = ("src", "tests", "benchmarks", "reproduce", "examples", "docs")
+
+
+def test_imports_follow_the_arrows():
+    assert architecture.arrow_violations(ROOT) == []
+
+
+def test_pure_rooms_are_pure():
+    assert architecture.purity_violations(ROOT) == []
+
+
+def test_there_are_no_import_cycles():
+    assert architecture.cycles(ROOT) == []
+
+
+def test_modules_functions_and_signatures_are_short():
+    files = {
+        str(path.relative_to(REPOSITORY)): path.read_text()
+        for folder in FOLDERS
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+    }
+    assert architecture.size_violations(files) == []
+
+
+def test_every_public_name_has_a_module():
+    """The lazy table, the imports for type checkers and ``__all__`` say the same."""
+    tree = ast.parse((ROOT / "__init__.py").read_text())
+    typed = {
+        alias.name: node.module.removeprefix("syncopate.")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("syncopate.")
+        for alias in node.names
+    }
+    assert typed == syncopate._MODULES
+    assert sorted([*typed, "__version__"]) == sorted(syncopate.__all__)
+    assert syncopate.__all__ == sorted(syncopate.__all__)
+    assert all(getattr(syncopate, name) is not None for name in syncopate.__all__)
+    assert set(syncopate.__all__) <= set(dir(syncopate))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = syncopate.nothing
+
+
+def test_torch_stays_out_at_run_time():
+    """Vocabulary, pure rooms, reports, the package and the command line start without torch."""
+    rooms = architecture.WITHOUT_TORCH
+    modules = [
+        f"syncopate.{name}"
+        for name in architecture.read(ROOT)
+        if architecture.room_of(name) in rooms
+    ]
+    script = textwrap.dedent(f"""
+        import importlib, sys
+        for name in ["syncopate", *{modules!r}, "syncopate.cli.app"]:
+            importlib.import_module(name)
+            assert "torch" not in sys.modules, name
+    """)
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def _house(root: Path, files: dict[str, str]) -> Path:
+    package = root / "house"
+    for name, source in files.items():
+        path = package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source))
+    return package
+
+
+@pytest.mark.parametrize(
+    ("path", "source", "complaint"),
+    [
+        ("costs/price.py", "import house.planning.registry", "costs may not import planning"),
+        ("schedules/x.py", "def f():\n    from house import costs", "schedules may not import"),
+        ("units.py", "from .costs import price", "units may not import costs"),
+        ("costs/deep.py", "from ..engine import x", "costs may not import engine"),
+        ("engine/x.py", "from house.paramserver import y", "engine may not import paramserver"),
+        ("reports/x.py", "import house.costs", "reports may not import costs"),
+        ("calibration/x.py", "from house.zoo.resnet import r", "may import zoo.task, not"),
+        ("engine/x.py", "import house", "engine may not import __init__"),
+        ("__init__.py", "from house.units import x", "outside TYPE_CHECKING"),
+        ("attic.py", "", "attic: unknown room"),
+    ],
+)
+def test_a_forbidden_arrow_is_found(tmp_path, path, source, complaint):
+    rooms = ("costs", "planning", "engine", "paramserver", "zoo")
+    files = {f"{room}/__init__.py": "" for room in rooms}
+    root = _house(tmp_path, {**files, "zoo/resnet.py": "", "units.py": "", path: source})
+    assert [complaint in line for line in architecture.arrow_violations(root)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("planning/x.py", "from house.costs import price\nimport house.schedules"),
+        ("engine/x.py", "from house.calibration import y\nimport torch"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from house.units import x"),
+        ("calibration/x.py", "from house.zoo.task import Task"),
+        ("cli/x.py", "import house"),
+        ("costs/x.py", "from . import price\nimport numpy"),
+    ],
+)
+def test_an_allowed_arrow_passes(tmp_path, path, source):
+    rooms = ("costs", "planning", "schedules", "calibration", "engine", "zoo")
+    files = {f"{room}/__init__.py": "" for room in rooms}
+    root = _house(tmp_path, {**files, "zoo/task.py": "", "units.py": "", path: source})
+    assert architecture.arrow_violations(root) == []
+    assert architecture.purity_violations(root) == []
+
+
+def test_impurity_is_found(tmp_path):
+    root = _house(
+        tmp_path,
+        {
+            "costs/a.py": "import torch.distributed",
+            "planning/b.py": "def f():\n    import time",
+            "reports/c.py": "from torch import nn",
+            "zoo/d.py": "import torch, time",
+            "artifacts.py": "import os",
+        },
+    )
+    assert architecture.purity_violations(root) == [
+        "costs.a:1: costs may not import torch",
+        "planning.b:2: planning may not import time",
+        "reports.c:1: reports may not import torch",
+    ]
+
+
+def test_a_cycle_is_found(tmp_path):
+    root = _house(
+        tmp_path,
+        {
+            "costs/__init__.py": "from house.costs.a import x",
+            "costs/a.py": "from house.costs import b",
+            "costs/b.py": "from . import c",
+            "costs/c.py": "from house.costs.a import x",
+        },
+    )
+    assert architecture.cycles(root) == ["costs.a -> costs.b -> costs.c -> costs.a"]
+
+
+def test_long_things_are_found():
+    source = "def f(a, b, c, d, *e, f, g, h, i, **j):\n" + "    a = 1\n" * 60 + "x = 1\n" * 340
+    assert architecture.size_violations({"m": source}) == [
+        "m: 401 lines, at most 400",
+        "m:1: f has 61 lines, at most 60",
+        "m:1: f has 10 parameters, at most 8",
+    ]
+    method = "class A:\n    def f(self, a, b, c, d, e, f, g, h): ...\n"
+    assert architecture.size_violations({"m": method}) == []

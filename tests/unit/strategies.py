@@ -1,0 +1,158 @@
+"""Hypothesis strategies for the vocabulary: any valid cluster, workload, plan or timeline."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from syncopate.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Interference,
+    Level,
+    LinearFit,
+    LinkProbe,
+)
+from syncopate.plan import EXCHANGES, Bucket, Plan, Prediction
+from syncopate.timeline import LANES, SOURCES, Span, Timeline
+from syncopate.units import DTYPE_BYTES
+from syncopate.workload import GradientTensor, Workload
+
+texts = st.text(max_size=12)
+times_s = st.floats(0, 1e6, allow_nan=False, allow_subnormal=False)
+sizes = st.integers(0, 2**53)
+metadata = st.dictionaries(texts, texts, max_size=3)
+
+levels = st.builds(
+    Level,
+    name=texts,
+    size=st.integers(1, 4),
+    latency_s=times_s,
+    bandwidth_bytes_per_s=st.floats(1e-3, 1e15),
+)
+fits = st.builds(LinearFit, a_s=times_s, b_s_per_byte=times_s)
+points = st.builds(
+    CurvePoint, nbytes=sizes, samples_s=st.lists(times_s, min_size=1, max_size=3).map(tuple)
+)
+point_lists = st.lists(points, min_size=1, max_size=4, unique_by=lambda p: p.nbytes).map(
+    lambda found: tuple(sorted(found, key=lambda p: p.nbytes))
+)
+curves = st.builds(CollectiveCurve, collective=texts, algorithm=texts, points=point_lists, fit=fits)
+probes = st.builds(
+    LinkProbe, src=st.integers(0, 9), dst=st.integers(0, 9), points=st.tuples(points)
+)
+interferences = st.builds(
+    Interference, compute_rate=st.floats(0, 1), collective_stretch=st.floats(1, 1e6)
+)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """Draw a cluster of up to three levels, with or without placement, hosts and curves."""
+    found = tuple(draw(st.lists(levels, min_size=1, max_size=3)))
+    ranks = list(range(math.prod(level.size for level in found)))
+    return Cluster(
+        name=draw(texts),
+        levels=found,
+        placement=draw(st.one_of(st.just(()), st.permutations(ranks).map(tuple))),
+        hosts=draw(st.one_of(st.just(()), st.tuples(*[texts for _ in ranks]))),
+        reduction_s_per_byte=draw(times_s),
+        curves=tuple(draw(st.lists(curves, max_size=2))),
+        probes=tuple(draw(st.lists(probes, max_size=2))),
+        interference=draw(interferences),
+        metadata=draw(metadata),
+    )
+
+
+tensors = st.builds(
+    GradientTensor,
+    name=texts,
+    numel=st.integers(0, 2**40),
+    dtype=st.sampled_from(sorted(DTYPE_BYTES)),
+    backward_s=times_s,
+    forward_s=times_s,
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    """Draw a workload of up to six tensors."""
+    found = tuple(draw(st.lists(tensors, min_size=1, max_size=6, unique_by=lambda t: t.name)))
+    return Workload(
+        model=draw(texts),
+        tensors=found,
+        forward_s=draw(times_s),
+        backward_s=sum(tensor.backward_s for tensor in found) + draw(times_s),
+        update_s=draw(times_s),
+        metadata=draw(metadata),
+    )
+
+
+predictions = st.builds(
+    Prediction,
+    iteration_s=times_s,
+    compute_s=times_s,
+    communication_s=times_s,
+    exposed_s=times_s,
+    bound_s=times_s,
+)
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Draw a plan of up to four buckets."""
+    names = draw(st.lists(texts, min_size=1, max_size=8, unique=True))
+    cuts = sorted(draw(st.sets(st.integers(1, len(names)), max_size=3)) | {0, len(names)})
+    channels = draw(st.integers(1, 3))
+    buckets = tuple(
+        Bucket(
+            tensors=tuple(names[start:stop]),
+            nbytes=draw(sizes),
+            algorithm=draw(texts),
+            channel=draw(st.integers(0, channels - 1)),
+        )
+        for start, stop in pairwise(cuts)
+    )
+    return Plan(
+        model=draw(texts),
+        fingerprint=draw(texts),
+        world_size=draw(st.integers(1, 4096)),
+        policy=draw(texts),
+        buckets=buckets,
+        exchange=draw(st.sampled_from(EXCHANGES)),
+        channels=channels,
+        prediction=draw(st.none() | predictions),
+        cluster=draw(texts),
+    )
+
+
+@st.composite
+def timelines(draw: st.DrawFn) -> Timeline:
+    """Draw a timeline of up to five spans."""
+    world_size = draw(st.integers(1, 4))
+    spans = []
+    for _ in range(draw(st.integers(0, 5))):
+        start_s = draw(times_s)
+        spans.append(
+            Span(
+                name=draw(texts),
+                lane=draw(st.sampled_from(LANES)),
+                rank=draw(st.integers(0, world_size - 1)),
+                start_s=start_s,
+                end_s=start_s + draw(times_s),
+                iteration=draw(st.integers(0, 99)),
+                channel=draw(st.integers(0, 3)),
+                nbytes=draw(sizes),
+                detail=draw(texts),
+            )
+        )
+    return Timeline(
+        name=draw(texts),
+        source=draw(st.sampled_from(SOURCES)),
+        world_size=world_size,
+        spans=tuple(spans),
+        metadata=draw(metadata),
+    )

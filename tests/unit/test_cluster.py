@@ -1,0 +1,164 @@
+"""Cluster: ranks and coordinates, levels, curves, presets, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from tests.unit import strategies
+
+from syncopate.cluster import (
+    NETWORKS,
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Interference,
+    Level,
+    LinearFit,
+)
+from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+
+
+def _level(name="host", size=2, latency_s=1e-5, bandwidth=1e9):
+    return Level(name=name, size=size, latency_s=latency_s, bandwidth_bytes_per_s=bandwidth)
+
+
+def _three_levels(placement=()):
+    levels = (_level("device", 4), _level("host", 3), _level("rack", 2))
+    return Cluster(name="c", levels=levels, placement=placement)
+
+
+@given(strategies.clusters())
+def test_round_trip(cluster):
+    assert Cluster.from_json(cluster.to_json()) == cluster
+
+
+@given(strategies.clusters())
+def test_ranks_and_coordinates_are_inverse(cluster):
+    coordinates = [cluster.coordinates(rank) for rank in range(cluster.world_size)]
+    assert len(set(coordinates)) == cluster.world_size
+    assert [cluster.rank_at(c) for c in coordinates] == list(range(cluster.world_size))
+
+
+@given(strategies.clusters())
+def test_the_level_between_two_ranks_is_the_same_from_both_sides(cluster):
+    last = cluster.world_size - 1
+    for rank in range(cluster.world_size):
+        assert cluster.level_between(rank, last) is cluster.level_between(last, rank)
+
+
+def test_coordinates_count_the_innermost_level_fastest():
+    cluster = _three_levels()
+    assert cluster.world_size == 24
+    assert cluster.coordinates(0) == (0, 0, 0)
+    assert cluster.coordinates(5) == (1, 1, 0)
+    assert cluster.coordinates(23) == (3, 2, 1)
+    assert cluster.rank_at((3, 0, 1)) == 15
+
+
+def test_the_outermost_differing_level_is_crossed():
+    cluster = _three_levels()
+    assert cluster.level_between(0, 0).name == "device"
+    assert cluster.level_between(0, 3).name == "device"
+    assert cluster.level_between(3, 4).name == "host"
+    assert cluster.level_between(0, 12).name == "rack"
+    assert cluster.level_between(1, 13).name == "rack"
+
+
+def test_placement_moves_ranks():
+    cluster = Cluster(name="c", levels=(_level(size=2), _level("rack", 2)), placement=(0, 2, 1, 3))
+    assert [cluster.position(rank) for rank in range(4)] == [0, 2, 1, 3]
+    assert cluster.level_between(0, 2).name == "host"
+    assert cluster.level_between(0, 1).name == "rack"
+    assert cluster.rank_at((1, 0)) == 2
+
+
+@pytest.mark.parametrize("rank", [-1, 24])
+def test_ranks_outside_are_refused(rank):
+    with pytest.raises(InvalidValueError, match=r"in 0\.\.23"):
+        _three_levels().coordinates(rank)
+
+
+@pytest.mark.parametrize("coordinates", [(0, 0), (4, 0, 0), (0, 0, -1)])
+def test_coordinates_outside_are_refused(coordinates):
+    with pytest.raises(InvalidValueError, match=r"one index below each of \[4, 3, 2\]"):
+        _three_levels().rank_at(coordinates)
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: _level(size=0), "level size is 0"),
+        (lambda: _level(latency_s=-1.0), "latency_s is -1.0"),
+        (lambda: _level(latency_s=math.nan), "latency_s is nan"),
+        (lambda: _level(bandwidth=0.0), "bandwidth_bytes_per_s is 0.0"),
+        (lambda: _level(bandwidth=math.inf), "a finite number > 0"),
+        (lambda: LinearFit(a_s=0.0, b_s_per_byte=-1.0), "b_s_per_byte is -1.0"),
+        (lambda: CurvePoint(nbytes=-1, samples_s=(1.0,)), "nbytes is -1"),
+        (lambda: CurvePoint(nbytes=1, samples_s=()), "at least one duration"),
+        (lambda: CurvePoint(nbytes=1, samples_s=(math.inf,)), "samples_s is inf"),
+        (lambda: Interference(compute_rate=1.1), r"a number in \[0, 1\]"),
+        (lambda: Interference(compute_rate=math.nan), "compute_rate is nan"),
+        (lambda: Interference(collective_stretch=0.9), "a finite number >= 1"),
+        (lambda: Cluster(name="c", levels=()), "at least one level"),
+        (lambda: _three_levels(placement=(0, 1)), r"a permutation of the ranks 0\.\.23"),
+        (
+            lambda: Cluster(name="c", levels=(_level(),), hosts=("a",)),
+            "one host name for each of 2 ranks",
+        ),
+        (
+            lambda: Cluster(name="c", levels=(_level(),), reduction_s_per_byte=math.inf),
+            "reduction_s_per_byte is inf",
+        ),
+    ],
+)
+def test_nonsense_is_refused(build, complaint):
+    with pytest.raises(InvalidValueError, match=complaint):
+        build()
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 1), (1, 1)])
+def test_a_curve_ascends(sizes):
+    points = tuple(CurvePoint(nbytes=size, samples_s=(1.0,)) for size in sizes)
+    with pytest.raises(InvalidValueError, match="strictly ascending"):
+        CollectiveCurve(
+            collective="all_reduce",
+            algorithm="ring",
+            points=points,
+            fit=LinearFit(a_s=0.0, b_s_per_byte=0.0),
+        )
+
+
+def test_a_curve_is_found_by_collective_and_algorithm():
+    curve = CollectiveCurve(
+        collective="all_reduce",
+        algorithm="ring",
+        points=(CurvePoint(nbytes=1, samples_s=(1.0,)),),
+        fit=LinearFit(a_s=0.0, b_s_per_byte=0.0),
+    )
+    cluster = Cluster(name="c", levels=(_level(),), curves=(curve,))
+    assert cluster.curve("all_reduce", "ring") is curve
+    assert cluster.curve("all_reduce", "native") is None
+    assert cluster.curve("all_gather", "ring") is None
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_presets(network):
+    cluster = Cluster.preset(network, 8)
+    assert cluster.world_size == 8
+    assert cluster.name == f"8 nodes, {network}"
+    line_rate = float(network.removesuffix("gbe")) * 1e9 / 8
+    assert 0.9 * line_rate < cluster.levels[0].bandwidth_bytes_per_s < line_rate
+    assert cluster.levels[0].byte_time_s == 1 / cluster.levels[0].bandwidth_bytes_per_s
+
+
+def test_an_unknown_network_is_refused_with_the_known_ones():
+    with pytest.raises(UnknownNameError, match="unknown network '5gbe'; known: 1gbe, 10gbe"):
+        Cluster.preset("5gbe", 8)
+
+
+def test_a_wrong_value_in_a_file_is_refused_by_field():
+    text = _three_levels().to_json().replace(b'"size": 3', b'"size": 0')
+    with pytest.raises(ArtifactError, match=r"c\.json at \$\.levels\[1\]: level size is 0"):
+        Cluster.from_json(text, source="c.json")

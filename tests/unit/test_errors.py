@@ -1,0 +1,42 @@
+"""Errors: one hierarchy, messages with value, rule and alternatives, exit codes."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from syncopate import errors
+
+
+def test_the_messages_are_complete():
+    assert str(errors.InvalidValueError("size", "-1", "an integer >= 0")) == (
+        "size is '-1'; it must be an integer >= 0"
+    )
+    assert str(errors.UnknownNameError("algorithm", "rign", ["ring", "tree"], "all_reduce")) == (
+        "unknown algorithm 'rign' for all_reduce; known: ring, tree"
+    )
+    assert str(errors.UnknownNameError("policy", "x", {"wfbp": 1})) == (
+        "unknown policy 'x'; known: wfbp"
+    )
+    assert str(errors.ArtifactError("a.json", "missing", "$.name")) == "a.json at $.name: missing"
+    assert str(errors.ArtifactError("a.json", "truncated")) == "a.json: truncated"
+    lost = errors.CollectiveError("all_reduce (ring)", "rank 3 is gone", [3])
+    assert str(lost) == "all_reduce (ring): rank 3 is gone"
+    assert lost.ranks == (3,)
+
+
+def test_every_error_is_a_syncopate_error_with_an_exit_code():
+    classes = [
+        c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__
+    ]
+    assert len(classes) == 9
+    for cls in classes:
+        assert issubclass(cls, errors.SyncopateError)
+        assert cls.exit_code in (1, 2)
+
+
+@pytest.mark.parametrize("cls", [errors.InvalidValueError, errors.UnknownNameError])
+def test_wrong_values_are_value_errors_and_usage_errors(cls):
+    assert issubclass(cls, ValueError)
+    assert cls.exit_code == 2

@@ -1,0 +1,83 @@
+"""Plan: partition, prediction, fit to a model and a world size, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from tests.unit import strategies
+
+from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.plan import Bucket, Plan, Prediction
+from syncopate.workload import fingerprint
+
+MODEL = (("a", 4, "float32"), ("b", 3, "float32"))
+
+
+def _bucket(*tensors, **rest):
+    return Bucket(tensors=tensors, nbytes=28, algorithm="ring", **rest)
+
+
+def _plan(*buckets, **changes):
+    fields = {"model": "m", "world_size": 4, "policy": "optimal"}
+    return Plan(**{**fields, "fingerprint": fingerprint(MODEL), "buckets": buckets, **changes})
+
+
+@given(strategies.plans())
+def test_round_trip(plan):
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_the_distance_to_the_bound():
+    times = {"compute_s": 1.0, "communication_s": 1.0, "exposed_s": 0.1}
+    assert Prediction(iteration_s=2.1, bound_s=2.0, **times).above_bound == pytest.approx(0.05)
+    assert Prediction(iteration_s=2.1, bound_s=0.0, **times).above_bound == 0.0
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (_plan, "at least one bucket"),
+        (lambda: _plan(_bucket()), "at least one name"),
+        (lambda: _plan(_bucket("a", "a")), "disjoint"),
+        (lambda: _plan(_bucket("a"), _bucket("b", "a")), "buckets is 'a'.*disjoint"),
+        (lambda: _plan(_bucket("a"), world_size=0), "world_size is 0"),
+        (lambda: _plan(_bucket("a"), channels=0), "channels is 0"),
+        (lambda: _plan(_bucket("a", channel=1)), r"channel of bucket 0 is 1.*in 0\.\.0"),
+        (lambda: _plan(_bucket("a"), pull_period=2), "pull_period is 2"),
+        (lambda: Bucket(tensors=("a",), nbytes=-1, algorithm="ring"), "nbytes of a bucket is -1"),
+        (
+            lambda: Prediction(
+                iteration_s=-1.0, compute_s=0, communication_s=0, exposed_s=0, bound_s=0
+            ),
+            "iteration_s is -1.0",
+        ),
+    ],
+)
+def test_nonsense_is_refused(build, complaint):
+    with pytest.raises(InvalidValueError, match=complaint):
+        build()
+
+
+def test_an_unknown_exchange_is_refused():
+    with pytest.raises(UnknownNameError, match="unknown exchange 'gossip'; known: allreduce"):
+        _plan(_bucket("a"), exchange="gossip")
+
+
+def test_a_plan_fits_its_own_model_in_any_order():
+    _plan(_bucket("a", "b")).require_fit(reversed(MODEL), 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "world_size", "complaint"),
+    [
+        (MODEL, 8, "for 4 ranks; 8 are running. Plan again"),
+        (MODEL[:1], 4, r"another model \(m\): the model lacks 'b'"),
+        ((*MODEL, ("c", 1, "float32")), 4, r"the plan lacks 'c' \(\+0 more\)"),
+        ((("a", 5, "float32"), MODEL[1]), 4, "the same names with other sizes or dtypes"),
+        ((("a", 4, "float16"), MODEL[1]), 4, "the same names with other sizes or dtypes"),
+        ((("x", 4, "float32"), ("y", 3, "float32")), 4, "lacks 'a' .* lacks 'x' .*Profile this"),
+    ],
+)
+def test_a_plan_fits_nothing_else(model, world_size, complaint):
+    with pytest.raises(PlanError, match=complaint):
+        _plan(_bucket("a", "b")).require_fit(model, world_size)

@@ -1,0 +1,53 @@
+"""Timeline: spans, duration, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from tests.unit import strategies
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.timeline import Span, Timeline
+
+
+def _span(start_s=1.0, end_s=3.0, lane="push", rank=0):
+    return Span(name="bucket 0", lane=lane, rank=rank, start_s=start_s, end_s=end_s)
+
+
+def _timeline(*spans, source="measured"):
+    return Timeline(name="t", source=source, world_size=2, spans=spans)
+
+
+@given(strategies.timelines())
+def test_round_trip(timeline):
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_durations():
+    assert _span().duration_s == 2.0
+    assert _timeline().duration_s == 0.0
+    assert _timeline(_span(2.0, 3.0), _span(0.5, 1.0, rank=1)).duration_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (lambda: _span(3.0, 1.0), "end_s of span bucket 0 is 1.0.*at least start_s, 3.0"),
+        (lambda: _span(math.nan), "finite times"),
+        (lambda: _span(0.0, math.inf), "finite times"),
+        (lambda: _timeline(_span(rank=2)), r"rank of span bucket 0 is 2.*in 0\.\.1"),
+        (lambda: _timeline(_span(rank=-1)), "rank of span bucket 0 is -1"),
+    ],
+)
+def test_nonsense_is_refused(build, complaint):
+    with pytest.raises(InvalidValueError, match=complaint):
+        build()
+
+
+def test_unknown_lanes_and_sources_are_refused():
+    with pytest.raises(UnknownNameError, match="unknown lane 'gpu'; known: forward, backward"):
+        _span(lane="gpu")
+    with pytest.raises(UnknownNameError, match="unknown source 'dream'; known: measured, sim"):
+        _timeline(source="dream")

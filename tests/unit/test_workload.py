@@ -1,0 +1,75 @@
+"""Workload: sizes, ready times, identity, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit import strategies
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.workload import GradientTensor, Workload, fingerprint
+
+
+def _tensor(name="w", numel=4, backward_s=1.0, **rest):
+    return GradientTensor(name=name, numel=numel, backward_s=backward_s, **rest)
+
+
+def _workload(*tensors, backward_s=10.0):
+    return Workload(model="m", tensors=tensors, forward_s=2.0, backward_s=backward_s, update_s=0.5)
+
+
+@given(strategies.workloads())
+def test_round_trip(workload):
+    assert Workload.from_json(workload.to_json()) == workload
+
+
+@given(strategies.workloads())
+def test_ready_times_ascend_from_the_end_of_forward_to_the_end_of_backward(workload):
+    ready_s = workload.ready_s
+    assert len(ready_s) == len(workload.tensors)
+    assert list(ready_s) == sorted(ready_s)
+    assert ready_s[0] >= workload.forward_s
+    assert ready_s[-1] <= (workload.forward_s + workload.backward_s) * (1 + 1e-6) + 1e-9
+
+
+@given(strategies.workloads(), st.randoms())
+def test_the_fingerprint_depends_on_names_sizes_and_dtypes_alone(workload, random):
+    triples = [(tensor.name, tensor.numel, tensor.dtype) for tensor in workload.tensors]
+    random.shuffle(triples)
+    assert fingerprint(triples) == workload.fingerprint
+    name, numel, dtype = triples.pop()
+    assert fingerprint([*triples, (name, numel + 1, dtype)]) != workload.fingerprint
+    assert fingerprint([*triples, (name + "x", numel, dtype)]) != workload.fingerprint
+    assert fingerprint(triples) != workload.fingerprint
+
+
+def test_sums():
+    workload = _workload(_tensor("a", 4), _tensor("b", 3, 2.0, dtype="bfloat16"))
+    assert workload.nbytes == 16 + 6
+    assert workload.compute_s == 12.5
+    assert workload.ready_s == (3.0, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "complaint"),
+    [
+        (_workload, "nothing to communicate"),
+        (lambda: _workload(_tensor("a"), _tensor("a"), _tensor("b")), r"tensor names is \['a'\]"),
+        (lambda: _workload(_tensor(), backward_s=0.5), r"at least the sum over the tensors, 1\.0"),
+        (lambda: _workload(_tensor(), backward_s=math.nan), "backward_s is nan"),
+        (lambda: _tensor(numel=-1), "numel of w is -1"),
+        (lambda: _tensor(backward_s=-1.0), "backward_s of w is -1.0"),
+        (lambda: _tensor(forward_s=math.inf), "forward_s of w is inf"),
+    ],
+)
+def test_nonsense_is_refused(build, complaint):
+    with pytest.raises(InvalidValueError, match=complaint):
+        build()
+
+
+def test_an_unknown_dtype_is_refused():
+    with pytest.raises(UnknownNameError, match="unknown dtype 'f32'"):
+        _tensor(dtype="f32")
