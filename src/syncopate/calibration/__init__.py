@@ -1,0 +1,1 @@
+"""Calibration: measures the cluster and the model that planning then works with."""

@@ -1,0 +1,141 @@
+"""Samples: from the stamps of some iterations on some ranks to one workload.
+
+[Note: slowest rank] Synchronous ranks wait for the last one at every collective. So the workload is
+that of a rank that is, at every moment of every iteration, where the slowest one is: maxima over
+ranks are taken of the time since the iteration's start, and durations are differences of those.
+
+[Note: true ready order] The order is that of the median ready times, not of definition: branches,
+shared parameters and scheduling inside autograd decide it, and it may change between iterations.
+Durations are medians of the differences between neighbours in this order, scaled so that the last
+gradient is ready at the median of its ready times: medians of parts do not add up to the median of
+the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.workload import GradientTensor, Workload
+
+
+@dataclass
+class Iteration:
+    """The durations of one iteration on one rank.
+
+    Attributes:
+        forward_s: forward with the loss.
+        backward_s: the whole of backward.
+        update_s: optimizer step and zeroing.
+        ready_s: per parameter, from the start of backward to its gradient; unused ones are absent.
+        module_forward_s: per parameter, forward time of the modules that own it.
+    """
+
+    forward_s: float
+    backward_s: float
+    update_s: float
+    ready_s: dict[str, float] = field(default_factory=dict)
+    module_forward_s: dict[str, float] = field(default_factory=dict)
+
+
+def slowest(ranks: Sequence[Iteration]) -> Iteration:
+    """Return the iteration of the slowest rank at every moment; see [Note: slowest rank].
+
+    Args:
+        ranks: the same iteration on each rank, started together.
+    """
+    forward_s = max(one.forward_s for one in ranks)
+    computed_s = max(one.forward_s + one.backward_s for one in ranks)
+    updated_s = max(one.forward_s + one.backward_s + one.update_s for one in ranks)
+    ready_s: dict[str, float] = {}
+    for one in ranks:
+        for name, ready in one.ready_s.items():
+            # A gradient of a fast rank may be ready before the slowest rank ends its forward.
+            since_s = max(one.forward_s + ready - forward_s, 0.0)
+            ready_s[name] = max(ready_s.get(name, 0.0), since_s)
+    names = {name for one in ranks for name in one.module_forward_s}
+    return Iteration(
+        forward_s=forward_s,
+        backward_s=computed_s - forward_s,
+        update_s=updated_s - computed_s,
+        ready_s=ready_s,
+        module_forward_s={
+            name: max(one.module_forward_s.get(name, 0.0) for one in ranks) for name in names
+        },
+    )
+
+
+def workload(
+    model: str,
+    sizes: Mapping[str, tuple[int, str]],
+    iterations: Sequence[Iteration],
+    metadata: Mapping[str, str],
+) -> Workload:
+    """Return the workload of some iterations; see [Note: true ready order].
+
+    Args:
+        model: its name.
+        sizes: ``name -> (numel, dtype)`` of every trainable parameter.
+        iterations: at least one.
+        metadata: goes into the workload, with the parameters that never became ready.
+    """
+    order = _ready_order(iterations)
+    unused = [name for name in sizes if name not in order]
+    backward_parts_s, last_s = _backward_parts(order, iterations)
+    forward_s = _median(one.forward_s for one in iterations)
+    forward_parts_s = np.array(
+        [_median(one.module_forward_s.get(name, 0.0) for one in iterations) for name in order]
+    )
+    if forward_parts_s.sum() > forward_s:
+        forward_parts_s *= forward_s / forward_parts_s.sum()
+    tensors = tuple(
+        GradientTensor(
+            name=name,
+            numel=sizes[name][0],
+            dtype=sizes[name][1],
+            backward_s=float(backward_parts_s[i]) if i < len(order) else 0.0,
+            forward_s=float(forward_parts_s[i]) if i < len(order) else 0.0,
+        )
+        for i, name in enumerate([*order, *unused])
+    )
+    return Workload(
+        model=model,
+        tensors=tensors,
+        forward_s=forward_s,
+        backward_s=max(_median(one.backward_s for one in iterations), last_s),
+        update_s=_median(one.update_s for one in iterations),
+        metadata=dict(metadata) | ({"unused": ", ".join(unused)} if unused else {}),
+    )
+
+
+def _ready_order(iterations: Sequence[Iteration]) -> list[str]:
+    # The names in order of readiness in the last iteration break ties as they were seen.
+    names = list(dict.fromkeys(name for one in reversed(iterations) for name in one.ready_s))
+    ready_s = {
+        name: _median(one.ready_s[name] for one in iterations if name in one.ready_s)
+        for name in names
+    }
+    return sorted(names, key=lambda name: ready_s[name])
+
+
+def _backward_parts(
+    order: Sequence[str], iterations: Sequence[Iteration]
+) -> tuple[NDArray[np.float64], float]:
+    """Return backward time per tensor in ready order, and the last one's ready time."""
+    if not order:
+        return np.zeros(0), 0.0
+    ready_s = np.array([[one.ready_s.get(name, 0.0) for name in order] for one in iterations])
+    # Where an iteration finished two gradients in the other order, the later one takes no time.
+    ready_s = np.maximum.accumulate(ready_s, axis=1)
+    parts_s = np.median(np.diff(ready_s, axis=1, prepend=0.0), axis=0)
+    last_s = float(np.median(ready_s[:, -1]))
+    if parts_s.sum() > 0:
+        parts_s = parts_s * (last_s / parts_s.sum())
+    return parts_s, float(parts_s.sum())
+
+
+def _median(values: Iterable[float]) -> float:
+    return float(np.median(list(values)))

@@ -1,0 +1,137 @@
+"""Replay: names, order, gradients and time of a workload."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from syncopate.errors import InvalidValueError
+from syncopate.workload import GradientTensor, Workload
+from syncopate.zoo import Replay, replay
+from syncopate.zoo import replay as replay_function
+from syncopate.zoo.replay import _Sleeper
+
+
+def workload(*names: str, dtype: str = "float32", part_s: float = 0.0, **times: float) -> Workload:
+    tensors = tuple(
+        GradientTensor(name=name, numel=3 * i, dtype=dtype, backward_s=part_s, forward_s=part_s)
+        for i, name in enumerate(names)
+    )
+    defaults = {"forward_s": part_s * len(names), "backward_s": part_s * len(names)}
+    return Workload(model="w", tensors=tensors, **defaults | times)
+
+
+def ready_order(module: Replay) -> list[str]:
+    order: list[str] = []
+    for name, parameter in module.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    module().backward()
+    return order
+
+
+class TestNames:
+    def test_dotted_names_are_kept(self) -> None:
+        given = workload("fc.weight", "layer1.0.conv.weight", "layer1.0.weight", "scale")
+        module = replay(given)
+        assert module.workload == given
+        assert set(dict(module.named_parameters())) == {t.name for t in given.tensors}
+        assert ready_order(module) == [t.name for t in given.tensors]
+
+    def test_impossible_names_are_altered(self) -> None:
+        given = workload("a.b", "a", "forward", "x..y", "train.z", "a.b.c")
+        module = Replay(given)
+        names = [t.name for t in module.workload.tensors]
+        assert len(set(names)) == len(names)
+        assert set(dict(module.named_parameters())) == set(names)
+        assert ready_order(module) == names
+        assert [t.numel for t in module.workload.tensors] == [t.numel for t in given.tensors]
+
+
+class TestGradients:
+    @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+    def test_size_dtype_and_value(self, dtype: str) -> None:
+        module = replay(workload("a", "b.c", dtype=dtype))
+        (module() * 3).backward()
+        for tensor in module.workload.tensors:
+            parameter = module.get_parameter(tensor.name)
+            assert parameter.grad is not None
+            assert parameter.grad.shape == (tensor.numel,)
+            assert parameter.grad.dtype == getattr(torch, dtype)
+            assert (parameter.grad == 3).all()
+
+    def test_they_accumulate(self) -> None:
+        module = replay(workload("a", "b"))
+        module(torch.ones(5)).backward()
+        module(torch.ones(5)).backward()
+        assert (module.get_parameter("b").grad == 2).all()
+
+    def test_integers_are_refused(self) -> None:
+        with pytest.raises(InvalidValueError, match="int8"):
+            replay(workload("a", dtype="int8"))
+
+    def test_the_optimizer_changes_nothing(self) -> None:
+        module = replay(workload("a", "b", update_s=0.01))
+        optimizer = module.optimizer()
+        module().backward()
+        start_s = time.perf_counter()
+        optimizer.step()
+        assert time.perf_counter() - start_s > 0.009
+        assert all((p == 0).all() for p in module.parameters())
+        assert optimizer.step(module) == 0
+
+
+class TestTime:
+    def test_totals_are_delivered(self) -> None:
+        names = [f"layer{i}.weight" for i in range(50)]
+        given = workload(*names, part_s=2e-4, forward_s=0.03, backward_s=0.04)
+        module = replay_function(given)
+        for _ in range(5):
+            module().backward()
+        delivered = module.delivered
+        total_s = 5 * (given.forward_s + given.backward_s)
+        assert delivered.iterations == 5
+        # Every sleep overshoots by 50 us or more: uncompensated, 500 of them would add 25 ms.
+        # The last debt may still be open, and a loaded machine may add to it.
+        taken_s = delivered.forward_s + delivered.backward_s
+        assert total_s - 1e-3 <= taken_s <= total_s + 0.06
+        module.reset()
+        assert module.delivered.iterations == 0
+
+    def test_time_in_hooks_is_not_absorbed(self) -> None:
+        names = [f"layer{i}.weight" for i in range(10)]
+        module = replay(workload(*names, part_s=2e-3))
+        for parameter in module.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda _: time.sleep(5e-3))
+        loss = module()
+        start_s = time.perf_counter()
+        loss.backward()
+        assert time.perf_counter() - start_s > 10 * (2e-3 + 5e-3) * 0.97
+        assert module.delivered.backward_s < 0.05
+
+    def test_parts_larger_than_the_whole_are_scaled(self) -> None:
+        module = replay(workload("a", "b", part_s=0.5, forward_s=0.002, backward_s=1.0))
+        start_s = time.perf_counter()
+        module()
+        assert time.perf_counter() - start_s < 0.4
+
+    def test_debts_are_paid_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [0.0]
+        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+        monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s + 3e-4))
+        sleeper = _Sleeper()
+        for _ in range(10):
+            sleeper.spend(1e-3, clock[0])
+        assert clock[0] == pytest.approx(10e-3 + 3e-4)
+        clock[0] += 7.0
+        sleeper.spend(1e-3, clock[0])
+        assert clock[0] == pytest.approx(7 + 11e-3 + 3e-4)
+
+    def test_a_stall_is_forgiven(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        clock = [0.0]
+        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+        monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s + 30.0))
+        sleeper = _Sleeper()
+        sleeper.spend(1e-3, clock[0])
+        assert sleeper.debt_s == pytest.approx(0.05)
