@@ -39,7 +39,7 @@ class TestModels:
         assert output.shape == (2, 1000)
 
     def test_resnet50_trains(self) -> None:
-        task = resnet50(batch_size=1, image_size=32).to("meta")
+        task = resnet50(batch_size=2, image_size=32).to("meta")
         task.loss().backward()
         assert all(p.grad is not None for p in task.model.parameters())
 
