@@ -1,0 +1,92 @@
+"""Fits: from measured durations to the models that planning uses.
+
+Durations of collectives have a hard floor and a long upper tail (a core taken away, a
+retransmission), and span decades, so plain least squares would be ruled by one straggler at the
+largest size. The fit here weighs relative errors and forgives outliers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import isotonic_regression, linprog
+
+from syncopate.cluster import LinearFit
+from syncopate.costs.pieces import FloatArray
+from syncopate.errors import CalibrationError
+
+
+def isotonic(seconds: ArrayLike, weights: ArrayLike) -> FloatArray:
+    """Return the non-decreasing sequence closest to ``seconds`` by weighted least squares.
+
+    Args:
+        seconds: shape (n,).
+        weights: shape (n,), > 0.
+    """
+    pooled = isotonic_regression(np.asarray(seconds, float), weights=np.asarray(weights, float))
+    # Pooling averages floats, and two pools may come out an ulp apart in the wrong order.
+    return np.maximum.accumulate(pooled.x)
+
+
+def fit_linear(
+    nbytes: Sequence[float] | FloatArray, seconds: Sequence[float] | FloatArray
+) -> LinearFit:
+    """Fit ``T(n) = a + b n`` with a, b >= 0, robustly.
+
+    Minimises the sum of absolute *relative* residuals, ``sum_i |a + b n_i - t_i| / t_i``, exactly,
+    as a linear programme. Relative, because the start-up time that a plan depends on shows only in
+    small messages; absolute rather than squared, because then nearly half of the samples of a size
+    may be stragglers without moving the line.
+
+    Args:
+        nbytes: message sizes, shape (n,), >= 0.
+        seconds: durations, shape (n,), >= 0; several samples of one size are welcome.
+
+    Returns:
+        a and b. Samples of one size alone cannot tell them apart: then the median is all b's, or
+        all a's if that size is 0.
+
+    Raises:
+        CalibrationError: no samples, unequal lengths, or values that are negative or not finite.
+    """
+    sizes, times = np.asarray(nbytes, float), np.asarray(seconds, float)
+    if sizes.ndim != 1 or sizes.shape != times.shape or not len(sizes):
+        raise CalibrationError(
+            f"cannot fit {times.shape} durations to {sizes.shape} sizes; "
+            "give two flat sequences of one length, with at least one sample"
+        )
+    if not (np.isfinite(sizes).all() and np.isfinite(times).all()):
+        raise CalibrationError("cannot fit sizes or durations that are NaN or infinite")
+    if (sizes < 0).any() or (times < 0).any():
+        raise CalibrationError("cannot fit negative sizes or durations")
+    if not times.any():
+        return LinearFit(a_s=0.0, b_s_per_byte=0.0)
+    if sizes.min() == sizes.max():
+        median, size = float(np.median(times)), float(sizes[0])
+        return LinearFit(
+            a_s=0.0 if size else median, b_s_per_byte=median / size if size else 0.0
+        )
+    return _least_absolute_relative(sizes, times)
+
+
+def _least_absolute_relative(sizes: FloatArray, times: FloatArray) -> LinearFit:
+    # A duration of zero is below the clock's resolution; it must not get an infinite weight.
+    typical = float(np.median(times[times > 0]))
+    scale = np.maximum(times, typical * 1e-3)
+    largest = float(sizes.max())
+    # Unknowns: a in units of `typical`, b in units of `typical / largest`, one residual per sample.
+    lines = np.column_stack((np.ones_like(sizes), sizes / largest)) * (typical / scale)[:, None]
+    target, ones = times / scale, np.eye(len(sizes))
+    solution = linprog(
+        np.concatenate(([0.0, 0.0], np.ones(len(sizes)))),
+        A_ub=np.block([[lines, -ones], [-lines, -ones]]),
+        b_ub=np.concatenate((target, -target)),
+        bounds=(0, None),
+        method="highs",
+    )
+    if solution.x is None:
+        raise CalibrationError(f"cannot fit these durations: {solution.message}")
+    a, b = (max(float(value), 0.0) for value in solution.x[:2])
+    return LinearFit(a_s=a * typical, b_s_per_byte=b * typical / largest)

@@ -1,0 +1,185 @@
+"""Cost functions: bytes of a collective in, seconds out.
+
+Three kinds: a line (the papers' ``a + b n``), a measured curve, and the lower envelope over
+algorithms, which also says which algorithm is the cheapest at each size. All are vectorised, never
+decrease with the size, and cost nothing for zero bytes, because nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncopate.cluster import CollectiveCurve, LinearFit
+from syncopate.costs.fits import isotonic
+from syncopate.costs.pieces import FloatArray, Pieces, lower_envelope
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+
+class CostFunction(Protocol):
+    """What planning and simulation ask of a cost."""
+
+    @property
+    def pieces(self) -> Pieces:
+        """The function as pieces."""
+        ...
+
+    @property
+    def startup_s(self) -> float:
+        """``a``: the limit of the cost as the message shrinks."""
+        ...
+
+    def __call__(self, nbytes: ArrayLike) -> FloatArray:
+        """Return seconds for messages of ``nbytes``, of the same shape."""
+        ...
+
+
+class PiecewiseCost:
+    """A cost given by its pieces.
+
+    Args:
+        pieces: the function.
+    """
+
+    def __init__(self, pieces: Pieces) -> None:
+        self._pieces = pieces
+
+    @property
+    def pieces(self) -> Pieces:
+        """The function as pieces."""
+        return self._pieces
+
+    @property
+    def startup_s(self) -> float:
+        """``a``: the limit of the cost as the message shrinks, in seconds."""
+        return float(self._pieces.intercept_s[1])
+
+    def __call__(self, nbytes: ArrayLike) -> FloatArray:
+        """Return the cost in seconds of messages of ``nbytes`` (any shape; >= 0)."""
+        return self._pieces(nbytes)
+
+
+class LinearCost(PiecewiseCost):
+    """``T(n) = a + b n`` for n > 0 (MG-WFBP, Eq. 9).
+
+    Args:
+        fit: a and b.
+
+    Example:
+        >>> from syncopate.cluster import LinearFit
+        >>> LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=1e-9))([0, 1_000_000]).tolist()
+        [0.0, 0.002]
+    """
+
+    def __init__(self, fit: LinearFit) -> None:
+        super().__init__(Pieces.of([np.inf], [fit.a_s], [fit.b_s_per_byte]))
+        self.fit = fit
+
+
+FREE = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
+"""What every collective costs one rank alone: nothing."""
+
+
+class CurveCost(PiecewiseCost):
+    """A measured curve: monotone, piecewise linear through the medians.
+
+    The median of each size's samples stands for it, so that a straggling sample does not bend the
+    curve. Medians that decrease with the size are noise; isotonic regression pools them, weighted
+    by their sample counts. Below the smallest measured size the curve is flat; beyond the largest
+    it goes on as the last two points do, or, where those were pooled to one level, with the slope
+    of the curve's linear fit.
+
+    Args:
+        curve: the measurement.
+    """
+
+    def __init__(self, curve: CollectiveCurve) -> None:
+        sizes = np.array([point.nbytes for point in curve.points], float)
+        medians = [float(np.median(point.samples_s)) for point in curve.points]
+        counts = [float(len(point.samples_s)) for point in curve.points]
+        seconds = isotonic(medians, counts)
+        chords = np.diff(seconds) / np.diff(sizes)
+        beyond = chords[-1] if len(chords) and chords[-1] > 0 else curve.fit.b_s_per_byte
+        slopes = np.concatenate(([0.0], chords, [beyond]))
+        anchors = np.concatenate((sizes[:1], sizes))
+        levels = np.concatenate((seconds[:1], seconds))
+        uppers = np.concatenate((sizes, [np.inf]))
+        # A measurement of zero bytes is the start-up alone: it has no piece below it.
+        first = 1 if sizes[0] == 0 else 0
+        super().__init__(
+            Pieces.of(uppers[first:], (levels - slopes * anchors)[first:], slopes[first:])
+        )
+        self.curve = curve
+
+
+class Envelope(PiecewiseCost):
+    """The cheapest of several algorithms at every size.
+
+    Args:
+        costs: algorithm name -> its cost; at a tie the name that stands first wins.
+
+    Example:
+        >>> from syncopate.cluster import LinearFit
+        >>> ring = LinearCost(LinearFit(a_s=6e-3, b_s_per_byte=2e-9))
+        >>> tree = LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=8e-9))
+        >>> cheapest = Envelope({"ring": ring, "binary_tree": tree})
+        >>> cheapest.best(1_000), cheapest.best(10_000_000)
+        ('binary_tree', 'ring')
+    """
+
+    def __init__(self, costs: Mapping[str, CostFunction]) -> None:
+        if not costs:
+            raise InvalidValueError("costs of an envelope", dict(costs), "at least one algorithm")
+        self.costs: dict[str, CostFunction] = dict(costs)
+        super().__init__(lower_envelope([cost.pieces for cost in self.costs.values()]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The algorithms, in the order given."""
+        return tuple(self.costs)
+
+    def best(self, nbytes: float) -> str:
+        """Return the cheapest algorithm for a message of ``nbytes``."""
+        # Nothing is sent for zero bytes; the algorithm of the smallest messages stands for it.
+        piece = max(int(self.pieces.index(nbytes)), 1)
+        return self.names[int(self.pieces.owner[piece])]
+
+    def of(self, algorithm: str) -> CostFunction:
+        """Return the cost of one algorithm.
+
+        Raises:
+            UnknownNameError: this cluster has no cost for it.
+        """
+        if algorithm not in self.costs:
+            raise UnknownNameError("algorithm", algorithm, self.costs, "the costs of this cluster")
+        return self.costs[algorithm]
+
+    def only(self, algorithm: str) -> Envelope:
+        """Return the envelope of one algorithm alone.
+
+        Raises:
+            UnknownNameError: this cluster has no cost for it.
+        """
+        return Envelope({algorithm: self.of(algorithm)})
+
+    def bucket(self, nbytes_by_dtype: Sequence[float]) -> tuple[str, float]:
+        """Return the cheapest algorithm of a bucket and its seconds.
+
+        A bucket has one algorithm and travels as one collective per dtype, back to back, so its
+        cost is the sum over its dtypes.
+
+        Args:
+            nbytes_by_dtype: bytes of each dtype in the bucket; zeros are free.
+        """
+        if len(nbytes_by_dtype) == 1:
+            nbytes = nbytes_by_dtype[0]
+            return self.best(nbytes), float(self(nbytes))
+        seconds = {
+            name: float(cost(np.asarray(nbytes_by_dtype, float)).sum())
+            for name, cost in self.costs.items()
+        }
+        name = min(seconds, key=seconds.__getitem__)
+        return name, seconds[name]

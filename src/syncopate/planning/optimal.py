@@ -1,0 +1,229 @@
+"""Optimal: the exact best partition on one channel with ideal overlap, by dynamic programming.
+
+With ready times r_1 <= ... <= r_L and C(i, j) the cost of one bucket of gradients i+1..j, the
+earliest end of communication of the first j gradients is
+
+    f(0) = 0,    f(j) = min over i < j of  max(f(i), r_j) + C(i, j).
+
+[Note: why it is exact] The last bucket of any partition of the first j gradients starts when the
+channel is free and gradient j is ready; an earlier end of the rest never makes it start later. So
+the best partition whose last bucket is (i, j] is a best partition of the first i and that bucket.
+Nothing is asked of C but that a larger bucket never costs less, whatever the shape of the costs:
+start-up times, curves, steps, envelopes of algorithms, several dtypes.
+
+[Note: why it is fast] Taken literally this is O(L^2) costs. Two facts make it near-linear.
+
+1. f never decreases: drop gradient j+1 from a best partition of the first j+1, and nothing starts
+   later or takes longer. So the i with ``f(i) <= r_j`` are a prefix 0..i0, all of them start at
+   r_j, and i0, whose bucket is smallest, is at least as good as the others. As r_j grows, i0 only
+   moves forward.
+2. For i > i0 the candidate is ``f(i) + C(i, j)``. Costs are piecewise linear: C is
+   ``a_k + b_k (P_j - P_i)``, P the bytes before a gradient, for the i whose size falls into piece
+   k, which is a window of consecutive i. Within it the best i minimises ``f(i) - b_k P_i``, which
+   does not depend on j, and both ends of the window only move forward with j: a sliding-window
+   minimum. So each of K pieces costs amortised O(1) per j, O(L K) in all.
+
+With several dtypes a bucket costs the sum over dtypes, a window is an intersection of one window
+per dtype, and at most K windows per dtype are in use for any j. An envelope of algorithms is one
+piecewise-linear cost for one dtype; with several it is the best over algorithms of their sums,
+because a bucket has one algorithm.
+
+Reference: the recurrence of MG-WFBP (Eq. 7), whose Algorithm 1 it replaces; sliding-window minima
+as in Monge and convex dynamic programmes (Galil and Park 1992).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from syncopate.costs.functions import Envelope
+from syncopate.costs.pieces import Pieces
+from syncopate.planning.problem import Partition, Problem
+
+_ROWS_AT_ONCE = 512
+
+
+def optimal(problem: Problem) -> Partition:
+    """Return a partition whose communication ends as early as any partition's.
+
+    Among equally good last buckets the one that starts with the latest gradient that was already
+    sent when it became ready is preferred. Deterministic.
+    """
+    alternatives = [_Alternative(problem, pieces) for pieces in _alternatives(problem)]
+    ready = problem.ready_s.tolist()
+    finish = [0.0]
+    before = [0]
+    hidden = 0  # i0 of [Note: why it is fast]
+    boundaries = zip(*(alternative.boundaries() for alternative in alternatives), strict=True)
+    for stop, rows in enumerate(boundaries, start=1):
+        while hidden + 1 < stop and finish[hidden + 1] <= ready[stop - 1]:
+            hidden += 1
+        chosen = hidden
+        best = ready[stop - 1] + min(a.cost_s(hidden, stop) for a in alternatives)
+        for alternative, row in zip(alternatives, rows, strict=True):
+            best, chosen = alternative.improve(finish, hidden, stop, row, (best, chosen))
+        # The window's arithmetic may be an ulp off; the value that is kept is the real one.
+        cost = min(alternative.cost_s(chosen, stop) for alternative in alternatives)
+        finish.append(max(finish[chosen], ready[stop - 1]) + cost)
+        before.append(chosen)
+    ends = []
+    stop = problem.length
+    while stop:
+        ends.append(stop)
+        stop = before[stop]
+    return tuple(reversed(ends))
+
+
+def _alternatives(problem: Problem) -> list[Pieces]:
+    if len(problem.nbytes) > 1 and isinstance(problem.cost, Envelope):
+        return [cost.pieces for cost in problem.cost.costs.values()]
+    return [problem.cost.pieces]
+
+
+class _Window:
+    """The sliding-window minimum of ``f(i) - slope * P_i`` for one combination of pieces.
+
+    Attributes:
+        intercept_s: sum of the pieces' intercepts.
+        slopes: the piece's slope of each dtype.
+        indices, values: candidates by ascending index and ascending value, from ``head`` on.
+        following: the first index that has not been looked at.
+    """
+
+    __slots__ = ("following", "head", "indices", "intercept_s", "slopes", "values")
+
+    def __init__(self, intercept_s: float, slopes: tuple[float, ...]) -> None:
+        self.intercept_s = intercept_s
+        self.slopes = slopes
+        self.indices: list[int] = []
+        self.values: list[float] = []
+        self.head = 0
+        self.following = 0
+
+    def slide(
+        self, low: int, high: int, finish: Sequence[float], offsets: Sequence[Sequence[float]]
+    ) -> None:
+        """Move to the indices ``[low, high)``; neither end ever moves back."""
+        indices, values, head = self.indices, self.values, self.head
+        for index in range(max(self.following, low), high):
+            value = finish[index]
+            for slope, of_dtype in zip(self.slopes, offsets, strict=True):
+                value -= slope * of_dtype[index]
+            while len(values) > head and values[-1] > value:
+                values.pop()
+                indices.pop()
+            indices.append(index)
+            values.append(value)
+        self.following = max(self.following, high)
+        while indices[head] < low:
+            head += 1
+        self.head = head
+
+
+class _Alternative:
+    """One cost function over the gradients: its windows, kept from one j to the next."""
+
+    def __init__(self, problem: Problem, pieces: Pieces) -> None:
+        self.offsets: list[list[float]] = problem.offsets.tolist()
+        self._table = problem.offsets
+        self._uppers: list[float] = pieces.upper_bytes.tolist()
+        self._intercepts: list[float] = pieces.intercept_s.tolist()
+        self._slopes: list[float] = pieces.slope_s_per_byte.tolist()
+        self._windows: dict[int, _Window] = {}
+
+    def cost_s(self, start: int, stop: int) -> float:
+        """Return the cost of the bucket ``[start, stop)``."""
+        total = 0.0
+        for offsets in self.offsets:
+            nbytes = offsets[stop] - offsets[start]
+            piece = bisect_left(self._uppers, nbytes)
+            total += max(self._intercepts[piece] + self._slopes[piece] * nbytes, 0.0)
+        return total
+
+    def boundaries(self) -> Iterator[list[int]]:
+        """Yield for each j the starts i of buckets at which some dtype changes to a larger piece.
+
+        From the largest i down; each as ``i * D + dtype``. Buckets that start before i have more
+        bytes of that dtype than its piece allows.
+        """
+        dtypes = len(self.offsets)
+        uppers = np.array(self._uppers[:-1])
+        for first in range(1, self._table.shape[1], _ROWS_AT_ONCE):
+            packed = np.concatenate(
+                [
+                    np.searchsorted(row, row[first : first + _ROWS_AT_ONCE, None] - uppers) * dtypes
+                    + dtype
+                    for dtype, row in enumerate(self._table)
+                ],
+                axis=1,
+            )
+            if dtypes > 1:
+                packed = -np.sort(-packed, axis=1)
+            yield from packed.tolist()
+
+    def improve(
+        self,
+        finish: Sequence[float],
+        hidden: int,
+        stop: int,
+        row: Sequence[int],
+        best: tuple[float, int],
+    ) -> tuple[float, int]:
+        """Return the better of ``best`` and the buckets that start after ``hidden``.
+
+        Args:
+            finish: f(0), ..., f(stop - 1).
+            hidden: i0.
+            stop: j.
+            row: what :meth:`boundaries` yields for j.
+            best: the earliest end so far and where its last bucket starts.
+        """
+        dtypes, count = len(self.offsets), len(self._uppers)
+        high, code, first = stop, 0, hidden + 1
+        for boundary, dtype in (*(divmod(packed, dtypes) for packed in row), (0, 0)):
+            low = max(boundary, first)
+            if low < high:
+                best = self._improve_in(code, low, high, stop, finish, best)
+                high = low
+            if boundary <= first:
+                break
+            code += count**dtype
+        return best
+
+    def _improve_in(
+        self,
+        code: int,
+        low: int,
+        high: int,
+        stop: int,
+        finish: Sequence[float],
+        best: tuple[float, int],
+    ) -> tuple[float, int]:
+        window = self._windows.get(code)
+        if window is None:
+            window = self._windows[code] = self._window(code)
+        least = finish[low] + window.intercept_s
+        constant = window.intercept_s
+        for slope, offsets in zip(window.slopes, self.offsets, strict=True):
+            least += slope * (offsets[stop] - offsets[high - 1])
+            constant += slope * offsets[stop]
+        # f and C are monotone: no bucket that starts in this window ends before `least`.
+        if least < best[0]:
+            window.slide(low, high, finish, self.offsets)
+            value = window.values[window.head] + constant
+            if value < best[0]:
+                return value, window.indices[window.head]
+        return best
+
+    def _window(self, code: int) -> _Window:
+        pieces = []
+        for _ in self.offsets:
+            code, piece = divmod(code, len(self._uppers))
+            pieces.append(piece)
+        return _Window(
+            sum(self._intercepts[piece] for piece in pieces),
+            tuple(self._slopes[piece] for piece in pieces),
+        )
