@@ -1,0 +1,153 @@
+"""Executor: runs schedules on CPU tensors over point-to-point messages.
+
+A schedule is compiled once per (algorithm, size, dtype) and kept. Small buffers are copied into
+memory of the program's own, whose views were all made beforehand: for them Python's time per
+message is what counts, and two copies of at most 64 KiB are cheaper than the views. Large buffers
+are worked on in place.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import transport
+from syncopate.collectives.failure import PeerError
+from syncopate.collectives.program import Op, Program, Region, compile_program
+from syncopate.schedules.base import Schedule
+from syncopate.units import KIB, MIB
+
+BLOCK_BYTES = 512 * KIB
+"""Default length at which a transfer is cut into blocks."""
+
+STAGED_BYTES = 64 * KIB
+"""Buffers up to this size are copied in and out of the program's own memory."""
+
+CACHE_BYTES = 32 * MIB
+"""Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
+
+_CACHED_PROGRAMS = 256
+_POST, _SEND, _AWAIT_RECEIVE, _AWAIT_SEND, _ADD, _COPY = (int(op) for op in Op)
+
+_Code = list[tuple[int, int, Any, Any, int]]
+"""(op, index, region, source or peer, tag) with tensors in place of regions."""
+
+
+class _Staged:
+    """A program bound to memory of its own.
+
+    Attributes:
+        buffer: elements of the collective's buffer.
+        code: bound instructions.
+        works: room for the pending sends and receives.
+        nbytes: memory held.
+    """
+
+    def __init__(self, program: Program, numel: int, dtype: torch.dtype) -> None:
+        self.buffer = torch.empty(numel, dtype=dtype)
+        scratch = torch.empty(program.scratch_numel, dtype=dtype)
+        self.code = _bind(program, self.buffer, scratch)
+        self.works = [None] * program.works
+        self.nbytes = self.buffer.nbytes + scratch.nbytes
+
+
+class Executor:
+    """Runs the schedules of one channel, one at a time.
+
+    Args:
+        group: the channel's process group; a Gloo group, or any with CPU point-to-point.
+        rank: this rank within the group.
+        block_bytes: see :data:`BLOCK_BYTES`; the same on all ranks.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int, block_bytes: int = BLOCK_BYTES) -> None:
+        self._send, self._receive = transport.point_to_point(group)
+        self._rank = rank
+        self._block_bytes = block_bytes
+        self._programs: OrderedDict[tuple[object, ...], Program | _Staged] = OrderedDict()
+        self._staged_bytes = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def run(self, schedule: Schedule, tensor: torch.Tensor) -> None:
+        """Run ``schedule`` in place on ``tensor``, a contiguous CPU tensor with elements.
+
+        Raises:
+            PeerError: a send or receive failed.
+        """
+        program = self._program(schedule, tensor)
+        flat = tensor.view(-1)
+        if isinstance(program, _Staged):
+            program.buffer.copy_(flat)
+            self._execute(program.code, program.works)
+            flat.copy_(program.buffer)
+        else:
+            scratch = self._scratch_of(program.scratch_numel, tensor.dtype)
+            self._execute(_bind(program, flat, scratch), [None] * program.works)
+
+    def _execute(self, code: _Code, works: list[Any]) -> None:
+        send, receive = self._send, self._receive
+        peer = -1
+        try:
+            for op, index, region, other, tag in code:
+                if op == _AWAIT_RECEIVE or op == _AWAIT_SEND:
+                    peer = other
+                    works[index].wait()
+                    works[index] = None
+                elif op == _ADD:
+                    region.add_(other)
+                elif op == _SEND:
+                    peer = other
+                    works[index] = send(region, peer, tag)
+                elif op == _POST:
+                    peer = other
+                    works[index] = receive(region, peer, tag)
+                else:
+                    region.copy_(other)
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+
+    def _program(self, schedule: Schedule, tensor: torch.Tensor) -> Program | _Staged:
+        key = (schedule.collective, schedule.algorithm, schedule.root, tensor.numel(), tensor.dtype)
+        found = self._programs.get(key)
+        if found is not None:
+            self._programs.move_to_end(key)
+            return found
+        numel, itemsize = tensor.numel(), tensor.element_size()
+        program: Program | _Staged = compile_program(
+            schedule, self._rank, numel, itemsize, self._block_bytes
+        )
+        if tensor.nbytes <= STAGED_BYTES:
+            program = _Staged(program, numel, tensor.dtype)
+            self._staged_bytes += program.nbytes
+        self._programs[key] = program
+        while len(self._programs) > 1 and (
+            self._staged_bytes > CACHE_BYTES or len(self._programs) > _CACHED_PROGRAMS
+        ):
+            _, oldest = self._programs.popitem(last=False)
+            self._staged_bytes -= oldest.nbytes if isinstance(oldest, _Staged) else 0
+        return program
+
+    def _scratch_of(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return scratch memory, shared by all large programs: only one of them runs at a time."""
+        nbytes = numel * dtype.itemsize
+        if self._scratch.numel() < nbytes:
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8)
+        return self._scratch[:nbytes].view(dtype)
+
+
+def _bind(program: Program, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
+    def view(region: Region) -> torch.Tensor:
+        return (scratch if region.scratch else buffer)[region.start : region.stop]
+
+    code: _Code = []
+    for op, index, region, source, peer, tag in program.instructions:
+        if op in (Op.POST, Op.SEND):
+            code.append((int(op), index, [view(region)], peer, tag))
+        elif op in (Op.ADD, Op.COPY):
+            code.append((int(op), index, view(region), view(source), tag))
+        else:
+            code.append((int(op), index, None, peer, tag))
+    return code

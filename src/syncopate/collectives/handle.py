@@ -1,0 +1,86 @@
+"""Handle: a collective that was submitted, and what became of it."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Protocol
+
+_POLL_S = 0.25
+
+
+class Completion(Protocol):
+    """A collective that goes on after its host call returned, such as on a CUDA stream."""
+
+    def done(self) -> bool:
+        """Say whether it is over, without blocking."""
+
+    def wait(self) -> None:
+        """Order what follows on the current stream after it."""
+
+    def stamps(self) -> tuple[float, float]:
+        """Block until it is over; return when it began and ended, by ``time.perf_counter``."""
+
+
+class Handle:
+    """One submitted collective.
+
+    On CPU the collective is over when :meth:`wait` returns. With NCCL, as in torch, :meth:`wait`
+    orders the current stream after the collective and does not block the host; reading a stamp
+    does.
+    """
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._completion: Completion | None = None
+        self._stamps = (math.nan, math.nan)
+
+    def wait(self) -> None:
+        """Return when the collective is over.
+
+        Raises:
+            CollectiveError: it did not finish; the error names the ranks held responsible.
+        """
+        # A wait with a limit lets Ctrl-C through on every platform.
+        while not self._over.wait(_POLL_S):
+            pass
+        if self._error is not None:
+            raise self._error
+        if self._completion is not None:
+            self._completion.wait()
+
+    def done(self) -> bool:
+        """Say whether the collective is over, well or badly, without blocking."""
+        if not self._over.is_set():
+            return False
+        return self._completion is None or self._completion.done()
+
+    @property
+    def started_s(self) -> float:
+        """When the collective began to run, by ``time.perf_counter``; NaN before it is over."""
+        return self._resolved()[0]
+
+    @property
+    def finished_s(self) -> float:
+        """When the collective ended, by ``time.perf_counter``; NaN before it is over."""
+        return self._resolved()[1]
+
+    def _resolved(self) -> tuple[float, float]:
+        if self._completion is not None and self._over.is_set():
+            self._stamps = self._completion.stamps()
+            self._completion = None
+        return self._stamps
+
+    def _finish(
+        self,
+        started_s: float,
+        finished_s: float,
+        error: BaseException | None = None,
+        completion: Completion | None = None,
+    ) -> None:
+        """Record the outcome; called once, by the channel that ran the collective."""
+        self._stamps = (started_s, finished_s)
+        self._error = error
+        self._completion = completion
+        self._over.set()
