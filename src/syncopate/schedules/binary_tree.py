@@ -13,7 +13,7 @@ the root sends n bytes up once, and the root sends n ceil(log2 p) bytes down. Ev
 copy of the root's sum, so all end bit-identical.
 
 Source: MG-WFBP, Table II ("binary tree"); Thakur, Rabenseifner and Gropp, "Optimization of
-collective communication operations in MPICH" (2005), sections 4.2 and 4.4.
+collective communication operations in MPICH" (2005).
 """
 
 from __future__ import annotations

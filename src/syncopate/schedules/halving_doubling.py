@@ -29,7 +29,7 @@ Reduce-scatter and all-gather must end and start with chunk r at rank r, and kee
 contiguous by exchanging with the farthest ranks first.
 
 Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004; Thakur et al.
-(2005), sections 4.3 and 4.5; Träff, "Optimal, non-pipelined reduce-scatter and allreduce
+(2005); Träff, "Optimal, non-pipelined reduce-scatter and allreduce
 algorithms", arXiv:2410.14234 (2024); Bruck et al., IEEE Trans. Parallel Distrib. Syst. 8 (1997),
 for the all-gather; MG-WFBP, Table II.
 """

@@ -18,7 +18,7 @@ the last with a reduction. The folded pairs are neighbours, so the two extra rou
 innermost level.
 
 Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in
-MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), section 4.5; MG-WFBP, Table II.
+MPICH", Int. J. High Perform. Comput. Appl. 19 (2005); MG-WFBP, Table II.
 """
 
 from __future__ import annotations

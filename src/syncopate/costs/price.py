@@ -1,0 +1,258 @@
+"""Price: how long a schedule takes on a cluster, as the longest path through its transfers.
+
+The model is the papers' α-β-γ model, per transfer and without barriers:
+
+* A message of m bytes from rank i to rank j takes α + m β of the level that i and j are apart
+  (:meth:`~syncopate.cluster.Cluster.level_between`), and m γ more where it is reduced. The
+  transfers of one round between the same two ranks are one message.
+* A rank has one send port and one receive port. It enters a round when it has finished its own
+  transfers of all rounds before, whatever the other ranks do; a message starts when both its ranks
+  have entered the round and both ports are free. Several messages of one rank in one round queue
+  in the schedule's order. A reduction keeps the receive port until it is done.
+* Chunks are nbytes / chunks bytes each, a fraction if need be; zero bytes are not sent and cost
+  nothing; so does a world of one rank.
+
+Sharing of one link by several ranks of a host is left to the simulator, and so is the pipelining
+of blocks within a message.
+
+Every path costs ``a + b n``, so the price is the maximum of finitely many lines: convex and
+piecewise linear in n. :func:`price_lines` finds exactly those lines, a handful, and remembers
+them, so that pricing a size costs next to nothing once a schedule was priced on a cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.errors import InvalidValueError
+from syncopate.schedules.base import REDUCE, Schedule, Transfers
+
+_FloatArray = NDArray[np.float64]
+_IntArray = NDArray[np.int64]
+
+_LARGEST_BYTES = 2.0**50
+_ROUNDING = 1e-13
+
+
+def price(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
+    """Return the seconds ``schedule`` takes on a buffer of ``nbytes``; see the module.
+
+    Raises:
+        InvalidValueError: ``nbytes`` is negative or not finite, or the schedule is for another
+            number of ranks than the cluster has.
+    """
+    return float(price_many(schedule, cluster, nbytes))
+
+
+def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> _FloatArray:
+    """Return the seconds ``schedule`` takes, for many buffer sizes at once.
+
+    Args:
+        schedule: for as many ranks as the cluster has.
+        cluster: levels, placement and γ; its measured curves play no part.
+        nbytes: sizes of the whole buffer in bytes, any shape; >= 0, fractions allowed.
+
+    Returns:
+        Seconds, in the shape of ``nbytes``.
+
+    Raises:
+        InvalidValueError: as for :func:`price`.
+    """
+    sizes = np.asarray(nbytes, np.float64)
+    if not (np.isfinite(sizes) & (sizes >= 0)).all():
+        raise InvalidValueError("nbytes", nbytes, "finite and >= 0")
+    lines = price_lines(schedule, cluster)
+    a = np.array([line.a_s for line in lines])
+    b = np.array([line.b_s_per_byte for line in lines])
+    longest = np.max(a + b * sizes[..., None], axis=-1)
+    return np.asarray(np.where(sizes > 0, longest, 0.0))
+
+
+def price_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
+    """Return the lines whose maximum is the price at every size above zero.
+
+    Ascending by slope, so also by the sizes where each is the longest path; one line when the same
+    path is always the longest, as on every cluster of a single level for the algorithms here.
+    Exact up to rounding for buffers up to 2^50 bytes. Remembered per schedule and network.
+
+    Raises:
+        InvalidValueError: the schedule is for another number of ranks than the cluster has.
+    """
+    if schedule.world_size != cluster.world_size:
+        raise InvalidValueError(
+            "world size of the schedule",
+            schedule.world_size,
+            f"that of the cluster, {cluster.world_size}",
+        )
+    return _lines(schedule, cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
+
+
+class _Line(NamedTuple):
+    """Cost ``a + b n`` of one path, in s and s per byte."""
+
+    a: float
+    b: float
+
+    def at(self, nbytes: float) -> float:
+        return self.a + self.b * nbytes
+
+
+@lru_cache(maxsize=256)
+def _lines(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
+) -> tuple[LinearFit, ...]:
+    """Find all longest paths: split where the outer two cross, until nothing lies above.
+
+    The price is convex, so when the two lines that are longest at the ends of an interval are also
+    longest where they cross, no other line shows in between.
+    """
+    messages = _messages(schedule, levels, placement, gamma)
+    if not messages:
+        return (LinearFit(a_s=0.0, b_s_per_byte=0.0),)
+    left = _longest_path(messages, schedule.world_size, 0.0)
+    right = _longest_path(messages, schedule.world_size, _LARGEST_BYTES)
+    found = {left, right}
+    intervals = [(0.0, left, _LARGEST_BYTES, right)]
+    while intervals:
+        low, left, high, right = intervals.pop()
+        if right.b <= left.b:
+            continue
+        crossing = (left.a - right.a) / (right.b - left.b)
+        if not low < crossing < high:
+            continue
+        middle = _longest_path(messages, schedule.world_size, crossing)
+        if middle.at(crossing) > left.at(crossing) * (1 + _ROUNDING):
+            found.add(middle)
+            intervals += [(low, left, crossing, middle), (crossing, middle, high, right)]
+    return tuple(LinearFit(a_s=line.a, b_s_per_byte=line.b) for line in _visible(found))
+
+
+def _visible(lines: set[_Line]) -> list[_Line]:
+    """Return the lines that are somewhere above all others by more than rounding."""
+    kept: list[_Line] = []
+    for line in sorted(lines, key=lambda line: (-line.a, -line.b)):
+        # Lines come by descending start-up; one is of use only if it is steeper than all before.
+        if kept and line.b <= kept[-1].b * (1 + _ROUNDING):
+            continue
+        while kept and kept[-1].a <= line.a * (1 + _ROUNDING):
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """Messages of one round that meet at no port: every rank sends one at most and gets one.
+
+    Attributes:
+        src: shape (m,), sending ranks.
+        dst: shape (m,), receiving ranks.
+        latency: shape (m,), α in s.
+        wire: shape (m,), seconds on the wire per byte of the whole buffer.
+        addition: shape (m,), seconds of reduction per byte of the whole buffer.
+        first: whether they are the first of their round.
+    """
+
+    src: _IntArray
+    dst: _IntArray
+    latency: _FloatArray
+    wire: _FloatArray
+    addition: _FloatArray
+    first: bool
+
+
+def _messages(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
+) -> list[_Messages]:
+    """Merge the schedule's transfers into messages and cut its rounds at contended ports."""
+    table = schedule.table
+    if not len(table):
+        return []
+    begins, share, reduced = _merge(table, schedule.chunks)
+    src, dst = table.src[begins].astype(np.int64), table.dst[begins].astype(np.int64)
+    apart = levels_apart(levels, placement, src, dst)
+    latency = np.array([level.latency_s for level in levels])[apart]
+    wire = share * np.array([level.byte_time_s for level in levels])[apart]
+    addition = gamma * reduced
+    rounds = np.flatnonzero(np.diff(table.round[begins], prepend=-1, append=-1))
+    found = []
+    for low, high in zip(rounds[:-1].tolist(), rounds[1:].tolist(), strict=True):
+        for turn, queue in enumerate(_turns(src[low:high], dst[low:high])):
+            pick = queue + low
+            found.append(
+                _Messages(src[pick], dst[pick], latency[pick], wire[pick], addition[pick], not turn)
+            )
+    return found
+
+
+def _merge(table: Transfers, chunks: int) -> tuple[_IntArray, _FloatArray, _FloatArray]:
+    """Return where each message begins, its share of the buffer, and the share it reduces."""
+    same = (table.round[1:] == table.round[:-1]) & (table.src[1:] == table.src[:-1])
+    same &= table.dst[1:] == table.dst[:-1]
+    begins = np.flatnonzero(np.concatenate(([True], ~same)))
+    share = (table.stop - table.start) / chunks
+    reduced = np.where(table.op == REDUCE, share, 0.0)
+    return begins, np.add.reduceat(share, begins), np.add.reduceat(reduced, begins)
+
+
+def _turns(src: _IntArray, dst: _IntArray) -> list[_IntArray]:
+    """Cut the messages of one round into turns, so that none shares a port within a turn."""
+    if max(np.bincount(src).max(), np.bincount(dst).max()) == 1:
+        return [np.arange(len(src))]
+    sends: dict[int, int] = {}
+    receives: dict[int, int] = {}
+    turns: list[list[int]] = []
+    for index, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+        turn = max(sends.get(a, 0), receives.get(b, 0))
+        sends[a] = receives[b] = turn + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(index)
+    return [np.array(turn, np.int64) for turn in turns]
+
+
+def levels_apart(
+    levels: tuple[Level, ...], placement: tuple[int, ...], a: _IntArray, b: _IntArray
+) -> _IntArray:
+    """Return the index of the level between ranks ``a`` and ``b``, elementwise.
+
+    The array form of :meth:`syncopate.cluster.Cluster.level_between`: two ranks are apart at every
+    level whose unit they do not share, and the message crosses the outermost.
+    """
+    sizes = np.cumprod([level.size for level in levels])
+    position = np.argsort(placement) if placement else np.arange(sizes[-1])
+    here, there = position[a], position[b]
+    units = sizes[:-1, None]
+    return np.asarray(np.count_nonzero(here // units != there // units, axis=0))
+
+
+def _longest_path(messages: list[_Messages], world_size: int, nbytes: float) -> _Line:
+    """Return the line of the path that is longest for a buffer of ``nbytes``.
+
+    Three clocks per rank (entered the round, send port free, receive port free) hold lines rather
+    than times; of two lines the one that is later at ``nbytes`` goes on.
+    """
+    entered = np.zeros((2, world_size))
+    sent = received = entered
+    for m in messages:
+        if m.first:
+            entered = _later(sent, received, nbytes)
+            sent, received = entered.copy(), entered.copy()
+        start = _later(sent[:, m.src], received[:, m.dst], nbytes)
+        arrival = start + np.stack([m.latency, m.wire])
+        sent[:, m.src] = arrival
+        arrival[1] += m.addition
+        received[:, m.dst] = arrival
+    ends = _later(sent, received, nbytes)
+    a, b = ends[:, np.argmax(ends[0] + ends[1] * nbytes)].tolist()
+    return _Line(a, b)
+
+
+def _later(x: _FloatArray, y: _FloatArray, nbytes: float) -> _FloatArray:
+    return np.where(x[0] + x[1] * nbytes >= y[0] + y[1] * nbytes, x, y)
