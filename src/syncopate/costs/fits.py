@@ -65,9 +65,7 @@ def fit_linear(
         return LinearFit(a_s=0.0, b_s_per_byte=0.0)
     if sizes.min() == sizes.max():
         median, size = float(np.median(times)), float(sizes[0])
-        return LinearFit(
-            a_s=0.0 if size else median, b_s_per_byte=median / size if size else 0.0
-        )
+        return LinearFit(a_s=0.0 if size else median, b_s_per_byte=median / size if size else 0.0)
     return _least_absolute_relative(sizes, times)
 
 

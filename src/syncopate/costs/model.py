@@ -6,21 +6,15 @@ A cluster written by hand has none, and its costs are the prices of the registry
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
-import numpy as np
-
-from syncopate.cluster import Cluster
+from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.functions import FREE, CostFunction, CurveCost, Envelope, PiecewiseCost
-from syncopate.costs.pieces import FloatArray, Pieces
-from syncopate.costs.price import price_many
+from syncopate.costs.pieces import Pieces
+from syncopate.costs.price import price_lines
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import NATIVE, algorithms, build
-
-_GRID_BYTES: FloatArray = 2.0 ** (np.arange(0, 81) / 2)
-"""Where schedules are priced: two sizes per octave, 1 byte to 1 TiB."""
-
-_SAME_SLOPE = 1e-6
 
 
 def collective_costs(
@@ -60,44 +54,42 @@ def collective_costs(
 def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> PiecewiseCost:
     """Return the price of an algorithm's schedule as a cost function.
 
-    A price is the length of a longest path, a maximum over paths of lines in the message size, so
-    it is convex and piecewise linear. It is priced on a grid of sizes; between two grid points a
-    bend is put where the lines on either side of it meet, which is exact wherever neighbouring
-    bends are an octave or more apart.
+    A price is the length of a longest path: the maximum of the lines that ``price_lines`` finds.
 
     Raises:
         UnknownNameError: no such algorithm.
     """
     schedule = build(collective, algorithm, cluster.world_size)
-    prices = np.asarray(price_many(schedule, cluster, _GRID_BYTES), float)
-    return PiecewiseCost(_convex_pieces(_GRID_BYTES, np.maximum.accumulate(prices)))
+    return PiecewiseCost(highest_line(price_lines(schedule, cluster)))
 
 
-def _convex_pieces(sizes: FloatArray, prices: FloatArray) -> Pieces:
-    slopes = np.diff(prices) / np.diff(sizes)
-    # Collinear chords are joined into one line through their outermost points.
-    first = 0
-    lines: list[tuple[float, float, float]] = []
-    for chord in range(1, len(slopes) + 1):
-        if chord < len(slopes) and np.isclose(slopes[chord], slopes[first], rtol=_SAME_SLOPE):
-            continue
-        slope = (prices[chord] - prices[first]) / (sizes[chord] - sizes[first])
-        lines.append((float(sizes[chord]), float(prices[first] - slope * sizes[first]), slope))
-        first = chord
-    uppers, intercepts, steepness = (list(column) for column in zip(*lines, strict=True))
-    _sharpen(uppers, intercepts, steepness)
-    return Pieces.of(uppers, intercepts, steepness)
+def highest_line(lines: Iterable[LinearFit]) -> Pieces:
+    """Return the maximum of lines ``a + b n`` over n > 0 as pieces."""
+    hull: list[LinearFit] = []
+    starts: list[float] = []
+    for line in sorted(lines, key=lambda line: (line.b_s_per_byte, line.a_s)):
+        start = 0.0
+        while hull:
+            start = _crossing(hull[-1], line)
+            if start > starts[-1]:
+                break
+            # The line before is overtaken no later than it overtook the one before it.
+            hull.pop()
+            starts.pop()
+        if start < math.inf:
+            hull.append(line)
+            starts.append(start if hull[:-1] else 0.0)
+    return Pieces.of(
+        [*starts[1:], math.inf],
+        [line.a_s for line in hull],
+        [line.b_s_per_byte for line in hull],
+    )
 
 
-def _sharpen(uppers: list[float], intercepts: list[float], slopes: list[float]) -> None:
-    """Replace a short chord across a bend by the lines beside it, where they meet inside it."""
-    index = 1
-    while index < len(uppers) - 1:
-        before, after = index - 1, index + 1
-        low, high = uppers[before], uppers[index]
-        if high < 1.5 * low and slopes[after] > slopes[before]:
-            meet = (intercepts[before] - intercepts[after]) / (slopes[after] - slopes[before])
-            if low <= meet <= high:
-                uppers[before] = meet
-                del uppers[index], intercepts[index], slopes[index]
-        index += 1
+def _crossing(flat: LinearFit, steep: LinearFit) -> float:
+    """Return from which size on ``steep`` is at least ``flat``; ``steep`` is not less steep."""
+    gain = steep.b_s_per_byte - flat.b_s_per_byte
+    head_start = flat.a_s - steep.a_s
+    if head_start <= 0:
+        return 0.0
+    return head_start / gain if gain > 0 else math.inf

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -93,7 +93,7 @@ class Pieces:
         piece = self.index(sizes)
         cost = self.intercept_s[piece] + self.slope_s_per_byte[piece] * sizes
         # The intercept of a steep chord cancels against its slope; rounding may dip below zero.
-        return np.maximum(cost, 0.0)
+        return np.asarray(np.maximum(cost, 0.0))
 
     def index(self, nbytes: ArrayLike) -> IntArray:
         """Return which piece each size belongs to.
@@ -117,12 +117,12 @@ def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
         raise InvalidValueError("costs of an envelope", (), "at least one")
     ends = np.unique(np.concatenate([cost.upper_bytes for cost in costs]))
     rows: list[tuple[float, float, float, int]] = []
-    for low, high in zip(ends[:-1], ends[1:], strict=True):
+    for low, high in pairwise(ends.tolist()):
         lines = []
         for cost in costs:
             piece = int(np.searchsorted(cost.upper_bytes, high, side="left"))
             lines.append((float(cost.intercept_s[piece]), float(cost.slope_s_per_byte[piece])))
-        for upper, owner in _cheapest_line(lines, float(low), float(high)):
+        for upper, owner in _cheapest_line(lines, low, high):
             intercept, slope = lines[owner]
             if rows and rows[-1][1:] == (intercept, slope, owner):
                 rows.pop()

@@ -1,4 +1,4 @@
-"""MG-WFBP: merge a gradient into the next one while waiting for that one costs less than a start-up.
+"""MG-WFBP: merge a gradient into the next while waiting for that costs less than a start-up.
 
 With τ_c the start of each gradient's communication, gradient l is merged into l-1, the next one in
 ready order, when ``τ_b[l-2] - τ_c[l] < a``: that wait is what merging costs, and the start-up time

@@ -69,11 +69,17 @@ def optimal(problem: Problem) -> Partition:
         cost = min(alternative.cost_s(chosen, stop) for alternative in alternatives)
         finish.append(max(finish[chosen], ready[stop - 1]) + cost)
         before.append(chosen)
-    ends = []
-    stop = problem.length
-    while stop:
-        ends.append(stop)
-        stop = before[stop]
+    return _trace_back(problem, before)
+
+
+def _trace_back(problem: Problem, before: Sequence[int]) -> Partition:
+    ends = [problem.length]
+    start = before[problem.length]
+    while start:
+        # An empty bucket joins the next one, which then has the same bytes and the same start.
+        if (problem.offsets[:, start] > problem.offsets[:, before[start]]).any():
+            ends.append(start)
+        start = before[start]
     return tuple(reversed(ends))
 
 
@@ -186,7 +192,7 @@ class _Alternative:
         for boundary, dtype in (*(divmod(packed, dtypes) for packed in row), (0, 0)):
             low = max(boundary, first)
             if low < high:
-                best = self._improve_in(code, low, high, stop, finish, best)
+                best = self._improve_in(code, (low, high), stop, finish, best)
                 high = low
             if boundary <= first:
                 break
@@ -196,8 +202,7 @@ class _Alternative:
     def _improve_in(
         self,
         code: int,
-        low: int,
-        high: int,
+        starts: tuple[int, int],
         stop: int,
         finish: Sequence[float],
         best: tuple[float, int],
@@ -205,6 +210,7 @@ class _Alternative:
         window = self._windows.get(code)
         if window is None:
             window = self._windows[code] = self._window(code)
+        low, high = starts
         least = finish[low] + window.intercept_s
         constant = window.intercept_s
         for slope, offsets in zip(window.slopes, self.offsets, strict=True):

@@ -38,7 +38,9 @@ class Policy:
 
 
 _ROWS = (
-    Policy("wfbp", wfbp, "one bucket per gradient, as soon as it is ready", "Poseidon; MG-WFBP II-C"),
+    Policy(
+        "wfbp", wfbp, "one bucket per gradient, as soon as it is ready", "Poseidon; MG-WFBP II-C"
+    ),
     Policy("single", single, "one bucket of everything, after backward", "SyncEASGD (SC 2017)"),
     Policy(
         "threshold",

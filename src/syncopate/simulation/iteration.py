@@ -70,7 +70,7 @@ class Iteration:
     def wall_s(self, progress_s: ArrayLike) -> FloatArray:
         """Return when computation had made ``progress_s`` seconds of progress (any shape)."""
         times, done = zip(*self.progress, strict=True)
-        return np.interp(np.asarray(progress_s, float), done, times)
+        return np.asarray(np.interp(np.asarray(progress_s, float), done, times))
 
 
 def play(

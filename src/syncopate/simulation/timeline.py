@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.costs.functions import Envelope
@@ -48,11 +49,16 @@ def simulate(
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     costs = costs or collective_costs(cluster)
     played = play(workload, plan.buckets, costs, cluster.interference)
+    pattern = _pattern(workload, plan, played)
     spans: list[Span] = []
     for iteration in range(iterations):
         origin = iteration * played.iteration_s
         for rank in range(cluster.world_size):
-            spans += _spans(workload, plan, played, rank, iteration, origin)
+            of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
+            spans += [
+                Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
+                for start, end, fields in pattern
+            ]
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -62,42 +68,31 @@ def simulate(
     )
 
 
-def _spans(
-    workload: Workload, plan: Plan, played: Iteration, rank: int, iteration: int, origin: float
-) -> list[Span]:
-    def span(name: str, lane: str, start: float, end: float, **details: object) -> Span:
-        return Span(
-            name=name,
-            lane=lane,
-            rank=rank,
-            iteration=iteration,
-            start_s=origin + start,
-            end_s=origin + max(start, end),
-            **details,  # type: ignore[arg-type]
-        )
-
+def _pattern(
+    workload: Workload, plan: Plan, played: Iteration
+) -> list[tuple[float, float, dict[str, Any]]]:
+    """Return start, end and the other fields of every span of one rank in one iteration."""
     bounds = played.wall_s([workload.forward_s, *workload.ready_s]).tolist()
-    spans = [span("forward", "forward", 0.0, bounds[0])]
+    backward_end, done = played.backward_end_s, played.iteration_s - workload.update_s
+    pattern: list[tuple[float, float, dict[str, Any]]] = [
+        (0.0, bounds[0], {"name": "forward", "lane": "forward"})
+    ]
     for tensor, (start, end) in zip(workload.tensors, pairwise(bounds), strict=True):
         if end > start:
-            spans.append(span(tensor.name, "backward", start, end))
-    if played.backward_end_s > bounds[-1]:
-        spans.append(span("backward", "backward", bounds[-1], played.backward_end_s))
+            pattern.append((start, end, {"name": tensor.name, "lane": "backward"}))
+    if backward_end > bounds[-1]:
+        pattern.append((bounds[-1], backward_end, {"name": "backward", "lane": "backward"}))
     for index, bucket in enumerate(plan.buckets):
-        spans.append(
-            span(
-                f"bucket {index}",
-                "push",
-                played.starts_s[index],
-                played.ends_s[index],
-                channel=bucket.channel,
-                nbytes=bucket.nbytes,
-                detail=bucket.algorithm,
-            )
-        )
-    done = played.iteration_s - workload.update_s
-    if done > played.backward_end_s:
-        spans.append(span("wait for communication", "wait", played.backward_end_s, done))
+        fields = {
+            "name": f"bucket {index}",
+            "lane": "push",
+            "channel": bucket.channel,
+            "nbytes": bucket.nbytes,
+            "detail": bucket.algorithm,
+        }
+        pattern.append((played.starts_s[index], played.ends_s[index], fields))
+    if done > backward_end:
+        pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
     if workload.update_s > 0:
-        spans.append(span("update", "update", done, played.iteration_s))
-    return spans
+        pattern.append((done, played.iteration_s, {"name": "update", "lane": "update"}))
+    return pattern
