@@ -1,0 +1,216 @@
+"""Distribute: the one call that makes a model and its optimizer train over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.cluster import Cluster
+from syncopate.collectives import Communicator
+from syncopate.engine import module as modules
+from syncopate.engine.agreement import Fact, require_same, tensor_facts, together
+from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.connect import require_process_group
+from syncopate.engine.engine import Engine
+from syncopate.engine.selfplan import SelfPlanner, first_plan
+from syncopate.engine.state import broadcast_tensors, module_buffers
+from syncopate.errors import EngineError, InvalidValueError
+from syncopate.plan import Plan
+from syncopate.planning.registry import require_policy
+from syncopate.units import dtype_bytes
+
+
+def distribute(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    plan: Plan | None = None,
+    cluster: Cluster | None = None,
+    policy: str = "optimal",
+    channels: int = 1,
+    group: dist.ProcessGroup | None = None,
+    timeout_s: float = 300.0,
+) -> tuple[Any, torch.optim.Optimizer]:
+    """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
+
+    The model stays the same object and gets ``no_sync()`` and ``syncopate``, its
+    :class:`~syncopate.engine.engine.Engine`. Parameters and buffers of all ranks become rank 0's.
+    From then on every backward ends with the gradients averaged over the ranks, and every training
+    forward begins with rank 0's buffers. As with ``gradient_as_bucket_view=True`` in DDP,
+    gradients are views of communication buffers: copy one that is to survive the next backward.
+
+    Without a plan the first iterations run on a safe one and are profiled; then the cluster is
+    calibrated, a plan is made and measured against the safe one, and the faster stays.
+
+    Args:
+        model: on its device; the same on every rank.
+        optimizer: over parameters of the model.
+        plan: the plan to run; made during the first iterations when left out.
+        cluster: plan for this cluster instead of calibrating; needed only without ``plan``.
+        policy: the planning policy; used only without ``plan``.
+        channels: how many collectives a self-made plan may run at once.
+        group: the ranks; all of them when left out.
+        timeout_s: how long a rank waits for another in a collective.
+
+    Returns:
+        The model and the optimizer that were given.
+
+    Raises:
+        EngineError: model, optimizer or ranks that cannot be trained together; on every rank.
+        PlanError: the plan is for another model or rank count.
+        UnknownNameError: no such policy or algorithm.
+        CollectiveError: a rank is lost or late.
+
+    Example:
+        >>> model, optimizer = distribute(model, optimizer)  # doctest: +SKIP
+    """
+    require_process_group(model, timeout_s)
+    # One channel until it is known that all ranks ask for the same number of them.
+    communicator = Communicator(group, timeout_s=timeout_s)
+    try:
+        trainables = together(communicator, lambda: _require_sound(model, optimizer))
+        together(communicator, lambda: _require_arguments(communicator, cluster, policy, channels))
+        require_same(communicator, _facts(model, plan, cluster, policy, channels))
+        slots = tuple(module_buffers(model))
+        broadcast_tensors(
+            communicator, [p.data for p in model.parameters()] + [slot.tensor for slot in slots]
+        )
+        engine = Engine(
+            model,
+            optimizer,
+            trainables=trainables,
+            slots=slots,
+            group=group,
+            communicator=communicator,
+            timeout_s=timeout_s,
+        )
+    except BaseException:
+        communicator.close()
+        raise
+    try:
+        if plan is not None:
+            engine.install(plan)
+        else:
+            name = type(model).__name__
+            engine.adopt(first_plan(name, engine.tensors, communicator.world_size))
+            SelfPlanner(engine, name, cluster, policy, channels).start()
+        together(communicator, lambda: modules.attach(model, engine))
+    except BaseException:
+        engine.detach()
+        raise
+    return model, optimizer
+
+
+def _require_sound(model: nn.Module, optimizer: object) -> tuple[Trainable, ...]:
+    """Return the parameters to train, or refuse model or optimizer."""
+    if not isinstance(model, nn.Module):
+        raise InvalidValueError("model", type(model).__name__, "a torch.nn.Module")
+    _require_plain(model)
+    parameters = list(model.named_parameters())
+    for name, parameter in parameters:
+        _require_parameter(name, parameter)
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True and isinstance(
+            module, nn.Embedding | nn.EmbeddingBag
+        ):
+            raise EngineError(
+                f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
+                "dense. Build it with sparse=False"
+            )
+    devices = {str(parameter.device) for _, parameter in parameters}
+    if len(devices) > 1:
+        raise EngineError(
+            f"the parameters are on several devices ({', '.join(sorted(devices))}); one rank "
+            "trains on one device"
+        )
+    trained = [(name, p) for name, p in parameters if p.requires_grad]
+    if not trained:
+        raise EngineError(
+            f"{type(model).__name__} has no trainable parameter among its {len(parameters)}, so "
+            "there is nothing to exchange; set requires_grad on those to be trained"
+        )
+    _require_optimizer(optimizer, model)
+    return tuple(Trainable(index, name, p) for index, (name, p) in enumerate(trained))
+
+
+def _require_plain(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = f"its module {name!r}" if name else "the model"
+        if isinstance(module, DistributedDataParallel):
+            raise EngineError(
+                f"{where} is wrapped in DistributedDataParallel already; distribute takes its "
+                "place, so give the module inside (.module)"
+            )
+        if isinstance(module, modules.DistributedModule):
+            raise EngineError(
+                f"{where} is distributed already; call .syncopate.detach() on it first, or "
+                ".syncopate.install(plan) to change its plan"
+            )
+
+
+def _require_parameter(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise EngineError(
+            f"{name!r} has no shape yet; run one forward through the lazy modules first"
+        )
+    if parameter.is_meta:
+        raise EngineError(f"{name!r} is on the meta device; materialise the model first")
+    if type(parameter.data) is not torch.Tensor:
+        raise EngineError(
+            f"{name!r} is a {type(parameter.data).__name__}; every rank must hold whole, plain "
+            "tensors (no sharding)"
+        )
+    if parameter.requires_grad:
+        dtype_bytes(dtype_name(parameter))
+
+
+def _require_optimizer(optimizer: object, model: nn.Module) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidValueError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")
+    known = {id(parameter) for parameter in model.parameters()}
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if id(parameter) not in known:
+                raise EngineError(
+                    f"parameter {place} of the optimizer's group {number} (shape "
+                    f"{tuple(parameter.shape)}) is not in the model, so its gradient would never "
+                    "be averaged; build the optimizer from this model's parameters()"
+                )
+
+
+def _require_arguments(
+    communicator: Communicator, cluster: Cluster | None, policy: str, channels: int
+) -> None:
+    require_policy(policy)
+    if not isinstance(channels, int) or channels < 1:
+        raise InvalidValueError("channels", channels, "an integer >= 1")
+    if cluster is None:
+        return
+    if not isinstance(cluster, Cluster):
+        raise InvalidValueError("cluster", type(cluster).__name__, "a syncopate.Cluster")
+    if cluster.world_size != communicator.world_size:
+        raise EngineError(
+            f"the cluster {cluster.name!r} has {cluster.world_size} ranks; "
+            f"{communicator.world_size} are running. Calibrate this one"
+        )
+
+
+def _facts(
+    model: nn.Module, plan: Plan | None, cluster: Cluster | None, policy: str, channels: int
+) -> list[Fact]:
+    given: Iterable[Fact] = (
+        ("whether plan= is given", plan is not None),
+        ("whether cluster= is given", cluster is not None),
+        ("policy", policy),
+        ("channels", channels),
+    )
+    return [
+        *given,
+        *tensor_facts("parameter", model.named_parameters()),
+        *tensor_facts("buffer", model.named_buffers()),
+    ]

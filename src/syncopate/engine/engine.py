@@ -1,0 +1,251 @@
+"""Engine: a plan at work on one model, and what the user can ask of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from syncopate.calibration.clocks import clock_offsets
+from syncopate.collectives import Communicator
+from syncopate.engine import module as modules
+from syncopate.engine.agreement import require_same, together
+from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
+from syncopate.engine.reducer import Reducer
+from syncopate.engine.state import BufferSlot
+from syncopate.engine.step import StepRecorder
+from syncopate.engine.tail import Tail
+from syncopate.errors import EngineError, InvalidValueError
+from syncopate.plan import Plan
+from syncopate.schedules import registry
+from syncopate.timeline import Timeline
+from syncopate.tracing import merge
+from syncopate.workload import Workload
+
+
+class Engine:
+    """Exchanges the gradients of one model by a plan; made by ``distribute``.
+
+    Args:
+        model: the model, not yet attached.
+        optimizer: its optimizer; only watched, to time its steps.
+        trainables: every parameter whose gradient is exchanged.
+        slots: the model's buffers.
+        group: the ranks; None for all.
+        communicator: joins them.
+        timeout_s: limit of every collective.
+
+    Attributes:
+        workload: what self-planning measured of the model; None until then.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        trainables: tuple[Trainable, ...],
+        slots: tuple[BufferSlot, ...],
+        group: dist.ProcessGroup | None,
+        communicator: Communicator,
+        timeout_s: float,
+    ) -> None:
+        self.workload: Workload | None = None
+        self._model = model
+        self._trainables = trainables
+        self._slots = slots
+        self._group = group
+        self._timeout_s = timeout_s
+        self._plan: Plan | None = None
+        self._inside = False
+        self._planner: Callable[[], None] | None = None
+        self._recorder: StepRecorder | None = None
+        self._recording = False
+        self._frozen = tuple(
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad
+        )
+        self._reducer = Reducer(trainables, slots, communicator)
+        self._update_start: Any = None
+        self._optimizer_hooks = [
+            optimizer.register_step_pre_hook(self._update_begins),
+            optimizer.register_step_post_hook(self._update_ends),
+        ]
+
+    # -- what users touch -----------------------------------------------------------------------
+
+    @property
+    def plan(self) -> Plan:
+        """The plan at work."""
+        assert self._plan is not None
+        return self._plan
+
+    @property
+    def communicator(self) -> Communicator:
+        """Joins the ranks; its collectives may be used between iterations."""
+        return self._reducer.communicator
+
+    @property
+    def tensors(self) -> tuple[tuple[str, int, str], ...]:
+        """``(name, numel, dtype)`` of every exchanged gradient."""
+        return tuple(
+            (t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in self._trainables
+        )
+
+    def install(self, plan: Plan) -> None:
+        """Train by ``plan`` from the next forward on; every rank calls it, between iterations.
+
+        A self-planning that is still going on ends.
+
+        Raises:
+            PlanError: it is for another model or rank count.
+            UnknownNameError: no such algorithm.
+            EngineError: the ranks have different plans, or a backward is running.
+        """
+        together(self.communicator, lambda: self._require_fit(plan))
+        self._require_same(plan)
+        self._stop_planning()
+        self.adopt(plan)
+
+    def record(self, on: bool = True) -> None:
+        """Start or stop noting when every step did what; a new start forgets the old record."""
+        if on and not self._recording:
+            self._recorder = StepRecorder(self.communicator.rank, self._reducer.clock)
+            self._reducer.listeners.append(self._recorder.steps.append)
+        elif not on and self._recording and self._recorder is not None:
+            self._reducer.listeners.remove(self._recorder.steps.append)
+        self._recording = on
+
+    def timeline(self, name: str = "training") -> Timeline:
+        """Return what was recorded, every rank on rank 0's clock; every rank calls it.
+
+        Raises:
+            EngineError: nothing was ever recorded.
+        """
+        if self._recorder is None:
+            raise EngineError("there is no record; call record() before the steps to look at")
+        spans = self._recorder.spans(self._reducer.last_update)
+        offsets_s = clock_offsets(self.communicator)
+        everyone = self.communicator.all_gather_object(spans)
+        plan = self.plan
+        metadata = {
+            "model": plan.model,
+            "policy": plan.policy,
+            "buckets": str(len(plan.buckets)),
+            "torch": torch.__version__,
+        }
+        return merge(everyone, name=name, offsets_s=offsets_s, metadata=metadata)
+
+    def detach(self) -> None:
+        """Give the model back as it was; gradients are no longer exchanged."""
+        self._stop_planning()
+        self._reducer.remove()
+        for hook in self._optimizer_hooks:
+            hook.remove()
+        modules.detach(self._model)
+        self.communicator.close()
+
+    # -- what the module calls ------------------------------------------------------------------
+
+    @contextmanager
+    def forward(self, training: bool) -> Iterator[Callable[[Any], None]]:
+        """Around a forward with gradients; yields what to call with the output.
+
+        A model that calls itself in its forward is one forward.
+
+        Raises:
+            EngineError: a parameter that was frozen is no longer.
+        """
+        if self._inside:
+            yield _nothing
+            return
+        self._inside = True
+        try:
+            for name, parameter in self._frozen:
+                if parameter.requires_grad:
+                    raise EngineError(
+                        f"{name!r} was frozen when distribute was called and is trained now, so "
+                        "the plan does not hold its gradient; call model.syncopate.detach() and "
+                        "distribute again after changing requires_grad"
+                    )
+            self._reducer.forward_begins(training)
+            yield self._watch
+        finally:
+            self._inside = False
+
+    def _watch(self, output: Any) -> None:
+        self._reducer.forward_ends(modules.output_tensors(output))
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Let gradients of forwards inside accumulate locally (``no_sync``)."""
+        before, self._reducer.paused = self._reducer.paused, True
+        try:
+            yield
+        finally:
+            self._reducer.paused = before
+
+    # -- what distribute and self-planning call -------------------------------------------------
+
+    @property
+    def reducer(self) -> Reducer:
+        """The machinery; not for users."""
+        return self._reducer
+
+    def plan_with(self, stop: Callable[[], None]) -> None:
+        """Note how to stop the self-planning that has begun."""
+        self._planner = stop
+
+    def adopt(self, plan: Plan) -> None:
+        """Use ``plan``, which every rank is known to have and which fits."""
+        if plan.channels > self.communicator.channels:
+            self.communicator.close()
+            self._reducer.communicator = Communicator(
+                self._group, channels=plan.channels, timeout_s=self._timeout_s
+            )
+        by_name = {trainable.name: trainable for trainable in self._trainables}
+        carrier = [by_name[name].parameter for name in plan.buckets[-1].tensors]
+        # The tail rides with the last dtype of the last bucket.
+        dtype = list(dict.fromkeys(parameter.dtype for parameter in carrier))[-1]
+        tail = Tail(
+            len(self._trainables),
+            self.communicator.rank,
+            self.communicator.world_size,
+            self._slots,
+            dtype,
+        )
+        self._reducer.install(build_buckets(plan, self._trainables, tail.elements), tail)
+        self._plan = plan
+
+    def _require_fit(self, plan: object) -> None:
+        if not isinstance(plan, Plan):
+            raise InvalidValueError("plan", plan, "a syncopate.Plan")
+        plan.require_fit(self.tensors, self.communicator.world_size)
+        for bucket in plan.buckets:
+            registry.require("all_reduce", bucket.algorithm, allow_native=True)
+
+    def _require_same(self, plan: Plan) -> None:
+        digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
+        summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
+        require_same(self.communicator, [("the plan", summary)])
+
+    def _stop_planning(self) -> None:
+        if self._planner is not None:
+            self._planner()
+            self._planner = None
+
+    def _update_begins(self, *_: Any) -> None:
+        self._update_start = self._reducer.clock.stamp()
+
+    def _update_ends(self, *_: Any) -> None:
+        self._reducer.note_update(self._update_start, self._reducer.clock.stamp())
+
+
+def _nothing(_: Any) -> None:
+    pass

@@ -1,0 +1,372 @@
+"""Reducer: launches buckets during backward and waits for them at its end.
+
+MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready; a
+bucket is launched when all its gradients are ready and all earlier buckets of the plan are
+launched; there is one wait, at the end of backward and so before clipping and the optimizer.
+
+[Note: The path of a hook]
+The hook runs once per parameter and backward, so its common path is four lines on captured lists.
+``ready[i]`` is 1 for "nothing to do for this one": every entry is 1 while no synchronised backward
+runs, and all are set to 0 when one begins. Whatever is out of the ordinary (the first gradient of a
+backward, one that is not to be synchronised, one that is timed, one that comes twice) therefore
+finds a 1 and takes the other path.
+
+[Note: Where a backward begins]
+The model's outputs carry a hook that fires when backward reaches them and decides as the *forward*
+decided (inside or outside ``no_sync``), as DDP does. A backward that enters elsewhere, because a
+submodule was called on its own, begins at its first ready gradient. The end is a callback of
+autograd's graph task. With re-entrant checkpointing the outputs belong to the outer task, whose
+end is the real one.
+
+[Note: A backward that raises]
+The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
+backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
+the others raise an error that names it, and nobody steps on half a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+
+from syncopate.calibration.stamps import clock_for
+from syncopate.collectives import Communicator, Handle
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
+from syncopate.engine.state import BufferSlot, broadcast_tensors
+from syncopate.engine.step import Push, Step
+from syncopate.engine.tail import Tail
+from syncopate.errors import EngineError
+
+
+class State(IntEnum):
+    """What the current backward does with its gradients."""
+
+    IDLE = 0
+    """No backward runs."""
+    SYNC = 1
+    """Buckets are launched as they become ready."""
+    HELD = 2
+    """Ready times are noted; every bucket is launched at the end."""
+    SKIP = 3
+    """Gradients accumulate locally (``no_sync``)."""
+
+
+class Reducer:
+    """Averages the gradients of ``trainables`` over the ranks in every backward.
+
+    Args:
+        trainables: every parameter whose gradient is exchanged.
+        slots: the module's buffers, kept at rank 0's values.
+        communicator: joins the ranks.
+
+    Attributes:
+        paused: gradients of forwards that run meanwhile are not exchanged.
+        held: launch every bucket at the end of backward and time the gradients.
+        listeners: called with each :class:`Step` when its backward has been synchronised, on every
+            rank alike, and so free to communicate.
+        communicator: joins the ranks.
+        clock: stamps the steps.
+    """
+
+    def __init__(
+        self,
+        trainables: Sequence[Trainable],
+        slots: Sequence[BufferSlot],
+        communicator: Communicator,
+    ) -> None:
+        self.paused = False
+        self.held = False
+        self.listeners: list[Callable[[Step], None]] = []
+        self.communicator = communicator
+        self.clock = clock_for(trainables[0].parameter.device)
+        self._stamp = self.clock.stamp
+        self._trainables = tuple(trainables)
+        self._slots = tuple(slots)
+        self._buffers_current = True
+        self._owes_failure = False
+        self._state = State.IDLE
+        self._task = -1
+        self._step = Step()
+        self._ready = bytearray(b"\1" * len(trainables))
+        self._timed = bytearray(len(trainables))
+        self._kept = bytearray(len(trainables))
+        self._bucket_of: list[int] = [0] * len(trainables)
+        self._left: list[int] = []
+        self._buckets: tuple[BucketBuffers, ...] = ()
+        self._next = 0
+        self._pushes: list[tuple[BucketBuffers, FlatBuffer, Handle]] = []
+        self._hooks = [
+            trainable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(trainable.index)
+            )
+            for trainable in trainables
+        ]
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def install(self, buckets: Sequence[BucketBuffers], tail: Tail) -> None:
+        """Use ``buckets`` from the next backward on; call it between iterations.
+
+        Raises:
+            EngineError: a backward is running.
+        """
+        if self._state in (State.SYNC, State.HELD):
+            raise EngineError("a plan can be installed between iterations, not while backward runs")
+        self._buckets = tuple(buckets)
+        self._tail = tail
+        tail.attach(self._buckets[-1].parts[-1].tail)
+        self._left[:] = [0] * len(buckets)
+        self._sizes = [bucket.size for bucket in buckets]
+        self._views: list[Tensor | None] = [None] * len(self._trainables)
+        for bucket in buckets:
+            for part in bucket.parts:
+                for trainable, view in zip(part.trainables, part.views, strict=True):
+                    self._bucket_of[trainable.index] = bucket.index
+                    self._views[trainable.index] = view
+        self._scale = 1.0 / self.communicator.world_size
+        # Reading a flag from a GPU would make the host wait for the device in every step.
+        self._reads_flags = not buckets[-1].parts[-1].wire.is_cuda
+
+    def remove(self) -> None:
+        """Take every hook off the parameters."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        self.listeners = []
+        self._state = State.IDLE
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        # [Note: The path of a hook]
+        ready, left, bucket_of = self._ready, self._left, self._bucket_of
+        advance, otherwise = self._advance, self._otherwise
+
+        def hook(_: Tensor) -> None:
+            if ready[index]:
+                otherwise(index)
+                return
+            ready[index] = 1
+            bucket = bucket_of[index]
+            left[bucket] -= 1
+            if not left[bucket]:
+                advance()
+
+        return hook
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def forward_begins(self, training: bool) -> None:
+        """Prepare for a forward with gradients; ``training`` is the module's mode."""
+        self._abandon()
+        if training and self._slots:
+            if not self._buffers_current:
+                tensors = [slot.tensor for slot in self._slots]
+                broadcast_tensors(self.communicator, tensors)
+            self._buffers_current = self.paused
+        self._step.forward_start = self._stamp()
+
+    def forward_ends(self, outputs: Sequence[Tensor]) -> None:
+        """Watch the tensors that ``forward`` returned for the backward to come."""
+        begin = self._begin_skip if self.paused else self._begin_sync
+        for tensor in outputs:
+            # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
+            if tensor.grad_fn is not None:
+                tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def _begin_sync(self, _: Any = None) -> None:
+        self._begin(State.HELD if self.held else State.SYNC)
+
+    def _begin_skip(self, _: Any = None) -> None:
+        self._begin(State.SKIP)
+
+    def _begin(self, state: State) -> None:
+        task = torch._C._current_graph_task_id()
+        if self._state != State.IDLE:
+            if task == self._task:
+                return
+            self._abandon()
+        self._state = state
+        self._task = task
+        self._step.backward_start = self._stamp()
+        if state == State.SKIP:
+            Variable._execution_engine.queue_callback(self._end_skip)
+            return
+        if state == State.SYNC:
+            self._ready[:] = bytes(len(self._ready))
+        else:
+            self._timed[:] = bytes(len(self._timed))
+        self._left[:] = self._sizes
+        self._next = 0
+        self._pushes = []
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _otherwise(self, index: int) -> None:
+        """Handle a gradient off the common path ([Note: The path of a hook])."""
+        if self._state == State.IDLE:
+            if self.paused:
+                self._begin_skip()
+            else:
+                self._begin_sync()
+        if self._state == State.SKIP:
+            self._kept[index] = 1
+        elif self._state == State.SYNC and not self._ready[index]:
+            self._ready[index] = 1
+            self._left[self._bucket_of[index]] -= 1
+            self._advance()
+        elif self._state == State.HELD and not self._timed[index]:
+            self._timed[index] = 1
+            self._step.ready.append((index, self._stamp()))
+        else:
+            raise EngineError(
+                f"the gradient of {self._trainables[index].name!r} became ready twice in one "
+                "backward. Re-entrant activation checkpointing of a shared parameter does that; "
+                "use torch.utils.checkpoint with use_reentrant=False"
+            )
+
+    def _advance(self) -> None:
+        """Launch every bucket that is complete and whose turn it is."""
+        with torch.no_grad():
+            while self._next < len(self._buckets) and not self._left[self._next]:
+                bucket = self._buckets[self._next]
+                for part in bucket.parts:
+                    part.gather()
+                self._push(bucket)
+
+    def _push(
+        self, bucket: BucketBuffers, *, unreached: Sequence[int] = (), failed: bool = False
+    ) -> None:
+        self._next += 1
+        if self._next == len(self._buckets):
+            self._tail.fill(unreached, failed=failed or self._owes_failure)
+            self._owes_failure = False
+        for part in bucket.parts:
+            if part.averaged_before:
+                part.gradients.mul_(self._scale)
+            handle = self.communicator.all_reduce(
+                part.wire, algorithm=bucket.algorithm, channel=bucket.channel, async_op=True
+            )
+            self._pushes.append((bucket, part, handle))
+
+    # -- end of backward ------------------------------------------------------------------------
+
+    def _end_skip(self) -> None:
+        if self._state != State.SKIP:
+            return
+        self._state = State.IDLE
+        step = self._step
+        if self.listeners:
+            step.earlier.append((step.forward_start, step.backward_start, self._stamp()))
+        step.forward_start = None
+
+    def note_update(self, start: Any, end: Any) -> None:
+        """Remember the stamps of an optimizer's step; several in one iteration count as one."""
+        before = self._step.update
+        self._step.update = (before[0] if before else start, end)
+
+    @property
+    def last_update(self) -> tuple[Any, Any] | None:
+        """The stamps of the optimizer's step since the last backward."""
+        return self._step.update
+
+    def _end(self) -> None:
+        """Launch what is left, wait for everything, hand out the averages."""
+        if self._state not in (State.SYNC, State.HELD):
+            return
+        reached = self._timed if self._state == State.HELD else self._ready
+        if 1 not in reached:
+            # torch.autograd.grad came through the outputs; no gradient was accumulated.
+            self._rest()
+            return
+        self._step.backward_end = self._stamp()
+        try:
+            with torch.no_grad():
+                missing = self._missing(reached) if 0 in reached else []
+                unreached = [index for index, _ in missing if not self._kept[index]]
+                while self._next < len(self._buckets):
+                    bucket = self._buckets[self._next]
+                    for part in bucket.parts:
+                        part.gather()
+                    self._push(bucket, unreached=unreached)
+                self._wait()
+                if missing:
+                    self._restore(missing)
+                failed = self._tail.failed_ranks() if self._reads_flags else []
+        finally:
+            self._rest()
+        if failed:
+            raise EngineError(
+                f"backward failed on rank{'s' if len(failed) > 1 else ''} "
+                f"{', '.join(map(str, failed))}: this step has no gradient. See the error there; "
+                "zero the gradients before going on"
+            )
+        self._report()
+
+    def _missing(self, reached: bytearray) -> list[tuple[int, Tensor | None]]:
+        """Return the parameters that backward did not reach, with what their gradient was."""
+        missing = []
+        for index, mark in enumerate(reached):
+            if not mark:
+                gradient = self._trainables[index].parameter.grad
+                missing.append((index, None if gradient is None else gradient.clone()))
+        return missing
+
+    def _restore(self, missing: Sequence[tuple[int, Tensor | None]]) -> None:
+        """Leave a gradient untouched that no rank reached; hand out the others."""
+        reached = self._tail.reached()
+        for index, before in missing:
+            parameter, view = self._trainables[index].parameter, self._views[index]
+            assert view is not None
+            if reached[index]:
+                parameter.grad = view
+            elif before is not None:
+                view.copy_(before)
+
+    def _wait(self) -> None:
+        """Wait for every bucket, in launch order, averaging each while later ones travel."""
+        if self._tail.broadcast:
+            broadcast_tensors(self.communicator, [slot.tensor for slot in self._tail.broadcast])
+        for _, part, handle in self._pushes:
+            handle.wait()
+            if not part.averaged_before:
+                part.gradients.mul_(self._scale)
+        self._tail.deliver()
+        self._buffers_current = True
+
+    def _abandon(self) -> None:
+        """Finish a backward that raised half-way ([Note: A backward that raises])."""
+        if self._state not in (State.SYNC, State.HELD):
+            self._state = State.IDLE
+            return
+        reached = self._timed if self._state == State.HELD else self._ready
+        try:
+            with torch.no_grad():
+                if 1 in reached:
+                    # Too late to tell the others in this step: they learn of it in the next.
+                    self._owes_failure = self._next == len(self._buckets)
+                    while self._next < len(self._buckets):
+                        self._push(self._buckets[self._next], failed=True)
+                    self._wait()
+        finally:
+            self._rest()
+
+    def _rest(self) -> None:
+        self._state = State.IDLE
+        self._ready[:] = b"\1" * len(self._ready)
+        self._kept[:] = bytes(len(self._kept))
+
+    def _report(self) -> None:
+        step, self._step = self._step, Step()
+        step.end = self._stamp()
+        step.pushes = [
+            Push(bucket.index, bucket.channel, bucket.algorithm, part.nbytes, handle)
+            for bucket, part, handle in self._pushes
+        ]
+        self._pushes = []
+        for listener in tuple(self.listeners):
+            listener(step)

@@ -1,0 +1,122 @@
+"""Step: when one synchronised training step did what, and its spans for the timeline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from syncopate.calibration.stamps import Clock
+from syncopate.collectives import Handle
+from syncopate.timeline import Span
+from syncopate.tracing import Recorder
+
+
+@dataclass(frozen=True)
+class Push:
+    """One collective of a step: one dtype of one bucket.
+
+    Attributes:
+        bucket: the bucket's place in the plan.
+        channel: where it travelled.
+        algorithm: how.
+        nbytes: bytes on the wire, what rode along included.
+        handle: knows when it ran.
+    """
+
+    bucket: int
+    channel: int
+    algorithm: str
+    nbytes: int
+    handle: Handle
+
+
+@dataclass
+class Step:
+    """The stamps of one step; a step ends with a synchronised backward.
+
+    A stamp is what the engine's clock gives, or None for what did not happen: a second backward of
+    one graph has no forward, the first step no update before it.
+
+    Attributes:
+        forward_start: the model was called (in the last micro-batch, when several accumulate).
+        backward_start: backward reached the model's outputs, which ends forward and loss.
+        backward_end: all gradients of this rank are there.
+        end: all averages are there.
+        update: start and end of the optimizer's step *before* this forward, which closed the
+            previous iteration.
+        earlier: ``(forward_start, backward_start, backward_end)`` of the accumulated micro-batches.
+        ready: ``(parameter index, stamp)`` in order of readiness; only of held steps.
+        pushes: the collectives, in launch order.
+    """
+
+    forward_start: Any = None
+    backward_start: Any = None
+    backward_end: Any = None
+    end: Any = None
+    update: tuple[Any, Any] | None = None
+    earlier: list[tuple[Any, Any, Any]] = field(default_factory=list)
+    ready: list[tuple[int, Any]] = field(default_factory=list)
+    pushes: list[Push] = field(default_factory=list)
+
+
+class StepRecorder:
+    """Keeps steps and turns them into spans when asked: recording itself is one list append.
+
+    Args:
+        rank: whose steps.
+        clock: made the stamps.
+    """
+
+    def __init__(self, rank: int, clock: Clock) -> None:
+        self.steps: list[Step] = []
+        self._rank = rank
+        self._clock = clock
+        # Stamps of a device are placed on the host's clock by one moment known on both.
+        self._anchor = clock.stamp()
+        clock.finish()
+        self._anchor_s = time.perf_counter()
+
+    def spans(self, last_update: tuple[Any, Any] | None = None) -> tuple[Span, ...]:
+        """Return the spans of every step, on ``time.perf_counter``; waits for the device.
+
+        Args:
+            last_update: the optimizer's step after the last backward.
+        """
+        self._clock.finish()
+        recorder = Recorder(self._rank)
+        updates = [step.update for step in self.steps[1:]] + [last_update]
+        for iteration, (step, update) in enumerate(zip(self.steps, updates, strict=True)):
+            self._add_step(recorder, iteration, step)
+            if update is not None:
+                self._add(recorder, "update", iteration, update)
+        return recorder.drain()
+
+    def _add_step(self, recorder: Recorder, iteration: int, step: Step) -> None:
+        passes: Sequence[tuple[Any, Any, Any]] = (
+            *step.earlier,
+            (step.forward_start, step.backward_start, step.backward_end),
+        )
+        for forward_start, backward_start, backward_end in passes:
+            if forward_start is not None:
+                self._add(recorder, "forward", iteration, (forward_start, backward_start))
+            self._add(recorder, "backward", iteration, (backward_start, backward_end))
+        self._add(recorder, "wait", iteration, (step.backward_end, step.end))
+        for push in step.pushes:
+            recorder.add(
+                f"bucket {push.bucket}",
+                "push",
+                push.handle.started_s,
+                push.handle.finished_s,
+                iteration=iteration,
+                channel=push.channel,
+                nbytes=push.nbytes,
+                detail=push.algorithm,
+            )
+
+    def _add(self, recorder: Recorder, lane: str, iteration: int, stamps: tuple[Any, Any]) -> None:
+        start_s, end_s = (
+            self._anchor_s + self._clock.between_s(self._anchor, stamp) for stamp in stamps
+        )
+        recorder.add(lane, lane, start_s, max(start_s, end_s), iteration=iteration)
