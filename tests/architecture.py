@@ -166,12 +166,14 @@ def purity_violations(root: Path) -> list[str]:
 
 
 def cycles(root: Path) -> list[str]:
-    """Return import cycles between modules, one line each."""
+    """Return import cycles between modules at run time, one line each."""
     trees = read(root)
     graph: dict[str, set[str]] = {name: set() for name in trees}
     for item in imports(root, trees):
         target = inside(item.target, trees, root.name)
-        if target is not None and target != item.module and "__init__" not in (target, item.module):
+        if target is None or item.for_types or "__init__" in (target, item.module):
+            continue
+        if target != item.module:
             graph[item.module].add(target)
     found: list[str] = []
     done: set[str] = set()

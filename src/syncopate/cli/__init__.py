@@ -23,7 +23,7 @@ def main() -> int:
     from syncopate.cli.ranks import report_error
 
     try:
-        app()
+        app(prog_name="syncopate")
     except SystemExit as finished:
         return finished.code if isinstance(finished.code, int) else int(finished.code is not None)
     except KeyboardInterrupt:

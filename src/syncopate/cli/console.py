@@ -39,19 +39,21 @@ def err() -> Console:
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[ProgressFunction]:
-    """Show a progress bar on rank 0 while the block runs.
+    """Show a progress bar on rank 0 while the block runs, if somebody is looking.
 
     Yields:
         A function ``(what, fraction done)`` that moves the bar.
     """
+    console = err()
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[what]}", style="dim"),
-        console=err(),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(title, total=1.0, what="")

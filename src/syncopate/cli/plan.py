@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -49,16 +50,13 @@ def plan(
 
       syncopate plan -w workload.json --network 10gbe --nodes 64 --policy mg-wfbp -o plan.json
     """
-    from syncopate.planning.planner import make_plan
-    from syncopate.planning.registry import POLICIES
+    from syncopate.planning.planner import compare
+    from syncopate.planning.registry import require_policy
 
-    work = Workload.load(workload)
-    where = _cluster(cluster, network, nodes)
-    chosen = make_plan(work, where, policy, algorithm=algorithm)
-    plans = [
-        chosen if name == policy else make_plan(work, where, name, algorithm=algorithm)
-        for name in POLICIES
-    ]
+    require_policy(policy)
+    work, where = Workload.load(workload), _cluster(cluster, network, nodes)
+    plans = compare(work, where, algorithm=algorithm)
+    chosen = next(plan for plan in plans if plan.policy == policy)
     chosen.save(output)
     _show(plans, chosen, output, json)
 
@@ -77,7 +75,7 @@ def _cluster(path: Path | None, network: str | None, nodes: int | None) -> Clust
     return Cluster.preset(network, nodes)
 
 
-def _show(plans: list[Plan], chosen: Plan, output: Path, json: bool) -> None:
+def _show(plans: Sequence[Plan], chosen: Plan, output: Path, json: bool) -> None:
     if json:
         objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
         typer.echo(f"[\n{objects}\n]")

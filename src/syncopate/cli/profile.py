@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +31,7 @@ def profile(
     iterations: Annotated[int, typer.Option(help="Measured iterations.")] = 10,
     warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = 3,
     device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:0; the builder's choice otherwise.")
+        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the workload as JSON instead of tables.")
@@ -69,20 +70,11 @@ def _profile(
 ) -> Workload:
     from syncopate.calibration.builder import load_task
 
-    def measure() -> Workload:
+    task = load_task(builder)
+    with ranks.joined() if ranks.started() else nullcontext():
         return syncopate.profile(
-            load_task(builder),
-            warmup=warmup,
-            iterations=iterations,
-            device=device,
-            progress=progress,
+            task, warmup=warmup, iterations=iterations, device=device, progress=progress
         )
-
-    if not ranks.started():
-        return measure()
-    with ranks.joined() as communicator:
-        communicator.barrier()
-        return max(communicator.all_gather_object(measure()), key=lambda work: work.compute_s)
 
 
 def _show(workload: Workload, output: Path, json: bool) -> None:

@@ -173,6 +173,8 @@ def _start(
     environment = {
         # Ranks share the cores: with torch's default each would start a thread per core.
         "OMP_NUM_THREADS": str(threads),
+        # Gloo would otherwise look the host name up, which on many laptops leads nowhere.
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         **os.environ,
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -92,25 +92,24 @@ def plans_report(
             something else, gets a row of measurements alone.
         chosen: the policy to mark.
     """
-    table = _table("plans")
-    _columns(
-        table,
-        "policy",
-        "algorithms",
-        right=("buckets", "predicted", "exposed", "bound", "above bound"),
-    )
+    bounds = {plan.prediction.bound_s for plan in plans if plan.prediction}
+    suffix = f"; bound {format_seconds(min(bounds))}" if bounds else ""
+    table = _table(f"plans{suffix}")
+    _columns(table, "policy", right=("buckets", "predicted", "exposed", "above\nbound"))
     if measured_s is not None:
         _columns(table, right=("measured", "error"))
+    _columns(table, "algorithms")
     for plan in plans:
         name = f"> {plan.policy}" if plan.policy == chosen else f"  {plan.policy}"
-        cells = [name, ", ".join(algorithms_of(plan)), str(len(plan.buckets)), *_predicted(plan)]
+        cells = [name, str(len(plan.buckets)), *_predicted(plan)]
         if measured_s is not None:
             cells += _measured(plan, measured_s.get(plan.policy))
+        cells.append(", ".join(algorithms_of(plan)))
         table.add_row(*cells, style="bold" if plan.policy == chosen else None)
     planned = {plan.policy for plan in plans}
     for name, seconds in (measured_s or {}).items():
         if name not in planned:
-            table.add_row(f"  {name}", *["-"] * 6, format_seconds(seconds), "-")
+            table.add_row(f"  {name}", *["-"] * 4, format_seconds(seconds), "-", "-")
     return table
 
 
@@ -129,7 +128,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             f"computation {format_seconds(prediction.compute_s)}, "
             f"communication {format_seconds(prediction.communication_s)}, "
             f"of which {format_seconds(prediction.exposed_s)} exposed; "
-            f"bound {format_seconds(prediction.bound_s)} ({prediction.above_bound:+.1%})"
+            f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
         )
     table = _table("buckets")
     _columns(table, "algorithm", "tensors", right=("#", "size", "channel"))
@@ -142,7 +141,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             str(bucket.channel),
         )
     if len(plan.buckets) > most:
-        table.caption = f"and {len(plan.buckets) - most} more"
+        table.caption = f"  and {len(plan.buckets) - most} more"
     return Group(lines, table)
 
 
@@ -190,40 +189,37 @@ def _fits(curves: Sequence[CollectiveCurve]) -> Table:
 
 
 def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
-    """Median time by size and algorithm; the fastest of each size stands out."""
+    """Median time by size and algorithm; a star marks the fastest of each size."""
     medians = {
         curve.algorithm: {p.nbytes: statistics.median(p.samples_s) for p in curve.points}
         for curve in curves
     }
     collective = curves[0].collective
-    table = _table(f"{collective}: measured medians")
-    _columns(table, right=("size", *medians))
-    _columns(table, "best", right=("algbw", "busbw"))
+    factor = BUS_FACTORS.get(collective, lambda ranks: 1.0)(world_size)
+    table = _table(f"{collective}: measured medians, * the fastest")
+    _columns(table, right=("size", *(name.replace("_", "\n") for name in medians)))
+    _columns(table, right=("algbw\nGB/s", "busbw\nGB/s"))
     for nbytes in sorted({size for by_size in medians.values() for size in by_size}):
         here = {name: by_size[nbytes] for name, by_size in medians.items() if nbytes in by_size}
         best = min(here, key=lambda name: here[name])
         times = [
-            Text(format_seconds(here[name]), style="bold green" if name == best else "")
-            if name in here
-            else Text("-")
+            Text(f"*{format_seconds(here[name])}", style="bold green")
+            if name == best
+            else Text(format_seconds(here[name]) if name in here else "-")
             for name in medians
         ]
-        algbw = nbytes / here[best] if here[best] > 0 else 0.0
-        busbw = algbw * BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 0.0
-        table.add_row(
-            format_bytes(nbytes), *times, best, f"{algbw / 1e9:.3f} GB/s", f"{busbw / 1e9:.3f} GB/s"
-        )
+        algbw = nbytes / here[best] / 1e9 if here[best] > 0 else 0.0
+        table.add_row(format_bytes(nbytes), *times, f"{algbw:.3f}", f"{algbw * factor:.3f}")
     return table
 
 
 def _predicted(plan: Plan) -> list[str]:
     prediction = plan.prediction
     if prediction is None:
-        return ["-"] * 4
+        return ["-"] * 3
     return [
         format_seconds(prediction.iteration_s),
         format_seconds(prediction.exposed_s),
-        format_seconds(prediction.bound_s),
         f"{prediction.above_bound:.1%}",
     ]
 
@@ -242,11 +238,19 @@ def _tensors(bucket: Bucket) -> str:
 
 
 def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="dim", box=box.SIMPLE_HEAD)
+    return Table(
+        title=f" {title}",
+        title_justify="left",
+        title_style="dim",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
 
 
 def _columns(table: Table, *left: str, right: Sequence[str] = ()) -> None:
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "policy")
     for name in right:
         table.add_column(name, justify="right", no_wrap=True)

@@ -1,0 +1,53 @@
+"""Documents: generated tables are current, links lead somewhere, numbers have their formulas."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from syncopate.reports import terminal
+from tests.unit import examples
+
+REPOSITORY = Path(__file__).parents[1]
+PAGES = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+
+
+def test_the_reference_is_current():
+    generated = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["render"]()
+    written = (REPOSITORY / "docs" / "reference.md").read_text()
+    assert written == generated, "run `make docs` and commit docs/reference.md"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_documents_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", page.read_text()):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path) if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        if anchor:
+            heads = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert anchor in {re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in heads}
+
+
+def test_every_column_of_the_reports_has_its_formula():
+    text = (REPOSITORY / "docs" / "metrics.md").read_text()
+    metrics = {
+        name.strip()
+        for row in re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
+        for name in re.sub(r"\(.*?\)", "", row).split(",")
+    }
+    known = metrics | {"size", "policy", "algorithms", "buckets", "level", "algorithm"}
+    known |= {"tensor", "tensors", "dtype", "ready #", "elements", "#", "channel"}
+    known |= {curve.algorithm.replace("_", " ") for curve in examples.cluster().curves}
+    for table in examples.tables(
+        terminal.cluster_report(examples.cluster()),
+        terminal.workload_report(examples.workload()),
+        terminal.plans_report([examples.plan()], measured_s={"optimal": 0.1}),
+        terminal.plan_report(examples.plan()),
+    ):
+        for column in table.columns:
+            name = str(column.header).replace("\n", " ").removesuffix(" GB/s")
+            assert name in known, f"docs/metrics.md does not explain {name!r}"

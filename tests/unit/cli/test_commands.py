@@ -1,0 +1,175 @@
+"""The command line in this process: what it prints, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from tests.unit import examples
+
+import syncopate
+from syncopate.cli import main
+from syncopate.errors import PlanError
+from syncopate.plan import Plan
+from syncopate.planning.registry import POLICIES
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Run a command line in a folder with a workload and a cluster; return code, out, err."""
+    for name in ("RANK", "WORLD_SIZE", "SYNCOPATE_RENDEZVOUS", "SYNCOPATE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    examples.workload().save("workload.json")
+    examples.cluster().save("cluster.json")
+
+    def run(line: str):
+        monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
+        code = main()
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
+
+    return run
+
+
+def test_version(run):
+    assert run("--version") == (0, f"syncopate {syncopate.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", ["", "calibrate", "profile", "plan", "demo"])
+def test_help(run, command):
+    code, out, _ = run(f"{command} --help")
+    assert code == 0
+    assert "Usage: syncopate" in out
+    assert ("For example:" in out) == bool(command)
+
+
+def test_plan_compares_every_policy_and_writes_the_chosen_plan(run):
+    code, out, err = run("plan -w workload.json -c cluster.json")
+    assert code == 0
+    assert all(policy in out for policy in POLICIES)
+    assert "> optimal" in out
+    assert "wrote plan.json" in err
+    plan = Plan.load("plan.json")
+    assert plan.policy == "optimal"
+    work = examples.workload()
+    plan.require_fit([(t.name, t.numel, t.dtype) for t in work.tensors], 4)
+
+
+def test_plan_takes_a_policy_an_algorithm_and_a_file(run):
+    code, out, _ = run(
+        "plan -w workload.json -c cluster.json --policy wfbp --algorithm ring -o new/w.json"
+    )
+    assert code == 0
+    assert "> wfbp" in out
+    plan = Plan.load("new/w.json")
+    assert [bucket.algorithm for bucket in plan.buckets] == ["ring"] * 3
+
+
+def test_plan_on_a_network_that_is_not_there(run):
+    code, out, _ = run("plan -w workload.json --network 10gbe --nodes 64")
+    assert code == 0
+    assert Plan.load("plan.json").world_size == 64
+    assert "64 nodes, 10gbe" in out
+
+
+def test_plan_as_json_is_every_plan(run):
+    code, out, err = run("plan -w workload.json -c cluster.json --json")
+    assert code == 0
+    assert err == ""
+    plans = json.loads(out)
+    assert [plan["policy"] for plan in plans] == list(POLICIES)
+    assert plans[-1] == json.loads(Plan.load("plan.json").to_json())
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("plan -w none.json -c cluster.json", "none.json: cannot read this workload file"),
+        ("plan -w cluster.json -c cluster.json", "at $.kind: expected a 'workload' artefact"),
+        ("plan -w workload.json", "--cluster is None; it must be given, or else --network"),
+        ("plan -w workload.json --network 10gbe", "--nodes is None; it must be an integer >= 1"),
+        ("plan -w workload.json --network 10gbe --nodes 0", "--nodes is 0"),
+        ("plan -w workload.json --network 5gbe --nodes 4", "unknown network '5gbe'; known: 1gbe"),
+        ("plan -w workload.json -c cluster.json --nodes 4", "the only one of --cluster and"),
+        ("plan -w workload.json -c cluster.json --policy best", "unknown policy 'best'; known: wf"),
+        ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
+        ("calibrate --local 4 --budget 0", "--budget is 0.0"),
+        ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
+        ("calibrate --local 0", "--local is 0"),
+        ("profile m:f --iterations 0", "--iterations is 0"),
+        ("profile m:f --warmup -1", "--warmup is -1"),
+        ("profile syncopate.zoo:nothing", "nothing"),
+    ],
+)
+def test_mistakes_are_one_clear_line_and_exit_code_2(run, line, complaint):
+    code, out, err = run(line)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_calibrating_alone_says_how_to_start_ranks(run):
+    code, _, err = run("calibrate")
+    assert code == 1
+    assert "`syncopate calibrate --local 4`" in err
+    assert "torchrun" in err
+
+
+def test_local_ranks_are_refused_under_torchrun(run, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    code, _, err = run("calibrate --local 2")
+    assert code == 2
+    assert "left out under torchrun" in err
+
+
+def test_mistakes_that_all_ranks_share_are_printed_by_rank_0_alone(run, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert run("profile m:f --iterations 0") == (2, "", "")
+    code, _, err = run("plan -w none.json -c cluster.json")
+    assert code == 2
+    assert err.startswith("error: rank 1: none.json")
+
+
+def test_unknown_options_and_commands_are_refused(run):
+    for line in ("plan --colour red", "fly", "plan"):
+        code, out, err = run(line)
+        assert code == 2
+        assert out == ""
+        assert "Usage: syncopate" in err
+
+
+def test_debug_shows_the_traceback(run, monkeypatch):
+    monkeypatch.setenv("SYNCOPATE_DEBUG", "1")
+    with pytest.raises(syncopate.SyncopateError):
+        run("plan -w none.json -c cluster.json")
+
+
+def test_a_refusal_inside_a_command_has_its_own_exit_code(run, monkeypatch):
+    def refuse(*args, **options):
+        raise PlanError("no")
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", refuse)
+    assert run("plan -w workload.json -c cluster.json") == (2, "", "error: no\n")
+
+
+def test_an_interrupt_exits_with_130(run, monkeypatch):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", interrupt)
+    assert run("plan -w workload.json -c cluster.json")[0] == 130
+
+
+def test_a_module_that_is_not_there_is_one_clear_line(run):
+    code, out, err = run("profile nowhere:f")
+    assert code == 1
+    assert out == ""
+    assert err.startswith("error: ")
+    assert "nowhere" in err
+    assert "Traceback" not in err

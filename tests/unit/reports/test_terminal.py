@@ -1,0 +1,120 @@
+"""Terminal reports: the numbers of their formulas, in any width."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit import examples
+
+from syncopate.cluster import Cluster
+from syncopate.reports import terminal
+
+
+def _rows(table):
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_a_cluster_shows_levels_fits_and_curves():
+    report = terminal.cluster_report(examples.cluster())
+    levels, fits, curves = examples.tables(report)
+    assert _rows(levels) == [
+        ["device", "2", "5.0 us", "80.00 Gbit/s"],
+        ["host", "2", "50.0 us", "10.00 Gbit/s"],
+    ]
+    assert _rows(fits)[0] == ["ring", "300.0 us", "0.617 GB/s", "0.3%"]
+    assert _rows(curves) == [
+        ["1.0 KiB", "300.0 us", "*100.0 us", "0.010", "0.015"],
+        ["1.0 MiB", "*2.00 ms", "3.00 ms", "0.524", "0.786"],
+    ]
+    shown = examples.text(report)
+    assert "two hosts: 4 ranks" in shown
+    assert "reduction 4.00 GB/s per rank" in shown
+    assert "computation runs at 80%" in shown
+    assert "a collective takes 1.25x" in shown
+
+
+def test_a_cluster_without_measurements_shows_its_levels_alone():
+    report = terminal.cluster_report(Cluster.flat(8, latency_s=1e-5, bandwidth_bytes_per_s=1e9))
+    assert len(list(examples.tables(report))) == 1
+    assert "reduction free" in examples.text(report)
+
+
+def test_a_size_that_one_algorithm_did_not_measure_is_left_open():
+    cluster = examples.cluster()
+    short = msgspec.structs.replace(cluster.curves[0], points=cluster.curves[0].points[:1])
+    cluster = msgspec.structs.replace(cluster, curves=(short, cluster.curves[1]))
+    *_, curves = examples.tables(terminal.cluster_report(cluster))
+    assert _rows(curves)[1][1:3] == ["-", "*3.00 ms"]
+
+
+def test_the_fit_error_is_the_median_of_relative_errors():
+    curve = examples.cluster().curves[0]
+    fitted = [0.3e-3 + 1.62e-9 * nbytes for nbytes in (1024, 1 << 20)]
+    errors = [abs(fitted[0] - 0.3e-3) / 0.3e-3, abs(fitted[1] - 2e-3) / 2e-3]
+    assert terminal.fit_error(curve) == pytest.approx(sum(errors) / 2)
+
+
+def test_a_workload_shows_its_largest_tensors_first():
+    report = terminal.workload_report(examples.workload(), top=2)
+    (table,) = examples.tables(report)
+    assert _rows(table) == [
+        ["body.weight", "float32", "1", "1,000,000", "3.8 MiB", "90.8%", "21.00 ms"],
+        ["stem.weight", "float32", "2", "100,000", "390.6 KiB", "9.1%", "26.00 ms"],
+    ]
+    assert "computation 27.00 ms = forward 9.00 ms + backward 17.00 ms + update 1.00 ms" in (
+        examples.text(report)
+    )
+
+
+def test_plans_side_by_side():
+    plans = [examples.plan("wfbp"), examples.plan()]
+    (table,) = examples.tables(terminal.plans_report(plans, chosen="optimal"))
+    assert _rows(table)[1] == [
+        "> optimal",
+        "2",
+        "30.00 ms",
+        "3.00 ms",
+        "11.1%",
+        "ring, recursive_doubling",
+    ]
+    assert table.title == " plans; bound 27.00 ms"
+    assert _rows(table)[0][0] == "  wfbp"
+
+
+def test_measurements_add_the_error_of_the_prediction_and_rows_of_baselines():
+    measured_s = {"optimal": 0.040, "ddp": 0.050}
+    plans = [examples.plan("wfbp"), examples.plan()]
+    (table,) = examples.tables(terminal.plans_report(plans, measured_s=measured_s))
+    rows = _rows(table)
+    assert [row[-3:-1] for row in rows] == [["-", "-"], ["40.00 ms", "-25.0%"], ["50.00 ms", "-"]]
+    assert rows[2][0] == "  ddp"
+
+
+def test_a_plan_without_prediction_is_shown_without_one():
+    plan = msgspec.structs.replace(examples.plan(), prediction=None, cluster="")
+    (table,) = examples.tables(terminal.plans_report([plan], measured_s={"optimal": 0.04}))
+    assert _rows(table)[0][2:-1] == ["-", "-", "-", "40.00 ms", "-"]
+    assert table.title == " plans"
+    assert "on an unnamed cluster" in examples.text(terminal.plan_report(plan))
+
+
+def test_one_plan_shows_its_first_buckets():
+    report = terminal.plan_report(examples.plan(), most=1)
+    (table,) = examples.tables(report)
+    assert _rows(table) == [["ring", "head.weight ... body.weight (2)", "0", "3.8 MiB", "0"]]
+    shown = " ".join(examples.text(report).split())
+    assert "and 1 more" in shown
+    assert "11.1% above the bound of 27.00 ms" in shown
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_reports_fit_any_terminal(width):
+    for report in (
+        terminal.cluster_report(examples.cluster()),
+        terminal.workload_report(examples.workload()),
+        terminal.plans_report([examples.plan()], measured_s={"ddp": 1.0}),
+        terminal.plan_report(examples.plan()),
+    ):
+        lines = examples.text(report, width=width).splitlines()
+        assert max(map(len, lines)) <= width
