@@ -1,0 +1,95 @@
+"""The public surface is frozen: names, signatures, fields, and the options of the command line.
+
+``tests/public_surface.json`` is what users rely on. When it should change, renew it with
+``make docs`` (or ``python -m tests.test_public_surface``) and let the difference be reviewed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import syncopate
+from syncopate.artifacts import Artifact
+from syncopate.cli.app import app
+
+SNAPSHOT = Path(__file__).with_name("public_surface.json")
+
+
+def surface() -> dict[str, Any]:
+    """Return everything that users see, as JSON."""
+    names = {name: _describe(getattr(syncopate, name)) for name in syncopate.__all__}
+    artefacts = {
+        cls.KIND: cls.SCHEMA_VERSION
+        for cls in (getattr(syncopate, name) for name in syncopate.__all__)
+        if isinstance(cls, type) and issubclass(cls, Artifact)
+    }
+    return {"names": names, "artefacts": artefacts, "commands": _commands()}
+
+
+def _describe(value: Any) -> Any:
+    if not callable(value):
+        return type(value).__name__
+    if not inspect.isclass(value):
+        return _signature(value)
+    members: dict[str, str] = {"()": _signature(value)}
+    for name in sorted(dir(value)):
+        member = inspect.getattr_static(value, name)
+        if name.startswith("_") or member is inspect.getattr_static(BaseException, name, None):
+            continue
+        if inspect.isroutine(member) or isinstance(member, classmethod | staticmethod):
+            members[name] = _signature(getattr(value, name))
+        else:
+            members[name] = "property" if isinstance(member, property) else "attribute"
+    return members
+
+
+def _signature(value: Any) -> str:
+    if inspect.isclass(value) and value.__init__ is Exception.__init__:
+        return "(*args)"
+    # Where a class is defined is no part of the surface; where an object lies even less.
+    text = str(inspect.signature(value))
+    return re.sub(r" at 0x[0-9a-f]+", "", re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", text))
+
+
+def _commands() -> dict[str, Any]:
+    group = typer.main.get_command(app)
+    return {
+        name: {
+            " ".join([*parameter.opts, *parameter.secondary_opts]): {
+                "default": None if parameter.default is None else str(parameter.default),
+                "required": parameter.required,
+            }
+            for parameter in command.params
+        }
+        for name, command in {"": group, **group.commands}.items()
+    }
+
+
+def test_the_public_surface_is_the_frozen_one():
+    assert surface() == json.loads(SNAPSHOT.read_text()), (
+        "the public surface changed; if it should, run `make docs` and commit "
+        "tests/public_surface.json"
+    )
+
+
+def test_a_change_of_the_surface_is_found(monkeypatch):
+    frozen = json.loads(SNAPSHOT.read_text())
+
+    def compare(workload: object, *, extra: int = 1) -> None:
+        """Differ from the real one."""
+
+    monkeypatch.setitem(vars(syncopate), "compare", compare)
+    changed = surface()
+    assert changed != frozen
+    assert changed["names"]["compare"] == "(workload: 'object', *, extra: 'int' = 1) -> 'None'"
+
+
+if __name__ == "__main__":
+    SNAPSHOT.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n")
+    print(f"wrote {SNAPSHOT.name}")
