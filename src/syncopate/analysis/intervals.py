@@ -1,0 +1,38 @@
+"""Sets of time as sorted, disjoint intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+Interval = tuple[float, float]
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Return the union of intervals in any order as sorted, disjoint intervals."""
+    merged: list[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
+    """Return what two sorted, disjoint lists have in common; touching ends are not common."""
+    common: list[Interval] = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        start, end = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if start < end:
+            common.append((start, end))
+        if one[i][1] < other[j][1]:
+            i += 1
+        else:
+            j += 1
+    return common
+
+
+def length_s(disjoint: Iterable[Interval]) -> float:
+    """Return the total length of disjoint intervals in seconds."""
+    return sum(end - start for start, end in disjoint)
