@@ -1,17 +1,16 @@
-"""Channel: one process group, one collective at a time, in the order of submission.
+"""Channel: one collective at a time, in the order of submission.
 
-All ranks must submit the same collectives to a channel in the same order: that is what makes it
-free of deadlock. Different channels are independent, so that one's latency hides behind another's
-transfer.
+Each channel has a process group of its own. All ranks must submit the same collectives to a channel
+in the same order: that is what makes it free of deadlock. Different channels are independent, so
+that one's latency hides behind another's transfer.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable
-
-import torch.distributed as dist
 
 Job = Callable[[], None]
 """Runs one collective and records its outcome in a handle; never raises for a failed collective."""
@@ -26,18 +25,20 @@ class Channel:
 
     Args:
         index: its number within the communicator.
-        group: its own process group; ``None`` in a world of one rank.
     """
 
-    def __init__(self, index: int, group: dist.ProcessGroup | None) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.group = group
-        self.submitted = 0
+        self._numbers = itertools.count()
         self._jobs: deque[Job] = deque()
         self._running = False
         self._closed = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
+
+    def take_number(self) -> int:
+        """Return the number of the next collective, counted from 0 and the same on all ranks."""
+        return next(self._numbers)
 
     def run(self, job: Job, *, background: bool) -> None:
         """Run ``job`` after those before it.

@@ -11,27 +11,37 @@ Example:
 
 from __future__ import annotations
 
-import contextlib
-import datetime
 import time
-from collections.abc import Callable
+import weakref
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import native, transport
+from syncopate.collectives import agreement, native, transport
 from syncopate.collectives.channel import Channel
-from syncopate.collectives.executor import Executor
 from syncopate.collectives.failure import Call
-from syncopate.collectives.handle import Handle
+from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.runner import Runner, Work
 from syncopate.collectives.watch import Watch
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.schedules import registry
 from syncopate.units import DTYPE_BYTES
 
+_STOP_S = 5.0
 _DTYPES = frozenset(getattr(torch, name) for name in DTYPE_BYTES)
+
+
+class _Place(NamedTuple):
+    """Where a collective runs: its channel, on whose thread, and whether a stream carries it on."""
+
+    channel: int = 0
+    background: bool = False
+    queued: bool = False
+
+
+_HERE = _Place()
 
 
 class Communicator:
@@ -49,6 +59,9 @@ class Communicator:
         channels: how many collectives may be under way at once; each channel has its own process
             group over the same ranks, made here.
         timeout_s: how long a rank waits for another before it gives up.
+        check: compare before every collective what the ranks are about to do, and raise on all of
+            them when they differ; costs a small all-gather each time. ``None`` asks the
+            environment variable ``SYNCOPATE_CHECK``.
 
     Raises:
         InvalidValueError: torch.distributed is not initialised, or an argument is out of range.
@@ -61,27 +74,26 @@ class Communicator:
         *,
         channels: int = 1,
         timeout_s: float = 300.0,
+        check: bool | None = None,
     ) -> None:
         if channels < 1:
             raise InvalidValueError("channels", channels, "an integer >= 1")
         if not timeout_s > 0:
             raise InvalidValueError("timeout_s", timeout_s, "a number of seconds > 0")
         if not (dist.is_available() and dist.is_initialized()):
-            raise InvalidValueError(
-                "torch.distributed",
-                "not initialised",
-                "initialised first: start with torchrun and call "
-                "torch.distributed.init_process_group",
-            )
+            rule = "initialised first: start with torchrun and call init_process_group"
+            raise InvalidValueError("torch.distributed", "not initialised", rule)
         self.timeout_s = timeout_s
-        self._closed = False
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
-        self._groups = self._new_groups(group, channels) if self._world_size > 1 else []
-        self._watch = Watch(self._groups, self._rank, self._world_size) if self._groups else None
-        groups = self._groups or [None] * channels
-        self._channels = [Channel(index, own) for index, own in enumerate(groups)]
-        self._executors = [Executor(own, self._rank) for own in self._groups]
+        self._check = agreement.wanted() if check is None else check
+        self._closed = False
+        self._runners = [Runner(own, self._rank) for own in _new_groups(group, channels, timeout_s)]
+        groups = [runner.group for runner in self._runners]
+        self._watch = Watch(groups, self._rank, self._world_size) if groups else None
+        self._channels = [Channel(index) for index in range(channels)]
+        # Without close() the threads still end with the communicator, or with the interpreter.
+        self._finalizer = weakref.finalize(self, _end_threads, self._channels, self._watch)
 
     @property
     def rank(self) -> int:
@@ -160,8 +172,10 @@ class Communicator:
         """
         self._require_rank("src", src)
         self._require_tensor("broadcast", tensor)
-        if tensor.numel() and self._groups:
-            self._call("broadcast (native)", lambda: native.broadcast(tensor, src, self._groups[0]))
+        if tensor.numel() and self._runners:
+            runner = self._runners[0]
+            work = runner.on_device(tensor, lambda to: native.broadcast(to, src, runner.group))
+            self._submit("broadcast (native)", work, detail=_detail(tensor))
 
     def barrier(self) -> None:
         """Return when every rank has come here; on channel 0.
@@ -169,8 +183,8 @@ class Communicator:
         Raises:
             CollectiveError: some rank did not come.
         """
-        if self._groups:
-            self._call("barrier", lambda: dist.barrier(self._groups[0]))
+        if self._runners:
+            self._submit("barrier", self._runners[0].barrier)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank ``src``'s object on every rank; it travels pickled, on channel 0.
@@ -180,12 +194,12 @@ class Communicator:
             CollectiveError: it did not finish.
         """
         self._require_rank("src", src)
-        if not self._groups:
+        if not self._runners:
             return obj
-        held = [obj]
-        self._call(
+        held, group = [obj], self._runners[0].group
+        self._submit(
             "broadcast_object",
-            lambda: dist.broadcast_object_list(held, group_src=src, group=self._groups[0]),
+            lambda: dist.broadcast_object_list(held, group_src=src, group=group),
         )
         return held[0]
 
@@ -195,12 +209,12 @@ class Communicator:
         Raises:
             CollectiveError: it did not finish.
         """
-        if not self._groups:
+        if not self._runners:
             return [obj]
         gathered: list[Any] = [None] * self._world_size
-        self._call(
-            "all_gather_object",
-            lambda: dist.all_gather_object(gathered, obj, group=self._groups[0]),
+        group = self._runners[0].group
+        self._submit(
+            "all_gather_object", lambda: dist.all_gather_object(gathered, obj, group=group)
         )
         return gathered
 
@@ -210,14 +224,14 @@ class Communicator:
             return
         self._closed = True
         for channel in self._channels:
-            channel.close(self.timeout_s)
+            if not channel.close(self.timeout_s) and self._watch is not None:
+                self._watch.interrupt()
+                channel.close(_STOP_S)
         if self._watch is not None:
             self._watch.close()
-        for group in self._groups:
-            with contextlib.suppress(Exception):  # a broken group has nothing left to lose
-                dist.destroy_process_group(group)
-        self._groups = []
-        self._executors = []
+        for runner in self._runners:
+            transport.destroy_group(runner.group)
+        self._runners = []
 
     def __enter__(self) -> Communicator:
         return self
@@ -230,27 +244,6 @@ class Communicator:
     ) -> None:
         self.close()
 
-    def _new_groups(
-        self, group: dist.ProcessGroup | None, channels: int
-    ) -> list[dist.ProcessGroup]:
-        part = group is not None and group is not dist.group.WORLD
-        ranks = dist.get_process_group_ranks(group) if part else None
-        try:
-            return [
-                dist.new_group(
-                    ranks,
-                    timeout=datetime.timedelta(seconds=self.timeout_s),
-                    backend=dist.get_backend_config(group),
-                    use_local_synchronization=part,
-                )
-                for _ in range(channels)
-            ]
-        except RuntimeError as error:
-            raise CollectiveError(
-                "creating the communicator",
-                f"not every rank arrived within {self.timeout_s:g} s ({error})",
-            ) from error
-
     def _collective(
         self, collective: str, tensor: torch.Tensor, algorithm: str, channel: int, async_op: bool
     ) -> Handle:
@@ -259,53 +252,49 @@ class Communicator:
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         label = f"{collective} ({algorithm})"
-        if not tensor.numel() or self._world_size == 1:
-            return self._submit(label, None, channel, async_op)
-        if algorithm == registry.NATIVE:
-            run, group = native.NATIVE[collective], self._groups[channel]
-            work = lambda: run(tensor, group)  # noqa: E731
-        else:
-            schedule = registry.build(collective, algorithm, self._world_size)
-            executor = self._executors[channel]
-            work = lambda: executor.run(schedule, tensor)  # noqa: E731
-        detail = f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"
-        return self._submit(label, work, channel, async_op, detail)
-
-    def _call(self, label: str, work: Callable[[], Any]) -> None:
-        self._submit(label, work, 0, False)
-
-    def _submit(
-        self,
-        label: str,
-        work: Callable[[], Any] | None,
-        channel: int,
-        async_op: bool,
-        detail: str = "",
-    ) -> Handle:
         if self._closed:
             raise CollectiveError(label, "the communicator is closed")
-        handle = Handle()
-        if work is None or self._watch is None:
-            now_s = time.perf_counter()
+        if not tensor.numel() or not self._runners:
+            handle, now_s = Handle(), time.perf_counter()
             handle._finish(now_s, now_s)
             return handle
-        target, watch = self._channels[channel], self._watch
-        call = Call(label, channel, target.submitted, detail)
-        target.submitted += 1
+        runner = self._runners[channel]
+        work = runner.collective(collective, algorithm, tensor)
+        place = _Place(channel, async_op, runner.queues(tensor))
+        return self._submit(label, work, place, _detail(tensor))
+
+    def _submit(self, label: str, work: Work, place: _Place = _HERE, detail: str = "") -> Handle:
+        """Hand ``work`` to its channel, and wait for it unless it is to run in the background."""
+        if self._closed or self._watch is None:
+            raise CollectiveError(label, "the communicator is closed")
+        handle, watch = Handle(), self._watch
+        channel = self._channels[place.channel]
+        call = Call(label, place.channel, channel.take_number(), detail)
+        checked = self._checked(call, work) if self._check else work
 
         def job() -> None:
             error: BaseException | None = None
+            completion: Completion | None = None
             started_s = time.perf_counter()
             try:
-                watch.run(call, work)
-            except BaseException as caught:  # the handle raises it where it is waited for
+                completion = watch.run(call, checked)
+            except BaseException as caught:  # raised again where the handle is waited for
                 error = caught
-            handle._finish(started_s, time.perf_counter(), error)
+            handle._finish(started_s, time.perf_counter(), error, completion)
 
-        target.run(job, background=async_op)
-        if not async_op:
+        channel.run(job, background=place.background and not place.queued)
+        if not place.background:
             handle.wait()
         return handle
+
+    def _checked(self, call: Call, work: Work) -> Work:
+        runner = self._runners[call.channel]
+
+        def run() -> Completion | None:
+            agreement.require_agreement(call, runner.group, runner.device)
+            return work()
+
+        return run
 
     def _require_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._world_size:
@@ -324,3 +313,31 @@ class Communicator:
             raise InvalidValueError(
                 what, "part of autograd", "without requires_grad; pass tensor.detach()"
             )
+
+
+def _new_groups(
+    group: dist.ProcessGroup | None, channels: int, timeout_s: float
+) -> list[dist.ProcessGroup]:
+    """Return one process group per channel; none for a single rank, which needs no messages.
+
+    Raises:
+        CollectiveError: not every rank arrived.
+    """
+    if dist.get_world_size(group) == 1:
+        return []
+    try:
+        return [transport.new_group(group, timeout_s) for _ in range(channels)]
+    except RuntimeError as error:
+        reason = f"not every rank arrived within {timeout_s:g} s ({error})"
+        raise CollectiveError("creating the communicator", reason) from error
+
+
+def _end_threads(channels: list[Channel], watch: Watch | None) -> None:
+    if watch is not None:
+        watch.stop()
+    for channel in channels:
+        channel.close(0.0)
+
+
+def _detail(tensor: torch.Tensor) -> str:
+    return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"

@@ -30,7 +30,8 @@ CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
 
 _CACHED_PROGRAMS = 256
-_POST, _SEND, _AWAIT_RECEIVE, _AWAIT_SEND, _ADD, _COPY = (int(op) for op in Op)
+_POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
+_AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
 _Code = list[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with tensors in place of regions."""
@@ -50,7 +51,7 @@ class _Staged:
         self.buffer = torch.empty(numel, dtype=dtype)
         scratch = torch.empty(program.scratch_numel, dtype=dtype)
         self.code = _bind(program, self.buffer, scratch)
-        self.works = [None] * program.works
+        self.works: list[Any] = [None] * program.works
         self.nbytes = self.buffer.nbytes + scratch.nbytes
 
 
@@ -92,7 +93,7 @@ class Executor:
         peer = -1
         try:
             for op, index, region, other, tag in code:
-                if op == _AWAIT_RECEIVE or op == _AWAIT_SEND:
+                if op in _AWAIT:
                     peer = other
                     works[index].wait()
                     works[index] = None
@@ -116,11 +117,10 @@ class Executor:
             self._programs.move_to_end(key)
             return found
         numel, itemsize = tensor.numel(), tensor.element_size()
-        program: Program | _Staged = compile_program(
-            schedule, self._rank, numel, itemsize, self._block_bytes
-        )
+        compiled = compile_program(schedule, self._rank, numel, itemsize, self._block_bytes)
+        program: Program | _Staged = compiled
         if tensor.nbytes <= STAGED_BYTES:
-            program = _Staged(program, numel, tensor.dtype)
+            program = _Staged(compiled, numel, tensor.dtype)
             self._staged_bytes += program.nbytes
         self._programs[key] = program
         while len(self._programs) > 1 and (

@@ -13,10 +13,9 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
-import torch.distributed as dist
 
 from syncopate.units import format_seconds
 
@@ -26,7 +25,20 @@ GRACE_S = 2.0
 _POLL_S = 0.05
 _LATE_S = 0.25
 
-Kind = Literal["timeout", "closed", "interrupted", "left"]
+Kind = Literal["timeout", "closed", "interrupted", "error", "left"]
+
+
+class Store(Protocol):
+    """What this module needs of a torch.distributed store."""
+
+    def set(self, key: str, value: str) -> None:
+        """Store ``value``."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value, waiting for it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all ``keys`` are there."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -56,16 +68,18 @@ class Post(msgspec.Struct, frozen=True):
 
     Attributes:
         call: what it was doing.
-        kind: it gave up waiting, found a connection closed, stopped because others had failed, or
-            closed its communicator in good order.
+        kind: it gave up waiting, found a connection closed, stopped because others had failed,
+            failed by itself, or closed its communicator in good order.
         waiting_on: the ranks it needed something from, where it knows.
         waited_s: seconds since it entered the collective.
+        text: what went wrong, where it failed by itself.
     """
 
     call: Call
     kind: Kind
     waiting_on: tuple[int, ...] = ()
     waited_s: float = 0.0
+    text: str = ""
 
 
 class PeerError(RuntimeError):
@@ -98,7 +112,7 @@ class Board:
         world_size: number of ranks.
     """
 
-    def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
         self._store = store
         self._rank = rank
         self.ranks = frozenset(range(world_size))
@@ -170,6 +184,10 @@ def blame(posts: Mapping[int, Post], rank: int, world_size: int) -> Verdict:
         world_size: number of ranks in the group.
     """
     failed = {peer: post for peer, post in posts.items() if post.kind != "left"}
+    faulty = tuple(sorted(peer for peer, post in failed.items() if post.kind == "error"))
+    if faulty:
+        listed = "; ".join(f"rank {peer} failed by itself: {failed[peer].text}" for peer in faulty)
+        return Verdict(faulty, listed)
     ends = _chain_ends(failed, rank)
     if not ends:
         ends = set(range(world_size)) - failed.keys()

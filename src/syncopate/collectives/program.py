@@ -19,6 +19,7 @@ of round r and issues its sends of round r before it waits in round r; so all of
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
@@ -36,8 +37,8 @@ _DOUBLE_BYTES = 8 * MIB
 class Op(IntEnum):
     """What an instruction does."""
 
-    POST = 0  # post the receive `index` into `region` from `peer`
-    SEND = 1  # issue the send `index` of `region` to `peer`
+    POST = 0  # post the receive `work` into `region` from `peer`
+    SEND = 1  # issue the send `work` of `region` to `peer`
     AWAIT_RECEIVE = 2
     AWAIT_SEND = 3
     ADD = 4  # region += source
@@ -63,7 +64,7 @@ class Instruction(NamedTuple):
     """One step of a program; the fields that its ``op`` does not use are empty."""
 
     op: Op
-    index: int = -1
+    work: int = -1
     region: Region = _NOWHERE
     source: Region = _NOWHERE
     peer: int = -1
@@ -76,7 +77,7 @@ class Program:
 
     Attributes:
         instructions: in order.
-        works: sends and receives together; instruction indices are below it.
+        works: number of sends and receives; an instruction's ``work`` counts them from 0.
         scratch_numel: elements of scratch memory it needs.
     """
 
@@ -139,7 +140,7 @@ def _messages(
         peer = transfer.dst if sends else transfer.src
         wanted = -(-(end - begin) * itemsize // block_bytes)
         cuts = chunk_offsets(end - begin, min(max(wanted, 1), MAX_BLOCKS))
-        for block, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start == stop:
                 continue
             tag = tags.get((peer, sends), 0)
@@ -268,7 +269,7 @@ class _Compiler:
         receives = [m for messages in self._rounds for m in messages if not m.sends]
         landings = [m.landing for m in receives if m.landing.scratch]
         spans = sorted((landing.start, landing.stop) for landing in landings)
-        if any(a[1] > b[0] for a, b in zip(spans, spans[1:], strict=False)):
+        if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
             return
         for message in receives:
             if message.landing.scratch and not message.started:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+
+from syncopate.collectives.failure import Kind, Store
 
 Send = Callable[[list[torch.Tensor], int, int], Any]
 """``send([tensor], peer, tag) -> work``; ``peer`` is a rank of the group."""
@@ -67,32 +69,67 @@ def break_connections(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[i
         try:
             backend.recv([landing], peer, _BREAK_TAG).wait(datetime.timedelta(milliseconds=1))
         except RuntimeError as error:
-            if not is_timeout(error):
+            if failure_kind(error) == "closed":
                 closed.append(peer)
     return tuple(closed)
 
 
-def is_timeout(error: BaseException) -> bool:
-    """Say whether Gloo or the store gave up waiting, rather than found a connection closed."""
+def failure_kind(error: BaseException) -> Kind:
+    """Read from a message of Gloo or NCCL what kind of failure it reports."""
     text = str(error).lower()
-    return "timed out" in text or "timeout" in text
+    # Gloo says this of every pair of a group once one receive passed its limit.
+    if "application timeout caused pair closure" in text:
+        return "interrupted"
+    if "timed out" in text or "timeout" in text:
+        return "timeout"
+    if any(word in text for word in ("gloo", "connection", "socket", "broken pipe", "nccl")):
+        return "closed"
+    return "error"
 
 
-def was_interrupted(error: BaseException) -> bool:
-    """Say whether an operation failed because this very process broke the connections."""
-    return "application timeout caused pair closure" in str(error).lower()
+def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.ProcessGroup:
+    """Return a further process group over the ranks of ``group``, of the same backend.
+
+    Every rank of ``group`` must call this in the same order. For a part of the job torch derives
+    the new group's name from its ranks and the number of groups this process has had: that number
+    must be the same on all of them.
+
+    Raises:
+        RuntimeError: not every rank arrived in time.
+    """
+    part = group is not None and group is not dist.group.WORLD
+    return dist.new_group(  # type: ignore[no-any-return]
+        dist.get_process_group_ranks(group) if part else None,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        backend=dist.get_backend_config(group),
+        use_local_synchronization=part,
+    )
 
 
-def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> dist.Store:
+def destroy_group(group: dist.ProcessGroup) -> None:
+    """Destroy ``group``, and keep its name from being given again.
+
+    torch would give a later group of the same ranks the same name, and its ranks would find each
+    other's old addresses in the store.
+    """
+    names = getattr(getattr(distributed_c10d, "_world", None), "pg_names", None)
+    name = getattr(group, "group_name", "")
+    with contextlib.suppress(Exception):  # a broken group has nothing left to lose
+        dist.destroy_process_group(group)
+        if names is not None:
+            names[f"destroyed {name}"] = name
+
+
+def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Store:
     """Return a store of the group's own, with its own connection and time limit.
 
     Its own connection, because a store client serves one call at a time and another thread may be
     blocked in one.
     """
-    name = group.group_name
-    store = dist.PrefixStore(f"{prefix}/{name}", distributed_c10d._get_default_store().clone())
+    own: Any = distributed_c10d._get_default_store()
+    store: Any = distributed_c10d.PrefixStore(f"{prefix}/{group.group_name}", own.clone())
     store.set_timeout(datetime.timedelta(seconds=timeout_s))
-    return store
+    return cast(Store, store)
 
 
 def backends(group: dist.ProcessGroup) -> dict[str, str]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -20,7 +21,6 @@ from syncopate.collectives.failure import (
     GRACE_S,
     Board,
     Call,
-    Kind,
     PeerError,
     Post,
     Verdict,
@@ -28,8 +28,9 @@ from syncopate.collectives.failure import (
     collect,
     name_ranks,
 )
-from syncopate.errors import CollectiveError
+from syncopate.errors import CollectiveError, SyncopateError
 
+_Result = TypeVar("_Result")
 _LOOK_S = 0.5
 _STORE_LIMIT_S = 3.0
 
@@ -71,7 +72,7 @@ class Watch:
                 verdict.ranks,
             )
 
-    def run(self, call: Call, work: Callable[[], None]) -> None:
+    def run(self, call: Call, work: Callable[[], _Result]) -> _Result:
         """Run ``work``, the body of ``call``.
 
         Raises:
@@ -81,7 +82,10 @@ class Watch:
         began_s = time.perf_counter()
         self._running[call.channel] = began_s
         try:
-            work()
+            return work()
+        except SyncopateError as error:
+            self._broken = self._broken or (call.title, Verdict((), str(error)))
+            raise
         except RuntimeError as error:
             raise self._failed(call, error, time.perf_counter() - began_s) from error
         except BaseException:
@@ -94,11 +98,13 @@ class Watch:
         finally:
             self._running.pop(call.channel, None)
 
+    def stop(self) -> None:
+        """End the thread; of no consequence for the peers."""
+        self._closed.set()
+
     def close(self) -> None:
         """End the thread and tell the board that this rank left in good order."""
-        if self._closed.is_set():
-            return
-        self._closed.set()
+        self.stop()
         if self._broken is None:
             left = Post(Call("close", 0, 0), "left")
             _bounded(lambda: self._board.put(left), _STORE_LIMIT_S)
@@ -121,12 +127,9 @@ class Watch:
 
     def _diagnose(self, call: Call, error: RuntimeError, waited_s: float) -> Verdict:
         peers = (error.peer,) if isinstance(error, PeerError) else ()
-        kind: Kind = "closed"
-        if transport.was_interrupted(error):
-            kind = "interrupted"
-        elif transport.is_timeout(error):
-            kind = "timeout"
-        post = Post(call, kind, peers, waited_s)
+        kind = transport.failure_kind(error)
+        text = _first_line(error) if kind == "error" else ""
+        post = Post(call, kind, peers, waited_s, text)
         posted = _bounded(lambda: self._board.put(post), _STORE_LIMIT_S)
         closed = self.interrupt()
         if kind == "closed" and not peers:
@@ -156,13 +159,16 @@ def _without_store(post: Post, closed: tuple[int, ...], error: RuntimeError) -> 
     ranks = post.waiting_on or closed
     if 0 in closed:
         ranks = (0,)
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    whom = f"lost {name_ranks(ranks)}" if ranks else text
+    whom = f"lost {name_ranks(ranks)}" if ranks else _first_line(error)
     return Verdict(
         ranks,
         f"{whom}, and the rendezvous store that says more is gone too "
         "(it lives on rank 0 unless torchrun hosts it)",
     )
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _bounded(action: Callable[[], None], limit_s: float) -> bool:

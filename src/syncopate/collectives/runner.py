@@ -1,0 +1,96 @@
+"""Runner: chooses how one channel carries out a collective: backend, device, algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import native, transport
+from syncopate.collectives.device import PinnedStage, StreamQueue, run_rounds
+from syncopate.collectives.executor import Executor
+from syncopate.collectives.handle import Completion
+from syncopate.errors import InvalidValueError
+from syncopate.schedules import registry
+
+Work = Callable[[], Completion | None]
+"""Carries out a collective; returns its completion if it goes on after the call."""
+
+
+class Runner:
+    """Carries out the collectives of one channel.
+
+    Args:
+        group: the channel's process group.
+        rank: this rank within it.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
+        self.group = group
+        self._rank = rank
+        self._world_size = dist.get_world_size(group)
+        self._backends = transport.backends(group)
+        self._executor = Executor(group, rank)
+        self._stage = PinnedStage()
+        self._queue = StreamQueue()
+
+    @property
+    def device(self) -> torch.device:
+        """Where small tensors of the communicator's own must live."""
+        if "cpu" in self._backends:
+            return torch.device("cpu")
+        return torch.device("cuda", torch.cuda.current_device())
+
+    def queues(self, tensor: torch.Tensor) -> bool:
+        """Say whether collectives on ``tensor`` go to a stream, rather than block the host."""
+        return tensor.is_cuda and self._backend(tensor) != "gloo"
+
+    def collective(self, collective: str, algorithm: str, tensor: torch.Tensor) -> Work:
+        """Return the work of ``collective``, prepared on the caller's thread and stream.
+
+        Raises:
+            InvalidValueError: the group has no backend for the tensor's device.
+        """
+        if algorithm == registry.NATIVE:
+            run = native.NATIVE[collective]
+            return self.on_device(tensor, lambda target: run(target, self.group))
+        schedule = registry.build(collective, algorithm, self._world_size)
+        if self.queues(tensor):
+            return self.on_device(
+                tensor, lambda target: run_rounds(schedule, self._rank, target, self.group)
+            )
+        return self.on_device(tensor, lambda target: self._executor.run(schedule, target))
+
+    def on_device(self, tensor: torch.Tensor, body: Callable[[torch.Tensor], None]) -> Work:
+        """Return ``body`` on ``tensor``, or on its host copy, or on the channel's stream.
+
+        Raises:
+            InvalidValueError: the group has no backend for the tensor's device.
+        """
+        backend = self._backend(tensor)
+        if tensor.is_cuda and backend == "gloo":
+            return self._stage.staged(tensor, body)
+        if tensor.is_cuda:
+            return lambda: self._queue.queue(tensor, lambda: body(tensor))
+
+        def run() -> None:
+            body(tensor)
+
+        return run
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        if self.device.type == "cuda":
+            dist.barrier(self.group, device_ids=[self.device.index])
+        else:
+            dist.barrier(self.group)
+
+    def _backend(self, tensor: torch.Tensor) -> str:
+        try:
+            return self._backends[tensor.device.type]
+        except KeyError:
+            known = ", ".join(f"{device} ({name})" for device, name in self._backends.items())
+            raise InvalidValueError(
+                "tensor device", str(tensor.device), f"one that the group's backend serves: {known}"
+            ) from None
