@@ -63,6 +63,7 @@ class Engine:
         self._timeout_s = timeout_s
         self._plan: Plan | None = None
         self._inside = False
+        self._communicators = [communicator]
         self._planner: Callable[[], None] | None = None
         self._recorder: StepRecorder | None = None
         self._recording = False
@@ -149,7 +150,8 @@ class Engine:
         for hook in self._optimizer_hooks:
             hook.remove()
         modules.detach(self._model)
-        self.communicator.close()
+        for communicator in self._communicators:
+            communicator.close()
 
     # -- what the module calls ------------------------------------------------------------------
 
@@ -205,10 +207,11 @@ class Engine:
     def adopt(self, plan: Plan) -> None:
         """Use ``plan``, which every rank is known to have and which fits."""
         if plan.channels > self.communicator.channels:
-            self.communicator.close()
+            # The one before stays open: a user may hold it.
             self._reducer.communicator = Communicator(
                 self._group, channels=plan.channels, timeout_s=self._timeout_s
             )
+            self._communicators.append(self.communicator)
         by_name = {trainable.name: trainable for trainable in self._trainables}
         carrier = [by_name[name].parameter for name in plan.buckets[-1].tensors]
         # The tail rides with the last dtype of the last bucket.

@@ -86,8 +86,8 @@ def attach(model: nn.Module, engine: Engine) -> None:
 
 def detach(model: nn.Module) -> None:
     """Make ``model`` again what it was."""
-    del model.__dict__[_ENGINE]
-    model.__class__ = original_class(type(model))
+    if model.__dict__.pop(_ENGINE, None) is not None:
+        model.__class__ = original_class(type(model))
 
 
 def original_class(cls: type) -> type:

@@ -129,8 +129,6 @@ class Reducer:
                     self._bucket_of[trainable.index] = bucket.index
                     self._views[trainable.index] = view
         self._scale = 1.0 / self.communicator.world_size
-        # Reading a flag from a GPU would make the host wait for the device in every step.
-        self._reads_flags = not buckets[-1].parts[-1].wire.is_cuda
 
     def remove(self) -> None:
         """Take every hook off the parameters."""
@@ -161,6 +159,9 @@ class Reducer:
 
     def forward_begins(self, training: bool) -> None:
         """Prepare for a forward with gradients; ``training`` is the module's mode."""
+        if torch._C._current_graph_task_id() != -1:
+            # Activation checkpointing computes the model again, in the midst of a backward.
+            return
         self._abandon()
         if training and self._slots:
             if not self._buffers_current:
@@ -296,14 +297,14 @@ class Reducer:
                 self._wait()
                 if missing:
                     self._restore(missing)
-                failed = self._tail.failed_ranks() if self._reads_flags else []
+                failed = self._tail.failed_ranks()
         finally:
             self._rest()
         if failed:
             raise EngineError(
                 f"backward failed on rank{'s' if len(failed) > 1 else ''} "
-                f"{', '.join(map(str, failed))}: this step has no gradient. See the error there; "
-                "zero the gradients before going on"
+                f"{', '.join(map(str, failed))}, so this step has no gradient. See the error "
+                "there; zero the gradients before going on"
             )
         self._report()
 
@@ -337,6 +338,7 @@ class Reducer:
                 part.gradients.mul_(self._scale)
         self._tail.deliver()
         self._buffers_current = True
+        self._kept[:] = bytes(len(self._kept))
 
     def _abandon(self) -> None:
         """Finish a backward that raised half-way ([Note: A backward that raises])."""
@@ -358,10 +360,11 @@ class Reducer:
     def _rest(self) -> None:
         self._state = State.IDLE
         self._ready[:] = b"\1" * len(self._ready)
-        self._kept[:] = bytes(len(self._kept))
 
     def _report(self) -> None:
         step, self._step = self._step, Step()
+        if not self.listeners:
+            return
         step.end = self._stamp()
         step.pushes = [
             Push(bucket.index, bucket.channel, bucket.algorithm, part.nbytes, handle)

@@ -67,6 +67,7 @@ class Tail:
         direct = sum(slot.tensor.numel() for slot in self._direct)
         bytewise = sum(s.tensor.nbytes for group in self._bytewise.values() for s in group)
         self.elements = self._head + direct + bytewise
+        self._late: tuple[Tensor, torch.cuda.Event] | None = None
         self._template = torch.zeros(0)
         self._tail = torch.zeros(0)
 
@@ -142,6 +143,24 @@ class Tail:
         return [count > 0 for count in counts]
 
     def failed_ranks(self) -> list[int]:
-        """Return the ranks whose backward failed."""
-        flags: list[float] = self._tail[self._parameters : self._head].tolist()
-        return [rank for rank, flag in enumerate(flags) if flag]
+        """Return the ranks whose backward failed; on a CUDA device, of the step before this one.
+
+        Reading this step's flags there would make the host wait for the device in every step.
+        """
+        flags = self._tail[self._parameters : self._head]
+        if flags.is_cuda:
+            late, self._late = self._late, _to_host(flags)
+            if late is None:
+                return []
+            flags, copied = late
+            copied.synchronize()
+        return [rank for rank, flag in enumerate(flags.tolist()) if flag]
+
+
+def _to_host(flags: Tensor) -> tuple[Tensor, torch.cuda.Event]:
+    """Start copying ``flags``; the event says when they are there."""
+    host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+    host.copy_(flags, non_blocking=True)
+    copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    copied.record()
+    return host, copied
