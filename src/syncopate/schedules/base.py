@@ -228,7 +228,8 @@ class Schedule:
     @property
     def title(self) -> str:
         """Its name for messages and reports, such as ``"all_reduce (ring), 4 ranks"``."""
-        return f"{self.collective} ({self.algorithm}), {self.world_size} ranks"
+        ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
+        return f"{self.collective} ({self.algorithm}), {ranks}"
 
     @property
     def table(self) -> Transfers:

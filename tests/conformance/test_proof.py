@@ -1,0 +1,43 @@
+"""Every algorithm is proved right at every world size of the table."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.schedules.checker import check
+from syncopate.schedules.conditions import CONDITIONS
+from syncopate.schedules.registry import ALGORITHMS, build
+from tests.conformance.table import PROVED, TABLE, Row
+
+
+def test_the_table_lists_every_registered_algorithm():
+    assert {(row.collective, row.algorithm) for row in TABLE} == set(ALGORITHMS)
+    assert len(TABLE) == len(ALGORITHMS)
+
+
+def test_no_row_is_let_off():
+    for row in TABLE:
+        assert set(row.proved) >= set(PROVED)
+        assert set(row.executed) >= {1, 2, 3, 4, 5, 8}
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_proved(row: Row):
+    for world_size in row.proved:
+        schedule = build(row.collective, row.algorithm, world_size)
+        assert (schedule.collective, schedule.algorithm) == (row.collective, row.algorithm)
+        assert schedule.world_size == world_size
+        check(schedule)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_shards_are_the_balanced_cut_of_the_buffer(row: Row):
+    """One chunk per rank, so that a shard is what ``chunk_offsets(numel, p)`` gives the rank."""
+    if not CONDITIONS[row.collective].sharded:
+        return
+    for world_size in row.proved:
+        schedule = build(row.collective, row.algorithm, world_size)
+        assert schedule.chunks == world_size
+        assert [schedule.shard(r) for r in range(world_size)] == [
+            (r, r + 1) for r in range(world_size)
+        ]

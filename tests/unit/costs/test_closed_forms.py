@@ -1,0 +1,74 @@
+"""The closed forms are MG-WFBP's Table II for powers of two, and the stated ones elsewhere."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from syncopate.costs.closed_forms import CLOSED_FORMS, all_reduce_linear, closed_form
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.schedules.registry import ALGORITHMS
+
+ALPHA, BETA, GAMMA = 45.26e-6, 8 / 9.4e9, 2.5e-10
+
+
+def table_ii(algorithm: str, n: int) -> tuple[float, float]:
+    """Return a and b as MG-WFBP prints them, N = n."""
+    log = math.log2(n)
+    return {
+        "binary_tree": (2 * ALPHA * log, (2 * BETA + GAMMA) * log),
+        "recursive_doubling": (ALPHA * log, (BETA + GAMMA) * log),
+        "halving_doubling": (2 * ALPHA * log, 2 * BETA - (2 * BETA + GAMMA) / n + GAMMA),
+        "ring": (2 * (n - 1) * ALPHA, 2 * (n - 1) / n * BETA + (n - 1) / n * GAMMA),
+    }[algorithm]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["binary_tree", "recursive_doubling", "halving_doubling", "ring"]
+)
+def test_powers_of_two_are_table_ii(algorithm):
+    for world_size in (1, 2, 4, 8, 64, 1024):
+        fit = all_reduce_linear(algorithm, world_size, ALPHA, BETA, GAMMA)
+        expected = pytest.approx(table_ii(algorithm, world_size), rel=1e-12, abs=1e-20)
+        assert (fit.a_s, fit.b_s_per_byte) == expected
+
+
+def test_other_world_sizes():
+    assert closed_form("all_reduce", "recursive_doubling", 5) == (4, 4, 3)
+    assert closed_form("all_reduce", "recursive_doubling", 7) == (4, 4, 3)
+    assert closed_form("all_reduce", "recursive_doubling", 9) == (5, 5, 4)
+    assert closed_form("all_reduce", "binary_tree", 5) == (6, 6, 3)
+    assert closed_form("all_reduce", "halving_doubling", 5) == (6, 1.6, 0.8)
+    assert closed_form("all_reduce", "ring", 5) == (8, 1.6, 0.8)
+
+
+def test_an_all_reduce_is_a_reduce_scatter_and_an_all_gather():
+    for whole, half in (("ring", "ring"), ("halving_doubling", "recursive")):
+        for p in range(1, 20):
+            scatter = closed_form("reduce_scatter", half, p)
+            gather = closed_form("all_gather", half, p)
+            both = [x + y for x, y in zip(scatter, gather, strict=True)]
+            assert closed_form("all_reduce", whole, p) == pytest.approx(tuple(both))
+
+
+def test_one_rank_costs_nothing():
+    assert all(closed_form(*key, 1) == (0, 0, 0) for key in CLOSED_FORMS)
+
+
+def test_every_registered_algorithm_has_one():
+    assert set(CLOSED_FORMS) == set(ALGORITHMS)
+
+
+def test_bad_questions_are_refused():
+    with pytest.raises(
+        UnknownNameError, match="unknown algorithm 'mst' for all_reduce; known: ring"
+    ):
+        all_reduce_linear("mst", 4, ALPHA, BETA, GAMMA)
+    with pytest.raises(UnknownNameError, match="unknown collective 'scan'; known: all_reduce, red"):
+        closed_form("scan", "ring", 4)
+    with pytest.raises(InvalidValueError, match="world_size is 0"):
+        all_reduce_linear("ring", 0, ALPHA, BETA, GAMMA)
+    for bad in ((-1, BETA, GAMMA), (ALPHA, math.inf, GAMMA), (ALPHA, BETA, math.nan)):
+        with pytest.raises(InvalidValueError, match="a finite number of seconds >= 0"):
+            all_reduce_linear("ring", 4, *bad)

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import pytest
+
+from syncopate.cluster import Cluster
+from syncopate.costs.price import price
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.schedules import registry
+from syncopate.schedules.base import Schedule, Transfer
+from syncopate.schedules.checker import check
+from syncopate.schedules.conditions import CONDITIONS
+from syncopate.schedules.draw import draw
+from syncopate.schedules.registry import (
+    Algorithm,
+    algorithms,
+    build,
+    collectives,
+    register,
+    require,
+)
+
+
+def star(world_size: int) -> Schedule:
+    """Everyone sends to rank 0, one after the other, and rank 0 sends the sum to everyone."""
+    others = range(1, world_size)
+    inward = [Transfer(r - 1, r, 0, 0, 1, "reduce") for r in others]
+    outward = [Transfer(world_size - 2 + r, 0, r, 0, 1, "copy") for r in others]
+    return Schedule("all_reduce", "star", world_size, 1, inward + outward)
+
+
+def chain(world_size: int, root: int) -> Schedule:
+    """The root sends to its right neighbour, and so on."""
+    hops = [
+        Transfer(k, (root + k) % world_size, (root + k + 1) % world_size, 0, 1, "copy")
+        for k in range(world_size - 1)
+    ]
+    return Schedule("broadcast", "chain", world_size, 1, hops, root)
+
+
+STAR = Algorithm("all_reduce", "star", star, "2(p-1) rounds of n bytes", "folklore")
+CHAIN = Algorithm("broadcast", "chain", chain, "p-1 rounds of n bytes", "folklore")
+
+
+@pytest.fixture(autouse=True)
+def _table_of_its_own(monkeypatch):
+    monkeypatch.setattr(registry, "ALGORITHMS", dict(registry.ALGORITHMS))
+
+
+def test_names():
+    assert collectives() == ("all_reduce", "reduce_scatter", "all_gather")
+    assert algorithms("all_reduce") == (
+        "ring",
+        "recursive_doubling",
+        "halving_doubling",
+        "binary_tree",
+    )
+    assert algorithms("reduce_scatter") == algorithms("all_gather") == ("ring", "recursive")
+    assert algorithms("broadcast") == ()
+
+
+def test_every_row_says_what_it_is():
+    for (collective, name), row in registry.ALGORITHMS.items():
+        assert (row.collective, row.name) == (collective, name)
+        assert "n bytes" in row.summary
+        assert row.source
+
+
+def test_a_new_algorithm_is_one_row():
+    register(STAR)
+    assert algorithms("all_reduce")[-1] == "star"
+    require("all_reduce", "star")
+    for p in (1, 2, 5):
+        check(build("all_reduce", "star", p))
+    cluster = Cluster.flat(3, latency_s=1.0, bandwidth_bytes_per_s=1.0)
+    assert price(build("all_reduce", "star", 3), cluster, 2.0) == 12.0
+    assert draw(build("all_reduce", "star", 3)).splitlines()[1:] == [
+        "round 0  1 +> 0",
+        "round 1  2 +> 0",
+        "round 2  0 -> 1",
+        "round 3  0 -> 2",
+    ]
+
+
+def test_a_rooted_collective_is_built_for_a_root():
+    register(CHAIN)
+    assert collectives()[-1] == "broadcast"
+    schedule = build("broadcast", "chain", 4, root=2)
+    assert schedule.root == 2
+    check(schedule)
+    assert build("broadcast", "chain", 4, root=2) is schedule
+    assert build("broadcast", "chain", 4).root == 0
+    with pytest.raises(InvalidValueError, match=r"root is 4; it must be a rank in 0\.\.3"):
+        build("broadcast", "chain", 4, root=4)
+
+
+def test_a_name_is_taken_once():
+    register(STAR)
+    with pytest.raises(InvalidValueError, match="'star'; it must be none of those taken: native,"):
+        register(STAR)
+    with pytest.raises(InvalidValueError, match="'native'"):
+        register(Algorithm("all_reduce", "native", star, "", ""))
+    with pytest.raises(UnknownNameError, match="unknown collective 'gossip'"):
+        register(Algorithm("gossip", "star", star, "", ""))
+
+
+def test_schedules_are_built_once():
+    assert build("all_reduce", "ring", 7) is build("all_reduce", "ring", 7)
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(
+        UnknownNameError, match="unknown algorithm 'rign' for all_reduce; known: ring, recursive_"
+    ):
+        build("all_reduce", "rign", 4)
+    with pytest.raises(UnknownNameError, match="unknown collective 'allreduce'; known: all_reduce"):
+        build("allreduce", "ring", 4)
+    with pytest.raises(UnknownNameError, match=r"'native' for all_gather; known: ring, recursive$"):
+        require("all_gather", "native")
+    with pytest.raises(UnknownNameError, match="known: native, ring"):
+        require("all_gather", "rign", allow_native=True)
+    require("all_gather", "native", allow_native=True)
+    require("all_gather", "ring", allow_native=True)
+
+
+def test_impossible_questions_are_refused():
+    with pytest.raises(InvalidValueError, match="world_size is 0"):
+        build("all_reduce", "ring", 0)
+    with pytest.raises(InvalidValueError, match="0 for all_reduce, which has no root"):
+        build("all_reduce", "ring", 4, root=1)
+
+
+def test_conditions():
+    assert [name for name, rule in CONDITIONS.items() if rule.rooted] == ["reduce", "broadcast"]
+    assert [name for name, rule in CONDITIONS.items() if rule.sharded] == [
+        "reduce_scatter",
+        "all_gather",
+    ]
