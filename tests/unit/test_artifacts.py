@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit import strategies
 
 from syncopate.artifacts import Artifact, Record, write_atomic
 from syncopate.cluster import Cluster
@@ -17,6 +16,7 @@ from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import Plan
 from syncopate.timeline import Timeline
 from syncopate.workload import Workload
+from tests.unit import strategies
 
 ARTEFACTS = (Cluster, Workload, Plan, Timeline)
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 from hypothesis import given
-from tests.unit import strategies
 
 from syncopate.cluster import (
     NETWORKS,
@@ -18,6 +17,7 @@ from syncopate.cluster import (
     LinearFit,
 )
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from tests.unit import strategies
 
 
 def _level(name="host", size=2, latency_s=1e-5, bandwidth=1e9):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hypothesis import given
-from tests.unit import strategies
 
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.plan import Bucket, Plan, Prediction
 from syncopate.workload import fingerprint
+from tests.unit import strategies
 
 MODEL = (("a", 4, "float32"), ("b", 3, "float32"))
 

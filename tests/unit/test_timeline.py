@@ -6,10 +6,10 @@ import math
 
 import pytest
 from hypothesis import given
-from tests.unit import strategies
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.timeline import Span, Timeline
+from tests.unit import strategies
 
 
 def _span(start_s=1.0, end_s=3.0, lane="push", rank=0):

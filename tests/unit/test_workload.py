@@ -7,10 +7,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit import strategies
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.workload import GradientTensor, Workload, fingerprint
+from tests.unit import strategies
 
 
 def _tensor(name="w", numel=4, backward_s=1.0, **rest):
