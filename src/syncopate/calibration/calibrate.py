@@ -1,0 +1,194 @@
+"""Calibrate: the ranks at hand become a cluster, in seconds."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from syncopate.calibration.clocks import hosts_of
+from syncopate.calibration.curves import COLLECTIVE, DEFAULT_SIZES, Curves, measure_curves
+from syncopate.calibration.interference import Load, measure_interference
+from syncopate.calibration.links import Topology, measure_links, topology
+from syncopate.calibration.progress import Progress, say
+from syncopate.calibration.reduction import measure_reduction
+from syncopate.calibration.wire import Wire
+from syncopate.cluster import Cluster, CollectiveCurve
+from syncopate.collectives.communicator import Communicator
+from syncopate.errors import InvalidValueError
+from syncopate.schedules import registry
+from syncopate.units import KIB, MIB, format_bytes
+
+LINKS_SHARE = 0.15
+INTERFERENCE_SHARE = 0.2
+"""Shares of the time budget; what is left goes to the curves."""
+
+_LOAD_BYTES = (256 * KIB, 4 * MIB)
+"""Sizes of the collectives that run beside computation: buckets of small and of large models."""
+
+
+def calibrate(
+    communicator: Communicator,
+    *,
+    sizes: Sequence[int] | None = None,
+    algorithms: Sequence[str] | None = None,
+    budget_s: float = 10.0,
+    progress: Progress | None = None,
+) -> Cluster:
+    """Measure links, reduction, all-reduce curves and interference; return the same on all ranks.
+
+    Every rank must call it with the same arguments, while nothing else uses the communicator.
+
+    Args:
+        communicator: the ranks.
+        sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out.
+        algorithms: all-reduce algorithms, ``"native"`` for the backend's own; all when left out.
+        budget_s: about how long to take. A short one means fewer samples and smaller sizes.
+        progress: called with what is measured and how much of the whole is done.
+
+    Raises:
+        UnknownNameError: an algorithm that no registry knows.
+        InvalidValueError: a size or budget out of range.
+        CalibrationError: a link or an algorithm that does not work.
+        CollectiveError: a rank was lost.
+    """
+    start_s = time.perf_counter()
+    if not budget_s > 0:
+        raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
+    chosen_sizes, names = _sizes(sizes), _algorithms(algorithms)
+    hosts = hosts_of(communicator)
+    where = topology(hosts)
+
+    def part(begin: float, end: float) -> Progress:
+        return lambda what, done: say(progress, what, begin + (end - begin) * done)
+
+    with Wire(communicator) as wire:
+        levels, probes = measure_links(
+            communicator,
+            wire,
+            where,
+            budget_s=budget_s * LINKS_SHARE,
+            progress=part(0.0, LINKS_SHARE),
+        )
+    reduction_s_per_byte = measure_reduction(communicator)
+    spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
+    curves = Curves()
+    if communicator.world_size > 1:
+        curves = measure_curves(
+            communicator,
+            sizes=chosen_sizes,
+            algorithms=names,
+            budget_s=budget_s * (1 - INTERFERENCE_SHARE) - spent_s,
+            shared_clock=len(set(hosts)) == 1,
+            progress=part(LINKS_SHARE, 1 - INTERFERENCE_SHARE),
+        )
+    interference = measure_interference(
+        communicator,
+        _loads(curves.curves),
+        budget_s=budget_s * INTERFERENCE_SHARE,
+        progress=part(1 - INTERFERENCE_SHARE, 1.0),
+    )
+    say(progress, "calibrated", 1.0)
+    cluster = Cluster(
+        name=_name(where),
+        levels=levels,
+        placement=where.placement,
+        hosts=where.hosts,
+        reduction_s_per_byte=reduction_s_per_byte,
+        curves=curves.curves,
+        probes=probes,
+        interference=interference,
+        metadata=_facts(communicator, where, curves)
+        | {"budget_s": f"{budget_s:g}", "elapsed_s": f"{time.perf_counter() - start_s:.2f}"},
+    )
+    agreed: Cluster = communicator.broadcast_object(cluster)
+    return agreed
+
+
+def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
+    if sizes is None:
+        return DEFAULT_SIZES
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise InvalidValueError("sizes", size, "integers >= 1, in bytes")
+    if not sizes:
+        raise InvalidValueError("sizes", sizes, "at least one message size in bytes")
+    return tuple(sorted({-(-size // 4) * 4 for size in sizes}))
+
+
+def _algorithms(algorithms: Sequence[str] | None) -> tuple[str, ...]:
+    if algorithms is None:
+        return (registry.NATIVE, *registry.algorithms(COLLECTIVE))
+    if not algorithms:
+        raise InvalidValueError("algorithms", algorithms, "at least one name")
+    for name in algorithms:
+        registry.require(COLLECTIVE, name, allow_native=True)
+    return tuple(dict.fromkeys(algorithms))
+
+
+def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
+    """Return, per size of ``_LOAD_BYTES``, the fastest algorithm at the nearest measured size."""
+    loads: dict[int, Load] = {}
+    for wanted in _LOAD_BYTES if curves else ():
+        sizes = {point.nbytes for curve in curves for point in curve.points}
+        nearest = min(sizes, key=lambda size: abs(size - wanted))
+        found = [
+            Load(nearest, curve.algorithm, statistics.median(point.samples_s))
+            for curve in curves
+            for point in curve.points
+            if point.nbytes == nearest
+        ]
+        loads[nearest] = min(found, key=lambda load: load.alone_s)
+    return list(loads.values())
+
+
+def _name(where: Topology) -> str:
+    hosts = len(set(where.hosts))
+    ranks = len(where.hosts)
+    return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
+
+
+def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[str, str]:
+    facts = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "ranks": str(communicator.world_size),
+        "hosts": str(len(set(where.hosts))),
+        "backend": str(dist.get_backend_config()),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "cpu": _cpu(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
+    }
+    if where.note:
+        facts["levels"] = where.note
+    if curves.curves:
+        one_host = len(set(where.hosts)) == 1
+        facts["samples"] = "barrier-separated; " + (
+            "from the last rank's start to the last rank's end"
+            if one_host
+            else "maximum over ranks of each one's duration"
+        )
+        facts["repetitions"] = ", ".join(
+            f"{format_bytes(size)}: {count}" for size, count in curves.repetitions.items()
+        )
+    if curves.stopped:
+        facts["stopped"] = "; ".join(f"{name}: {why}" for name, why in curves.stopped.items())
+    return facts
+
+
+def _cpu() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,197 @@
+"""Links: α and β of every level, from messages that go back and forth between pairs of ranks.
+
+Pairs are neighbours, so p ranks need O(p) messages, and they take turns, so that each has the
+network for itself. A one-way time is half a round trip.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from syncopate.calibration.progress import Progress, say
+from syncopate.calibration.wire import Wire
+from syncopate.cluster import CurvePoint, Level, LinkProbe
+from syncopate.collectives.communicator import Communicator
+from syncopate.costs.fits import fit_linear
+from syncopate.units import KIB, MIB
+
+PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
+"""Message sizes in bytes; the largest is left out of pairs whose share of the budget is spent."""
+
+_MOST_PAIRS = 16
+_MOST_SAMPLES = 20
+_FEWEST_SAMPLES = 3
+_NO_LINK_BYTES_PER_S = 1e12
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which ranks sit where.
+
+    Attributes:
+        hosts: host name of every rank.
+        names: name of every level, innermost first.
+        sizes: fan-out of every level.
+        placement: the rank at each position; empty when rank and position are the same.
+        pairs: per level, the pairs of ranks to probe.
+        note: what the levels leave out; empty when nothing.
+    """
+
+    hosts: tuple[str, ...]
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    placement: tuple[int, ...]
+    pairs: tuple[tuple[tuple[int, int], ...], ...]
+    note: str = ""
+
+
+def topology(hosts: Sequence[str]) -> Topology:
+    """Return one level of ranks, or two when several hosts hold equally many ranks, above one.
+
+    Args:
+        hosts: host name of every rank; at least one.
+    """
+    ranks_of: dict[str, list[int]] = defaultdict(list)
+    for rank, host in enumerate(hosts):
+        ranks_of[host].append(rank)
+    groups = list(ranks_of.values())
+    counts = {len(group) for group in groups}
+    if len(groups) == 1 or counts == {1}:
+        everyone = range(len(hosts))
+        return Topology(tuple(hosts), ("host",), (len(hosts),), (), (_neighbours(everyone),))
+    firsts = [group[0] for group in groups]
+    if len(counts) > 1:
+        # Unequal hosts make no regular level; links between hosts rule a collective over all.
+        note = f"hosts hold {sorted(counts)} ranks each, so the levels do not tell them apart"
+        pairs = (_neighbours(firsts),)
+        return Topology(tuple(hosts), ("host",), (len(hosts),), (), pairs, note)
+    placement = tuple(rank for group in groups for rank in group)
+    inside = [pair for group in groups for pair in _neighbours(group)]
+    return Topology(
+        hosts=tuple(hosts),
+        names=("device", "host"),
+        sizes=(counts.pop(), len(groups)),
+        placement=() if placement == tuple(range(len(hosts))) else placement,
+        pairs=(_thinned(inside), _neighbours(firsts)),
+    )
+
+
+def measure_links(
+    communicator: Communicator,
+    wire: Wire,
+    where: Topology,
+    *,
+    budget_s: float,
+    progress: Progress | None = None,
+) -> tuple[tuple[Level, ...], tuple[LinkProbe, ...]]:
+    """Probe the pairs of every level; return the levels and the raw probes, alike on all ranks.
+
+    Args:
+        communicator: the ranks; all of them must call this.
+        wire: their point-to-point messages.
+        where: which pairs to probe.
+        budget_s: about how long to take.
+        progress: called before every pair.
+    """
+    every = [pair for pairs in where.pairs for pair in pairs]
+    probes: dict[tuple[int, int], LinkProbe] = {}
+    for index, (src, dst) in enumerate(every):
+        say(progress, f"link {src}-{dst}", index / len(every))
+        mine: LinkProbe | None = None
+        communicator.barrier()
+        if communicator.rank == src:
+            mine = _ping(wire, dst, budget_s / len(every))
+        elif communicator.rank == dst:
+            _pong(wire, src)
+        probes[src, dst] = communicator.broadcast_object(mine, src=src)
+    levels = tuple(
+        _level(name, size, [probes[pair] for pair in pairs])
+        for name, size, pairs in zip(where.names, where.sizes, where.pairs, strict=True)
+    )
+    return levels, tuple(probes[pair] for pair in every)
+
+
+def _level(name: str, size: int, probes: Sequence[LinkProbe]) -> Level:
+    points = [point for probe in probes for point in probe.points]
+    if not points:
+        return Level(
+            name=name, size=size, latency_s=0.0, bandwidth_bytes_per_s=_NO_LINK_BYTES_PER_S
+        )
+    fit = fit_linear(
+        [float(point.nbytes) for point in points],
+        [statistics.median(point.samples_s) for point in points],
+    )
+    return Level(
+        name=name,
+        size=size,
+        latency_s=fit.a_s,
+        bandwidth_bytes_per_s=1.0 / max(fit.b_s_per_byte, 1.0 / _NO_LINK_BYTES_PER_S),
+    )
+
+
+def _ping(wire: Wire, peer: int, budget_s: float) -> LinkProbe:
+    """Send messages that ``peer`` returns, size by size, and tell it how many will follow."""
+    deadline_s = time.perf_counter() + budget_s
+    points = []
+    for index, nbytes in enumerate(PROBE_SIZES):
+        buffer = _buffer(nbytes, wire.device)
+        first_s = min(_round_trip(wire, buffer, peer) for _ in range(2))
+        share_s = max(deadline_s - time.perf_counter(), 0.0) / (len(PROBE_SIZES) - index)
+        count = min(max(int(share_s / max(first_s, 1e-9)), _FEWEST_SAMPLES), _MOST_SAMPLES)
+        late = index > 2 and count * first_s > 2 * share_s + 0.05
+        wire.send(torch.tensor([0 if late else count], device=wire.device), peer)
+        if late:
+            break
+        samples = tuple(_round_trip(wire, buffer, peer) / 2 for _ in range(count))
+        points.append(CurvePoint(nbytes=nbytes, samples_s=samples))
+    return LinkProbe(src=wire.rank, dst=peer, points=tuple(points))
+
+
+def _pong(wire: Wire, peer: int) -> None:
+    count = torch.zeros(1, dtype=torch.int64, device=wire.device)
+    for nbytes in PROBE_SIZES:
+        buffer = _buffer(nbytes, wire.device)
+        for _ in range(2):
+            _return(wire, buffer, peer)
+        wire.receive(count, peer)
+        if count.item() == 0:
+            break
+        for _ in range(int(count.item())):
+            _return(wire, buffer, peer)
+
+
+def _round_trip(wire: Wire, buffer: torch.Tensor, peer: int) -> float:
+    start_s = time.perf_counter()
+    wire.send(buffer, peer)
+    wire.receive(buffer, peer)
+    return time.perf_counter() - start_s
+
+
+def _return(wire: Wire, buffer: torch.Tensor, peer: int) -> None:
+    wire.receive(buffer, peer)
+    wire.send(buffer, peer)
+
+
+def _buffer(nbytes: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+
+
+def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    ring = list(ranks)
+    pairs = list(pairwise(ring))
+    if len(ring) > 2:
+        pairs.append((ring[-1], ring[0]))
+    return _thinned(pairs)
+
+
+def _thinned(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Return at most ``_MOST_PAIRS`` of them, evenly spread."""
+    step = max(len(pairs) / _MOST_PAIRS, 1.0)
+    return tuple(pairs[int(i * step)] for i in range(min(len(pairs), _MOST_PAIRS)))

@@ -1,0 +1,42 @@
+"""Reduction: γ, the time to add one byte of one buffer to another.
+
+All ranks add at the same time, as they do inside an all-reduce, because ranks of one host share
+its memory and cores.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import torch
+
+from syncopate.calibration.wire import device_of, synchronize
+from syncopate.collectives.communicator import Communicator
+from syncopate.units import MIB
+
+_SIZE_BYTES = 4 * MIB
+_ROUNDS = 15
+
+
+def measure_reduction(communicator: Communicator) -> float:
+    """Return γ in seconds per byte: the median over rounds, then over ranks; alike on all ranks.
+
+    Args:
+        communicator: the ranks; all of them must call this.
+    """
+    device = device_of(communicator)
+    total = torch.zeros(_SIZE_BYTES // 4, device=device)
+    part = torch.ones_like(total)
+    for _ in range(3):
+        total.add_(part)
+    communicator.barrier()
+    samples_s = []
+    for _ in range(_ROUNDS):
+        synchronize(device)
+        start_s = time.perf_counter()
+        total.add_(part)
+        synchronize(device)
+        samples_s.append(time.perf_counter() - start_s)
+    medians_s = communicator.all_gather_object(statistics.median(samples_s))
+    return float(statistics.median(medians_s)) / _SIZE_BYTES
