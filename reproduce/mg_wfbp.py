@@ -159,6 +159,7 @@ def show(workload: Workload, rows: Sequence[Row], console: Console) -> None:
         title=f"{workload.model}, 10GbE: speed-up over one node (buckets)",
         caption="gain: optimal over MG-WFBP's Algorithm 1",
         box=box.SIMPLE_HEAD,
+        pad_edge=False,
     )
     table.add_column("nodes", justify="right", style="bold")
     for column in ("a ms", "b ns/B", "WFBP", "SyncEASGD", "MG-WFBP", "optimal", "gain"):

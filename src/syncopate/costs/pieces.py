@@ -20,7 +20,7 @@ from syncopate.errors import InvalidValueError
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-_ROUNDING = 1e-9
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +60,10 @@ class Pieces:
             )
         left = a[:-1] + b[:-1] * upper[:-1]
         right = a[1:] + b[1:] * upper[:-1]
-        if a[0] != 0 or b[0] != 0 or (right < left - _ROUNDING * np.abs(left)).any():
+        # Intercept and slope of a steep piece cancel, so rounding is relative to both of them.
+        terms = np.abs(a) + b * np.append(upper[:-1], 0.0)
+        slack = _ROUNDING * (terms[:-1] + np.abs(a[1:]) + b[1:] * upper[:-1])
+        if a[0] != 0 or b[0] != 0 or (right < left - slack).any():
             raise InvalidValueError(
                 "pieces of a cost",
                 right.tolist(),

@@ -6,7 +6,7 @@ share the link. There the planner plays candidates and keeps the best:
 
 * the partition of ``optimal``, which ignores both;
 * the partition of ``interference.py``, which is exact on one channel wherever overlap pays;
-* everything in one bucket, and the buckets of ``threshold``;
+* the partitions of all other policies, so that none of them is ever better;
 * k buckets of about equal bytes, for several k;
 * from the best of these, what single changes improve: a cut removed, added, or moved by one.
 
@@ -24,9 +24,11 @@ import numpy as np
 from syncopate.cluster import Interference
 from syncopate.costs.functions import Envelope
 from syncopate.planning.interference import least_disturbing, overlap_pays
+from syncopate.planning.mg_wfbp import mg_wfbp
 from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.single import single
 from syncopate.planning.threshold import threshold
+from syncopate.planning.wfbp import wfbp
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import play_collectives
 from syncopate.workload import Workload
@@ -59,6 +61,7 @@ def search(
     compute_s = workload.forward_s + workload.backward_s
     exact = least_disturbing(problem, compute_s, interference, stops)
     candidates = [partition, exact, single(problem), threshold(problem)]
+    candidates += [mg_wfbp(problem), wfbp(problem)]
     candidates += [_equal(problem, count) for count in _EQUAL_BUCKETS if count < problem.length]
     best = min(dict.fromkeys(candidates), key=player.score)
     if channels == 1 and overlap_pays(interference) and len(stops) == problem.length:

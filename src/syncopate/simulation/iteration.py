@@ -68,9 +68,15 @@ class Iteration:
         return max(self.iteration_s - self.compute_s, 0.0)
 
     def wall_s(self, progress_s: ArrayLike) -> FloatArray:
-        """Return when computation had made ``progress_s`` seconds of progress (any shape)."""
-        times, done = zip(*self.progress, strict=True)
-        return np.asarray(np.interp(np.asarray(progress_s, float), done, times))
+        """Return when computation had first made ``progress_s`` seconds of progress (any shape)."""
+        times, done = np.array(self.progress).T
+        wanted = np.clip(np.asarray(progress_s, float), 0.0, done[-1])
+        # Not np.interp: where computation stalled, time stands over one progress as a step.
+        after = np.searchsorted(done, wanted, side="left")
+        before = np.maximum(after - 1, 0)
+        gained = done[after] - done[before]
+        share = np.where(gained > 0, (wanted - done[before]) / np.where(gained > 0, gained, 1), 1)
+        return np.asarray(times[before] + share * (times[after] - times[before]))
 
 
 def play(

@@ -1,0 +1,99 @@
+"""Lines, measured curves and envelopes of algorithms."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
+from syncopate.costs.functions import FREE, CurveCost, Envelope, LinearCost
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+RING = LinearCost(LinearFit(a_s=6.0, b_s_per_byte=1.0))
+TREE = LinearCost(LinearFit(a_s=1.0, b_s_per_byte=2.0))
+
+
+def curve(points: dict[int, list[float]], b: float = 0.5) -> CollectiveCurve:
+    return CollectiveCurve(
+        collective="all_reduce",
+        algorithm="ring",
+        points=tuple(CurvePoint(nbytes=n, samples_s=tuple(s)) for n, s in points.items()),
+        fit=LinearFit(a_s=0.0, b_s_per_byte=b),
+    )
+
+
+def test_a_line_is_free_for_nothing_and_starts_at_a() -> None:
+    assert RING([0, 1, 10]).tolist() == [0, 7, 16]
+    assert RING.startup_s == 6
+    assert FREE([0, 1e12]).tolist() == [0, 0]
+
+
+def test_a_curve_goes_through_the_medians() -> None:
+    cost = CurveCost(curve({10: [1.0, 1.2, 99.0], 20: [2.2], 40: [4.2]}))
+    assert cost([0, 1, 10, 15, 20, 30, 40]) == pytest.approx([0, 1.2, 1.2, 1.7, 2.2, 3.2, 4.2])
+    assert cost(80) == pytest.approx(8.2)  # as the last two points go on
+    assert cost.startup_s == pytest.approx(1.2)
+
+
+def test_a_decreasing_median_is_pooled() -> None:
+    cost = CurveCost(curve({10: [1.0], 20: [3.0], 30: [2.0], 40: [4.0]}))
+    assert cost([20, 25, 30]) == pytest.approx([2.5, 2.5, 2.5])
+
+
+def test_beyond_a_level_end_the_fit_goes_on() -> None:
+    cost = CurveCost(curve({10: [1.0], 20: [3.0], 30: [2.0]}, b=0.5))
+    assert cost([30, 32]) == pytest.approx([2.5, 3.5])
+
+
+def test_one_measured_point() -> None:
+    cost = CurveCost(curve({10: [2.0]}, b=0.1))
+    assert cost([1, 10, 20]) == pytest.approx([2.0, 2.0, 3.0])
+
+
+def test_a_measurement_of_zero_bytes_is_the_start_up() -> None:
+    cost = CurveCost(curve({0: [1.0], 10: [2.0]}))
+    assert cost([0, 5, 10]) == pytest.approx([0.0, 1.5, 2.0])
+    assert cost.startup_s == 1.0
+
+
+@given(
+    st.dictionaries(
+        st.integers(0, 2**40), st.lists(st.floats(0, 10), min_size=1, max_size=3), min_size=1
+    )
+)
+def test_any_curve_is_monotone(points: dict[int, list[float]]) -> None:
+    cost = CurveCost(curve(dict(sorted(points.items()))))
+    values = cost(np.sort([0, *points, *(n + 1 for n in points), 2**41]))
+    assert (np.diff(values) >= -1e-9).all()
+    assert values[0] == 0
+
+
+def test_the_envelope_names_the_cheapest() -> None:
+    cheapest = Envelope({"ring": RING, "tree": TREE})
+    assert [cheapest.best(n) for n in (0, 1, 4.9, 5.1, 100)] == [
+        "tree",
+        "tree",
+        "tree",
+        "ring",
+        "ring",
+    ]
+    assert cheapest([1, 5, 10]).tolist() == [3, 11, 16]
+    assert cheapest.startup_s == 1
+    assert cheapest.names == ("ring", "tree")
+    assert cheapest.only("ring")(1.0) == 7
+
+
+def test_a_bucket_has_one_algorithm_for_all_its_dtypes() -> None:
+    cheapest = Envelope({"ring": RING, "tree": TREE})
+    assert cheapest.bucket([4, 0]) == ("tree", 9.0)
+    assert cheapest.bucket([8, 1]) == ("tree", 20.0)  # ring would be best for 8 bytes alone
+    assert cheapest.bucket([9, 9]) == ("ring", 30.0)
+
+
+def test_unknown_algorithms_are_refused_by_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"'rign'.*known: ring, tree"):
+        Envelope({"ring": RING, "tree": TREE}).of("rign")
+    with pytest.raises(InvalidValueError, match="at least one algorithm"):
+        Envelope({})

@@ -1,0 +1,116 @@
+"""Costs of a cluster: measured where it was measured, priced where not; and the bound."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.costs.bound import iteration_bound_s, wire_bytes, wire_s
+from syncopate.costs.model import collective_costs, highest_line, schedule_cost
+from syncopate.costs.price import price_many
+from syncopate.errors import UnknownNameError
+from syncopate.schedules.registry import algorithms, build
+from syncopate.workload import GradientTensor, Workload
+
+SIZES = np.concatenate(([0.0], np.geomspace(1, 1e10, 50)))
+FLAT = Cluster.flat(8, latency_s=5e-5, bandwidth_bytes_per_s=1e9, reduction_s_per_byte=2e-10)
+RACKS = Cluster(
+    name="3 racks of 2 hosts of 2",
+    levels=(
+        Level(name="device", size=2, latency_s=2e-6, bandwidth_bytes_per_s=2e10),
+        Level(name="host", size=2, latency_s=3e-5, bandwidth_bytes_per_s=1e9),
+        Level(name="rack", size=3, latency_s=9e-5, bandwidth_bytes_per_s=3e8),
+    ),
+)
+
+
+def measured(algorithm: str, seconds: float) -> CollectiveCurve:
+    return CollectiveCurve(
+        collective="all_reduce",
+        algorithm=algorithm,
+        points=(
+            CurvePoint(nbytes=10, samples_s=(seconds,)),
+            CurvePoint(nbytes=1000, samples_s=(2 * seconds,)),
+        ),
+        fit=LinearFit(a_s=seconds, b_s_per_byte=1e-3),
+    )
+
+
+@pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+def test_a_schedule_costs_its_price(cluster: Cluster, algorithm: str) -> None:
+    cost = schedule_cost(cluster, "all_reduce", algorithm)
+    prices = price_many(build("all_reduce", algorithm, cluster.world_size), cluster, SIZES)
+    assert cost(SIZES) == pytest.approx(prices, rel=1e-9)
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e-3)), min_size=1, max_size=8))
+def test_the_highest_of_several_lines(lines: list[tuple[float, float]]) -> None:
+    pieces = highest_line(LinearFit(a_s=a, b_s_per_byte=b) for a, b in lines)
+    expected = np.max([a + b * SIZES[1:] for a, b in lines], axis=0)
+    assert pieces(SIZES[1:]) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+def test_the_registry_is_priced_where_nothing_was_measured() -> None:
+    assert collective_costs(FLAT).names == algorithms("all_reduce")
+    assert collective_costs(FLAT, "all_gather").names == algorithms("all_gather")
+    assert collective_costs(FLAT, names=("ring",)).names == ("ring",)
+
+
+def test_measured_curves_are_believed() -> None:
+    cluster = Cluster(
+        name="measured", levels=FLAT.levels, curves=(measured("native", 2.0), measured("ring", 3.0))
+    )
+    costs = collective_costs(cluster)
+    assert costs.names == ("native", "ring")
+    assert costs.bucket([10]) == ("native", 2.0)
+    # Another collective was not measured here, and is priced.
+    assert collective_costs(cluster, "all_gather").names == algorithms("all_gather")
+    with pytest.raises(UnknownNameError, match="known: native, ring"):
+        collective_costs(cluster, names=("binary_tree",))
+
+
+def test_native_has_no_price() -> None:
+    with pytest.raises(UnknownNameError, match="'native' for all_reduce on 'flat'"):
+        collective_costs(FLAT, names=("native",))
+
+
+def test_one_rank_communicates_for_nothing() -> None:
+    alone = Cluster.flat(1, latency_s=1.0, bandwidth_bytes_per_s=1.0)
+    costs = collective_costs(alone)
+    assert costs([0, 1, 1e9]).tolist() == [0, 0, 0]
+    assert costs.of("native")(1e9) == 0
+    assert wire_s(alone, 1e9) == 0
+
+
+def test_the_bound_counts_the_slowest_level() -> None:
+    assert wire_bytes(8, 800) == 1400
+    assert wire_s(FLAT, 8e9) == pytest.approx(14.0)
+    # Three racks send 2 * 2/3 n each over 3e8 bytes/s; twelve devices 2 * 11/12 n over 2e10.
+    assert wire_s(RACKS, 9e8) == pytest.approx(4.0)
+
+
+def test_no_measurement_is_below_the_bound() -> None:
+    fast = Cluster(
+        name="shared memory",
+        levels=FLAT.levels,
+        curves=(measured("ring", 1e-9),),
+    )
+    assert wire_s(fast, 1000) <= float(collective_costs(fast)(1000))
+
+
+def test_the_bound_of_an_iteration() -> None:
+    tensors = (GradientTensor(name="w", numel=1000),)
+    workload = Workload(model="m", tensors=tensors, forward_s=1e-6, backward_s=1e-6, update_s=1e-6)
+    assert iteration_bound_s(workload, FLAT) == pytest.approx(2 * 7 / 8 * 4000 / 1e9)
+    slow = Workload(model="m", tensors=tensors, forward_s=1.0, backward_s=2.0, update_s=0.5)
+    assert iteration_bound_s(slow, FLAT) == 3.5
+
+
+@given(st.floats(1, 1e10), st.sampled_from(algorithms("all_reduce")))
+def test_on_one_level_no_algorithm_beats_the_wire(nbytes: float, algorithm: str) -> None:
+    cost = schedule_cost(FLAT, "all_reduce", algorithm)
+    assert float(cost(nbytes)) >= wire_s(FLAT, nbytes)

@@ -1,0 +1,72 @@
+"""Simulated timelines say what was played, in the form of recorded ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.analysis import mean, phases
+from syncopate.cluster import Cluster, Interference
+from syncopate.errors import InvalidValueError, PlanError
+from syncopate.planning.planner import make_plan
+from syncopate.simulation import simulate
+from syncopate.simulation.iteration import IDEAL
+from syncopate.timeline import Timeline
+from syncopate.workload import GradientTensor, Workload
+
+WORKLOAD = Workload(
+    model="small",
+    tensors=tuple(
+        GradientTensor(name=f"w{i}", numel=1_000_000, backward_s=4e-3) for i in range(10)
+    ),
+    forward_s=20e-3,
+    backward_s=42e-3,
+    update_s=3e-3,
+)
+
+
+def cluster(interference: Interference = IDEAL) -> Cluster:
+    flat = Cluster.preset("10gbe", 4)
+    return Cluster(name=flat.name, levels=flat.levels, interference=interference)
+
+
+@pytest.mark.parametrize("interference", [Interference(), Interference(compute_rate=0.6)])
+def test_a_timeline_lasts_as_long_as_predicted(interference: Interference) -> None:
+    where = cluster(interference)
+    plan = make_plan(WORKLOAD, where)
+    timeline = simulate(WORKLOAD, plan, where, iterations=3)
+    assert plan.prediction is not None
+    assert timeline.source == "simulated"
+    assert timeline.duration_s == pytest.approx(3 * plan.prediction.iteration_s)
+    assert {span.rank for span in timeline.spans} == set(range(4))
+    average = mean(phases(timeline))
+    assert average.duration_s == pytest.approx(plan.prediction.iteration_s)
+    assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+def test_spans_are_those_of_the_plan() -> None:
+    plan = make_plan(WORKLOAD, cluster(), "wfbp")
+    assert plan.prediction is not None
+    timeline = simulate(WORKLOAD, plan, cluster())
+    mine = [span for span in timeline.spans if span.rank == 2]
+    pushes = [span for span in mine if span.lane == "push"]
+    assert [span.name for span in pushes] == [f"bucket {i}" for i in range(10)]
+    assert [span.nbytes for span in pushes] == [4_000_000] * 10
+    assert {span.detail for span in pushes} == {bucket.algorithm for bucket in plan.buckets}
+    backward = [span for span in mine if span.lane == "backward"]
+    assert [span.name for span in backward] == [*(f"w{i}" for i in range(10)), "backward"]
+    assert backward[-1].end_s == pytest.approx(62e-3)
+    lanes = [span.lane for span in mine if span.lane not in ("push", "backward")]
+    assert lanes == ["forward", "wait", "update"]
+    exposed = mean(phases(timeline)).exposed_communication_s
+    assert exposed == pytest.approx(plan.prediction.exposed_s)
+
+
+def test_refuses_another_workload_and_no_iterations() -> None:
+    plan = make_plan(WORKLOAD, cluster())
+    other = Workload(model="other", tensors=WORKLOAD.tensors[:5], forward_s=0.0, backward_s=42e-3)
+    with pytest.raises(PlanError, match="another model"):
+        simulate(other, plan, cluster())
+    with pytest.raises(PlanError, match="4 ranks; 8 are running"):
+        simulate(WORKLOAD, plan, Cluster.preset("10gbe", 8))
+    with pytest.raises(InvalidValueError, match="iterations is 0"):
+        simulate(WORKLOAD, plan, cluster(), iterations=0)
