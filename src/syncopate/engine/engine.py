@@ -74,6 +74,9 @@ class Engine:
         )
         self._reducer = Reducer(trainables, slots, communicator)
         self._update_start: Any = None
+        # torch.compile has no business in here.
+        self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
+        self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         self._optimizer_hooks = [
             optimizer.register_step_pre_hook(self._update_begins),
             optimizer.register_step_post_hook(self._update_ends),
@@ -155,34 +158,38 @@ class Engine:
 
     # -- what the module calls ------------------------------------------------------------------
 
-    @contextmanager
-    def forward(self, training: bool) -> Iterator[Callable[[Any], None]]:
-        """Around a forward with gradients; yields what to call with the output.
+    def forward_begins(self, training: bool) -> bool:
+        """Prepare for a forward with gradients, unless it is inside another one.
 
         A model that calls itself in its forward is one forward.
+
+        Returns:
+            Whether it is the outermost, which :meth:`forward_ends` and :meth:`forward_leaves` are
+            then called for.
 
         Raises:
             EngineError: a parameter that was frozen is no longer.
         """
         if self._inside:
-            yield _nothing
-            return
+            return False
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise EngineError(
+                    f"{name!r} was frozen when distribute was called and is trained now, so the "
+                    "plan does not hold its gradient; call model.syncopate.detach() and "
+                    "distribute again after changing requires_grad"
+                )
+        self._reducer.forward_begins(training)
         self._inside = True
-        try:
-            for name, parameter in self._frozen:
-                if parameter.requires_grad:
-                    raise EngineError(
-                        f"{name!r} was frozen when distribute was called and is trained now, so "
-                        "the plan does not hold its gradient; call model.syncopate.detach() and "
-                        "distribute again after changing requires_grad"
-                    )
-            self._reducer.forward_begins(training)
-            yield self._watch
-        finally:
-            self._inside = False
+        return True
 
-    def _watch(self, output: Any) -> None:
+    def forward_ends(self, output: Any) -> None:
+        """Watch what a forward returned for the backward to come."""
         self._reducer.forward_ends(modules.output_tensors(output))
+
+    def forward_leaves(self) -> None:
+        """Note that the outermost forward is over, well or badly."""
+        self._inside = False
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -248,7 +255,3 @@ class Engine:
 
     def _update_ends(self, *_: Any) -> None:
         self._reducer.note_update(self._update_start, self._reducer.clock.stamp())
-
-
-def _nothing(_: Any) -> None:
-    pass

@@ -7,6 +7,7 @@ wrapper to reach through.
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,16 +27,6 @@ _classes: dict[type, type] = {}
 
 class DistributedModule:
     """Mixed into the class of a distributed model."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the model; a forward with gradients is prepared and watched by the engine."""
-        call = super().__call__  # type: ignore[misc]
-        if not torch.is_grad_enabled():
-            return call(*args, **kwargs)
-        with self.syncopate.forward(self.training) as watch:  # type: ignore[attr-defined]
-            output = call(*args, **kwargs)
-            watch(output)
-        return output
 
     @property
     def syncopate(self) -> Engine:
@@ -58,7 +49,12 @@ class DistributedModule:
         plain: Any = object.__new__(original)
         plain.__dict__.update(self.__dict__)
         del plain.__dict__[_ENGINE]
-        return plain.__reduce_ex__(protocol)
+        reduced = plain.__reduce_ex__(protocol)
+        if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
+            # Pickle insists that what __newobj__ makes has the class of what is pickled.
+            make = copyreg._reconstructor  # type: ignore[attr-defined]
+            return (make, (original, object, None), *reduced[2:])
+        return reduced
 
 
 def attach(model: nn.Module, engine: Engine) -> None:
@@ -70,11 +66,7 @@ def attach(model: nn.Module, engine: Engine) -> None:
     original = type(model)
     if original not in _classes:
         try:
-            _classes[original] = type(
-                f"Syncopate{original.__name__}",
-                (DistributedModule, original),
-                {"__module__": original.__module__, "__doc__": original.__doc__},
-            )
+            _classes[original] = _extend(original)
         except (TypeError, RuntimeError) as error:
             raise _not_extensible(original, error) from None
     try:
@@ -82,6 +74,32 @@ def attach(model: nn.Module, engine: Engine) -> None:
     except TypeError as error:
         raise _not_extensible(original, error) from None
     model.__dict__[_ENGINE] = engine
+
+
+def _extend(original: type) -> type:
+    """Return the class that distributed models of class ``original`` get."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return original.__call__(self, *args, **kwargs)
+        engine = self.__dict__[_ENGINE]
+        outermost = engine.forward_begins(self.training)
+        try:
+            output = original.__call__(self, *args, **kwargs)
+            if outermost:
+                engine.forward_ends(output)
+        finally:
+            if outermost:
+                engine.forward_leaves()
+        return output
+
+    # torch.compile leaves this frame alone and compiles what it calls: the model's own forward.
+    body = {
+        "__call__": torch.compiler.disable(call, recursive=False),  # type: ignore[no-untyped-call]
+        "__module__": original.__module__,
+        "__doc__": original.__doc__,
+    }
+    return type(f"Syncopate{original.__name__}", (DistributedModule, original), body)
 
 
 def detach(model: nn.Module) -> None:

@@ -1,0 +1,158 @@
+"""What the engine's multi-process tests share: side-by-side training with DDP, and plans."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.cluster import Cluster
+from syncopate.engine import distribute
+from syncopate.plan import Bucket, Plan
+from syncopate.planning.planner import make_plan
+from syncopate.workload import GradientTensor, Workload, fingerprint
+
+TIMEOUT_S = 60.0
+
+
+def tensors_of(model: nn.Module) -> list[tuple[str, int, str]]:
+    return [
+        (name, p.numel(), str(p.dtype).removeprefix("torch."))
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    ]
+
+
+def plan_of(
+    model: nn.Module,
+    world_size: int,
+    sizes: Iterable[int] | None = None,
+    *,
+    algorithm: str = "native",
+    channels: int = 1,
+) -> Plan:
+    """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default."""
+    tensors = tensors_of(model)
+    names = [name for name, _, _ in reversed(tensors)]
+    buckets, start = [], 0
+    for index, size in enumerate([1] * len(names) if sizes is None else sizes):
+        chosen = tuple(names[start : start + size])
+        start += size
+        buckets.append(
+            Bucket(tensors=chosen, nbytes=0, algorithm=algorithm, channel=index % channels)
+        )
+    assert start == len(names)
+    return Plan(
+        model="test",
+        fingerprint=fingerprint(tensors),
+        world_size=world_size,
+        policy="by hand",
+        buckets=tuple(buckets),
+        channels=channels,
+    )
+
+
+def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) -> Plan:
+    """The policy's plan of a made-up workload on a made-up network, run with ``algorithm``."""
+    workload = Workload(
+        model="test",
+        tensors=tuple(
+            GradientTensor(name=name, numel=numel, dtype=dtype, backward_s=2e-5)
+            for name, numel, dtype in reversed(tensors_of(model))
+        ),
+        forward_s=1e-4,
+        backward_s=1e-2,
+    )
+    cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    plan = make_plan(workload, cluster, policy, threshold_bytes=4096)
+    buckets = tuple(msgspec.structs.replace(b, algorithm=algorithm) for b in plan.buckets)
+    return msgspec.structs.replace(plan, buckets=buckets)
+
+
+class Pair:
+    """The same model twice, wrapped in DDP and distributed by Syncopate, from the same start.
+
+    Ranks start from different weights, so that only the initial broadcast can make them agree.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        model: Callable[[], nn.Module],
+        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        *,
+        sizes: Iterable[int] | None = None,
+        plan: Callable[[nn.Module, int], Plan] | None = None,
+        **ddp_options: Any,
+    ) -> None:
+        build = optimizer or (
+            lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01)
+        )
+        torch.manual_seed(rank)
+        plain = model()
+        twin = copy.deepcopy(plain)
+        self.reference = DistributedDataParallel(plain, **ddp_options)
+        self.reference_optimizer = build(plain.parameters())
+        self.model, self.optimizer = distribute(
+            twin,
+            build(twin.parameters()),
+            plan=(plan or (lambda m, w: plan_of(m, w, sizes)))(twin, dist.get_world_size()),
+            timeout_s=TIMEOUT_S,
+        )
+
+    def run(self, step: Callable[[Any, torch.optim.Optimizer], Any]) -> None:
+        """Run one step on both, under the same random state."""
+        state = torch.get_rng_state()
+        step(self.reference, self.reference_optimizer)
+        torch.set_rng_state(state)
+        step(self.model, self.optimizer)
+
+    def check(self, *, tolerance: float = 1e-5, buffers: bool = True) -> None:
+        """Weights and gradients as with DDP, and bit-identical on every rank."""
+        reference = dict(self.reference.module.named_parameters())
+        for name, parameter in self.model.named_parameters():
+            expected = reference[name]
+            torch.testing.assert_close(parameter, expected, rtol=tolerance, atol=tolerance)
+            assert (parameter.grad is None) == (expected.grad is None), name
+            if expected.grad is not None:
+                torch.testing.assert_close(
+                    parameter.grad, expected.grad, rtol=tolerance, atol=tolerance
+                )
+        identical_everywhere(self.model.parameters())
+        if buffers:
+            identical_everywhere(self.model.buffers())
+
+    def close(self) -> None:
+        self.model.syncopate.detach()
+
+
+def identical_everywhere(tensors: Iterable[Tensor]) -> None:
+    """Assert that all ranks hold the same bits."""
+    with torch.no_grad():
+        own = [tensor.detach().clone() for tensor in tensors]
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, own)
+    for other in everyone:
+        for mine, theirs in zip(own, other, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def average(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Average plain tensors over the ranks: the reference where DDP has none."""
+    averages = []
+    for tensor in tensors:
+        result = tensor.detach().clone()
+        dist.all_reduce(result)
+        averages.append(result / dist.get_world_size())
+    return averages
+
+
+def data(rank: int, step: int, *shape: int) -> Tensor:
+    """A batch that differs by rank and step."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))

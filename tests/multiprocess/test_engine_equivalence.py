@@ -1,0 +1,81 @@
+"""Under every policy and every all-reduce algorithm, training is DDP's."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.engine import distribute
+from syncopate.planning.registry import POLICIES
+from syncopate.schedules import registry
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    data,
+    identical_everywhere,
+    plan_of,
+    policy_plan,
+)
+from tests.multiprocess.harness import run_ranks
+
+STEPS = 20
+
+
+def _model() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 24),
+        nn.ReLU(),
+        nn.Linear(24, 5),
+    )
+
+
+def _train(model: nn.Module, rank: int, parameters: list[nn.Parameter]) -> None:
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(
+            model(data(rank, step, 6, 1, 8, 8)), torch.arange(6) % 5
+        ).backward()
+        optimizer.step()
+
+
+def _sweep(rank: int, world_size: int) -> int:
+    torch.manual_seed(rank)
+    model = _model()
+    reference = copy.deepcopy(model)
+    wrapped = DistributedDataParallel(reference)
+    start = copy.deepcopy(reference.state_dict())
+    _train(wrapped, rank, list(reference.parameters()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model, _ = distribute(model, optimizer, plan=plan_of(model, world_size), timeout_s=TIMEOUT_S)
+    identical_everywhere([*model.parameters(), *model.buffers()])
+    runs = [
+        policy_plan(model, world_size, policy, algorithm)
+        for policy in POLICIES
+        for algorithm in (*registry.algorithms("all_reduce"), registry.NATIVE)
+    ]
+    runs.append(plan_of(model, world_size, [2, 1, 3, 1], algorithm="ring", channels=2))
+    for plan in runs:
+        model.load_state_dict(start)
+        model.zero_grad()
+        model.syncopate.install(plan)
+        assert model.syncopate.plan == plan
+        _train(model, rank, list(model.parameters()))
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(
+                parameter, dict(reference.named_parameters())[name], rtol=1e-4, atol=1e-5
+            )
+        identical_everywhere([*model.parameters(), *model.buffers()])
+    return len(runs)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_policy_and_algorithm_trains_like_ddp(world_size: int) -> None:
+    assert run_ranks(_sweep, world_size, timeout_s=240) == [26] * world_size
