@@ -56,7 +56,7 @@ def search(
         interference: what overlap costs.
         channels: buckets take the channels in turn.
     """
-    player = _Player(problem, workload, interference, channels)
+    player = Player(problem, workload, interference, channels)
     stops = _stops(problem, partition)
     compute_s = workload.forward_s + workload.backward_s
     exact = least_disturbing(problem, compute_s, interference, stops)
@@ -69,8 +69,18 @@ def search(
     return _improve(best, stops, player)
 
 
-class _Player:
-    """Plays partitions, and remembers the price of each bucket."""
+class Player:
+    """Plays partitions, and remembers the price of each bucket.
+
+    Args:
+        problem: the workload's ready times and sizes, and the costs.
+        workload: whose iteration is played.
+        interference: what overlap costs.
+        channels: buckets take the channels in turn.
+
+    Attributes:
+        played: how many collectives were played so far.
+    """
 
     def __init__(
         self, problem: Problem, workload: Workload, interference: Interference, channels: int
@@ -125,7 +135,7 @@ def _equal(problem: Problem, count: int) -> Partition:
     return (*sorted(inner), problem.length)
 
 
-def _improve(partition: Partition, stops: Sequence[int], player: _Player) -> Partition:
+def _improve(partition: Partition, stops: Sequence[int], player: Player) -> Partition:
     """Take single changes while they improve, within the budget of played collectives."""
     best, best_score = partition, player.score(partition)
     improved = True

@@ -1,0 +1,171 @@
+"""Plans and their predictions."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.costs.functions import Envelope, LinearCost
+from syncopate.costs.model import collective_costs
+from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.plan import Plan
+from syncopate.planning import POLICIES, compare, make_plan, predict
+from syncopate.simulation.iteration import play
+from syncopate.workload import GradientTensor, Workload
+
+
+def layers(count: int, numel: int = 250_000, dtypes: tuple[str, ...] = ("float32",)) -> Workload:
+    tensors = tuple(
+        GradientTensor(
+            name=f"layer{i}.weight",
+            numel=numel * (i % 4),
+            dtype=dtypes[i % len(dtypes)],
+            backward_s=1e-3 * (1 + i % 3),
+        )
+        for i in range(count)
+    )
+    return Workload(
+        model="layers",
+        tensors=tensors,
+        forward_s=0.05,
+        backward_s=sum(tensor.backward_s for tensor in tensors) + 1e-3,
+        update_s=0.004,
+    )
+
+
+def with_interference(cluster: Cluster, interference: Interference) -> Cluster:
+    return Cluster(
+        name=cluster.name,
+        levels=cluster.levels,
+        reduction_s_per_byte=cluster.reduction_s_per_byte,
+        interference=interference,
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("dtypes", [("float32",), ("bfloat16", "float32")])
+def test_a_plan_fits_its_workload(policy: str, dtypes: tuple[str, ...]) -> None:
+    workload, cluster = layers(23, dtypes=dtypes), Cluster.preset("10gbe", 16)
+    plan = make_plan(workload, cluster, policy)
+    plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], 16)
+    planned = [name for bucket in plan.buckets for name in bucket.tensors]
+    assert planned == [tensor.name for tensor in workload.tensors]
+    assert sum(bucket.nbytes for bucket in plan.buckets) == workload.nbytes
+    assert plan.policy == policy
+    assert plan.cluster == cluster.name
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@given(
+    count=st.integers(1, 40),
+    nodes=st.sampled_from([1, 2, 3, 8, 16]),
+    network=st.sampled_from(["1gbe", "10gbe", "100gbe"]),
+    numel=st.sampled_from([0, 10, 10_000, 1_000_000]),
+)
+def test_predictions_hold_together(count: int, nodes: int, network: str, numel: int) -> None:
+    workload, cluster = layers(count, numel), Cluster.preset(network, nodes)
+    plans = compare(workload, cluster)
+    assert [plan.policy for plan in plans] == list(POLICIES)
+    by_policy = {plan.policy: plan.prediction for plan in plans}
+    best = by_policy["optimal"]
+    assert best is not None
+    for prediction in by_policy.values():
+        assert prediction is not None
+        assert prediction.compute_s == workload.compute_s
+        assert prediction.iteration_s >= best.iteration_s * (1 - 1e-12)
+        assert prediction.iteration_s >= prediction.bound_s * (1 - 1e-12)
+        assert prediction.iteration_s == pytest.approx(
+            prediction.compute_s + prediction.exposed_s, rel=1e-12
+        )
+        if nodes == 1:
+            assert prediction.communication_s == 0
+            assert prediction.exposed_s == 0
+
+
+def test_each_bucket_gets_its_cheapest_algorithm() -> None:
+    costs = Envelope(
+        {
+            "ring": LinearCost(LinearFit(a_s=1e-2, b_s_per_byte=1e-9)),
+            "binary_tree": LinearCost(LinearFit(a_s=1e-4, b_s_per_byte=1e-8)),
+        }
+    )
+    workload, cluster = layers(9), Cluster.preset("10gbe", 8)
+    plan = make_plan(workload, cluster, "wfbp", costs=costs)
+    for bucket in plan.buckets:
+        assert bucket.algorithm == ("ring" if bucket.nbytes > 1.1e6 else "binary_tree")
+    fixed = make_plan(workload, cluster, "wfbp", costs=costs, algorithm="ring")
+    assert {bucket.algorithm for bucket in fixed.buckets} == {"ring"}
+    assert {b.algorithm for b in make_plan(workload, cluster, algorithm="ring").buckets} == {"ring"}
+
+
+def test_the_envelope_is_at_least_as_good_as_any_one_algorithm() -> None:
+    workload, cluster = layers(30), Cluster.preset("10gbe", 16)
+    free = make_plan(workload, cluster).prediction
+    assert free is not None
+    for algorithm in collective_costs(cluster).names:
+        fixed = make_plan(workload, cluster, algorithm=algorithm).prediction
+        assert fixed is not None
+        assert free.iteration_s <= fixed.iteration_s * (1 + 1e-12)
+
+
+def test_the_threshold_is_the_callers() -> None:
+    workload, cluster = layers(40), Cluster.preset("10gbe", 4)
+    sizes = {
+        limit: len(make_plan(workload, cluster, "threshold", threshold_bytes=limit).buckets)
+        for limit in (1, 4_000_000, 10**9)
+    }
+    # Gradients of zero bytes fill nothing and travel with the next.
+    assert sizes == {1: 30, 4_000_000: 11, 10**9: 2}
+
+
+def test_channels_are_taken_in_turn() -> None:
+    workload, cluster = layers(20), Cluster.preset("1gbe", 4)
+    plan = make_plan(workload, cluster, "wfbp", channels=3)
+    assert plan.channels == 3
+    assert [bucket.channel for bucket in plan.buckets] == [i % 3 for i in range(20)]
+    one, two = (make_plan(workload, cluster, channels=c).prediction for c in (1, 2))
+    assert one is not None
+    assert two is not None
+    assert two.iteration_s <= one.iteration_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("rate", [0.4, 0.8])
+@pytest.mark.parametrize("stretch", [1.0, 1.6, 3.0])
+def test_under_interference_optimal_is_never_worse(rate: float, stretch: float) -> None:
+    interference = Interference(compute_rate=rate, collective_stretch=stretch)
+    cluster = with_interference(Cluster.preset("1gbe", 4), interference)
+    workload = layers(40)
+    plans = compare(workload, cluster)
+    iterations = [plan.prediction.iteration_s for plan in plans if plan.prediction]
+    assert plans[-1].policy == "optimal"
+    assert iterations[-1] <= min(iterations) * (1 + 1e-12)
+    ideal = make_plan(workload, Cluster.preset("1gbe", 4)).prediction
+    assert ideal is not None
+    assert iterations[-1] >= ideal.iteration_s * (1 - 1e-12)
+
+
+def test_a_prediction_is_what_is_played() -> None:
+    workload, cluster = layers(12), Cluster.preset("10gbe", 8)
+    plan = make_plan(workload, cluster, "threshold", threshold_bytes=2_000_000)
+    played = play(workload, plan.buckets, collective_costs(cluster), cluster.interference)
+    assert plan.prediction == predict(workload, plan.buckets, cluster)
+    assert plan.prediction is not None
+    assert plan.prediction.iteration_s == played.iteration_s
+    assert plan.prediction.communication_s == played.communication_s
+
+
+def test_refusals_say_what_there_is() -> None:
+    workload, cluster = layers(3), Cluster.preset("10gbe", 4)
+    with pytest.raises(UnknownNameError, match="unknown policy 'fastest'; known: wfbp"):
+        make_plan(workload, cluster, "fastest")
+    with pytest.raises(UnknownNameError, match=r"unknown algorithm 'rign'.*known: ring"):
+        make_plan(workload, cluster, algorithm="rign")
+    with pytest.raises(InvalidValueError, match="channels is 0"):
+        make_plan(workload, cluster, channels=0)
+    with pytest.raises(InvalidValueError, match="threshold_bytes is 0"):
+        make_plan(workload, cluster, threshold_bytes=0)
+    plan = make_plan(layers(4), cluster)
+    with pytest.raises(PlanError, match="do not hold the same gradients"):
+        predict(workload, plan.buckets, cluster)

@@ -1,0 +1,79 @@
+"""The simple policies, the table of policies, and what a problem refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.problem import Problem
+from syncopate.planning.registry import POLICIES, require_policy
+from syncopate.planning.single import single
+from syncopate.planning.threshold import threshold
+from syncopate.planning.wfbp import wfbp
+from tests.unit.planning.instances import linear, random_problem
+
+MIB = 1024 * 1024
+
+
+def of_sizes(*mib: float, threshold_bytes: int = 25 * MIB) -> Problem:
+    sizes = np.array(mib) * MIB
+    return Problem(np.zeros(len(sizes)), sizes, linear(1.0, 1.0), threshold_bytes=threshold_bytes)
+
+
+def test_one_bucket_each_and_one_of_all() -> None:
+    assert wfbp(of_sizes(1, 2, 3)) == (1, 2, 3)
+    assert single(of_sizes(1, 2, 3)) == (3,)
+
+
+def test_a_bucket_closes_with_the_gradient_that_fills_it() -> None:
+    assert threshold(of_sizes(0.5, 0.5, 20, 10, 24, 1, 3)) == (2, 4, 6, 7)
+
+
+def test_only_the_first_bucket_is_small() -> None:
+    assert threshold(of_sizes(*[1] * 60)) == (1, 26, 51, 60)
+    assert threshold(of_sizes(*[1] * 6, threshold_bytes=MIB // 2)) == (1, 2, 3, 4, 5, 6)
+    assert threshold(of_sizes(*[1] * 6, threshold_bytes=128 * MIB)) == (1, 6)
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(POLICIES)), st.integers(1, 3))
+def test_every_policy_covers_every_gradient_once(seed: int, name: str, dtypes: int) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, int(rng.integers(1, 20)), "envelope", dtypes)
+    partition = POLICIES[name].partition(problem)
+    assert list(partition) == sorted(set(partition))
+    assert partition[0] >= 1
+    assert partition[-1] == problem.length
+    best = problem.finish_s(POLICIES["optimal"].partition(problem))
+    assert problem.finish_s(partition) >= best - 1e-9
+
+
+def test_unknown_policies_are_refused_by_name() -> None:
+    with pytest.raises(UnknownNameError, match=r"policy 'best'; known: wfbp, .*optimal"):
+        require_policy("best")
+
+
+@pytest.mark.parametrize(
+    ("ready", "nbytes", "message"),
+    [
+        ([], [], "one time for each tensor"),
+        ([1.0, 2.0], [1], "shape of nbytes"),
+        ([1.0, np.nan], [1, 1], r"ready_s\[1\] is nan"),
+        ([1.0, np.inf], [1, 1], r"ready_s\[1\] is inf"),
+        ([2.0, 1.0], [1, 1], "non-decreasing"),
+        ([-1.0, 1.0], [1, 1], r"ready_s\[0\] is -1.0"),
+        ([0.0, 1.0], [1, -1], r"nbytes\[1\] is -1.0"),
+    ],
+)
+def test_a_problem_refuses_what_makes_no_sense(
+    ready: list[float], nbytes: list[float], message: str
+) -> None:
+    with pytest.raises(InvalidValueError, match=message):
+        Problem(ready, nbytes, linear(1.0, 1.0))
+
+
+def test_a_threshold_is_at_least_one_byte() -> None:
+    with pytest.raises(InvalidValueError, match="threshold_bytes is 0"):
+        of_sizes(1, threshold_bytes=0)
