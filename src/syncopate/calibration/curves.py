@@ -13,6 +13,7 @@ the same one.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Mapping, Sequence
@@ -21,12 +22,13 @@ from dataclasses import dataclass, field
 import torch
 
 from syncopate.calibration.progress import Progress, say
+from syncopate.calibration.quantiles import lower_quartile
 from syncopate.calibration.wire import device_of, synchronize
 from syncopate.cluster import CollectiveCurve, CurvePoint
 from syncopate.collectives.communicator import Communicator
 from syncopate.costs.fits import fit_linear
 from syncopate.errors import CalibrationError
-from syncopate.units import MIB, format_bytes
+from syncopate.units import KIB, MIB, format_bytes
 
 COLLECTIVE = "all_reduce"
 
@@ -36,10 +38,14 @@ DEFAULT_SIZES: tuple[int, ...] = tuple(
 """Message sizes in bytes: powers of 4 from 4 B to 64 MiB, and closer above 1 MiB, where curves
 bend."""
 
-MOST_REPETITIONS = 40
+MOST_REPETITIONS = 45
 FEWEST_REPETITIONS = 3
+
 HOPELESS = 3.0
-"""An algorithm this many times slower than the best at two sizes running is measured no further."""
+HOPELESS_FROM_BYTES = 256 * KIB
+"""An algorithm this many times slower than the best, at two sizes running and without catching up,
+is measured no further; judged from this size on, because a ring of many ranks is slow at small
+sizes and yet the best at large ones."""
 
 _Stamps = list[tuple[float, float]]
 
@@ -81,30 +87,23 @@ def measure_curves(
     Raises:
         CalibrationError: an algorithm returned a wrong sum.
     """
-    start_s = time.perf_counter()
     bench = _Bench(communicator, max(sizes), shared_clock)
     result = Curves()
-    medians_s: list[dict[str, float]] = []
     points: dict[str, list[CurvePoint]] = {name: [] for name in algorithms}
     for index, nbytes in enumerate(sizes):
         say(progress, f"{COLLECTIVE} {format_bytes(nbytes)}", index / len(sizes))
-        elapsed_s = communicator.broadcast_object(time.perf_counter() - start_s)
-        left_s = budget_s - elapsed_s
-        _drop_hopeless(result.stopped, medians_s, sizes)
+        left_s = budget_s - bench.elapsed_s()
+        _stop_hopeless(result.stopped, points)
         if index > 0:
-            growth = nbytes / sizes[index - 1]
-            _drop_unaffordable(result.stopped, medians_s[-1], growth, left_s, sizes[index - 1])
+            _stop_unaffordable(result.stopped, points, nbytes, left_s)
         names = [name for name in algorithms if name not in result.stopped]
         if not names:
             break
-        first_s = bench.warm_up(nbytes, names)
-        share_s = left_s / (len(sizes) - index)
-        count = min(max(int(share_s / sum(first_s.values())), FEWEST_REPETITIONS), MOST_REPETITIONS)
-        samples_s = bench.sample(nbytes, names, count)
+        bench.warm_up(nbytes, names)
+        samples_s = bench.sample(nbytes, names, left_s / (len(sizes) - index))
         for name in names:
             points[name].append(CurvePoint(nbytes=nbytes, samples_s=tuple(samples_s[name])))
-        medians_s.append({name: statistics.median(samples_s[name]) for name in names})
-        result.repetitions[nbytes] = count
+        result.repetitions[nbytes] = len(samples_s[names[0]])
     result.curves = tuple(_curve(name, points[name]) for name in algorithms)
     return result
 
@@ -117,18 +116,28 @@ class _Bench:
         self._shared_clock = shared_clock
         self._device = device_of(communicator)
         self._buffer = torch.zeros(largest // 4, device=self._device)
+        self._start_s = time.perf_counter()
 
-    def warm_up(self, nbytes: int, names: Sequence[str]) -> dict[str, float]:
-        """Run each algorithm once, check its sum, and return its duration."""
+    def elapsed_s(self) -> float:
+        """Return the time since the bench was made, as rank 0 sees it, on all ranks."""
+        seconds: float = self._communicator.broadcast_object(time.perf_counter() - self._start_s)
+        return seconds
+
+    def warm_up(self, nbytes: int, names: Sequence[str]) -> None:
+        """Run each algorithm once and check its sum.
+
+        Raises:
+            CalibrationError: it is wrong, on whichever rank.
+        """
         view = self._buffer[: nbytes // 4]
-        stamps: dict[str, _Stamps] = {}
         wrong = []
         for name in names:
             view.fill_(float(self._communicator.rank + 1))
-            stamps[name] = [self._run(view, name)]
+            self._run(view, name)
             size = self._communicator.world_size
             if not bool((view == size * (size + 1) / 2).all()):
                 wrong.append(name)
+        # Zeros stay zeros, however often they are summed.
         view.zero_()
         bad = [name for rank in self._communicator.all_gather_object(wrong) for name in rank]
         if bad:
@@ -136,16 +145,22 @@ class _Bench:
                 f"{COLLECTIVE} ({bad[0]}) of {nbytes} bytes returned a wrong sum; do not train "
                 "with it: leave it out with algorithms=..., and report it"
             )
-        return {name: samples[0] for name, samples in self._gather(stamps).items()}
 
-    def sample(self, nbytes: int, names: Sequence[str], count: int) -> dict[str, list[float]]:
-        """Run each algorithm ``count`` times, in turns; return the durations in seconds."""
+    def sample(self, nbytes: int, names: Sequence[str], budget_s: float) -> dict[str, list[float]]:
+        """Run the algorithms in turns for about ``budget_s``; return the durations in seconds."""
         view = self._buffer[: nbytes // 4]
-        stamps: dict[str, _Stamps] = {name: [] for name in names}
-        for _ in range(count):
-            for name in names:
-                stamps[name].append(self._run(view, name))
-        return self._gather(stamps)
+        samples_s: dict[str, list[float]] = {name: [] for name in names}
+        until_s = self.elapsed_s() + budget_s
+        count = 0
+        while not count or (count < MOST_REPETITIONS and self.elapsed_s() < until_s):
+            stamps: dict[str, _Stamps] = {name: [] for name in names}
+            for _ in range(FEWEST_REPETITIONS):
+                for name in names:
+                    stamps[name].append(self._run(view, name))
+            count += FEWEST_REPETITIONS
+            for name, more_s in self._gather(stamps).items():
+                samples_s[name].extend(more_s)
+        return samples_s
 
     def _run(self, view: torch.Tensor, name: str) -> tuple[float, float]:
         self._communicator.barrier()
@@ -179,32 +194,42 @@ def duration(moments: Sequence[tuple[float, float]], shared_clock: bool) -> floa
     return max(end - start for start, end in moments)
 
 
-def _drop_hopeless(
-    stopped: dict[str, str], medians_s: Sequence[Mapping[str, float]], sizes: Sequence[int]
-) -> None:
-    if len(medians_s) < 2:
-        return
-    for name in medians_s[-1]:
-        ratios = [at[name] / min(at.values()) for at in medians_s[-2:] if min(at.values()) > 0]
-        if name not in stopped and len(ratios) == 2 and min(ratios) > HOPELESS:
-            last = format_bytes(sizes[len(medians_s) - 1])
-            stopped[name] = f"{ratios[-1]:.1f} times the best at {last}"
+def _stop_hopeless(stopped: dict[str, str], points: Mapping[str, Sequence[CurvePoint]]) -> None:
+    """Add to ``stopped`` the algorithms that the last two sizes showed to be hopeless."""
+    best_s: dict[int, float] = {}
+    for curve in points.values():
+        for point in curve:
+            best_s[point.nbytes] = min(best_s.get(point.nbytes, math.inf), _typical_s(point))
+    for name, curve in points.items():
+        recent = [point for point in curve[-2:] if point.nbytes >= HOPELESS_FROM_BYTES]
+        ratios = [_typical_s(p) / best_s[p.nbytes] for p in recent if best_s[p.nbytes] > 0]
+        if name not in stopped and len(ratios) == 2 and HOPELESS < ratios[0] <= ratios[1]:
+            at = format_bytes(recent[-1].nbytes)
+            stopped[name] = f"{ratios[-1]:.1f} times the best at {at}"
 
 
-def _drop_unaffordable(
+def _stop_unaffordable(
     stopped: dict[str, str],
-    last_s: Mapping[str, float],
-    growth: float,
+    points: Mapping[str, Sequence[CurvePoint]],
+    nbytes: int,
     left_s: float,
-    last_size: int,
 ) -> None:
-    """Stop the slowest algorithms until the fewest repetitions of the rest fit the budget."""
-    alive = sorted((name for name in last_s if name not in stopped), key=lambda name: last_s[name])
+    """Stop the slowest algorithms until the fewest repetitions of the rest fit into ``left_s``."""
+    last = {name: curve[-1] for name, curve in points.items() if name not in stopped}
+    alive = sorted(last, key=lambda name: _typical_s(last[name]))
     while alive:
-        need_s = growth * (FEWEST_REPETITIONS + 1) * sum(last_s[name] for name in alive)
+        # Warm-up and check take about as long as one more repetition each.
+        need_s = (FEWEST_REPETITIONS + 2) * sum(
+            _typical_s(last[name]) * nbytes / last[name].nbytes for name in alive
+        )
         if need_s <= left_s:
             return
-        stopped[alive.pop()] = f"time budget spent at {format_bytes(last_size)}"
+        name = alive.pop()
+        stopped[name] = f"time budget spent at {format_bytes(last[name].nbytes)}"
+
+
+def _typical_s(point: CurvePoint) -> float:
+    return lower_quartile(point.samples_s)
 
 
 def _curve(name: str, points: Sequence[CurvePoint]) -> CollectiveCurve:

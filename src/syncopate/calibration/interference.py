@@ -30,11 +30,14 @@ from syncopate.cluster import Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 
-_STATE_S = 0.08
-"""How long one state of one round lasts: many units, and still several rounds in a short budget."""
+_STATE_S = (0.02, 0.08)
+"""Shortest and longest duration of one state of one round: at least a score of units."""
 
 _MOST_ROUNDS = 9
 _FEWEST_ROUNDS = 3
+_STATES_PER_ROUND = 5
+"""Three, and time for the slowing down of the third and for the barriers."""
+
 _MOST_COLLECTIVES = 200
 
 
@@ -71,15 +74,16 @@ def measure_interference(
     if communicator.world_size == 1 or not loads:
         return Interference()
     unit = compute_unit(device_of(communicator))
-    round_s = 3 * _STATE_S * len(loads)
-    rounds = min(max(int(budget_s / round_s), _FEWEST_ROUNDS), _MOST_ROUNDS)
+    states = _STATES_PER_ROUND * len(loads)
+    state_s = min(max(budget_s / (states * _FEWEST_ROUNDS), _STATE_S[0]), _STATE_S[1])
+    rounds = min(max(int(budget_s / (states * state_s)), _FEWEST_ROUNDS), _MOST_ROUNDS)
     rates: list[float] = []
     stretches: list[float] = []
-    _count_for(unit, _STATE_S / 2)
+    _count_for(unit, state_s / 2)
     for index in range(rounds):
         say(progress, "interference", index / rounds)
         for load in loads:
-            rate, stretch = _round(communicator, load, unit)
+            rate, stretch = _round(communicator, load, unit, state_s)
             rates.append(rate)
             stretches.append(stretch)
     gathered = communicator.all_gather_object(
@@ -108,9 +112,11 @@ def compute_unit(device: torch.device) -> Callable[[], None]:
     return unit
 
 
-def _round(communicator: Communicator, load: Load, unit: Callable[[], None]) -> tuple[float, float]:
+def _round(
+    communicator: Communicator, load: Load, unit: Callable[[], None], state_s: float
+) -> tuple[float, float]:
     """Return ``(compute rate, collective stretch)`` of one round on this rank."""
-    count = min(max(int(_STATE_S / max(load.alone_s, 1e-6)), 1), _MOST_COLLECTIVES)
+    count = min(max(int(state_s / max(load.alone_s, 1e-6)), 1), _MOST_COLLECTIVES)
 
     def submit() -> Handle:
         """Submit ``count`` collectives and return the last one's handle."""
@@ -122,7 +128,7 @@ def _round(communicator: Communicator, load: Load, unit: Callable[[], None]) -> 
 
     buffer = torch.zeros(load.nbytes // 4, device=device_of(communicator))
     communicator.barrier()
-    units, seconds = _count_for(unit, _STATE_S)
+    units, seconds = _count_for(unit, state_s)
     alone_per_s = units / seconds
 
     communicator.barrier()

@@ -1,12 +1,12 @@
 """Links: α and β of every level, from messages that go back and forth between pairs of ranks.
 
 Pairs are neighbours, so p ranks need O(p) messages, and they take turns, so that each has the
-network for itself. A one-way time is half a round trip.
+network for itself. A one-way time is half a round trip. α and β are those of an undisturbed link:
+the fit goes through the lower quartile of each size's samples.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -16,6 +16,7 @@ from itertools import pairwise
 import torch
 
 from syncopate.calibration.progress import Progress, say
+from syncopate.calibration.quantiles import lower_quartile
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
@@ -26,7 +27,7 @@ PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 """Message sizes in bytes; the largest is left out of pairs whose share of the budget is spent."""
 
 _MOST_PAIRS = 16
-_MOST_SAMPLES = 20
+_MOST_SAMPLES = 50
 _FEWEST_SAMPLES = 3
 _NO_LINK_BYTES_PER_S = 1e12
 
@@ -126,7 +127,7 @@ def _level(name: str, size: int, probes: Sequence[LinkProbe]) -> Level:
         )
     fit = fit_linear(
         [float(point.nbytes) for point in points],
-        [statistics.median(point.samples_s) for point in points],
+        [lower_quartile(point.samples_s) for point in points],
     )
     return Level(
         name=name,

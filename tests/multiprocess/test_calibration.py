@@ -1,0 +1,177 @@
+"""Calibrating and profiling on several ranks: every rank ends with the same, whatever it saw."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import nn
+
+from syncopate.calibration import calibrate as calibrating
+from syncopate.calibration import clocks
+from syncopate.calibration.calibrate import calibrate
+from syncopate.calibration.clocks import clock_offsets
+from syncopate.calibration.profile import profile
+from syncopate.cluster import Cluster, Interference
+from syncopate.collectives.communicator import Communicator
+from syncopate.errors import CalibrationError
+from syncopate.workload import GradientTensor, Workload
+from syncopate.zoo import Task, replay
+from tests.multiprocess.harness import run_ranks
+
+SIZES = (4, 1000, 65536)
+
+
+def workload(scale: float) -> Workload:
+    tensors = tuple(
+        GradientTensor(name=f"layer{i}.weight", numel=100 + i, backward_s=0.004 * scale)
+        for i in range(4)
+    )
+    return Workload(model="w", tensors=tensors, forward_s=0.01, backward_s=0.02 * scale)
+
+
+def calibrated(communicator: Communicator) -> dict[str, Any]:
+    heard: list[float] = []
+    cluster = calibrate(
+        communicator,
+        sizes=SIZES,
+        budget_s=3.0,
+        progress=lambda _, done: heard.append(done),
+    )
+    return {"cluster": cluster, "heard": heard}
+
+
+def two_levels(communicator: Communicator) -> Cluster:
+    calibrating.hosts_of = lambda _: ("a", "b", "a", "b")
+    try:
+        return calibrate(communicator, sizes=[4], algorithms=["native", "ring"], budget_s=0.5)
+    finally:
+        calibrating.hosts_of = clocks.hosts_of
+
+
+def wrong_sum(communicator: Communicator) -> str:
+    right = communicator.all_reduce
+
+    def wrong(tensor: torch.Tensor, **options: Any) -> Any:
+        handle = right(tensor, **options)
+        handle.wait()
+        if options["algorithm"] == "ring" and communicator.rank == 2:
+            tensor += 1
+        return handle
+
+    communicator.all_reduce = wrong
+    try:
+        calibrate(communicator, sizes=[4, 64], algorithms=["native", "ring"], budget_s=0.5)
+    except CalibrationError as error:
+        return str(error)
+    finally:
+        communicator.all_reduce = right
+    return ""
+
+
+def offsets(communicator: Communicator) -> list[tuple[float, ...]]:
+    same = clock_offsets(communicator)
+    real = clocks.hosts_of
+    clocks.hosts_of = lambda _: ("a", "a", "b", "c")
+    try:
+        return [same, clock_offsets(communicator)]
+    finally:
+        clocks.hosts_of = real
+
+
+def profiled(rank: int) -> dict[str, Any]:
+    slow_on_rank_1 = replay(workload(3.0 if rank == 1 else 1.0))
+    found = {"workload": profile(slow_on_rank_1.task(), warmup=1, iterations=3)}
+    try:
+        profile(Task(nn.Linear(3, 3 if rank == 3 else 2), torch.ones(2, 3)), iterations=1)
+    except CalibrationError as error:
+        found["error"] = str(error)
+    return found
+
+
+def replayed_under_ddp(rank: int) -> dict[str, float]:
+    module = replay(workload(0.1))
+    parallel = nn.parallel.DistributedDataParallel(module)
+    for _ in range(2):
+        parallel.zero_grad()
+        (parallel() * (rank + 1)).backward()
+    return {name: p.grad.unique().item() for name, p in module.named_parameters()}
+
+
+def everything(rank: int, world_size: int) -> dict[str, Any]:
+    with Communicator(timeout_s=100) as communicator:
+        return calibrated(communicator) | {
+            "two_levels": two_levels(communicator),
+            "wrong_sum": wrong_sum(communicator),
+            "offsets": offsets(communicator),
+            "profiled": profiled(rank),
+            "ddp": replayed_under_ddp(rank),
+        }
+
+
+def test_four_ranks() -> None:
+    ranks = run_ranks(everything, 4, timeout_s=150)
+    first = ranks[0]
+
+    cluster = first["cluster"]
+    assert all(rank["cluster"] == cluster for rank in ranks)
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    assert cluster.world_size == len(cluster.hosts) == 4
+    assert [level.name for level in cluster.levels] == ["host"]
+    assert 0 < cluster.levels[0].latency_s < 0.1
+    assert 1e7 < cluster.levels[0].bandwidth_bytes_per_s < 1e12
+    assert 0 < cluster.reduction_s_per_byte < 1e-7
+    assert len(cluster.probes) == 4
+    names = [curve.algorithm for curve in cluster.curves]
+    assert names == list(calibrating._algorithms(None))
+    for curve in cluster.curves:
+        assert curve.collective == "all_reduce"
+        assert curve.points[0].nbytes == 4
+        assert all(p.samples_s and min(p.samples_s) > 0 for p in curve.points)
+    assert 0 < cluster.interference.compute_rate <= 1
+    assert {"date", "torch", "cpu", "hosts", "repetitions", "samples"} <= set(cluster.metadata)
+    assert first["heard"] == sorted(first["heard"])
+    assert first["heard"][-1] == 1.0
+
+    levels = first["two_levels"]
+    assert all(rank["two_levels"] == levels for rank in ranks)
+    assert [(level.name, level.size) for level in levels.levels] == [("device", 2), ("host", 2)]
+    assert levels.placement == (0, 2, 1, 3)
+    assert {(p.src, p.dst) for p in levels.probes} == {(0, 2), (1, 3), (0, 1)}
+
+    assert all(rank["wrong_sum"] == first["wrong_sum"] for rank in ranks)
+    assert "all_reduce (ring)" in first["wrong_sum"]
+    assert "wrong sum" in first["wrong_sum"]
+
+    same, apart = first["offsets"]
+    assert all(rank["offsets"] == [same, apart] for rank in ranks)
+    assert same == (0.0, 0.0, 0.0, 0.0)
+    assert apart[:2] == (0.0, 0.0)
+    # These ranks do share a clock, so all that is found is the error of the method.
+    assert 0 < max(math.fabs(offset) for offset in apart) < 0.05
+
+    profiles = [rank["profiled"] for rank in ranks]
+    assert all(found == profiles[0] for found in profiles)
+    found = profiles[0]["workload"]
+    assert found.metadata["ranks"] == "4"
+    # The slow rank takes 12 ms for each of its gradients.
+    assert found.ready_s[-1] - found.forward_s > 4 * 0.012 * 0.9
+    assert "rank 3 has another model than rank 0" in profiles[0]["error"]
+
+    for rank in ranks:
+        assert set(rank["ddp"].values()) == {(1 + 2 + 3 + 4) / 4}
+
+
+def alone(rank: int, world_size: int) -> Cluster:
+    with Communicator() as communicator:
+        assert clock_offsets(communicator) == (0.0,)
+        return calibrate(communicator)
+
+
+def test_one_rank_has_nothing_to_wait_for() -> None:
+    (cluster,) = run_ranks(alone, 1)
+    assert cluster.world_size == 1
+    assert cluster.curves == ()
+    assert cluster.interference == Interference()
+    assert cluster.metadata["ranks"] == "1"

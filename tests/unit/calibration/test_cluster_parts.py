@@ -1,0 +1,180 @@
+"""The decisions of a calibration that need no second rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from syncopate.calibration import calibrate as calibrating
+from syncopate.calibration import curves, interference, links
+from syncopate.calibration.quantiles import lower_quartile
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit, LinkProbe
+from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.units import KIB, MIB
+
+
+def point(nbytes: int, *samples_s: float) -> CurvePoint:
+    return CurvePoint(nbytes=nbytes, samples_s=samples_s)
+
+
+class TestTopology:
+    def test_one_host(self) -> None:
+        where = links.topology(["a"] * 4)
+        assert (where.names, where.sizes, where.placement) == (("host",), (4,), ())
+        assert where.pairs == (((0, 1), (1, 2), (2, 3), (3, 0)),)
+
+    def test_one_rank_and_two(self) -> None:
+        assert links.topology(["a"]).pairs == ((),)
+        assert links.topology(["a", "b"]).pairs == (((0, 1),),)
+
+    def test_one_rank_per_host_is_flat(self) -> None:
+        where = links.topology(["a", "b", "c"])
+        assert (where.names, where.sizes) == (("host",), (3,))
+
+    def test_two_levels(self) -> None:
+        where = links.topology(["a", "a", "b", "b", "c", "c"])
+        assert (where.names, where.sizes) == (("device", "host"), (2, 3))
+        assert where.placement == ()
+        assert where.pairs == (((0, 1), (2, 3), (4, 5)), ((0, 2), (2, 4), (4, 0)))
+
+    def test_ranks_dealt_over_hosts(self) -> None:
+        where = links.topology(["a", "b", "a", "b"])
+        assert where.placement == (0, 2, 1, 3)
+        assert where.pairs == (((0, 2), (1, 3)), ((0, 1),))
+        cluster = Cluster(
+            name="c",
+            levels=tuple(
+                links._level(name, size, [])
+                for name, size in zip(where.names, where.sizes, strict=True)
+            ),
+            placement=where.placement,
+            hosts=where.hosts,
+        )
+        assert cluster.level_between(0, 2).name == "device"
+        assert cluster.level_between(0, 3).name == "host"
+
+    def test_unequal_hosts_are_flat_and_say_so(self) -> None:
+        where = links.topology(["a", "a", "b"])
+        assert where.sizes == (3,)
+        assert where.pairs == (((0, 2),),)
+        assert "[1, 2]" in where.note
+
+    def test_pairs_are_limited(self) -> None:
+        pairs = links.topology(["a"] * 1000).pairs[0]
+        assert len(pairs) == len(set(pairs)) == 16
+
+
+class TestLevel:
+    def test_fit_of_probes(self) -> None:
+        points = tuple(point(n, 1e-4 + n * 1e-9, 1.0, 1.0) for n in links.PROBE_SIZES)
+        level = links._level("host", 2, [LinkProbe(src=0, dst=1, points=points)])
+        assert level.latency_s == pytest.approx(1e-4, rel=1e-3)
+        assert level.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+
+    def test_no_probes(self) -> None:
+        assert links._level("host", 1, []).latency_s == 0.0
+
+    def test_lower_quartile(self) -> None:
+        assert lower_quartile([3.0]) == 3.0
+        assert lower_quartile([9.0, 1.0, 2.0, 3.0]) == 2.0
+
+
+class TestCurves:
+    def test_default_sizes(self) -> None:
+        sizes = curves.DEFAULT_SIZES
+        assert sizes == tuple(sorted(set(sizes)))
+        assert (sizes[0], sizes[-1]) == (4, 64 * MIB)
+
+    def test_duration(self) -> None:
+        moments = [(0.0, 5.0), (2.0, 4.0)]
+        assert curves.duration(moments, shared_clock=True) == 3.0
+        assert curves.duration(moments, shared_clock=False) == 5.0
+
+    def test_hopeless_is_left_out(self) -> None:
+        stopped: dict[str, str] = {}
+        found = {
+            "native": [point(256 * KIB, 1.0), point(1 * MIB, 4.0)],
+            "slow": [point(256 * KIB, 4.0), point(1 * MIB, 17.0)],
+            "catching_up": [point(256 * KIB, 9.0), point(1 * MIB, 16.0)],
+        }
+        curves._stop_hopeless(stopped, found)
+        assert list(stopped) == ["slow"]
+        assert "4.2 times the best at 1.0 MiB" in stopped["slow"]
+
+    def test_small_sizes_condemn_nobody(self) -> None:
+        stopped: dict[str, str] = {}
+        found = {
+            "native": [point(4, 1.0), point(16, 1.0)],
+            "ring": [point(4, 50.0), point(16, 50.0)],
+        }
+        curves._stop_hopeless(stopped, found)
+        assert stopped == {}
+
+    def test_the_budget_stops_the_slowest_first(self) -> None:
+        found = {"a": [point(MIB, 1.0)], "b": [point(MIB, 2.0)], "c": [point(MIB, 3.0)]}
+        for left_s, expected in (
+            (1000.0, set()),
+            (70.0, {"c"}),
+            (30.0, {"b", "c"}),
+            (-1.0, {*"abc"}),
+        ):
+            stopped: dict[str, str] = {}
+            curves._stop_unaffordable(stopped, found, 4 * MIB, left_s)
+            assert set(stopped) == expected
+
+
+class TestArguments:
+    def test_sizes_are_whole_floats_in_order(self) -> None:
+        assert calibrating._sizes([1000, 1, 3, 1000]) == (4, 1000)
+        assert calibrating._sizes(None) == curves.DEFAULT_SIZES
+
+    def test_algorithms(self) -> None:
+        assert calibrating._algorithms(None)[0] == "native"
+        assert calibrating._algorithms(["ring", "native", "ring"]) == ("ring", "native")
+
+    @pytest.mark.parametrize(
+        ("arguments", "kind", "word"),
+        [
+            ({"budget_s": 0}, InvalidValueError, "budget_s"),
+            ({"budget_s": float("nan")}, InvalidValueError, "budget_s"),
+            ({"sizes": []}, InvalidValueError, "sizes"),
+            ({"sizes": [0]}, InvalidValueError, "sizes"),
+            ({"sizes": [1.5]}, InvalidValueError, "sizes"),
+            ({"algorithms": []}, InvalidValueError, "algorithms"),
+            ({"algorithms": ["rign"]}, UnknownNameError, "ring"),
+        ],
+    )
+    def test_refusals(
+        self, arguments: dict[str, Any], kind: type[SyncopateError], word: str
+    ) -> None:
+        with pytest.raises(kind, match=word):
+            calibrating.calibrate(None, **arguments)
+
+
+class TestInterference:
+    def test_the_unit_computes(self) -> None:
+        state = torch.random.get_rng_state()
+        unit = interference.compute_unit(torch.device("cpu"))
+        assert torch.equal(torch.random.get_rng_state(), state)
+        units, seconds = interference._count_for(unit, 0.02)
+        assert units >= 1
+        assert seconds >= 0.02
+
+    def test_loads_are_the_fastest_at_the_nearest_sizes(self) -> None:
+        fit = LinearFit(a_s=0.0, b_s_per_byte=0.0)
+        measured = [
+            CollectiveCurve(
+                collective="all_reduce",
+                algorithm=name,
+                points=(point(256 * KIB, small), point(2 * MIB, large)),
+                fit=fit,
+            )
+            for name, small, large in (("native", 2.0, 3.0), ("ring", 1.0, 4.0))
+        ]
+        assert calibrating._loads(measured) == [
+            interference.Load(256 * KIB, "ring", 1.0),
+            interference.Load(2 * MIB, "native", 3.0),
+        ]
+        assert calibrating._loads([]) == []
