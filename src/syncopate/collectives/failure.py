@@ -229,7 +229,8 @@ def _blame_absent(
         if kind == "left":
             sentences.append(f"{who} had closed the communicator")
         elif kind == "lost":
-            sentences.append(f"{who} was lost: the connection closed, the process is probably dead")
+            verb = "were" if len(ranks) > 1 else "was"
+            sentences.append(f"{who} {verb} lost: the connection closed, probably a dead process")
         else:
             sentences.append(f"{who} did not arrive within {format_seconds(waited_s)}")
     return Verdict(ends, "; ".join(sentences))

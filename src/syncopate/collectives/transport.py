@@ -106,6 +106,13 @@ def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.Process
     )
 
 
+class _Destroyed:
+    """Keeps a name taken, and stands still when torch shuts down all groups it has names of."""
+
+    def shutdown(self) -> None:
+        """Do nothing: the group is gone."""
+
+
 def destroy_group(group: dist.ProcessGroup) -> None:
     """Destroy ``group``, and keep its name from being given again.
 
@@ -117,7 +124,7 @@ def destroy_group(group: dist.ProcessGroup) -> None:
     with contextlib.suppress(Exception):  # a broken group has nothing left to lose
         dist.destroy_process_group(group)
         if names is not None:
-            names[f"destroyed {name}"] = name
+            names[_Destroyed()] = name
 
 
 def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Store:

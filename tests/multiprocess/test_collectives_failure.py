@@ -1,0 +1,253 @@
+"""Ranks that die, never come or raise: every survivor names them, soon, and never hangs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import Communicator
+from syncopate.errors import CollectiveError
+from syncopate.schedules.registry import NATIVE, algorithms
+from tests.multiprocess.harness import run_ranks
+
+CULPRIT = 2
+ALL_REDUCES = (NATIVE, *algorithms("all_reduce"))
+SOON_S = 20.0
+"""Bound on any failure here; in fact a few seconds, on a machine that others load too."""
+
+
+def failure(communicator: Communicator, collective: str, algorithm: str) -> dict[str, Any]:
+    """Run collectives until one fails; return what the error says and when it came."""
+    tensor = torch.ones(300_000)
+    began_s = time.monotonic()
+    try:
+        while True:
+            getattr(communicator, collective)(tensor.zero_(), algorithm=algorithm)
+    except CollectiveError as error:
+        took_s = time.monotonic() - began_s
+        first = error
+    began_again_s = time.monotonic()
+    with pytest.raises(CollectiveError, match="broken since") as again:
+        communicator.all_reduce(tensor)
+    assert again.value.ranks == first.ranks
+    assert time.monotonic() - began_again_s < 0.5
+    began_again_s = time.monotonic()
+    communicator.close()
+    communicator.close()
+    assert time.monotonic() - began_again_s < SOON_S
+    return {"ranks": first.ranks, "text": str(first), "took_s": took_s}
+
+
+def killed(rank: int, world_size: int, collective: str, algorithm: str) -> dict[str, Any]:
+    communicator = Communicator(timeout_s=60)
+    communicator.barrier()
+    if rank == CULPRIT:
+        # From another thread and while collectives follow each other, so amid one.
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return failure(communicator, collective, algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+def test_a_rank_killed_amid_an_all_reduce(algorithm: str) -> None:
+    results = run_ranks(killed, 4, "all_reduce", algorithm, may_die=[CULPRIT])
+    survivors = [result for rank, result in enumerate(results) if rank != CULPRIT]
+    for result in survivors:
+        assert result["ranks"] == (CULPRIT,), results
+        assert f"all_reduce ({algorithm}) #" in result["text"]
+        assert "rank 2 was lost" in result["text"]
+        assert result["took_s"] < SOON_S
+
+
+@pytest.mark.parametrize(
+    ("collective", "algorithm"),
+    [
+        ("reduce_scatter", NATIVE),
+        ("reduce_scatter", "recursive"),
+        ("all_gather", NATIVE),
+        ("all_gather", "ring"),
+    ],
+)
+def test_a_rank_killed_amid_half_a_collective(collective: str, algorithm: str) -> None:
+    results = run_ranks(killed, 4, collective, algorithm, may_die=[CULPRIT])
+    assert [result and result["ranks"] for result in results] == [(2,), (2,), None, (2,)], results
+
+
+def absent(rank: int, world_size: int, algorithm: str) -> dict[str, Any] | None:
+    communicator = Communicator(timeout_s=1.5)
+    communicator.barrier()
+    result = None
+    if rank != CULPRIT:
+        # Not all come at the same time: their limits pass one after the other.
+        time.sleep(0.3 * rank)
+        result = failure(communicator, "all_reduce", algorithm)
+    dist.barrier()  # the culprit is alive and busy here, in another group, until all have failed
+    return result
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+def test_a_rank_that_never_calls(algorithm: str) -> None:
+    results = run_ranks(absent, 4, algorithm)
+    survivors = [result for rank, result in enumerate(results) if rank != CULPRIT]
+    for result in survivors:
+        assert result is not None
+        assert result["ranks"] == (CULPRIT,), results
+        assert "rank 2 did not arrive within" in result["text"]
+        assert 0.5 < result["took_s"] < SOON_S
+
+
+def raises(rank: int, world_size: int, closes: bool) -> Any:
+    communicator = Communicator(timeout_s=30)
+    communicator.barrier()
+    if rank == CULPRIT:
+        try:
+            raise ZeroDivisionError("a bug in the training script of rank 2")
+        except ZeroDivisionError as error:
+            if closes:
+                communicator.close()
+                dist.barrier()
+            return repr(error)
+    result = failure(communicator, "all_reduce", "recursive_doubling")
+    if closes:
+        dist.barrier()
+    return result
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_a_rank_that_raises(closes: bool) -> None:
+    # Without close() its process ends, which closes the connections; with it, it says goodbye.
+    results = run_ranks(raises, 4, closes)
+    for rank in (0, 1, 3):
+        assert results[rank]["ranks"] == (CULPRIT,), results
+        expected = "rank 2 had closed the communicator" if closes else "rank 2 was lost"
+        assert expected in results[rank]["text"]
+        assert results[rank]["took_s"] < SOON_S
+
+
+def late(rank: int, world_size: int) -> dict[str, Any]:
+    communicator = Communicator(timeout_s=1.5)
+    communicator.barrier()
+    if rank == CULPRIT:
+        time.sleep(2.2)  # comes while the others are still finding out
+    return failure(communicator, "all_reduce", "ring")
+
+
+def test_a_rank_that_comes_too_late() -> None:
+    for result in run_ranks(late, 4):
+        assert result["ranks"] == (CULPRIT,), result
+        assert "rank 2 did not arrive" in result["text"]
+
+
+def objects(rank: int, world_size: int, what: str) -> Any:
+    communicator = Communicator(timeout_s=30)
+    communicator.barrier()
+    if rank == CULPRIT:
+        os.kill(os.getpid(), signal.SIGKILL)
+    calls = {
+        "broadcast": lambda: communicator.broadcast(torch.ones(5), src=CULPRIT),
+        "broadcast_object": lambda: communicator.broadcast_object("x", src=CULPRIT),
+        "all_gather_object": lambda: communicator.all_gather_object("x"),
+        "barrier": communicator.barrier,
+    }
+    with pytest.raises(CollectiveError) as caught:
+        calls[what]()
+    return caught.value.ranks
+
+
+@pytest.mark.parametrize("what", ["broadcast", "broadcast_object", "all_gather_object", "barrier"])
+def test_everything_else_fails_the_same_way(what: str) -> None:
+    assert run_ranks(objects, 3, what, may_die=[CULPRIT])[:2] == [(CULPRIT,)] * 2
+
+
+def background(rank: int, world_size: int) -> Any:
+    communicator = Communicator(timeout_s=30, channels=2)
+    communicator.barrier()
+    if rank == CULPRIT:
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    handles = [
+        communicator.all_reduce(torch.ones(1000), algorithm=name, channel=channel, async_op=True)
+        for channel, name in ((0, "ring"), (0, NATIVE), (1, NATIVE), (1, "binary_tree"))
+    ]
+    blamed = []
+    for handle in handles:
+        with pytest.raises(CollectiveError) as caught:
+            handle.wait()
+        assert handle.done()
+        blamed.append(caught.value.ranks)
+    communicator.close()
+    return blamed
+
+
+def test_background_collectives_on_all_channels_fail() -> None:
+    results = run_ranks(background, 4, may_die=[CULPRIT])
+    for rank in (0, 1, 3):
+        assert results[rank] == [(CULPRIT,)] * 4, results
+
+
+def without_store(rank: int, world_size: int, port: int) -> Any:
+    dist.destroy_process_group()
+    limit = datetime.timedelta(seconds=30)
+    store = dist.TCPStore("127.0.0.1", port, None, is_master=rank == 0, timeout=limit)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=limit)
+    communicator = Communicator(timeout_s=30)
+    communicator.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return failure(communicator, "all_reduce", "ring")
+
+
+def test_the_rank_with_the_store_dies() -> None:
+    probe = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+    port = probe.port
+    del probe
+    for result in run_ranks(without_store, 4, port, may_die=[0])[1:]:
+        assert result["ranks"] == (0,), result
+        assert result["took_s"] < SOON_S
+
+
+def disagreeing(rank: int, world_size: int, how: str) -> str:
+    communicator = Communicator(timeout_s=10, check=True)
+    communicator.all_reduce(torch.ones(8), algorithm="ring")
+    numel, algorithm = 8, "ring"
+    if rank == 1:
+        numel = 9 if how == "size" else 8
+        algorithm = "binary_tree" if how == "algorithm" else "ring"
+    if how == "order" and rank == 1:
+        call = communicator.barrier
+    else:
+        call = partial(communicator.all_reduce, torch.ones(numel), algorithm=algorithm)
+    with pytest.raises(CollectiveError, match="disagree") as caught:
+        call()
+    with pytest.raises(CollectiveError, match="broken"):
+        communicator.barrier()
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("how", ["size", "algorithm", "order"])
+def test_the_check_finds_ranks_that_disagree(how: str) -> None:
+    for text in run_ranks(disagreeing, 3, how):
+        assert "rank 0: all_" in text
+        assert "rank 1: " in text
+
+
+def incomplete(rank: int, world_size: int) -> str:
+    if rank == CULPRIT:
+        dist.barrier()
+        return ""
+    with pytest.raises(CollectiveError, match="creating the communicator") as caught:
+        Communicator(timeout_s=1.5)
+    dist.barrier()
+    return str(caught.value)
+
+
+def test_a_rank_that_never_creates_its_communicator() -> None:
+    assert "not every rank arrived within 1.5 s" in run_ranks(incomplete, 3)[0]

@@ -1,0 +1,194 @@
+"""Every algorithm on real processes: right sums, and the same bits on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import Communicator
+from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameError
+from syncopate.schedules.base import chunk_offsets
+from syncopate.schedules.registry import NATIVE
+from tests.conformance.table import EXECUTED, TABLE
+from tests.multiprocess.harness import run_ranks
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+)
+LARGE = 500_003
+"""Elements of float32 that take several blocks, unequal shards, and no staging."""
+
+
+def cases(world_size: int) -> Iterator[tuple[str, str, int, torch.dtype]]:
+    rows = [(row.collective, row.algorithm) for row in TABLE if world_size in row.executed]
+    for collective, algorithm in [*rows, *((name, NATIVE) for name in COLLECTIVES)]:
+        for numel in (0, 1, 2, world_size - 1, world_size, 2 * world_size + 1, 1000):
+            yield collective, algorithm, numel, torch.float32
+        for dtype in DTYPES:
+            yield collective, algorithm, 1001, dtype
+        yield collective, algorithm, LARGE, torch.float32
+        yield collective, algorithm, LARGE, torch.bfloat16
+
+
+def inputs(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
+    """Fractions, whose sums depend on the order of addition; small integers for integers."""
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.rand(numel, generator=generator, dtype=torch.float64)
+    return (values * 10).to(dtype) if not dtype.is_floating_point else (values - 0.3).to(dtype)
+
+
+def verify(
+    collective: str, before: list[torch.Tensor], after: torch.Tensor, rank: int
+) -> torch.Tensor:
+    """Check what ``rank`` has to hold; return it."""
+    dtype, numel = after.dtype, after.numel()
+    offsets = chunk_offsets(numel, len(before))
+    mine = slice(offsets[rank], offsets[rank + 1])
+    if collective == "all_gather":
+        for owner, tensor in enumerate(before):
+            shard = slice(offsets[owner], offsets[owner + 1])
+            assert torch.equal(after[shard], tensor[shard])
+        return after
+    total = torch.stack(before).double().sum(0)
+    share = slice(None) if collective == "all_reduce" else mine
+    if not dtype.is_floating_point:
+        assert torch.equal(after[share], total[share].to(dtype))
+    else:
+        tolerance = len(before) * torch.finfo(dtype).eps * 4
+        torch.testing.assert_close(
+            after[share].double(), total[share], rtol=tolerance, atol=tolerance
+        )
+    return after[share]
+
+
+def every_case(rank: int, world_size: int) -> dict[str, str]:
+    digests = {}
+    with Communicator(timeout_s=60) as communicator:
+        for collective, algorithm, numel, dtype in cases(world_size):
+            before = [inputs(peer, numel, dtype) for peer in range(world_size)]
+            tensor = before[rank].clone()
+            handle = getattr(communicator, collective)(tensor, algorithm=algorithm)
+            assert handle.done()
+            assert handle.finished_s >= handle.started_s
+            held = verify(collective, before, tensor, rank)
+            if collective == "all_reduce":
+                digest = hashlib.sha1(held.view(torch.uint8).numpy().tobytes()).hexdigest()
+                digests[f"{algorithm} {numel} {dtype}"] = digest
+    return digests
+
+
+@pytest.mark.parametrize("world_size", EXECUTED)
+def test_right_and_bit_identical(world_size: int) -> None:
+    results = run_ranks(every_case, world_size, timeout_s=200)
+    assert all(digests == results[0] for digests in results)
+
+
+def shapes_and_repeats(rank: int, world_size: int) -> list[Any]:
+    with Communicator(timeout_s=60) as communicator:
+        matrix = torch.full((3, 5), float(rank))
+        first = communicator.all_reduce(matrix, algorithm="ring")
+        again = communicator.all_reduce(matrix, algorithm="ring")
+        assert again.started_s >= first.finished_s
+        scalar = torch.tensor(float(rank))
+        communicator.all_reduce(scalar, algorithm="binary_tree")
+        other = torch.full((15,), float(rank))
+        communicator.all_reduce(other, algorithm="ring")
+        return [matrix.tolist(), scalar.item(), other.tolist()]
+
+
+def test_any_shape_and_the_same_program_again() -> None:
+    for matrix, scalar, other in run_ranks(shapes_and_repeats, 3):
+        assert matrix == [[9.0] * 5] * 3
+        assert scalar == 3.0
+        assert other == [3.0] * 15
+
+
+def refusals(rank: int, world_size: int) -> list[str]:
+    messages = []
+    with Communicator(timeout_s=60, channels=2) as communicator:
+        good = torch.ones(6)
+        for call, kind in (
+            (lambda: communicator.all_reduce(good, algorithm="rign"), UnknownNameError),
+            (lambda: communicator.all_gather(good, algorithm="binary_tree"), UnknownNameError),
+            (lambda: communicator.all_reduce(torch.ones(4, 6).t()), InvalidValueError),
+            (
+                lambda: communicator.all_reduce(torch.ones(3, requires_grad=True)),
+                InvalidValueError,
+            ),
+            (lambda: communicator.all_reduce(torch.ones(3).bool()), InvalidValueError),
+            (lambda: communicator.all_reduce(torch.ones(3, device="meta")), InvalidValueError),
+            (lambda: communicator.all_reduce(good, channel=2), InvalidValueError),
+            (lambda: communicator.broadcast(good, src=9), InvalidValueError),
+        ):
+            with pytest.raises(kind) as caught:
+                call()
+            messages.append(str(caught.value))
+        # None of this reached the other ranks, so the communicator is whole.
+        communicator.all_reduce(good)
+        assert good.tolist() == [world_size] * 6
+    communicator.close()
+    with pytest.raises(CollectiveError, match="closed"):
+        communicator.all_reduce(good)
+    return messages
+
+
+def test_refusals_are_local_and_say_what_would_do() -> None:
+    messages = run_ranks(refusals, 2)[0]
+    assert messages[0] == (
+        "unknown algorithm 'rign' for all_reduce; known: native, ring, recursive_doubling, "
+        "halving_doubling, binary_tree"
+    )
+    assert "contiguous" in messages[2]
+    assert "detach" in messages[3]
+    assert "0..1" in messages[6]
+
+
+def test_needs_torch_distributed() -> None:
+    with pytest.raises(InvalidValueError, match="torchrun"):
+        Communicator()
+
+
+def objects(rank: int, world_size: int) -> None:
+    with Communicator(timeout_s=60) as communicator:
+        assert (communicator.rank, communicator.world_size) == (rank, world_size)
+        everyone = communicator.all_gather_object({"rank": rank})
+        assert everyone == [{"rank": peer} for peer in range(world_size)]
+        assert communicator.broadcast_object(f"from {rank}", src=1) == "from 1"
+        tensor = torch.full((3,), rank, dtype=torch.int16)
+        communicator.broadcast(tensor, src=2)
+        assert tensor.tolist() == [2, 2, 2]
+        communicator.barrier()
+
+
+def test_objects_broadcast_and_barrier() -> None:
+    run_ranks(objects, 3)
+
+
+def subgroups(rank: int, world_size: int) -> list[float]:
+    pair = [0, 1] if rank < 2 else [2, 3]
+    group = dist.new_group(pair, use_local_synchronization=True)
+    totals = []
+    for _ in range(3):  # again, because a name given twice would find old addresses
+        with Communicator(group, timeout_s=60) as communicator:
+            tensor = torch.tensor([float(rank)])
+            communicator.all_reduce(tensor, algorithm="ring")
+            totals.append(tensor.item())
+    return totals
+
+
+def test_part_of_the_job_again_and_again() -> None:
+    assert run_ranks(subgroups, 4) == [[1.0] * 3] * 2 + [[5.0] * 3] * 2
