@@ -45,7 +45,7 @@ class _Expressions:
 def check(schedule: Schedule) -> None:
     """Prove that ``schedule`` does what its collective promises; see the module.
 
-    Takes O(chunk transfers) time: about a second for a million of them.
+    Takes O(chunk transfers) time: seconds for the half million of a ring of 512 ranks.
 
     Raises:
         ScheduleError: it does not; the message names the round, the ranks and the chunk.
@@ -124,9 +124,6 @@ def _require_end(
             missing = expected[chunk] & ~expressions.ranks[held]
             if missing:
                 raise _refuted(schedule, where, f"rank {_ranks(missing)} is missing")
-            if expressions.ranks[held] != expected[chunk]:
-                wrong = _ranks(expressions.ranks[held] & ~expected[chunk])
-                raise _refuted(schedule, where, f"rank {wrong} does not belong there")
             first, result = results.setdefault(chunk, (rank, held))
             if result != held:
                 raise _refuted(

@@ -21,7 +21,7 @@ Steps and bytes, for every p, each rank sending and receiving as much:
 
 * reduce-scatter, all-gather: ceil(log2 p) rounds, (p - 1)/p n bytes, both the least possible.
 * all-reduce: 2 ceil(log2 p) rounds, 2(p - 1)/p n bytes; folding p down to a power of two, the
-  usual way out, would add two rounds and up to 2n bytes.
+  usual way out, takes as many rounds but puts nearly 2n bytes more on the longest path.
 
 The all-reduce may leave a sum with any owner in between, so it halves with the nearest ranks
 first, where the messages are largest; a power of two of ranks per host keeps them in the host.

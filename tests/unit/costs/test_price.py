@@ -165,6 +165,20 @@ def test_lines_bend_upwards_and_each_of_them_shows(data):
     assert starts == sorted(set(starts), reverse=True)
 
 
+def test_rounding_makes_no_lines():
+    """0.1 + 0.2 + 0.3 and 0.3 + 0.2 + 0.1 are the same start-up, whatever floats say."""
+    one, two, three = (
+        Level(name="level", size=2, latency_s=alpha, bandwidth_bytes_per_s=1.0)
+        for alpha in (0.1, 0.2, 0.3)
+    )
+    outward = [(0, 0, 1, 0, 1, "copy"), (1, 1, 3, 0, 1, "copy"), (2, 3, 7, 0, 1, "copy")]
+    inward = [(0, 6, 2, 0, 2, "copy"), (1, 2, 0, 0, 2, "copy"), (2, 0, 1, 0, 2, "copy")]
+    (line,) = price_lines(
+        toy(8, *outward, *inward, chunks=2), Cluster(name="three", levels=(one, two, three))
+    )
+    assert (line.a_s, line.b_s_per_byte) == pytest.approx((0.6, 3.0))
+
+
 def test_many_sizes_keep_their_shape():
     schedule, cluster = build("all_reduce", "ring", 4), flat(4)
     sizes = np.array([[0, 1], [2, 3], [4, 5]])
