@@ -51,17 +51,27 @@ def point_to_point(group: dist.ProcessGroup) -> tuple[Send, Receive]:
 def break_connections(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
     """Make every operation of ``group``, here and on its peers, fail now instead of hang.
 
-    Gloo has no abort, but it gives up all connections of a group once one of its receives passes
-    its time limit: so receives are posted that nobody answers. The peers see the connections
-    close.
+    Returns:
+        The peers whose connection turned out to be closed by them already.
+    """
+    if any(backend != "gloo" for backend in backends(group).values()):
+        with contextlib.suppress(Exception):  # NCCL can abort; others have nothing to offer
+            group.abort()
+    return hang_up(group, peers)
+
+
+def hang_up(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
+    """Close the Gloo connections of ``group``; messages already sent still arrive.
+
+    Gloo has no call for it, and destroying a group closes nothing while anybody holds a reference
+    to it. But a group gives up all its connections once one of its receives passes its time limit:
+    so receives are posted that nobody answers. The peers see the connections close.
 
     Returns:
         The peers whose connection turned out to be closed by them already.
     """
     backend = _gloo(group)
     if backend is None:
-        with contextlib.suppress(Exception):  # NCCL aborts; others have nothing to offer
-            group.abort()
         return ()
     closed = []
     landing = torch.empty(1)

@@ -48,6 +48,7 @@ class Watch:
         self._groups = groups
         self._rank = rank
         self._world_size = world_size
+        self._peers = [peer for peer in range(world_size) if peer != rank]
         store = transport.group_store(groups[0], "syncopate", _STORE_LIMIT_S)
         self._board = Board(store, rank, world_size)
         self._broken: tuple[str, Verdict] | None = None
@@ -103,18 +104,22 @@ class Watch:
         self._closed.set()
 
     def close(self) -> None:
-        """End the thread and tell the board that this rank left in good order."""
+        """End the thread, say goodbye on the board, and close the connections.
+
+        A rank that still waits for this one then fails at once, and finds the goodbye.
+        """
         self.stop()
         if self._broken is None:
             left = Post(Call("close", 0, 0), "left")
             _bounded(lambda: self._board.put(left), _STORE_LIMIT_S)
+        for group in self._groups:
+            transport.hang_up(group, self._peers)
 
     def interrupt(self) -> tuple[int, ...]:
         """Break every connection; return the peers that had closed theirs before."""
-        peers = [peer for peer in range(self._world_size) if peer != self._rank]
         closed: set[int] = set()
         for group in self._groups:
-            closed.update(transport.break_connections(group, peers))
+            closed.update(transport.break_connections(group, self._peers))
         return tuple(sorted(closed))
 
     def _failed(self, call: Call, error: RuntimeError, waited_s: float) -> CollectiveError:
