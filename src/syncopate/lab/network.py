@@ -1,0 +1,222 @@
+"""Network: namespaces, switches, links and their rates, made and counted through netlink.
+
+Every host is a network namespace with one link, ``eth0``. Switches are bridges in namespaces of
+their own, one per rack and one core between racks, so the machine's own network is never touched:
+
+    host0 eth0 ---- h0 [rack0: bridge] up ---- r0 [core: bridge] r1 ---- up [rack1: bridge] ...
+
+[Note: shaping] Both ends of every link carry a token bucket (tbf), so each direction has its own
+rate, and two senders to one host share its link, as at the port of a real switch. Three figures
+follow from the rate:
+
+* *burst*, what may pass at once after silence, is half a millisecond of the rate, at least 16 KiB.
+  A deeper bucket would let small messages through as if the link had no rate; a shallower one
+  loses throughput whenever the timer is late.
+* *segmentation*: the largest segment that TCP hands to the link is half a burst, at most 64 KiB.
+  A segment larger than the bucket is cut in software and out of order: a ring of four hosts ran
+  at 57% of its rate.
+* *queue* is ten milliseconds of the rate, about a switch port's share of its packet buffer: deep
+  enough that several senders to one receiver rarely lose packets, not so deep that it hides them.
+
+No latency is added: that takes netem, which many kernels leave out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from syncopate.artifacts import Record
+from syncopate.lab.kernel import add_namespace, explained, netlink
+from syncopate.lab.names import core_namespace, host_namespace, rack_namespace
+from syncopate.lab.topology import Topology
+from syncopate.units import KIB
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
+
+_BURST_S = 0.5e-3
+_FEWEST_BURST_BYTES = 16 * KIB
+_MOST_SEGMENT_BYTES = 64 * KIB - 1
+_QUEUE_S = 10e-3
+_FEWEST_QUEUE_BYTES = 256 * KIB
+
+_LOOPBACK_INDEX = 1
+_PREFIX_LENGTH = 24
+_BRIDGE = "br0"
+# Without it every interface gets an IPv6 address, announces it, and adds its own bytes.
+_NO_IPV6 = {"attrs": [("AF_INET6", {"attrs": [("IFLA_INET6_ADDR_GEN_MODE", 1)]})]}
+
+
+class LinkCounter(Record, frozen=True, kw_only=True):
+    """What one link has carried since it was made, in bytes of Ethernet frames.
+
+    Headers count once per segment that TCP handed over, up to 64 KiB, so the figure is at most
+    0.5% above the payload for large messages.
+
+    Attributes:
+        name: ``"host0"``, or ``"rack0"`` for the uplink of a rack.
+        tx_bytes: bytes that the host, or the hosts of the rack, sent.
+        rx_bytes: bytes that they received.
+    """
+
+    name: str
+    tx_bytes: int
+    rx_bytes: int
+
+
+class Shape(NamedTuple):
+    """How a rate is enforced; see [Note: shaping]."""
+
+    rate_bytes_per_s: int
+    burst_bytes: int
+    segment_bytes: int
+    queue_bytes: int
+
+
+def shape_of(rate_bytes_per_s: float) -> Shape:
+    """Return the token bucket, largest segment and queue that make a link of this rate."""
+    burst = max(round(rate_bytes_per_s * _BURST_S), _FEWEST_BURST_BYTES)
+    return Shape(
+        rate_bytes_per_s=round(rate_bytes_per_s),
+        burst_bytes=burst,
+        segment_bytes=min(burst // 2, _MOST_SEGMENT_BYTES),
+        queue_bytes=max(round(rate_bytes_per_s * _QUEUE_S), _FEWEST_QUEUE_BYTES),
+    )
+
+
+def namespaces(run_id: str, topology: Topology) -> tuple[str, ...]:
+    """Return every namespace of a lab, hosts first."""
+    switches = [rack_namespace(run_id, rack) for rack in range(topology.racks)]
+    if topology.racks > 1:
+        switches.append(core_namespace(run_id))
+    return (*(host_namespace(run_id, host) for host in range(topology.hosts)), *switches)
+
+
+def build(run_id: str, topology: Topology) -> None:
+    """Make the namespaces, switches and links of a lab.
+
+    What was made before a refusal stays: the caller removes :func:`namespaces` either way.
+
+    Raises:
+        SyncopateError: the kernel refused; the message says what was being made, and why.
+    """
+    for name in namespaces(run_id, topology):
+        with explained(f"make the network namespace {name}"):
+            add_namespace(name)
+    for rack in range(topology.racks):
+        _build_rack(run_id, topology, rack)
+    if topology.racks > 1:
+        _build_core(run_id, topology)
+
+
+def _build_rack(run_id: str, topology: Topology, rack: int) -> None:
+    with (
+        explained(f"make the switch of rack {rack}"),
+        netlink(rack_namespace(run_id, rack)) as here,
+    ):
+        bridge = _add_bridge(here)
+        for host in topology.hosts_of(rack):
+            shape = shape_of(topology.rate_of(host))
+            there = host_namespace(run_id, host)
+            with explained(f"make the link of {topology.hostname(host)}"):
+                _add_port(here, bridge, f"h{host}", there, "eth0")
+                _shape(here, f"h{host}", shape)
+                _set_up_host(there, topology.address(host), shape)
+
+
+def _set_up_host(namespace: str, address: str, shape: Shape) -> None:
+    with netlink(namespace) as host:
+        host.link("set", index=_LOOPBACK_INDEX, state="up")
+        (index,) = host.link_lookup(ifname="eth0")
+        host.addr("add", index=index, address=address, prefixlen=_PREFIX_LENGTH)
+        _shape(host, "eth0", shape)
+        _set_up(host, index)
+
+
+def _build_core(run_id: str, topology: Topology) -> None:
+    with explained("make the core switch"), netlink(core_namespace(run_id)) as core:
+        bridge = _add_bridge(core)
+        for rack in range(topology.racks):
+            shape = shape_of(topology.uplink_of(rack))
+            there = rack_namespace(run_id, rack)
+            with explained(f"make the uplink of rack {rack}"), netlink(there) as switch:
+                _add_port(core, bridge, f"r{rack}", there, "up")
+                _shape(core, f"r{rack}", shape)
+                (index,) = switch.link_lookup(ifname="up")
+                (rack_bridge,) = switch.link_lookup(ifname=_BRIDGE)
+                _shape(switch, "up", shape)
+                _set_up(switch, index, master=rack_bridge)
+
+
+def _add_bridge(switch: IPRoute) -> int:
+    switch.link("add", ifname=_BRIDGE, kind="bridge")
+    (index,) = switch.link_lookup(ifname=_BRIDGE)
+    _set_up(switch, index)
+    return int(index)
+
+
+def _add_port(switch: IPRoute, bridge: int, port: str, namespace: str, interface: str) -> None:
+    """Make a link from ``port`` of this switch to ``interface`` in another namespace."""
+    peer = {"ifname": interface, "net_ns_fd": namespace}
+    switch.link("add", ifname=port, kind="veth", peer=peer)
+    (index,) = switch.link_lookup(ifname=port)
+    _set_up(switch, index, master=bridge)
+
+
+def _set_up(where: IPRoute, index: int, **settings: Any) -> None:
+    where.link("set", index=index, IFLA_AF_SPEC=_NO_IPV6)
+    where.link("set", index=index, state="up", **settings)
+
+
+def _shape(where: IPRoute, interface: str, shape: Shape) -> None:
+    (index,) = where.link_lookup(ifname=interface)
+    largest = shape.segment_bytes
+    where.link("set", index=index, gso_max_size=largest, gso_ipv4_max_size=largest)
+    where.tc(
+        "add",
+        "tbf",
+        index=index,
+        rate=shape.rate_bytes_per_s * 8,
+        burst=shape.burst_bytes,
+        limit=shape.queue_bytes,
+    )
+
+
+def counters(run_id: str, topology: Topology) -> tuple[LinkCounter, ...]:
+    """Return what each host's link has carried, then each uplink's.
+
+    Read at the switch: what a port received, its host sent.
+
+    Raises:
+        SyncopateError: the lab is gone.
+    """
+    found: dict[str, LinkCounter] = {}
+    for rack in range(topology.racks):
+        with (
+            explained(f"read the counters of rack {rack}"),
+            netlink(rack_namespace(run_id, rack)) as switch,
+        ):
+            for link in switch.get_links():
+                name, stats = link.get_attr("IFLA_IFNAME"), link.get_attr("IFLA_STATS64")
+                if name == "up":
+                    found[f"rack{rack}"] = _counter(
+                        f"rack{rack}", stats["tx_bytes"], stats["rx_bytes"]
+                    )
+                elif name.startswith("h"):
+                    host = topology.hostname(int(name[1:]))
+                    found[host] = _counter(host, stats["rx_bytes"], stats["tx_bytes"])
+    hosts = [topology.hostname(host) for host in range(topology.hosts)]
+    racks = [f"rack{rack}" for rack in range(topology.racks) if topology.racks > 1]
+    return tuple(found[name] for name in (*hosts, *racks))
+
+
+def _counter(name: str, tx_bytes: int, rx_bytes: int) -> LinkCounter:
+    return LinkCounter(name=name, tx_bytes=tx_bytes, rx_bytes=rx_bytes)
+
+
+def since(before: tuple[LinkCounter, ...], now: tuple[LinkCounter, ...]) -> tuple[LinkCounter, ...]:
+    """Return what each link carried between two readings."""
+    return tuple(
+        _counter(b.name, b.tx_bytes - a.tx_bytes, b.rx_bytes - a.rx_bytes)
+        for a, b in zip(before, now, strict=True)
+    )
