@@ -109,6 +109,18 @@ class Pieces:
             raise InvalidValueError("nbytes", np.asarray(nbytes).tolist(), "finite and >= 0")
         return np.asarray(np.searchsorted(self.upper_bytes, sizes, side="left"))
 
+    def never_above(self, other: Pieces) -> bool:
+        """Return whether this costs at most as much as ``other`` at every size."""
+        ends = np.union1d(self.upper_bytes, other.upper_bytes)
+        low, high = ends[:-1], ends[1:]
+        # Between two ends both are lines: it is enough to look just after one and at the next.
+        mine = np.searchsorted(self.upper_bytes, high, side="left")
+        theirs = np.searchsorted(other.upper_bytes, high, side="left")
+        lead = other.intercept_s[theirs] - self.intercept_s[mine]
+        steeper = other.slope_s_per_byte[theirs] - self.slope_s_per_byte[mine]
+        at_high = lead[:-1] + steeper[:-1] * high[:-1]
+        return bool((lead + steeper * low >= 0).all() and (at_high >= 0).all() and steeper[-1] >= 0)
+
 
 def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
     """Return the cheapest of several costs at every size; ``owner`` tells whose each piece is.

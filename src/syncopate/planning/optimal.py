@@ -84,9 +84,15 @@ def _trace_back(problem: Problem, before: Sequence[int]) -> Partition:
 
 
 def _alternatives(problem: Problem) -> list[Pieces]:
-    if len(problem.nbytes) > 1 and isinstance(problem.cost, Envelope):
-        return [cost.pieces for cost in problem.cost.costs.values()]
-    return [problem.cost.pieces]
+    if len(problem.nbytes) == 1 or not isinstance(problem.cost, Envelope):
+        return [problem.cost.pieces]
+    # An algorithm that is never cheaper than another is never the best for a bucket either.
+    useful: list[Pieces] = []
+    for cost in problem.cost.costs.values():
+        if not any(other.never_above(cost.pieces) for other in useful):
+            useful = [other for other in useful if not cost.pieces.never_above(other)]
+            useful.append(cost.pieces)
+    return useful
 
 
 class _Window:
@@ -95,15 +101,17 @@ class _Window:
     Attributes:
         intercept_s: sum of the pieces' intercepts.
         slopes: the piece's slope of each dtype.
+        least_s: no bucket in this combination of pieces costs less.
         indices, values: candidates by ascending index and ascending value, from ``head`` on.
         following: the first index that has not been looked at.
     """
 
-    __slots__ = ("following", "head", "indices", "intercept_s", "slopes", "values")
+    __slots__ = ("following", "head", "indices", "intercept_s", "least_s", "slopes", "values")
 
-    def __init__(self, intercept_s: float, slopes: tuple[float, ...]) -> None:
+    def __init__(self, intercept_s: float, slopes: tuple[float, ...], least_s: float) -> None:
         self.intercept_s = intercept_s
         self.slopes = slopes
+        self.least_s = least_s
         self.indices: list[int] = []
         self.values: list[float] = []
         self.head = 0
@@ -138,6 +146,14 @@ class _Alternative:
         self._uppers: list[float] = pieces.upper_bytes.tolist()
         self._intercepts: list[float] = pieces.intercept_s.tolist()
         self._slopes: list[float] = pieces.slope_s_per_byte.tolist()
+        # What the smallest message of each piece costs.
+        self._leasts = [
+            max(intercept + slope * low, 0.0)
+            for intercept, slope, low in zip(
+                self._intercepts, self._slopes, [0.0, *self._uppers[:-1]], strict=True
+            )
+        ]
+        self._steps = [len(self._uppers) ** dtype for dtype in range(len(self.offsets))]
         self._windows: dict[int, _Window] = {}
 
     def cost_s(self, start: int, stop: int) -> float:
@@ -152,8 +168,8 @@ class _Alternative:
     def boundaries(self) -> Iterator[list[int]]:
         """Yield for each j the starts i of buckets at which some dtype changes to a larger piece.
 
-        From the largest i down; each as ``i * D + dtype``. Buckets that start before i have more
-        bytes of that dtype than its piece allows.
+        From the largest i down to a last 0; each as ``i * D + dtype``. Buckets that start before i
+        have more bytes of that dtype than its piece allows.
         """
         dtypes = len(self.offsets)
         uppers = np.array(self._uppers[:-1])
@@ -168,7 +184,7 @@ class _Alternative:
             )
             if dtypes > 1:
                 packed = -np.sort(-packed, axis=1)
-            yield from packed.tolist()
+            yield from np.pad(packed, ((0, 0), (0, 1))).tolist()
 
     def improve(
         self,
@@ -187,49 +203,37 @@ class _Alternative:
             row: what :meth:`boundaries` yields for j.
             best: the earliest end so far and where its last bucket starts.
         """
-        dtypes, count = len(self.offsets), len(self._uppers)
-        high, code, first = stop, 0, hidden + 1
-        for boundary, dtype in (*(divmod(packed, dtypes) for packed in row), (0, 0)):
-            low = max(boundary, first)
+        dtypes = len(self.offsets)
+        first, high, code = hidden + 1, stop, 0
+        best_s, start = best
+        for packed in row:
+            boundary = packed // dtypes
+            low = boundary if boundary > first else first
             if low < high:
-                best = self._improve_in(code, (low, high), stop, finish, best)
+                window = self._windows.get(code) or self._window(code)
+                # f and C are monotone: no bucket that starts in this window ends before this.
+                if finish[low] + window.least_s < best_s:
+                    window.slide(low, high, finish, self.offsets)
+                    value = window.values[window.head] + window.intercept_s
+                    for slope, offsets in zip(window.slopes, self.offsets, strict=True):
+                        value += slope * offsets[stop]
+                    if value < best_s:
+                        best_s, start = value, window.indices[window.head]
                 high = low
             if boundary <= first:
                 break
-            code += count**dtype
-        return best
-
-    def _improve_in(
-        self,
-        code: int,
-        starts: tuple[int, int],
-        stop: int,
-        finish: Sequence[float],
-        best: tuple[float, int],
-    ) -> tuple[float, int]:
-        window = self._windows.get(code)
-        if window is None:
-            window = self._windows[code] = self._window(code)
-        low, high = starts
-        least = finish[low] + window.intercept_s
-        constant = window.intercept_s
-        for slope, offsets in zip(window.slopes, self.offsets, strict=True):
-            least += slope * (offsets[stop] - offsets[high - 1])
-            constant += slope * offsets[stop]
-        # f and C are monotone: no bucket that starts in this window ends before `least`.
-        if least < best[0]:
-            window.slide(low, high, finish, self.offsets)
-            value = window.values[window.head] + constant
-            if value < best[0]:
-                return value, window.indices[window.head]
-        return best
+            code += self._steps[packed % dtypes]
+        return best_s, start
 
     def _window(self, code: int) -> _Window:
-        pieces = []
+        """Return a new window for a combination of pieces, one digit of ``code`` per dtype."""
+        rest, pieces = code, []
         for _ in self.offsets:
-            code, piece = divmod(code, len(self._uppers))
+            rest, piece = divmod(rest, len(self._uppers))
             pieces.append(piece)
-        return _Window(
+        window = self._windows[code] = _Window(
             sum(self._intercepts[piece] for piece in pieces),
             tuple(self._slopes[piece] for piece in pieces),
+            sum(self._leasts[piece] for piece in pieces),
         )
+        return window
