@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import torch
@@ -197,7 +198,7 @@ def _buffers(rank: int) -> None:
 
 
 def _double_forward(rank: int) -> None:
-    pair = Pair(rank, _mlp, sizes=[2, 4], broadcast_buffers=False)
+    pair = Pair(rank, _mlp, sizes=[2, 4])
     model = pair.model.train()
     reference = copy.deepcopy(model)
     first, second = data(rank, 0, 4, 8), data(rank, 1, 4, 8)
@@ -324,7 +325,7 @@ def _checkpointing(rank: int) -> None:
             return x
 
     for reentrant in (False, True):
-        pair = Pair(rank, lambda: Blocks(reentrant), sizes=[1, 3, 2])
+        pair = Pair(rank, partial(Blocks, reentrant), sizes=[1, 3, 2])
 
         def train(model: Any, optimizer: Any) -> None:
             optimizer.zero_grad()

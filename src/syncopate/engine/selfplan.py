@@ -20,6 +20,7 @@ import sys
 from collections.abc import Generator, Iterable, Sequence
 from itertools import pairwise
 
+from syncopate.calibration.calibrate import calibrate
 from syncopate.calibration.samples import Iteration, slowest, workload
 from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.functions import LinearCost
@@ -145,8 +146,6 @@ class SelfPlanner:
     def _plan(self, measured: Workload) -> tuple[Plan, Plan]:
         """Return the safe plan in true ready order and the policy's, rank 0's on every rank."""
         communicator = self._engine.communicator
-        from syncopate.calibration.calibrate import calibrate
-
         cluster = self._cluster or calibrate(communicator, budget_s=CALIBRATION_BUDGET_S)
         answer: tuple[Plan, Plan] | str = ""
         if communicator.rank == 0:

@@ -1,0 +1,356 @@
+"""What the engine refuses: one clear error on every rank, and nobody hangs."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.cluster import Cluster
+from syncopate.engine import distribute
+from syncopate.errors import (
+    CollectiveError,
+    EngineError,
+    InvalidValueError,
+    PlanError,
+    SyncopateError,
+    UnknownNameError,
+)
+from tests.multiprocess.engine_cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
+from tests.multiprocess.harness import run_ranks
+
+WORLD_SIZE = 2
+
+
+def _model(width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _distribute(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+    optimizer = _sgd(model) if optimizer is None else optimizer
+    return distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
+
+
+def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    model = _model()
+    other = _model()
+    plan = plan_of(model, WORLD_SIZE)
+    narrow = plan_of(_model(3), WORLD_SIZE)
+    more = msgspec.structs.replace(plan, world_size=WORLD_SIZE + 1)
+    mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
+    only_here = plan_of(model, WORLD_SIZE, [6] if rank else [3, 3])
+    cluster = Cluster.flat(3, latency_s=1e-5, bandwidth_bytes_per_s=1e9, name="three")
+    return [
+        (
+            UnknownNameError,
+            "unknown policy 'optimum'.*mg-wfbp",
+            lambda: _distribute(model, policy="optimum"),
+        ),
+        (InvalidValueError, "channels is 0", lambda: _distribute(model, channels=0)),
+        (InvalidValueError, "model is 'list'", lambda: _distribute([], _sgd(model))),
+        (InvalidValueError, "optimizer is 'str'", lambda: _distribute(model, "adam")),
+        (
+            EngineError,
+            "'three' has 3 ranks; 2 are running",
+            lambda: _distribute(model, cluster=cluster),
+        ),
+        (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
+        (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
+        (InvalidValueError, "plan is 'plan.json'", lambda: _distribute(model, plan="plan.json")),
+        (
+            UnknownNameError,
+            "unknown algorithm 'rign' for all_reduce; known",
+            lambda: _distribute(model, plan=mistyped),
+        ),
+        (
+            EngineError,
+            "rank 1 differs from rank 0: the plan is .*1 bucket.*2 buckets",
+            lambda: _distribute(model, plan=only_here),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*whether plan= is given",
+            lambda: _distribute(model, plan=plan if rank else None),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*policy is wfbp there and single",
+            lambda: _distribute(model, policy="wfbp" if rank else "single"),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*channels is 2 there and 1",
+            lambda: _distribute(model, channels=1 + rank),
+        ),
+        (
+            EngineError,
+            r"parameter 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
+            lambda: _distribute(model, _sgd(other)),
+        ),
+    ]
+
+
+def _refused_models(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    def built(change: Callable[[nn.Module], Any]) -> Any:
+        model = _model()
+        changed = change(model)
+        return _distribute(changed if isinstance(changed, nn.Module) else model)
+
+    def twice() -> None:
+        model, optimizer = _distribute(_model(), plan=None)
+        try:
+            _distribute(model, optimizer)
+        finally:
+            model.syncopate.detach()
+
+    deep = nn.Sequential(nn.Linear(2, 2))
+    one_rank = rank == 1
+    return [
+        (
+            EngineError,
+            "no trainable parameter among its 6",
+            lambda: built(lambda m: m.requires_grad_(False)),
+        ),
+        (
+            EngineError,
+            "no trainable parameter among its 0",
+            lambda: _distribute(nn.ReLU(), torch.optim.SGD([nn.Parameter(torch.ones(1))])),
+        ),
+        (
+            EngineError,
+            "the model is wrapped in DistributedDataParallel",
+            lambda: built(DistributedDataParallel),
+        ),
+        (
+            EngineError,
+            "its module '0' is wrapped",
+            lambda: built(lambda m: nn.Sequential(DistributedDataParallel(deep))),
+        ),
+        (EngineError, "the model is distributed already", twice),
+        (
+            EngineError,
+            "'0.weight' has no shape yet",
+            lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), _sgd(deep)),
+        ),
+        (
+            EngineError,
+            "meta device",
+            lambda: _distribute(nn.Linear(2, 2, device="meta"), _sgd(deep)),
+        ),
+        (
+            EngineError,
+            "'0' is an embedding with sparse=True",
+            lambda: built(lambda m: nn.Sequential(nn.Embedding(3, 2, sparse=True))),
+        ),
+        (
+            EngineError,
+            r"rank 1 differs.*'0.weight' is shape \(5, 8\).*there.*\(4, 8\)",
+            lambda: _distribute(_model(4 + rank)),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*it has no parameter '2.weight'",
+            lambda: _distribute(nn.Sequential(*list(_model())[: 3 - rank])),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*it has parameter '3.weight', which rank 0 has not",
+            lambda: _distribute(nn.Sequential(*_model(), *[nn.Linear(2, 2)] * rank)),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*frozen",
+            lambda: built(lambda m: m[0].requires_grad_(not one_rank) and None),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*float64",
+            lambda: built(lambda m: m.double() if one_rank else m),
+        ),
+        (
+            EngineError,
+            "no trainable parameter",
+            lambda: built(lambda m: m.requires_grad_(not one_rank)),
+        ),
+    ]
+
+
+def _error_of(attempt: Callable[[], Any]) -> Exception | None:
+    try:
+        attempt()
+    except (SyncopateError, ValueError) as error:
+        return error
+    return None
+
+
+def _refuses(rank: int, world_size: int) -> int:
+    rows = [*_refused_arguments(rank), *_refused_models(rank)]
+    for kind, pattern, attempt in rows:
+        error = _error_of(attempt)
+        assert error is not None, f"nothing was refused where {pattern!r} should have been"
+        assert re.search(pattern, str(error)), f"{pattern!r} not in {str(error)!r}"
+        # A rank that has the fault itself raises its kind; the others say which rank it is.
+        assert type(error) in (kind, EngineError), (pattern, type(error))
+        dist.barrier()
+    return len(rows)
+
+
+def test_every_refusal_is_an_error_on_every_rank() -> None:
+    assert len(set(run_ranks(_refuses, WORLD_SIZE, timeout_s=120))) == 1
+
+
+class _Bomb(torch.autograd.Function):
+    """Passes through, and raises in backward when armed."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if _Bomb.armed:
+            raise ValueError("boom")
+        return gradient
+
+
+class _Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(_Bomb.apply(self.norm(self.first(x))))
+
+
+def _step(model: Any, optimizer: Any, rank: int, step: int) -> None:
+    optimizer.zero_grad()
+    model(data(rank, step, 4, 8)).square().mean().backward()
+    optimizer.step()
+
+
+def _survives(rank: int, world_size: int) -> None:
+    torch.manual_seed(rank)
+    for sizes in ([2, 2, 2], [6], [1] * 6):
+        model = _Fragile()
+        model, optimizer = _distribute(model, plan=plan_of(model, world_size, sizes))
+        _step(model, optimizer, rank, 0)
+        # Every rank fails, at the same place: the next step is as if nothing had been.
+        _Bomb.armed = True
+        with pytest.raises(ValueError, match="boom"):
+            _step(model, optimizer, rank, 1)
+        _Bomb.armed = False
+        _step(model, optimizer, rank, 2)
+        identical_everywhere([*model.parameters(), *model.buffers()])
+        # One rank fails: the others learn which, and nobody steps on half a gradient.
+        _Bomb.armed = rank == 1
+        before = [p.detach().clone() for p in model.parameters()]
+        error = _error_of(partial(_step, model, optimizer, rank, 3))
+        _Bomb.armed = False
+        if rank == 1:
+            assert str(error) == "boom"
+        else:
+            assert "backward failed on rank 1" in str(error)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        _step(model, optimizer, rank, 5)
+        identical_everywhere([*model.parameters(), *model.buffers()])
+        model.syncopate.detach()
+    _unfreezing(rank, world_size)
+    _sparse(rank, world_size)
+    _installs(rank, world_size)
+
+
+def _unfreezing(rank: int, world_size: int) -> None:
+    model = _model()
+    model[0].requires_grad_(False)
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+    _step(model, optimizer, rank, 0)
+    model[2].requires_grad_(False)  # frozen later: exchanged no more, and nobody hangs
+    _step(model, optimizer, rank, 1)
+    assert model[2].weight.grad is None
+    identical_everywhere(model.parameters())
+    model[0].requires_grad_(True)
+    with pytest.raises(EngineError, match=r"'0.weight' was frozen when distribute was called"):
+        _step(model, optimizer, rank, 2)
+    model.syncopate.detach()
+
+
+def _sparse(rank: int, world_size: int) -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return nn.functional.embedding(tokens, self.table, sparse=True)
+
+    model = Lookup()
+    model, _ = _distribute(model, plan=plan_of(model, world_size))
+    with pytest.raises(EngineError, match=r"gradient of 'table' has layout torch.sparse_coo"):
+        model(torch.tensor([1, 2])).sum().backward()
+    model.syncopate.detach()
+
+
+def _installs(rank: int, world_size: int) -> None:
+    model = _model()
+    plan = plan_of(model, world_size, [3, 3])
+    model, _ = _distribute(model, plan=plan)
+    engine = model.syncopate
+    with pytest.raises(EngineError, match="no record"):
+        engine.timeline()
+    with pytest.raises(EngineError, match=r"rank 1 differs.*the plan"):
+        engine.install(plan_of(model, world_size, [2, 4] if rank else [4, 2]))
+    with pytest.raises(PlanError, match="another model"):
+        engine.install(plan_of(_model(9), world_size))
+    assert engine.plan == plan
+
+    def meddle(_: torch.Tensor) -> None:
+        engine.reducer.install((), None)  # type: ignore[arg-type]
+
+    model[0].weight.register_post_accumulate_grad_hook(meddle)
+    with pytest.raises(EngineError, match="between iterations"):
+        model(data(rank, 0, 4, 8)).sum().backward()
+    engine.detach()
+
+
+def test_failed_backwards_and_late_changes() -> None:
+    run_ranks(_survives, WORLD_SIZE, timeout_s=120)
+
+
+def _leaves(rank: int, world_size: int) -> str:
+    model = _model()
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+    _step(model, optimizer, rank, 0)
+    average([torch.ones(1)])
+    if rank == 1:
+        os._exit(3)
+    started_s = time.monotonic()
+    try:
+        for step in range(1, 50):
+            _step(model, optimizer, rank, step)
+    except CollectiveError as error:
+        assert time.monotonic() - started_s < TIMEOUT_S
+        return f"{error.ranks} {error}"
+    return "nothing was noticed"
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    results = run_ranks(_leaves, 3, timeout_s=120, may_die={1})
+    for rank in (0, 2):
+        assert "1" in results[rank], results[rank]
+        assert "nothing" not in results[rank]
