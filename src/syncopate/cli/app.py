@@ -9,6 +9,7 @@ import typer
 import syncopate
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.console import out
+from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
+app.add_typer(lab)
 
 
 def _show_version(wanted: bool) -> None:

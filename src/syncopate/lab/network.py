@@ -149,7 +149,8 @@ def _build_core(run_id: str, topology: Topology) -> None:
 
 
 def _add_bridge(switch: IPRoute) -> int:
-    switch.link("add", ifname=_BRIDGE, kind="bridge")
+    # A snooping bridge queries its ports for listeners: bytes that no host has sent.
+    switch.link("add", ifname=_BRIDGE, kind="bridge", br_mcast_snooping=0)
     (index,) = switch.link_lookup(ifname=_BRIDGE)
     _set_up(switch, index)
     return int(index)

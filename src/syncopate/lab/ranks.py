@@ -129,12 +129,11 @@ class _Running:
             os.killpg(self.process.pid, number)
 
 
-def environment(topology: Topology, rank: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a rank: torchrun's variables on top of ``base``.
+def host_environment(run_id: str, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of any command on a host of a lab.
 
     What ``base`` says about threads, buffering and Gloo's or NCCL's interface is left as it is.
     """
-    per_host = topology.ranks_per_host
     defaults = {
         # All hosts share this machine's cores: with torch's default each rank would use them all.
         "OMP_NUM_THREADS": "1",
@@ -142,7 +141,13 @@ def environment(topology: Topology, rank: int, base: Mapping[str, str]) -> dict[
         "GLOO_SOCKET_IFNAME": INTERFACE,
         "NCCL_SOCKET_IFNAME": INTERFACE,
     }
-    own = {
+    return {**defaults, **base, LAB_VARIABLE: run_id}
+
+
+def rank_environment(topology: Topology, rank: int) -> dict[str, str]:
+    """Return the variables that torchrun would set for a rank."""
+    per_host = topology.ranks_per_host
+    variables = {
         "RANK": rank,
         "LOCAL_RANK": rank % per_host,
         "WORLD_SIZE": topology.world_size,
@@ -152,7 +157,7 @@ def environment(topology: Topology, rank: int, base: Mapping[str, str]) -> dict[
         "MASTER_ADDR": topology.address(0),
         "MASTER_PORT": MASTER_PORT,
     }
-    return {**defaults, **base, **{name: str(value) for name, value in own.items()}}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def launch_command(
@@ -241,7 +246,7 @@ class RankGroup:
         host = self._topology.host_of(rank)
         process = subprocess.Popen(
             launch_command(self._run_id, self._topology, host, command, parent=os.getpid()),
-            env=environment(self._topology, rank, {**base, LAB_VARIABLE: self._run_id}),
+            env=host_environment(self._run_id, base) | rank_environment(self._topology, rank),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

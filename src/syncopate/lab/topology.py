@@ -180,8 +180,9 @@ class Topology(Record, frozen=True, kw_only=True):
         rate = slowest if len(rates) == 1 else f"{slowest} to {fastest}"
         text = f"{_count(self.hosts, 'host')} x {_count(self.ranks_per_host, 'rank')} at {rate}"
         if self.racks > 1:
-            uplink = format_rate(self.uplink_of(0))
-            text += f" in {self.racks} racks ({self.placement}) with uplinks of {uplink}"
+            text += f" in {self.racks} racks ({self.placement})"
+        if self.uplink_bytes_per_s is not None:
+            text += f" with uplinks of {format_rate(self.uplink_bytes_per_s)}"
         return text
 
     def cluster(self) -> Cluster:

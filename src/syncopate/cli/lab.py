@@ -1,0 +1,212 @@
+"""``syncopate lab``: emulated hosts, racks and link speeds on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from syncopate.cli.console import err, out
+from syncopate.cli.topology import with_topology
+from syncopate.errors import InvalidValueError
+from syncopate.lab.topology import Topology
+from syncopate.units import format_bytes
+
+if TYPE_CHECKING:
+    from syncopate.lab.network import LinkCounter
+
+lab = typer.Typer(
+    name="lab",
+    help="Emulate hosts, racks and link speeds on this machine; run a command on every rank.",
+    epilog="Needs root on Linux. Rates are emulated, latency is this machine's own.",
+    no_args_is_help=True,
+)
+
+_COMMAND = {"allow_interspersed_args": False}
+"""Everything after the command's name belongs to the command, with or without ``--`` before it."""
+
+_LabId = Annotated[str | None, typer.Option("--lab", help="Which one, when several stand.")]
+
+
+@lab.command(context_settings=_COMMAND)
+@with_topology
+def run(
+    *,
+    topology: Topology,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What every rank runs.")],
+    counters: Annotated[
+        bool, typer.Option("--counters", help="Print the bytes that each link carried.")
+    ] = False,
+    json: Annotated[
+        Path | None,
+        typer.Option("--json", metavar="FILE", help="Write how ranks ended and bytes per link."),
+    ] = None,
+    cluster_out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write the emulated cluster, nominal figures."),
+    ] = None,
+    grace: Annotated[
+        float, typer.Option(help="Seconds the other ranks may go on after one failed.")
+    ] = 10.0,
+) -> None:
+    """Run COMMAND on every rank of an emulated cluster, with torchrun's environment variables.
+
+    Hosts are named host0, host1, ...; their link is eth0. Ctrl-C goes to every rank. The exit
+    code is that of the rank that failed first, 128 + n after signal n.
+
+    For example:
+
+      syncopate lab run --hosts 4 -- python train.py
+
+      syncopate lab run -n 4 -r 2 --rate 10gbit --racks 2 --uplink 4gbit -- python train.py
+
+      syncopate lab run -n 4 --slow-host 2=100mbit --counters -- syncopate calibrate
+    """
+    from syncopate.lab.lab import Lab, LabReport
+    from syncopate.lab.network import since
+
+    with Lab(topology) as lab:
+        if cluster_out is not None:
+            lab.cluster().save(cluster_out)
+        before = lab.counters()
+        outcome = lab.run(command, grace_s=grace)
+        links = since(before, lab.counters())
+    if counters:
+        _print_links(links)
+    if json is not None:
+        report = LabReport(topology=topology, command=tuple(command), outcome=outcome, links=links)
+        report.save(json)
+    style = "red" if outcome.exit_code else "dim"
+    _remark(f"lab of {topology.describe()}: {outcome.summary()}", style)
+    raise typer.Exit(outcome.exit_code)
+
+
+@lab.command()
+@with_topology
+def up(*, topology: Topology) -> None:
+    """Make a lab that stands until `lab down`, and say how to use it.
+
+    For example:
+
+      syncopate lab up --hosts 4 --rate 1gbit
+    """
+    from syncopate.lab.lab import Lab
+
+    with Lab(topology, standing=True) as standing:
+        out().print(standing.run_id)
+    _remark(
+        f"{topology.describe()}; try `syncopate lab exec host0 -- bash`, end it with "
+        f"`syncopate lab down {standing.run_id}`"
+    )
+
+
+@lab.command("exec", context_settings=_COMMAND)
+def execute(
+    *,
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Such as host0.")],
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run there.")],
+    lab_id: _LabId = None,
+) -> None:
+    """Run COMMAND on one host of a standing lab.
+
+    For example:
+
+      syncopate lab exec host0 -- bash
+
+      syncopate lab exec host1 -- torchrun --nnodes 2 --node-rank 1 --master-addr host0 train.py
+    """
+    from syncopate.lab import support
+    from syncopate.lab.ranks import host_environment, launch_command, require_command
+    from syncopate.lab.state import standing
+
+    support.require()
+    state = standing(lab_id)
+    number = re.fullmatch(r"host([0-9]+)", host)
+    if number is None or int(number[1]) >= state.topology.hosts:
+        raise InvalidValueError("HOST", host, f"in host0..host{state.topology.hosts - 1}")
+    require_command(command)
+    line = launch_command(state.run_id, state.topology, int(number[1]), command, parent=0)
+    _become(line, host_environment(state.run_id, os.environ))
+
+
+def _become(line: list[str], environment: dict[str, str]) -> NoReturn:
+    os.execve(line[0], line, environment)
+
+
+@lab.command()
+def show() -> None:
+    """List the labs on this machine: running, standing, and dead ones that `lab clean` removes.
+
+    For example:
+
+      syncopate lab show
+    """
+    from rich.table import Table
+
+    from syncopate.lab.state import recorded
+
+    table = Table(*("lab", "status", "owner", "topology"), box=None)
+    for state, status in recorded():
+        owner = f"pid {state.owner_pid}" if status == "running" else ""
+        table.add_row(state.run_id, status, owner, state.topology.describe())
+    if table.row_count:
+        out().print(table)
+    else:
+        _remark("no labs")
+
+
+@lab.command()
+def down(
+    *,
+    lab_id: Annotated[
+        str | None, typer.Argument(metavar="[LAB]", help="Which one, when several stand.")
+    ] = None,
+) -> None:
+    """Take down a standing lab, and end whatever still runs in it.
+
+    For example:
+
+      syncopate lab down
+    """
+    from syncopate.lab import support
+    from syncopate.lab.lab import take_down
+    from syncopate.lab.state import standing
+
+    support.require()
+    state = standing(lab_id)
+    take_down(state.run_id, state.topology)
+    _remark(f"took down {state.run_id}")
+
+
+@lab.command()
+def clean() -> None:
+    """Remove what runs left behind that were killed; leave running and standing labs alone.
+
+    For example:
+
+      syncopate lab clean
+    """
+    from syncopate.lab import state, support
+
+    support.require()
+    removed = state.clean()
+    _remark(f"removed {', '.join(removed)}" if removed else "nothing to remove")
+
+
+def _print_links(links: tuple[LinkCounter, ...]) -> None:
+    from rich.table import Table
+
+    table = Table("link", box=None)
+    for name in ("sent", "bytes sent", "received", "bytes received"):
+        table.add_column(name, justify="right")
+    for link in links:
+        sent, received = format_bytes(link.tx_bytes), format_bytes(link.rx_bytes)
+        table.add_row(link.name, sent, str(link.tx_bytes), received, str(link.rx_bytes))
+    out().print(table)
+
+
+def _remark(text: str, style: str = "dim") -> None:
+    err().print(text, style=style, soft_wrap=True, markup=False)
