@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import Communicator
+from syncopate.collectives import Communicator, transport
+from syncopate.collectives.device import run_rounds
 from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameError
 from syncopate.schedules.base import chunk_offsets
-from syncopate.schedules.registry import NATIVE
+from syncopate.schedules.registry import NATIVE, build
 from tests.conformance.table import EXECUTED, TABLE
 from tests.multiprocess.harness import run_ranks
 
@@ -192,3 +193,24 @@ def subgroups(rank: int, world_size: int) -> list[float]:
 
 def test_part_of_the_job_again_and_again() -> None:
     assert run_ranks(subgroups, 4) == [[1.0] * 3] * 2 + [[5.0] * 3] * 2
+
+
+def other_ways(rank: int, world_size: int) -> None:
+    """The public point-to-point calls, and the batched rounds that NCCL gets, on CPU."""
+    transport._gloo = lambda group: None
+    group = dist.new_group(list(range(world_size)))
+    with Communicator(timeout_s=60) as communicator:
+        for row in TABLE:
+            for numel in (1, 1001, 60_001):
+                before = [inputs(peer, numel, torch.float32) for peer in range(world_size)]
+                tensor = before[rank].clone()
+                getattr(communicator, row.collective)(tensor, algorithm=row.algorithm)
+                held = verify(row.collective, before, tensor, rank)
+                batched = before[rank].clone()
+                schedule = build(row.collective, row.algorithm, world_size)
+                run_rounds(schedule, rank, batched, group)
+                assert torch.equal(verify(row.collective, before, batched, rank), held)
+
+
+def test_without_private_calls_and_in_batched_rounds() -> None:
+    run_ranks(other_ways, 3)

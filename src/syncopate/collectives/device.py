@@ -154,14 +154,15 @@ def run_rounds(
         landed: list[tuple[torch.Tensor, torch.Tensor, str]] = []
         for transfer in rounds[index]:
             place = flat[offsets[transfer.start] : offsets[transfer.stop]]
+            # Bytes, because NCCL does not know every dtype.
             if transfer.src == rank:
-                messages.append(dist.P2POp(dist.isend, place, group=group, group_peer=transfer.dst))
+                wire = place.view(torch.uint8)
+                messages.append(dist.P2POp(dist.isend, wire, group=group, group_peer=transfer.dst))
             else:
                 landing = torch.empty_like(place)
                 landed.append((place, landing, transfer.op))
-                messages.append(
-                    dist.P2POp(dist.irecv, landing, group=group, group_peer=transfer.src)
-                )
+                wire = landing.view(torch.uint8)
+                messages.append(dist.P2POp(dist.irecv, wire, group=group, group_peer=transfer.src))
         for work in dist.batch_isend_irecv(messages):
             work.wait()
         for place, landing, op in landed:

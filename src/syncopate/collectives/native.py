@@ -15,7 +15,7 @@ import torch.distributed as dist
 from syncopate.schedules.base import chunk_offsets
 
 _WIDER = {torch.int16: torch.int32}
-"""Dtypes that Gloo cannot add, and the one that holds their sums modulo the narrow range."""
+"""Dtypes that Gloo and NCCL cannot add, and one that holds their sums modulo the narrow range."""
 
 # torch 2.13 renamed both, and warns about the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -78,7 +78,7 @@ def _shard(numel: int, rank: int, world_size: int) -> tuple[int, int]:
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     wider = _WIDER.get(tensor.dtype)
-    return tensor if wider is None or tensor.is_cuda else tensor.to(wider)
+    return tensor if wider is None else tensor.to(wider)
 
 
 def _padded(flat: torch.Tensor, world_size: int) -> torch.Tensor:
