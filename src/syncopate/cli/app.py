@@ -9,6 +9,7 @@ import typer
 import syncopate
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.console import out
+from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
@@ -23,6 +24,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command()(demo)
 app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)

@@ -1,0 +1,1 @@
+"""``syncopate demo``: the whole story on local processes and real data, in under two minutes."""

@@ -1,0 +1,75 @@
+"""Measuring plans side by side: every contender takes its turn, several times over.
+
+Machines drift; contenders measured one after the other would be compared with the drift. Here each
+round runs a few iterations of every contender, so all of them see the same weather, and the median
+over all rounds is what gets printed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from syncopate.collectives import Communicator
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way of training.
+
+    Attributes:
+        name: what to call it in tables.
+        prepare: makes it the way that ``step`` trains, such as installing a plan.
+        step: one whole iteration, from zeroing the gradients to the optimizer's step.
+    """
+
+    name: str
+    prepare: Callable[[], object]
+    step: Callable[[], object]
+
+
+def measure(
+    contenders: Sequence[Contender],
+    communicator: Communicator,
+    *,
+    rounds: int,
+    iterations: int,
+    warmup: int = 2,
+    progress: Callable[[str, float], None] | None = None,
+) -> dict[str, list[float]]:
+    """Measure iteration times of every contender, interleaved.
+
+    Args:
+        contenders: the same on all ranks, in the same order.
+        communicator: joins the ranks.
+        rounds: turns of each contender.
+        iterations: measured iterations per turn.
+        warmup: iterations per turn that are not counted.
+        progress: called with what runs and the fraction done.
+
+    Returns:
+        Seconds per iteration by contender, ``rounds * iterations`` of them, each the maximum over
+        ranks of the time from one iteration's start to the next one's.
+    """
+    times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
+    turns = rounds * len(contenders)
+    for turn in range(turns):
+        contender = contenders[turn % len(contenders)]
+        if progress is not None:
+            progress(contender.name, turn / turns)
+        contender.prepare()
+        communicator.barrier()
+        for _ in range(warmup):
+            contender.step()
+        stamps = [time.perf_counter()]
+        for _ in range(iterations):
+            contender.step()
+            stamps.append(time.perf_counter())
+        times[contender.name] += [b - a for a, b in pairwise(stamps)]
+    everyone: list[dict[str, list[float]]] = communicator.all_gather_object(times)
+    return {
+        name: [max(same) for same in zip(*(own[name] for own in everyone), strict=True)]
+        for name in times
+    }

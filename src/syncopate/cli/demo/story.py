@@ -1,0 +1,255 @@
+"""The demo's story: all ranks act it, rank 0 tells it."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.text import Text
+
+from syncopate.calibration.calibrate import calibrate
+from syncopate.calibration.profile import profile
+from syncopate.cli.console import out, progress_bar
+from syncopate.cli.demo.measure import Contender, measure
+from syncopate.cli.demo.result import DemoResult, PolicyResult, ScalePrediction
+from syncopate.cli.demo.trainer import Trainer
+from syncopate.cluster import Cluster
+from syncopate.collectives import Communicator
+from syncopate.plan import Plan
+from syncopate.planning import compare
+from syncopate.reports.terminal import (
+    algorithms_of,
+    cluster_report,
+    plans_report,
+    workload_report,
+)
+from syncopate.timeline import Timeline
+from syncopate.tracing import save_perfetto
+from syncopate.units import format_seconds
+from syncopate.workload import Workload
+from syncopate.zoo import digits, resnet20
+
+BEST = "optimal"
+BASELINE = "ddp"
+NETWORK = "10gbe"
+NODES = (8, 16, 64)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How much of everything.
+
+    Attributes:
+        output: folder of the artefacts.
+        batch: samples per rank and iteration.
+        calibration_s: time budget of the calibration.
+        rounds: turns of each contender in the comparison.
+        iterations: measured iterations per turn.
+        accuracy: test accuracy above which training stops.
+        epochs: at most so many.
+    """
+
+    output: Path
+    batch: int = 32
+    calibration_s: float = 15.0
+    rounds: int = 5
+    iterations: int = 8
+    accuracy: float = 0.95
+    epochs: int = 30
+
+
+def tell(communicator: Communicator, settings: Settings) -> DemoResult:
+    """Run every chapter on all ranks; rank 0 prints and saves the artefacts.
+
+    Returns:
+        What was found, the same on every rank.
+    """
+    began_s = time.perf_counter()
+    cluster = _calibrated(communicator, settings)
+    workload = _profiled(communicator, settings)
+    plans = _planned(communicator, settings, workload, cluster)
+    model, data = resnet20(settings.batch).model, digits()
+    ddp = Trainer(copy.deepcopy(model), data, communicator, settings.batch, plan=None)
+    ours = Trainer(model, data, communicator, settings.batch, plan=plans[BEST])
+    policies = _compared(communicator, settings, plans, ours, ddp)
+    timeline = _recorded(ours, plans[BEST])
+    accuracies = _trained(communicator, settings, ours)
+    ours.close()
+    scale = _scaled(workload, tuple(plans))
+    result = DemoResult(
+        world_size=communicator.world_size,
+        policies=policies,
+        accuracies=accuracies,
+        scale=scale,
+        wall_s=time.perf_counter() - began_s,
+        metadata=dict(cluster.metadata),
+    )
+    _concluded(communicator, settings, result, timeline)
+    return result
+
+
+def _chapter(number: int, title: str, remark: str) -> None:
+    out().print(Text.assemble("\n", (f"[{number}/6] {title}", "bold cyan"), f"  {remark}"))
+
+
+def _calibrated(communicator: Communicator, settings: Settings) -> Cluster:
+    _chapter(1, "Calibrate", "what the links and every all-reduce algorithm cost between the ranks")
+    with progress_bar("calibrating") as progress:
+        cluster = calibrate(communicator, budget_s=settings.calibration_s, progress=progress)
+    out().print(cluster_report(cluster))
+    if communicator.rank == 0:
+        cluster.save(settings.output / "cluster.json")
+    return cluster
+
+
+def _profiled(communicator: Communicator, settings: Settings) -> Workload:
+    _chapter(2, "Profile", "ResNet-20 on handwritten digits: which gradient is ready when")
+    task = resnet20(settings.batch)
+    with progress_bar("profiling") as progress:
+        workload = profile(task, progress=progress)
+    out().print(workload_report(workload, top=5))
+    if communicator.rank == 0:
+        workload.save(settings.output / "workload.json")
+    return workload
+
+
+def _planned(
+    communicator: Communicator, settings: Settings, workload: Workload, cluster: Cluster
+) -> dict[str, Plan]:
+    _chapter(3, "Plan", "which gradients to merge, with which algorithm: every policy, predicted")
+    plans: tuple[Plan, ...] = communicator.broadcast_object(
+        compare(workload, cluster) if communicator.rank == 0 else None
+    )
+    out().print(plans_report(plans, chosen=BEST))
+    if communicator.rank == 0:
+        for plan in plans:
+            plan.save(settings.output / f"plan-{plan.policy}.json")
+    return {plan.policy: plan for plan in plans}
+
+
+def _compared(
+    communicator: Communicator,
+    settings: Settings,
+    plans: Mapping[str, Plan],
+    ours: Trainer,
+    ddp: Trainer,
+) -> tuple[PolicyResult, ...]:
+    _chapter(4, "Compare", "the same training under every plan and under DDP, taking turns")
+    contenders = [
+        Contender(name, lambda plan=plan: ours.install(plan), ours.step)  # type: ignore[misc]
+        for name, plan in plans.items()
+    ]
+    contenders.append(Contender(BASELINE, lambda: None, ddp.step))
+    with progress_bar("training in turns") as progress:
+        times = measure(
+            contenders,
+            communicator,
+            rounds=settings.rounds,
+            iterations=settings.iterations,
+            progress=progress,
+        )
+    results = tuple(_policy_result(name, plans.get(name), times[name]) for name in times)
+    measured_s = {result.name: result.measured_s for result in results}
+    out().print(plans_report(tuple(plans.values()), measured_s=measured_s, chosen=BEST))
+    return results
+
+
+def _policy_result(name: str, plan: Plan | None, samples_s: Sequence[float]) -> PolicyResult:
+    prediction = plan.prediction if plan else None
+    return PolicyResult(
+        name=name,
+        buckets=len(plan.buckets) if plan else 0,
+        algorithms=algorithms_of(plan) if plan else (),
+        predicted_s=prediction.iteration_s if prediction else None,
+        samples_s=tuple(samples_s),
+    )
+
+
+def _recorded(ours: Trainer, plan: Plan, iterations: int = 3) -> Timeline:
+    """Record a few iterations under ``plan``, after one to settle."""
+    ours.install(plan)
+    ours.step()
+    engine = ours.engine
+    engine.record(True)
+    for _ in range(iterations):
+        ours.step()
+    engine.record(False)
+    return engine.timeline()
+
+
+def _trained(communicator: Communicator, settings: Settings, ours: Trainer) -> tuple[float, ...]:
+    target = settings.accuracy
+    _chapter(5, "Train", f"from scratch with the optimal plan, until test accuracy > {target:.0%}")
+    ours.restart()
+    accuracies: list[float] = []
+    while len(accuracies) < settings.epochs and max(accuracies, default=0.0) <= target:
+        began_s = time.perf_counter()
+        loss = ours.epoch(len(accuracies))
+        accuracy = communicator.broadcast_object(ours.data.test_accuracy(ours.bare))
+        accuracies.append(accuracy)
+        out().print(
+            f"  epoch {len(accuracies):2d}   loss {loss:.3f}   test accuracy {accuracy:6.2%}   "
+            f"{format_seconds(time.perf_counter() - began_s)}"
+        )
+    return tuple(accuracies)
+
+
+def _scaled(workload: Workload, policies: Sequence[str]) -> tuple[ScalePrediction, ...]:
+    _chapter(
+        6, "Predict", "the same model on clusters that are not here, hosts as fast as this rank"
+    )
+    predictions = []
+    for nodes in NODES:
+        cluster = Cluster.preset(NETWORK, nodes)
+        plans = {plan.policy: plan for plan in compare(workload, cluster, policies=policies)}
+        expected = {name: plan.prediction for name, plan in plans.items()}
+        best = expected[BEST]
+        assert best is not None
+        scale = ScalePrediction(
+            cluster=cluster.name,
+            nodes=nodes,
+            iteration_s={n: e.iteration_s for n, e in expected.items() if e is not None},
+            compute_s=best.compute_s,
+            bound_s=best.bound_s,
+        )
+        predictions.append(scale)
+        others = ", ".join(
+            f"{name} {format_seconds(seconds)}"
+            for name, seconds in scale.iteration_s.items()
+            if name != BEST
+        )
+        out().print(
+            f"  {nodes:2d} nodes of 10GbE: {format_seconds(scale.iteration_s[BEST])} per iteration, "
+            f"{len(plans[BEST].buckets)} buckets, scaling efficiency {scale.efficiency(BEST):.1%}"
+            f"   [dim]({others})[/dim]"
+        )
+    return tuple(predictions)
+
+
+def _concluded(
+    communicator: Communicator, settings: Settings, result: DemoResult, timeline: Timeline
+) -> None:
+    if communicator.rank != 0:
+        return
+    folder = settings.output
+    timeline.save(folder / "timeline.json")
+    save_perfetto(timeline, folder / "trace.json")
+    result.save(folder / "demo.json")
+    measured = {policy.name: policy.measured_s for policy in result.policies}
+    ratio = measured[BASELINE] / measured[BEST]
+    console = out()
+    console.print(Text("\nIn short", style="bold cyan"))
+    console.print(
+        f"  the optimal plan takes {format_seconds(measured[BEST])} per iteration, DDP "
+        f"{format_seconds(measured[BASELINE])}: {ratio:.2f}x DDP's speed\n"
+        f"  predictions were off by {result.median_error:.1%} (median over policies)\n"
+        f"  {result.accuracies[-1]:.2%} test accuracy after {len(result.accuracies)} epochs; "
+        f"the demo took {format_seconds(result.wall_s)}"
+    )
+    console.print(
+        f"\nArtefacts in {folder}/: cluster.json, workload.json, plan-*.json, timeline.json, "
+        "demo.json\nTimeline: open trace.json at https://ui.perfetto.dev"
+    )

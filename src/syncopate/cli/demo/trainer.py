@@ -1,0 +1,100 @@
+"""The demo's two trainers, ours and DDP, on the same model and the same digits."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from itertools import count
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.collectives import Communicator
+from syncopate.engine import Engine, distribute
+from syncopate.plan import Plan
+from syncopate.zoo import Digits
+
+LEARNING_RATE = 0.1
+MOMENTUM = 0.9
+WEIGHT_DECAY = 5e-4
+
+
+class Trainer:
+    """A model that trains on this rank's share of the digits, one iteration at a time.
+
+    Args:
+        model: trained in place.
+        data: the digits.
+        communicator: tells this rank its share.
+        batch: samples per rank and iteration.
+        plan: what to train under; without one, plain DistributedDataParallel.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Digits,
+        communicator: Communicator,
+        batch: int,
+        plan: Plan | None,
+    ) -> None:
+        self.data = data
+        self.batch = batch
+        self.rank, self.world_size = communicator.rank, communicator.world_size
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
+            model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+        )
+        self.initial = copy.deepcopy(model.state_dict())
+        self.bare = model
+        if plan is None:
+            self.model: nn.Module = DistributedDataParallel(model)
+        else:
+            self.model, self.optimizer = distribute(model, self.optimizer, plan=plan)
+        self._endless = self._batches()
+
+    def install(self, plan: Plan) -> None:
+        """Train under another plan from the next iteration on."""
+        self.engine.install(plan)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs the plan."""
+        engine = self.model.syncopate
+        assert isinstance(engine, Engine)
+        return engine
+
+    def close(self) -> None:
+        """Give the model back and leave the process groups; only for the trainer with a plan."""
+        self.engine.detach()
+
+    def step(self) -> None:
+        """Run one whole iteration on the next batch of an endless stream."""
+        self._step(*next(self._endless))
+
+    def epoch(self, number: int) -> float:
+        """Train one epoch; return this rank's mean loss."""
+        losses = [self._step(*batch) for batch in self._epoch_batches(number)]
+        return float(torch.stack(losses).mean())
+
+    def restart(self) -> None:
+        """Go back to the initial weights and a fresh optimizer."""
+        self.bare.load_state_dict(self.initial)
+        self.optimizer.state.clear()
+
+    def _step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.model(inputs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.detach()
+
+    def _epoch_batches(self, number: int) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.data.batches(
+            self.batch, epoch=number, rank=self.rank, world_size=self.world_size
+        )
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number in count():
+            yield from self._epoch_batches(number)
