@@ -142,7 +142,7 @@ class Engine:
             "model": plan.model,
             "policy": plan.policy,
             "buckets": str(len(plan.buckets)),
-            "torch": torch.__version__,
+            "torch": str(torch.__version__),
         }
         return merge(everyone, name=name, offsets_s=offsets_s, metadata=metadata)
 
