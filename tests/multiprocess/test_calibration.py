@@ -129,6 +129,7 @@ def test_four_ranks() -> None:
         assert curve.collective == "all_reduce"
         assert curve.points[0].nbytes == 4
         assert all(p.samples_s and min(p.samples_s) > 0 for p in curve.points)
+    assert [p.nbytes for p in cluster.curves[0].points] == [4, 1000, 65536]
     assert 0 < cluster.interference.compute_rate <= 1
     assert {"date", "torch", "cpu", "hosts", "repetitions", "samples"} <= set(cluster.metadata)
     assert first["heard"] == sorted(first["heard"])

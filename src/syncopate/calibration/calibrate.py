@@ -8,6 +8,7 @@ import platform
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -59,44 +60,53 @@ def calibrate(
         CalibrationError: a link or an algorithm that does not work.
         CollectiveError: a rank was lost.
     """
-    start_s = time.perf_counter()
     if not budget_s > 0:
         raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
-    chosen_sizes, names = _sizes(sizes), _algorithms(algorithms)
-    hosts = hosts_of(communicator)
-    where = topology(hosts)
+    effort = _Effort(_sizes(sizes), _algorithms(algorithms), budget_s)
+    cluster = _measure(communicator, topology(hosts_of(communicator)), effort, progress)
+    say(progress, "calibrated", 1.0)
+    agreed: Cluster = communicator.broadcast_object(cluster)
+    return agreed
 
-    def part(begin: float, end: float) -> Progress:
-        return lambda what, done: say(progress, what, begin + (end - begin) * done)
 
+@dataclass(frozen=True)
+class _Effort:
+    sizes: tuple[int, ...]
+    algorithms: tuple[str, ...]
+    budget_s: float
+
+
+def _measure(
+    communicator: Communicator, where: Topology, effort: _Effort, progress: Progress | None
+) -> Cluster:
+    start_s = time.perf_counter()
+    before_curves, before_load = LINKS_SHARE, 1 - INTERFERENCE_SHARE
     with Wire(communicator) as wire:
         levels, probes = measure_links(
             communicator,
             wire,
             where,
-            budget_s=budget_s * LINKS_SHARE,
-            progress=part(0.0, LINKS_SHARE),
+            budget_s=effort.budget_s * LINKS_SHARE,
+            progress=_part(progress, 0.0, before_curves),
         )
     reduction_s_per_byte = measure_reduction(communicator)
     spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
-    curves = Curves()
-    if communicator.world_size > 1:
-        curves = measure_curves(
-            communicator,
-            sizes=chosen_sizes,
-            algorithms=names,
-            budget_s=budget_s * (1 - INTERFERENCE_SHARE) - spent_s,
-            shared_clock=len(set(hosts)) == 1,
-            progress=part(LINKS_SHARE, 1 - INTERFERENCE_SHARE),
-        )
+    curves = measure_curves(
+        communicator,
+        sizes=effort.sizes,
+        algorithms=effort.algorithms,
+        budget_s=effort.budget_s * before_load - spent_s,
+        shared_clock=len(set(where.hosts)) == 1,
+        progress=_part(progress, before_curves, before_load),
+    )
     interference = measure_interference(
         communicator,
         _loads(curves.curves),
-        budget_s=budget_s * INTERFERENCE_SHARE,
-        progress=part(1 - INTERFERENCE_SHARE, 1.0),
+        budget_s=effort.budget_s * INTERFERENCE_SHARE,
+        progress=_part(progress, before_load, 1.0),
     )
-    say(progress, "calibrated", 1.0)
-    cluster = Cluster(
+    elapsed_s = time.perf_counter() - start_s
+    return Cluster(
         name=_name(where),
         levels=levels,
         placement=where.placement,
@@ -106,10 +116,13 @@ def calibrate(
         probes=probes,
         interference=interference,
         metadata=_facts(communicator, where, curves)
-        | {"budget_s": f"{budget_s:g}", "elapsed_s": f"{time.perf_counter() - start_s:.2f}"},
+        | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
     )
-    agreed: Cluster = communicator.broadcast_object(cluster)
-    return agreed
+
+
+def _part(progress: Progress | None, begin: float, end: float) -> Progress:
+    """Return a progress for one stage, which takes the whole from ``begin`` to ``end``."""
+    return lambda what, done: say(progress, what, begin + (end - begin) * done)
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -179,8 +192,8 @@ def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[
         facts["repetitions"] = ", ".join(
             f"{format_bytes(size)}: {count}" for size, count in curves.repetitions.items()
         )
-    if curves.stopped:
-        facts["stopped"] = "; ".join(f"{name}: {why}" for name, why in curves.stopped.items())
+    if curves.left_out:
+        facts["left out"] = "; ".join(f"{name}: {why}" for name, why in curves.left_out.items())
     return facts
 
 

@@ -7,8 +7,12 @@ start to the last rank's end. Over several hosts clocks cannot be compared that 
 is the longest of the ranks' own durations. Within one size the algorithms take turns, so that a
 disturbance hits all of them alike.
 
-All decisions (how often, what to stop) are taken from gathered figures, so that every rank takes
-the same one.
+[Note: order of sizes] Every fourth size comes first, from small to large, then what lies between,
+so that a short budget gives a coarse curve of the whole range rather than a fine one of its
+beginning, from which nothing could be said about buckets.
+
+All decisions (how often, what to leave out) are taken from gathered figures, so that every rank
+takes the same one.
 """
 
 from __future__ import annotations
@@ -47,22 +51,32 @@ HOPELESS_FROM_BYTES = 256 * KIB
 is measured no further; judged from this size on, because a ring of many ranks is slow at small
 sizes and yet the best at large ones."""
 
+ALWAYS_MEASURED = 3
+"""How many sizes are measured however short the budget is."""
+
+SIZE_SHARE = 1 / 3
+FLAT_BYTES = 64 * KIB
+"""Below this size a collective is expected to take its start-up time."""
+
+Points = Mapping[str, dict[int, CurvePoint]]
+"""``algorithm -> size in bytes -> measurements``."""
+
 _Stamps = list[tuple[float, float]]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Curves:
     """The measured curves and how they came about.
 
     Attributes:
         curves: one per algorithm, in the order asked for.
-        stopped: ``algorithm -> why it was not measured at larger sizes``.
-        repetitions: ``size in bytes -> samples per algorithm``.
+        left_out: ``algorithm -> why some of its sizes were not measured``.
+        repetitions: ``size in bytes -> samples per algorithm``, ascending.
     """
 
     curves: tuple[CollectiveCurve, ...] = ()
-    stopped: dict[str, str] = field(default_factory=dict)
-    repetitions: dict[int, int] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    repetitions: Mapping[int, int] = field(default_factory=dict)
 
 
 def measure_curves(
@@ -77,35 +91,44 @@ def measure_curves(
     """Measure all-reduce; alike on all ranks.
 
     Args:
-        communicator: at least two ranks; all of them must call this.
+        communicator: the ranks; all of them must call this. One rank alone has nothing to measure.
         sizes: message sizes in bytes, ascending multiples of 4.
         algorithms: registered names or ``"native"``.
-        budget_s: about how long to take; the smallest size is measured whatever it costs.
+        budget_s: about how long to take; the first few sizes are measured whatever they cost.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
 
     Raises:
         CalibrationError: an algorithm returned a wrong sum.
     """
+    if communicator.world_size == 1:
+        return Curves()
     bench = _Bench(communicator, max(sizes), shared_clock)
-    result = Curves()
-    points: dict[str, list[CurvePoint]] = {name: [] for name in algorithms}
-    for index, nbytes in enumerate(sizes):
+    points: Points = {name: {} for name in algorithms}
+    for index, nbytes in enumerate(coarse_first(sizes)):
         say(progress, f"{COLLECTIVE} {format_bytes(nbytes)}", index / len(sizes))
         left_s = budget_s - bench.elapsed_s()
-        _stop_hopeless(result.stopped, points)
-        if index > 0:
-            _stop_unaffordable(result.stopped, points, nbytes, left_s)
-        names = [name for name in algorithms if name not in result.stopped]
+        names = [name for name in algorithms if not hopeless(name, points)]
+        if index >= ALWAYS_MEASURED:
+            names = affordable(names, points, nbytes, left_s)
         if not names:
-            break
+            continue
         bench.warm_up(nbytes, names)
         samples_s = bench.sample(nbytes, names, left_s / (len(sizes) - index))
         for name in names:
-            points[name].append(CurvePoint(nbytes=nbytes, samples_s=tuple(samples_s[name])))
-        result.repetitions[nbytes] = len(samples_s[names[0]])
-    result.curves = tuple(_curve(name, points[name]) for name in algorithms)
-    return result
+            points[name][nbytes] = CurvePoint(nbytes=nbytes, samples_s=tuple(samples_s[name]))
+    counts = {p.nbytes: len(p.samples_s) for curve in points.values() for p in curve.values()}
+    return Curves(
+        curves=tuple(_curve(name, curve) for name, curve in points.items()),
+        left_out=_left_out(points, sizes),
+        repetitions=dict(sorted(counts.items())),
+    )
+
+
+def coarse_first(sizes: Sequence[int]) -> list[int]:
+    """Return ``sizes`` in the order of measuring; see [Note: order of sizes]."""
+    ordered = [*sizes[::4], *sizes[-1:], *sizes[2::4], *sizes[1::2]]
+    return list(dict.fromkeys(ordered))
 
 
 class _Bench:
@@ -194,47 +217,61 @@ def duration(moments: Sequence[tuple[float, float]], shared_clock: bool) -> floa
     return max(end - start for start, end in moments)
 
 
-def _stop_hopeless(stopped: dict[str, str], points: Mapping[str, Sequence[CurvePoint]]) -> None:
-    """Add to ``stopped`` the algorithms that the last two sizes showed to be hopeless."""
-    best_s: dict[int, float] = {}
-    for curve in points.values():
-        for point in curve:
-            best_s[point.nbytes] = min(best_s.get(point.nbytes, math.inf), _typical_s(point))
+def hopeless(name: str, points: Points) -> bool:
+    """Say whether the two largest sizes measured make an algorithm not worth measuring on."""
+    return _ratio_if_hopeless(name, points) is not None
+
+
+def _ratio_if_hopeless(name: str, points: Points) -> float | None:
+    recent = [size for size in sorted(points[name])[-2:] if size >= HOPELESS_FROM_BYTES]
+    ratios = []
+    for size in recent:
+        best_s = min(_typical_s(curve[size]) for curve in points.values() if size in curve)
+        ratios.append(_typical_s(points[name][size]) / best_s if best_s > 0 else 1.0)
+    return ratios[1] if len(ratios) == 2 and HOPELESS < ratios[0] <= ratios[1] else None
+
+
+def affordable(names: Sequence[str], points: Points, nbytes: int, left_s: float) -> list[str]:
+    """Return the fastest of ``names``, as many as may be measured at ``nbytes``.
+
+    The fewest repetitions may take ``SIZE_SHARE`` of the time left, so that one large size does
+    not starve the others.
+    """
+    expected_s = {name: _expected_s(points[name], nbytes) for name in names}
+    chosen = sorted(names, key=lambda name: expected_s[name])
+    # Warm-up and check take about as long as one more repetition each.
+    while chosen and (FEWEST_REPETITIONS + 2) * sum(expected_s[n] for n in chosen) > max(
+        left_s * SIZE_SHARE, 0.0
+    ):
+        chosen.pop()
+    return [name for name in names if name in chosen]
+
+
+def _expected_s(curve: Mapping[int, CurvePoint], nbytes: int) -> float:
+    """Extrapolate from the nearest size: flat up to ``FLAT_BYTES``, proportional above."""
+    near = min(curve, key=lambda size: abs(math.log(size / nbytes)))
+    return _typical_s(curve[near]) * max(nbytes, FLAT_BYTES) / max(near, FLAT_BYTES)
+
+
+def _left_out(points: Points, sizes: Sequence[int]) -> dict[str, str]:
+    reasons = {}
     for name, curve in points.items():
-        recent = [point for point in curve[-2:] if point.nbytes >= HOPELESS_FROM_BYTES]
-        ratios = [_typical_s(p) / best_s[p.nbytes] for p in recent if best_s[p.nbytes] > 0]
-        if name not in stopped and len(ratios) == 2 and HOPELESS < ratios[0] <= ratios[1]:
-            at = format_bytes(recent[-1].nbytes)
-            stopped[name] = f"{ratios[-1]:.1f} times the best at {at}"
-
-
-def _stop_unaffordable(
-    stopped: dict[str, str],
-    points: Mapping[str, Sequence[CurvePoint]],
-    nbytes: int,
-    left_s: float,
-) -> None:
-    """Stop the slowest algorithms until the fewest repetitions of the rest fit into ``left_s``."""
-    last = {name: curve[-1] for name, curve in points.items() if name not in stopped}
-    alive = sorted(last, key=lambda name: _typical_s(last[name]))
-    while alive:
-        # Warm-up and check take about as long as one more repetition each.
-        need_s = (FEWEST_REPETITIONS + 2) * sum(
-            _typical_s(last[name]) * nbytes / last[name].nbytes for name in alive
-        )
-        if need_s <= left_s:
-            return
-        name = alive.pop()
-        stopped[name] = f"time budget spent at {format_bytes(last[name].nbytes)}"
+        missing = [size for size in sizes if size not in curve]
+        if missing:
+            ratio = _ratio_if_hopeless(name, points)
+            why = f"{ratio:.1f} times the best" if ratio is not None else "time budget"
+            reasons[name] = f"{len(missing)} of {len(sizes)} sizes ({why})"
+    return reasons
 
 
 def _typical_s(point: CurvePoint) -> float:
     return lower_quartile(point.samples_s)
 
 
-def _curve(name: str, points: Sequence[CurvePoint]) -> CollectiveCurve:
+def _curve(name: str, points: Mapping[int, CurvePoint]) -> CollectiveCurve:
+    ascending = tuple(points[size] for size in sorted(points))
     fit = fit_linear(
-        [float(point.nbytes) for point in points],
-        [statistics.median(point.samples_s) for point in points],
+        [float(point.nbytes) for point in ascending],
+        [statistics.median(point.samples_s) for point in ascending],
     )
-    return CollectiveCurve(collective=COLLECTIVE, algorithm=name, points=tuple(points), fit=fit)
+    return CollectiveCurve(collective=COLLECTIVE, algorithm=name, points=ascending, fit=fit)

@@ -57,16 +57,7 @@ def profile(
         CalibrationError: nothing to train, or the ranks have different models.
         InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
     """
-    if warmup < 0:
-        raise InvalidValueError("warmup", warmup, "an integer >= 0")
-    if iterations < 1:
-        raise InvalidValueError("iterations", iterations, "an integer >= 1")
-    parameters = trainable(task.model)
-    if not parameters:
-        raise CalibrationError(
-            f"{task.title} has no trainable parameter, so nothing to communicate; "
-            "set requires_grad on those to be trained"
-        )
+    parameters = _require_measurable(task, warmup, iterations)
     home = next(iter(parameters.values())).device
     where = home if device is None else _require_device(device)
     task = task.to(where) if where != home else task
@@ -88,6 +79,21 @@ def profile(
         if where != home:
             task.model.to(home)
     return _agree(task.title, parameters, measured, facts, group)
+
+
+def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
+    """Refuse what cannot be measured; return the trainable parameters."""
+    if warmup < 0:
+        raise InvalidValueError("warmup", warmup, "an integer >= 0")
+    if iterations < 1:
+        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+    parameters = trainable(task.model)
+    if not parameters:
+        raise CalibrationError(
+            f"{task.title} has no trainable parameter, so nothing to communicate; "
+            "set requires_grad on those to be trained"
+        )
+    return parameters
 
 
 def _require_device(device: torch.device | str) -> torch.device:

@@ -19,6 +19,11 @@ def point(nbytes: int, *samples_s: float) -> CurvePoint:
     return CurvePoint(nbytes=nbytes, samples_s=samples_s)
 
 
+def points(*sizes_and_samples: float) -> dict[int, CurvePoint]:
+    pairs = zip(sizes_and_samples[::2], sizes_and_samples[1::2], strict=True)
+    return {int(size): point(int(size), sample) for size, sample in pairs}
+
+
 class TestTopology:
     def test_one_host(self) -> None:
         where = links.topology(["a"] * 4)
@@ -92,37 +97,39 @@ class TestCurves:
         assert curves.duration(moments, shared_clock=True) == 3.0
         assert curves.duration(moments, shared_clock=False) == 5.0
 
-    def test_hopeless_is_left_out(self) -> None:
-        stopped: dict[str, str] = {}
+    def test_a_short_budget_still_spans_the_range(self) -> None:
+        order = curves.coarse_first(curves.DEFAULT_SIZES)
+        assert sorted(order) == list(curves.DEFAULT_SIZES)
+        assert order[: curves.ALWAYS_MEASURED] == [4, 1 * KIB, 256 * KIB]
+        assert order[3:5] == [8 * MIB, 64 * MIB]
+        assert curves.coarse_first([4]) == [4]
+        assert sorted(curves.coarse_first([4, 8, 12])) == [4, 8, 12]
+
+    def test_hopeless_is_measured_no_further(self) -> None:
         found = {
-            "native": [point(256 * KIB, 1.0), point(1 * MIB, 4.0)],
-            "slow": [point(256 * KIB, 4.0), point(1 * MIB, 17.0)],
-            "catching_up": [point(256 * KIB, 9.0), point(1 * MIB, 16.0)],
+            "native": points(256 * KIB, 1.0, 1 * MIB, 4.0),
+            "slow": points(256 * KIB, 4.0, 1 * MIB, 17.0),
+            "catching_up": points(256 * KIB, 9.0, 1 * MIB, 16.0),
         }
-        curves._stop_hopeless(stopped, found)
-        assert list(stopped) == ["slow"]
-        assert "4.2 times the best at 1.0 MiB" in stopped["slow"]
+        assert [name for name in found if curves.hopeless(name, found)] == ["slow"]
+        reasons = curves._left_out(found, [256 * KIB, 1 * MIB, 4 * MIB])
+        assert reasons["slow"] == "1 of 3 sizes (4.2 times the best)"
+        assert reasons["native"] == "1 of 3 sizes (time budget)"
 
     def test_small_sizes_condemn_nobody(self) -> None:
-        stopped: dict[str, str] = {}
-        found = {
-            "native": [point(4, 1.0), point(16, 1.0)],
-            "ring": [point(4, 50.0), point(16, 50.0)],
-        }
-        curves._stop_hopeless(stopped, found)
-        assert stopped == {}
+        found = {"native": points(4, 1.0, 16, 1.0), "ring": points(4, 50.0, 16, 50.0)}
+        assert not curves.hopeless("ring", found)
 
-    def test_the_budget_stops_the_slowest_first(self) -> None:
-        found = {"a": [point(MIB, 1.0)], "b": [point(MIB, 2.0)], "c": [point(MIB, 3.0)]}
-        for left_s, expected in (
-            (1000.0, set()),
-            (70.0, {"c"}),
-            (30.0, {"b", "c"}),
-            (-1.0, {*"abc"}),
-        ):
-            stopped: dict[str, str] = {}
-            curves._stop_unaffordable(stopped, found, 4 * MIB, left_s)
-            assert set(stopped) == expected
+    def test_the_budget_leaves_out_the_slowest(self) -> None:
+        found = {name: points(MIB, float(i + 1)) for i, name in enumerate("abc")}
+        for left_s, expected in ((1000.0, "abc"), (200.0, "ab"), (100.0, "a"), (-1.0, "")):
+            assert curves.affordable([*"abc"], found, 4 * MIB, left_s) == [*expected]
+
+    def test_what_a_size_is_expected_to_take(self) -> None:
+        curve = points(4, 1.0, 1 * MIB, 5.0)
+        assert curves._expected_s(curve, 16) == 1.0
+        assert curves._expected_s(curve, 4 * MIB) == 20.0
+        assert curves._expected_s(curve, 512 * KIB) == 2.5
 
 
 class TestArguments:

@@ -14,6 +14,28 @@ from syncopate.zoo import replay as replay_function
 from syncopate.zoo.replay import _Sleeper
 
 
+class Clock:
+    """Time that passes in sleeps alone, each of which overshoots as real ones do."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.overshoot_s = 3e-4
+
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def sleep(self, seconds: float) -> None:
+        self.pass_time(seconds + self.overshoot_s)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
+    monkeypatch.setattr(time, "perf_counter", lambda: fake.now_s)
+    monkeypatch.setattr(time, "sleep", fake.sleep)
+    return fake
+
+
 def workload(*names: str, dtype: str = "float32", part_s: float = 0.0, **times: float) -> Workload:
     tensors = tuple(
         GradientTensor(name=name, numel=3 * i, dtype=dtype, backward_s=part_s, forward_s=part_s)
@@ -83,32 +105,38 @@ class TestGradients:
 
 
 class TestTime:
-    def test_totals_are_delivered(self) -> None:
+    def test_totals_are_delivered(self, clock: Clock) -> None:
         names = [f"layer{i}.weight" for i in range(50)]
         given = workload(*names, part_s=2e-4, forward_s=0.03, backward_s=0.04)
         module = replay_function(given)
         for _ in range(5):
             module().backward()
         delivered = module.delivered
-        total_s = 5 * (given.forward_s + given.backward_s)
         assert delivered.iterations == 5
-        # Every sleep overshoots by 50 us or more: uncompensated, 500 of them would add 25 ms.
-        # The last debt may still be open, and a loaded machine may add to it.
-        taken_s = delivered.forward_s + delivered.backward_s
-        assert total_s - 1e-3 <= taken_s <= total_s + 0.06
+        assert delivered.forward_s + delivered.backward_s == pytest.approx(clock.now_s)
+        # Uncompensated, some 500 sleeps would overshoot by 150 ms.
+        assert clock.now_s == pytest.approx(5 * 0.07, abs=2 * clock.overshoot_s)
         module.reset()
         assert module.delivered.iterations == 0
 
-    def test_time_in_hooks_is_not_absorbed(self) -> None:
+    def test_time_in_hooks_is_not_absorbed(self, clock: Clock) -> None:
         names = [f"layer{i}.weight" for i in range(10)]
         module = replay(workload(*names, part_s=2e-3))
         for parameter in module.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: time.sleep(5e-3))
+            parameter.register_post_accumulate_grad_hook(lambda _: clock.pass_time(5e-3))
         loss = module()
-        start_s = time.perf_counter()
+        start_s = clock.now_s
         loss.backward()
-        assert time.perf_counter() - start_s > 10 * (2e-3 + 5e-3) * 0.97
-        assert module.delivered.backward_s < 0.05
+        expected_s = 10 * (2e-3 + 5e-3)
+        assert clock.now_s - start_s == pytest.approx(expected_s, abs=2 * clock.overshoot_s)
+        assert module.delivered.backward_s == pytest.approx(0.02, abs=2 * clock.overshoot_s)
+
+    def test_the_real_clock(self) -> None:
+        module = replay(workload(*(f"layer{i}.weight" for i in range(50)), part_s=2e-4))
+        start_s = time.perf_counter()
+        module().backward()
+        # Only the lower bound: a loaded machine makes everything longer.
+        assert time.perf_counter() - start_s > 0.019
 
     def test_parts_larger_than_the_whole_are_scaled(self) -> None:
         module = replay(workload("a", "b", part_s=0.5, forward_s=0.002, backward_s=1.0))
@@ -116,22 +144,17 @@ class TestTime:
         module()
         assert time.perf_counter() - start_s < 0.4
 
-    def test_debts_are_paid_back(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = [0.0]
-        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-        monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s + 3e-4))
+    def test_debts_are_paid_back(self, clock: Clock) -> None:
         sleeper = _Sleeper()
         for _ in range(10):
-            sleeper.spend(1e-3, clock[0])
-        assert clock[0] == pytest.approx(10e-3 + 3e-4)
-        clock[0] += 7.0
-        sleeper.spend(1e-3, clock[0])
-        assert clock[0] == pytest.approx(7 + 11e-3 + 3e-4)
+            sleeper.spend(1e-3, clock.now_s)
+        assert clock.now_s == pytest.approx(10e-3 + clock.overshoot_s)
+        clock.pass_time(7.0)
+        sleeper.spend(1e-3, clock.now_s)
+        assert clock.now_s == pytest.approx(7 + 11e-3 + clock.overshoot_s)
 
-    def test_a_stall_is_forgiven(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        clock = [0.0]
-        monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-        monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s + 30.0))
+    def test_a_stall_is_forgiven(self, clock: Clock) -> None:
+        clock.overshoot_s = 30.0
         sleeper = _Sleeper()
-        sleeper.spend(1e-3, clock[0])
+        sleeper.spend(1e-3, clock.now_s)
         assert sleeper.debt_s == pytest.approx(0.05)
