@@ -5,6 +5,8 @@ To all-reduce n bytes over u units, each unit has to send at least ``2 (u-1)/u n
 groups that its links join, and an iteration takes at least as long as its computation:
 
     bound = max(compute, max over levels of 2 (u-1)/u n / bandwidth)
+
+where bandwidth is the highest of this and the outer levels.
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ def wire_s(cluster: Cluster, nbytes: float) -> float:
     A calibrated cluster may have measured an all-reduce faster than its link probes allow, as when
     ranks share memory; then its fastest measured rate is the line rate.
     """
-    units = cluster.world_size
-    if units == 1:
-        return 0.0
-    seconds = 0.0
-    for level in cluster.levels:
+    units, seconds = 1, 0.0
+    fastest = math.inf
+    for level in reversed(cluster.levels):
+        units *= level.size
         if level.size > 1:
-            seconds = max(seconds, wire_bytes(units, nbytes) * level.byte_time_s)
-        units //= level.size
+            # What leaves a unit may cross this level or one further out, if that is faster.
+            fastest = min(fastest, level.byte_time_s)
+            seconds = max(seconds, wire_bytes(units, nbytes) * fastest)
     return min(seconds, nbytes * _measured_s_per_byte(cluster))
 
 

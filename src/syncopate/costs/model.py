@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 
 from syncopate.cluster import Cluster, LinearFit
+from syncopate.costs.congestion import congestion_lines
 from syncopate.costs.functions import FREE, CostFunction, CurveCost, Envelope, PiecewiseCost
 from syncopate.costs.pieces import Pieces
 from syncopate.costs.price import price_lines
@@ -54,13 +55,16 @@ def collective_costs(
 def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> PiecewiseCost:
     """Return the price of an algorithm's schedule as a cost function.
 
-    A price is the length of a longest path: the maximum of the lines that ``price_lines`` finds.
+    A price is the length of a longest path, the maximum of the lines that ``price_lines`` finds;
+    where ranks share links, it is at least what the busiest link needs (``congestion.py``).
 
     Raises:
         UnknownNameError: no such algorithm.
     """
     schedule = build(collective, algorithm, cluster.world_size)
-    return PiecewiseCost(highest_line(price_lines(schedule, cluster)))
+    return PiecewiseCost(
+        highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
+    )
 
 
 def highest_line(lines: Iterable[LinearFit]) -> Pieces:

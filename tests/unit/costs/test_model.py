@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.bound import iteration_bound_s, wire_bytes, wire_s
+from syncopate.costs.congestion import congestion_lines
 from syncopate.costs.model import collective_costs, highest_line, schedule_cost
 from syncopate.costs.price import price_many
 from syncopate.errors import UnknownNameError
@@ -43,8 +44,34 @@ def measured(algorithm: str, seconds: float) -> CollectiveCurve:
 @pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
 def test_a_schedule_costs_its_price(cluster: Cluster, algorithm: str) -> None:
     cost = schedule_cost(cluster, "all_reduce", algorithm)
-    prices = price_many(build("all_reduce", algorithm, cluster.world_size), cluster, SIZES)
-    assert cost(SIZES) == pytest.approx(prices, rel=1e-9)
+    schedule = build("all_reduce", algorithm, cluster.world_size)
+    lines = congestion_lines(schedule, cluster)
+    busiest = max((line.b_s_per_byte for line in lines), default=0.0)
+    expected = np.maximum(price_many(schedule, cluster, SIZES), busiest * SIZES)
+    assert cost(SIZES) == pytest.approx(expected, rel=1e-9)
+    assert bool(lines) == (cluster is RACKS)
+
+
+@pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+def test_no_algorithm_beats_the_wire(cluster: Cluster, algorithm: str) -> None:
+    for nbytes in (1.0, 1e5, 1e10):
+        cost = float(schedule_cost(cluster, "all_reduce", algorithm)(nbytes))
+        assert cost >= wire_s(cluster, nbytes) * (1 - 1e-12)
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    """Two hosts of two ranks; rank r of one exchanges everything with rank r of the other."""
+    hosts = Cluster(
+        name="2 x 2",
+        levels=(
+            Level(name="device", size=2, latency_s=0.0, bandwidth_bytes_per_s=1e12),
+            Level(name="host", size=2, latency_s=0.0, bandwidth_bytes_per_s=1.0),
+        ),
+    )
+    doubling = schedule_cost(hosts, "all_reduce", "recursive_doubling")
+    # Each of the two ranks sends all 10 bytes to the other host, over one link.
+    assert float(doubling(10)) == pytest.approx(20.0)
 
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 1e-3)), min_size=1, max_size=8))
@@ -108,9 +135,3 @@ def test_the_bound_of_an_iteration() -> None:
     assert iteration_bound_s(workload, FLAT) == pytest.approx(2 * 7 / 8 * 4000 / 1e9)
     slow = Workload(model="m", tensors=tensors, forward_s=1.0, backward_s=2.0, update_s=0.5)
     assert iteration_bound_s(slow, FLAT) == 3.5
-
-
-@given(st.floats(1, 1e10), st.sampled_from(algorithms("all_reduce")))
-def test_on_one_level_no_algorithm_beats_the_wire(nbytes: float, algorithm: str) -> None:
-    cost = schedule_cost(FLAT, "all_reduce", algorithm)
-    assert float(cost(nbytes)) >= wire_s(FLAT, nbytes)

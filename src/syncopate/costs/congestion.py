@@ -1,0 +1,68 @@
+"""Congestion: the time the busiest shared link of a schedule needs.
+
+The price of a schedule is a longest path, on which every rank has a port of its own
+(``price.py``). But the ranks of a host share the host's link, and the hosts of a rack the rack's:
+``bandwidth_bytes_per_s`` of a level is what one *unit*, all ranks below it together, sends across.
+Whatever the order of messages, a unit's link is busy for at least its bytes over its bandwidth, so
+a schedule takes at least as long as the busiest link of each level. Without this, eight ranks of a
+host that all exchange with another host at once, as in recursive halving and doubling, would seem
+to have eight links.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.costs.pieces import FloatArray, IntArray
+from syncopate.costs.price import levels_apart
+from syncopate.schedules.base import Schedule
+
+
+def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
+    """Return one line through the origin per shared level: seconds its busiest link needs.
+
+    Traffic is counted twice. A unit's traffic to its siblings, the units that it is that level
+    apart from, needs its bytes over the level's bandwidth. All traffic that leaves it needs at
+    least its bytes over the highest bandwidth of this and the outer levels.
+
+    Returns:
+        Lines with no start-up; none on a cluster of one level, whose ranks share nothing.
+    """
+    return _lines(schedule, cluster.levels, cluster.placement)
+
+
+@lru_cache(maxsize=256)
+def _lines(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
+) -> tuple[LinearFit, ...]:
+    table = schedule.table
+    if len(levels) == 1 or not len(table):
+        return ()
+    src, dst = table.src.astype(np.int64), table.dst.astype(np.int64)
+    share = (table.stop - table.start) / schedule.chunks
+    apart = levels_apart(levels, placement, src, dst)
+    position = np.argsort(placement) if placement else np.arange(schedule.world_size)
+    lines = []
+    unit_ranks = 1
+    for index, level in enumerate(levels):
+        # Level 0 joins single ranks, whose ports the longest path already counts.
+        if index and level.size > 1:
+            here, there = position[src] // unit_ranks, position[dst] // unit_ranks
+            fastest = min(outer.byte_time_s for outer in levels[index:] if outer.size > 1)
+            siblings = _busiest(here, there, share, apart == index) * level.byte_time_s
+            leaving = _busiest(here, there, share, apart >= index) * fastest
+            lines.append(LinearFit(a_s=0.0, b_s_per_byte=max(siblings, leaving)))
+        unit_ranks *= level.size
+    return tuple(lines)
+
+
+def _busiest(src: IntArray, dst: IntArray, share: FloatArray, crossing: np.ndarray) -> float:
+    """Return the most any unit sends or receives, as a share of the buffer."""
+    if not crossing.any():
+        return 0.0
+    sent = np.bincount(src[crossing], share[crossing])
+    received = np.bincount(dst[crossing], share[crossing])
+    return float(max(sent.max(), received.max()))
