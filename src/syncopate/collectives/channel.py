@@ -82,7 +82,8 @@ class Channel:
         finally:
             with self._changed:
                 self._running = False
-                self._changed.notify_all()
+                if self._jobs:
+                    self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -94,3 +95,4 @@ class Channel:
                 job = self._jobs.popleft()
                 self._running = True
             self._finish_running(job)
+            del job  # it holds the tensor

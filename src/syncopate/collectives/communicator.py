@@ -30,7 +30,7 @@ from syncopate.schedules import registry
 from syncopate.units import DTYPE_BYTES
 
 _STOP_S = 5.0
-_DTYPES = frozenset(getattr(torch, name) for name in DTYPE_BYTES)
+_DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
 
 
 class _Place(NamedTuple):
@@ -175,7 +175,7 @@ class Communicator:
         if tensor.numel() and self._runners:
             runner = self._runners[0]
             work = runner.on_device(tensor, lambda to: native.broadcast(to, src, runner.group))
-            self._submit("broadcast (native)", work, detail=_detail(tensor))
+            self._submit("broadcast (native)", work, tensor=tensor)
 
     def barrier(self) -> None:
         """Return when every rank has come here; on channel 0.
@@ -247,29 +247,31 @@ class Communicator:
     def _collective(
         self, collective: str, tensor: torch.Tensor, algorithm: str, channel: int, async_op: bool
     ) -> Handle:
-        registry.require(collective, algorithm, allow_native=True)
         self._require_tensor(collective, tensor)
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
-        label = f"{collective} ({algorithm})"
         if self._closed:
-            raise CollectiveError(label, "the communicator is closed")
+            raise CollectiveError(collective, "the communicator is closed")
         if not tensor.numel() or not self._runners:
+            registry.require(collective, algorithm, allow_native=True)
             handle, now_s = Handle(), time.perf_counter()
             handle._finish(now_s, now_s)
             return handle
         runner = self._runners[channel]
-        work = runner.collective(collective, algorithm, tensor)
+        label, work = runner.collective(collective, algorithm, tensor)
         place = _Place(channel, async_op, runner.queues(tensor))
-        return self._submit(label, work, place, _detail(tensor))
+        return self._submit(label, work, place, tensor)
 
-    def _submit(self, label: str, work: Work, place: _Place = _HERE, detail: str = "") -> Handle:
+    def _submit(
+        self, label: str, work: Work, place: _Place = _HERE, tensor: torch.Tensor | None = None
+    ) -> Handle:
         """Hand ``work`` to its channel, and wait for it unless it is to run in the background."""
         if self._closed or self._watch is None:
             raise CollectiveError(label, "the communicator is closed")
         handle, watch = Handle(), self._watch
         channel = self._channels[place.channel]
-        call = Call(label, place.channel, channel.take_number(), detail)
+        numel, dtype = (0, "") if tensor is None else (tensor.numel(), _DTYPES[tensor.dtype])
+        call = Call(label, place.channel, channel.take_number(), numel, dtype)
         checked = self._checked(call, work) if self._check else work
 
         def job() -> None:
@@ -301,7 +303,7 @@ class Communicator:
             raise InvalidValueError(what, rank, f"a rank in 0..{self._world_size - 1}")
 
     def _require_tensor(self, collective: str, tensor: torch.Tensor) -> None:
-        what = f"tensor of {collective}"
+        what = "tensor of " + collective
         if not isinstance(tensor, torch.Tensor):
             raise InvalidValueError(what, type(tensor).__name__, "a torch.Tensor")
         if tensor.dtype not in _DTYPES:
@@ -337,7 +339,3 @@ def _end_threads(channels: list[Channel], watch: Watch | None) -> None:
         watch.stop()
     for channel in channels:
         channel.close(0.0)
-
-
-def _detail(tensor: torch.Tensor) -> str:
-    return f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}"

@@ -48,18 +48,20 @@ class Call(msgspec.Struct, frozen=True):
         label: collective and algorithm, such as ``"all_reduce (ring)"``.
         channel: the channel it ran on.
         number: its number on that channel, counted from 0.
-        detail: element count and dtype; empty when there is no tensor.
+        numel: elements of its tensor; 0 when there is none.
+        dtype: of its tensor.
     """
 
     label: str
     channel: int
     number: int
-    detail: str = ""
+    numel: int = 0
+    dtype: str = ""
 
     @property
     def title(self) -> str:
         """For messages: ``"all_reduce (ring) #3 of channel 0, 1024 float32"``."""
-        detail = f", {self.detail}" if self.detail else ""
+        detail = f", {self.numel} {self.dtype}" if self.numel else ""
         return f"{self.label} #{self.number} of channel {self.channel}{detail}"
 
 
@@ -240,7 +242,7 @@ def _blame_present(failed: Mapping[int, Post], rank: int) -> Verdict:
     """Return the verdict when every rank failed: one came too late, or a network broke."""
     patient = [peer for peer, post in failed.items() if post.kind == "timeout"]
     others = {peer: post.waited_s for peer, post in failed.items() if post.kind != "timeout"}
-    calls = {(post.call.channel, post.call.label, post.call.detail) for post in failed.values()}
+    calls = {(post.call.channel, post.call.label, post.call.numel) for post in failed.values()}
     if len(calls) > 1:
         listed = "; ".join(f"rank {peer} in {post.call.title}" for peer, post in failed.items())
         return Verdict((), f"the ranks were in different collectives: {listed}")

@@ -14,6 +14,9 @@ from syncopate.collectives.handle import Completion
 from syncopate.errors import InvalidValueError
 from syncopate.schedules import registry
 
+Body = Callable[[torch.Tensor], None]
+"""Carries out a collective on the tensor given."""
+
 Work = Callable[[], Completion | None]
 """Carries out a collective; returns its completion if it goes on after the call."""
 
@@ -32,6 +35,7 @@ class Runner:
         self._world_size = dist.get_world_size(group)
         self._backends = transport.backends(group)
         self._executor = Executor(group, rank)
+        self._known: dict[tuple[str, str, bool], tuple[str, Body]] = {}
         self._stage = PinnedStage()
         self._queue = StreamQueue()
 
@@ -46,23 +50,31 @@ class Runner:
         """Say whether collectives on ``tensor`` go to a stream, rather than block the host."""
         return tensor.is_cuda and self._backend(tensor) != "gloo"
 
-    def collective(self, collective: str, algorithm: str, tensor: torch.Tensor) -> Work:
-        """Return the work of ``collective``, prepared on the caller's thread and stream.
+    def collective(self, collective: str, algorithm: str, tensor: torch.Tensor) -> tuple[str, Work]:
+        """Return name and work of a collective, prepared on the caller's thread and stream.
 
         Raises:
+            UnknownNameError: no such algorithm.
             InvalidValueError: the group has no backend for the tensor's device.
         """
+        key = (collective, algorithm, self.queues(tensor))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = (f"{collective} ({algorithm})", self._body(*key))
+        label, body = known
+        return label, self.on_device(tensor, body)
+
+    def _body(self, collective: str, algorithm: str, queued: bool) -> Body:
+        registry.require(collective, algorithm, allow_native=True)
         if algorithm == registry.NATIVE:
             run = native.NATIVE[collective]
-            return self.on_device(tensor, lambda target: run(target, self.group))
+            return lambda target: run(target, self.group)
         schedule = registry.build(collective, algorithm, self._world_size)
-        if self.queues(tensor):
-            return self.on_device(
-                tensor, lambda target: run_rounds(schedule, self._rank, target, self.group)
-            )
-        return self.on_device(tensor, lambda target: self._executor.run(schedule, target))
+        if queued:
+            return lambda target: run_rounds(schedule, self._rank, target, self.group)
+        return lambda target: self._executor.run(schedule, target)
 
-    def on_device(self, tensor: torch.Tensor, body: Callable[[torch.Tensor], None]) -> Work:
+    def on_device(self, tensor: torch.Tensor, body: Body) -> Work:
         """Return ``body`` on ``tensor``, or on its host copy, or on the channel's stream.
 
         Raises:

@@ -7,7 +7,7 @@ import pytest
 from syncopate.collectives.failure import Board, Call, Kind, Post, blame, collect, name_ranks
 from syncopate.collectives.transport import failure_kind
 
-CALL = Call("all_reduce (ring)", 0, 3, "8 float32")
+CALL = Call("all_reduce (ring)", 0, 3, 8, "float32")
 
 
 def post(kind: Kind, *waiting_on: int, waited_s: float = 5.0, call: Call = CALL) -> Post:
@@ -78,7 +78,7 @@ def test_one_that_came_after_the_others_gave_up(asks: int) -> None:
 
 
 def test_different_collectives() -> None:
-    other = Call("all_gather (ring)", 0, 3, "8 float32")
+    other = Call("all_gather (ring)", 0, 3, 8, "float32")
     verdict = blame({0: post("timeout", 1), 1: post("timeout", 0, call=other)}, 0, 2)
     assert verdict.ranks == ()
     assert "rank 1 in all_gather (ring) #3" in verdict.reason
