@@ -6,7 +6,7 @@
 Instances are synthetic and deterministic. Sizes alternate between small and large as biases and
 weights do. Gradients are ready either spread over the time their communication takes, or all at
 once, which leaves the planner no order to exploit: its worst case. Costs are one line, or the
-envelope of four measured-like curves of 22 sizes each, with noise. The last kind has two dtypes.
+envelope of four measured-like curves of 22 sizes each, with noise. The last kind has two dtypes, ready over time.
 
 Times are of one call on one core, clocked with ``perf_counter``; the garbage collector stays on.
 """
@@ -98,27 +98,27 @@ def _spread(length: int) -> np.ndarray:
 
 
 def spread_line(length: int) -> Problem:
-    """Ready over time; one line."""
+    """Over time; one line."""
     return Problem(_spread(length), _sizes(length), _line())
 
 
 def spread_curves(length: int) -> Problem:
-    """Ready over time; four curves."""
+    """Over time; four curves."""
     return Problem(_spread(length), _sizes(length), _curves())
 
 
 def at_once_line(length: int) -> Problem:
-    """Ready at once; one line."""
+    """At once; one line."""
     return Problem(np.zeros(length), _sizes(length), _line())
 
 
 def at_once_curves(length: int) -> Problem:
-    """Ready at once; four curves (worst case)."""
+    """At once; four curves."""
     return Problem(np.zeros(length), _sizes(length), _curves())
 
 
 def two_dtypes(length: int) -> Problem:
-    """Two dtypes, ready over time; four curves."""
+    """Two dtypes; four curves."""
     half = np.arange(length) % 3 == 0
     sizes = _sizes(length)
     nbytes = np.stack([np.where(half, sizes, 0), np.where(half, 0, sizes // 2)])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import isotonic_regression, linprog
+from scipy.sparse import bmat, identity
 
 from syncopate.cluster import LinearFit
 from syncopate.costs.pieces import FloatArray
@@ -35,10 +36,11 @@ def fit_linear(
 ) -> LinearFit:
     """Fit ``T(n) = a + b n`` with a, b >= 0, robustly.
 
-    Minimises the sum of absolute *relative* residuals, ``sum_i |a + b n_i - t_i| / t_i``, exactly,
-    as a linear programme. Relative, because the start-up time that a plan depends on shows only in
-    small messages; absolute rather than squared, because then nearly half of the samples of a size
-    may be stragglers without moving the line.
+    Minimises the sum of absolute *relative* residuals, ``sum_i |a + b n_i - t_i| / m_i`` with m_i
+    the median duration of all samples of that size, exactly, as a linear programme. Relative,
+    because the start-up time that a plan depends on shows only in small messages; absolute rather
+    than squared, because then nearly half of the samples of a size may be stragglers without moving
+    the line.
 
     Args:
         nbytes: message sizes, shape (n,), >= 0.
@@ -70,16 +72,18 @@ def fit_linear(
 
 
 def _least_absolute_relative(sizes: FloatArray, times: FloatArray) -> LinearFit:
+    _, group = np.unique(sizes, return_inverse=True)
+    medians = np.array([np.median(times[group == index]) for index in range(group.max() + 1)])
     # A duration of zero is below the clock's resolution; it must not get an infinite weight.
-    typical = float(np.median(times[times > 0]))
-    scale = np.maximum(times, typical * 1e-3)
+    typical = max(float(np.median(times[times > 0])), float(times.max()) * 1e-9)
+    scale = np.maximum(medians[group], typical * 1e-3)
     largest = float(sizes.max())
     # Unknowns: a in units of `typical`, b in units of `typical / largest`, one residual per sample.
     lines = np.column_stack((np.ones_like(sizes), sizes / largest)) * (typical / scale)[:, None]
-    target, ones = times / scale, np.eye(len(sizes))
+    target, ones = times / scale, identity(len(sizes), format="csr")
     solution = linprog(
         np.concatenate(([0.0, 0.0], np.ones(len(sizes)))),
-        A_ub=np.block([[lines, -ones], [-lines, -ones]]),
+        A_ub=bmat([[lines, -ones], [-lines, -ones]], format="csr"),
         b_ub=np.concatenate((target, -target)),
         bounds=(0, None),
         method="highs",
