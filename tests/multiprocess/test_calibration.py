@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -15,7 +16,7 @@ from syncopate.calibration.clocks import clock_offsets
 from syncopate.calibration.profile import profile
 from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
-from syncopate.errors import CalibrationError
+from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Task, replay
 from tests.multiprocess.harness import run_ranks
@@ -93,6 +94,8 @@ def profiled(rank: int) -> dict[str, Any]:
 def replayed_under_ddp(rank: int) -> dict[str, float]:
     module = replay(workload(0.1))
     parallel = nn.parallel.DistributedDataParallel(module)
+    with pytest.raises(InvalidValueError, match=r"the module inside it, \.module"):
+        profile(Task(parallel, ()))
     for _ in range(2):
         parallel.zero_grad()
         (parallel() * (rank + 1)).backward()

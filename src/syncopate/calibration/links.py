@@ -2,7 +2,7 @@
 
 Pairs are neighbours, so p ranks need O(p) messages, and they take turns, so that each has the
 network for itself. A one-way time is half a round trip. α and β are those of an undisturbed link:
-the fit goes through the lower quartile of each size's samples.
+the fit goes through the lowest decile of each size's samples.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import pairwise
 import torch
 
 from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.quantiles import lower_quartile
+from syncopate.calibration.quantiles import lowest_decile
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
@@ -24,11 +24,13 @@ from syncopate.costs.fits import fit_linear
 from syncopate.units import KIB, MIB
 
 PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
-"""Message sizes in bytes; the largest is left out of pairs whose share of the budget is spent."""
+"""Message sizes in bytes; the largest are left out where one alone would spend the budget."""
 
 _MOST_PAIRS = 16
-_MOST_SAMPLES = 50
-_FEWEST_SAMPLES = 3
+_MOST_SAMPLES = 60
+_BATCH = 3
+_WARM_UPS = 2
+_LEAST_LARGEST_BYTES = 128 * KIB
 _NO_LINK_BYTES_PER_S = 1e12
 
 
@@ -125,47 +127,66 @@ def _level(name: str, size: int, probes: Sequence[LinkProbe]) -> Level:
         return Level(
             name=name, size=size, latency_s=0.0, bandwidth_bytes_per_s=_NO_LINK_BYTES_PER_S
         )
-    fit = fit_linear(
-        [float(point.nbytes) for point in points],
-        [lower_quartile(point.samples_s) for point in points],
+    times_s = [lowest_decile(point.samples_s) for point in points]
+    fit = fit_linear([float(point.nbytes) for point in points], times_s)
+    # Where noise hid the slope, the largest message still bounds the bandwidth from below.
+    largest, largest_s = max(
+        (point.nbytes, time_s) for point, time_s in zip(points, times_s, strict=True)
     )
+    byte_time_s = fit.b_s_per_byte or largest_s / largest
     return Level(
         name=name,
         size=size,
         latency_s=fit.a_s,
-        bandwidth_bytes_per_s=1.0 / max(fit.b_s_per_byte, 1.0 / _NO_LINK_BYTES_PER_S),
+        bandwidth_bytes_per_s=1.0 / max(byte_time_s, 1.0 / _NO_LINK_BYTES_PER_S),
     )
 
 
 def _ping(wire: Wire, peer: int, budget_s: float) -> LinkProbe:
-    """Send messages that ``peer`` returns, size by size, and tell it how many will follow."""
-    deadline_s = time.perf_counter() + budget_s
-    points = []
+    """Drive ``peer``, which returns every message, and time the round trips.
+
+    The sizes take turns, so that a disturbance hits all of them alike.
+    """
+    start_s = time.perf_counter()
+    buffers = {nbytes: _buffer(nbytes, wire.device) for nbytes in PROBE_SIZES}
+
+    def trips(index: int, count: int) -> list[float]:
+        wire.send(torch.tensor([index, count], device=wire.device), peer)
+        buffer = buffers[PROBE_SIZES[index]]
+        return [_round_trip(wire, buffer, peer) / 2 for _ in range(count)]
+
+    samples: dict[int, list[float]] = {}
     for index, nbytes in enumerate(PROBE_SIZES):
-        buffer = _buffer(nbytes, wire.device)
-        first_s = min(_round_trip(wire, buffer, peer) for _ in range(2))
-        share_s = max(deadline_s - time.perf_counter(), 0.0) / (len(PROBE_SIZES) - index)
-        count = min(max(int(share_s / max(first_s, 1e-9)), _FEWEST_SAMPLES), _MOST_SAMPLES)
-        late = index > 2 and count * first_s > 2 * share_s + 0.05
-        wire.send(torch.tensor([0 if late else count], device=wire.device), peer)
-        if late:
+        first_s = min(trips(index, _WARM_UPS))
+        samples[index] = []
+        growth = PROBE_SIZES[min(index + 1, len(PROBE_SIZES) - 1)] / nbytes
+        if nbytes >= _LEAST_LARGEST_BYTES and growth * first_s * _BATCH * 4 > budget_s:
             break
-        samples = tuple(_round_trip(wire, buffer, peer) / 2 for _ in range(count))
-        points.append(CurvePoint(nbytes=nbytes, samples_s=samples))
+    while True:
+        for index, of_size in samples.items():
+            of_size.extend(trips(index, _BATCH))
+        late = time.perf_counter() - start_s > budget_s
+        if late or len(samples[0]) >= _MOST_SAMPLES:
+            break
+    wire.send(torch.tensor([0, 0], device=wire.device), peer)
+    points = (
+        CurvePoint(nbytes=PROBE_SIZES[index], samples_s=tuple(of_size))
+        for index, of_size in samples.items()
+    )
     return LinkProbe(src=wire.rank, dst=peer, points=tuple(points))
 
 
 def _pong(wire: Wire, peer: int) -> None:
-    count = torch.zeros(1, dtype=torch.int64, device=wire.device)
-    for nbytes in PROBE_SIZES:
-        buffer = _buffer(nbytes, wire.device)
-        for _ in range(2):
-            _return(wire, buffer, peer)
-        wire.receive(count, peer)
-        if count.item() == 0:
-            break
-        for _ in range(int(count.item())):
-            _return(wire, buffer, peer)
+    """Return what ``peer`` sends: first which size and how often, then the messages; 0 to end."""
+    order = torch.zeros(2, dtype=torch.int64, device=wire.device)
+    buffers = {nbytes: _buffer(nbytes, wire.device) for nbytes in PROBE_SIZES}
+    while True:
+        wire.receive(order, peer)
+        index, count = order.tolist()
+        if count == 0:
+            return
+        for _ in range(count):
+            _return(wire, buffers[PROBE_SIZES[index]], peer)
 
 
 def _round_trip(wire: Wire, buffer: torch.Tensor, peer: int) -> float:

@@ -87,6 +87,12 @@ def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, T
         raise InvalidValueError("warmup", warmup, "an integer >= 0")
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
+    if isinstance(task.model, torch.nn.parallel.DistributedDataParallel):
+        raise InvalidValueError(
+            f"the model of {task.title}",
+            "a DistributedDataParallel",
+            "the module inside it, .module, because a workload has no communication",
+        )
     parameters = trainable(task.model)
     if not parameters:
         raise CalibrationError(

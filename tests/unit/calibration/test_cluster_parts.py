@@ -9,7 +9,7 @@ import torch
 
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves, interference, links
-from syncopate.calibration.quantiles import lower_quartile
+from syncopate.calibration.quantiles import lower_quartile, lowest_decile
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.units import KIB, MIB
@@ -81,7 +81,14 @@ class TestLevel:
     def test_no_probes(self) -> None:
         assert links._level("host", 1, []).latency_s == 0.0
 
-    def test_lower_quartile(self) -> None:
+    def test_a_hidden_slope_does_not_make_a_link_infinite(self) -> None:
+        points = tuple(point(n, 1e-3) for n in links.PROBE_SIZES)
+        level = links._level("host", 2, [LinkProbe(src=0, dst=1, points=points)])
+        assert level.bandwidth_bytes_per_s == pytest.approx(4 * MIB / 1e-3)
+
+    def test_quantiles(self) -> None:
+        assert lowest_decile([3.0, 2.0]) == 2.0
+        assert lowest_decile([*range(20)]) == 2
         assert lower_quartile([3.0]) == 3.0
         assert lower_quartile([9.0, 1.0, 2.0, 3.0]) == 2.0
 
