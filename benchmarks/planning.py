@@ -6,7 +6,8 @@
 Instances are synthetic and deterministic. Sizes alternate between small and large as biases and
 weights do. Gradients are ready either spread over the time their communication takes, or all at
 once, which leaves the planner no order to exploit: its worst case. Costs are one line, or the
-envelope of four measured-like curves of 22 sizes each, with noise. The last kind has two dtypes, ready over time.
+envelope of four measured-like curves of 22 sizes each, with noise. The last kind has two dtypes,
+ready over time.
 
 Times are of one call on one core, clocked with ``perf_counter``; the garbage collector stays on.
 """

@@ -55,11 +55,18 @@ class _Work:
         self.done = 0.0
         self.rate = 1.0
 
-    def set_rate(self, now: float, rate: float) -> bool:
-        """Change the rate from now on; return whether it was another one."""
+    def set_rate(self, now: float, rate: float, at_least: float = 0.0) -> bool:
+        """Change the rate from now on; return whether it was another one.
+
+        Args:
+            now: the time.
+            rate: amount per second.
+            at_least: what is known to be done by now. Rounding must not undo it: before a stall,
+                the last bit would cost the whole stall.
+        """
         if rate == self.rate:
             return False
-        self.done += (now - self.since) * self.rate
+        self.done = max(self.done + (now - self.since) * self.rate, at_least)
         self.since = now
         self.rate = rate
         return True
@@ -108,6 +115,7 @@ class _Machine:
         self.compute_s = max(compute_s, max((c.ready_s for c in collectives), default=0.0))
         self.compute = _Work(0.0)
         self.progress = [(0.0, 0.0)]
+        self.reached_s = 0.0
         self.queues: dict[int, deque[int]] = {}
         for index, collective in enumerate(collectives):
             self.queues.setdefault(collective.channel, deque()).append(index)
@@ -131,6 +139,7 @@ class _Machine:
                     break
                 index = queue.popleft()
                 self.starts[index] = self.ends[index] = now
+                self.reached_s = max(self.reached_s, collective.ready_s)
                 if collective.duration_s > 0:
                     whole = collective.duration_s
                     startup = min(collective.startup_s, whole) if self.splits else 0.0
@@ -144,7 +153,7 @@ class _Machine:
             job.work.set_rate(now, 1.0 / (stretch * (sharers if job.shares_link else 1)))
         if overlapped:
             rate = self.interference.compute_rate if self.running else 1.0
-            if self.compute.set_rate(now, rate):
+            if self.compute.set_rate(now, rate, self.reached_s):
                 self.progress.append((now, self.compute.done))
 
     def next_event(self, now: float) -> float | None:
