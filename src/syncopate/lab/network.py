@@ -177,7 +177,7 @@ def _shape(where: IPRoute, interface: str, shape: Shape) -> None:
         "add",
         "tbf",
         index=index,
-        rate=shape.rate_bytes_per_s * 8,
+        rate=shape.rate_bytes_per_s,  # pyroute2 takes a number for bytes, a text for bits
         burst=shape.burst_bytes,
         limit=shape.queue_bytes,
     )

@@ -96,12 +96,21 @@ def record(run_id: str, topology: Topology, *, standing: bool = False) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, state.to_json())
         temporary.rename(state_file(run_id))
-        names = [f"{topology.address(h)} {topology.hostname(h)}" for h in range(topology.hosts)]
-        hosts_file(run_id).write_text("\n".join(["127.0.0.1 localhost", *names, ""]))
+        hosts_file(run_id).write_text(_hosts(topology))
     except OSError as error:
         reason = error.strerror or str(error)
         raise SyncopateError(f"cannot record the lab in {FOLDER}: {reason}") from error
     return descriptor
+
+
+def _hosts(topology: Topology) -> str:
+    lines = ["127.0.0.1 localhost"]
+    for host in range(topology.hosts):
+        address, name = topology.address(host), topology.hostname(host)
+        # torch's store listens on IPv6 and asks for the name of each client's mapped address;
+        # under a name of its own, so that the plain one has no IPv6 address.
+        lines += [f"{address} {name}", f"::ffff:{address} {name}.lab"]
+    return "\n".join([*lines, ""])
 
 
 def recorded() -> list[Recorded]:
