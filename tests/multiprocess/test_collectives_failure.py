@@ -93,7 +93,7 @@ def absent(rank: int, world_size: int, algorithm: str) -> dict[str, Any] | None:
     return result
 
 
-@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+@pytest.mark.parametrize("algorithm", [NATIVE, "ring", "halving_doubling"])
 def test_a_rank_that_never_calls(algorithm: str) -> None:
     results = run_ranks(absent, 4, algorithm)
     survivors = [result for rank, result in enumerate(results) if rank != CULPRIT]
@@ -237,6 +237,24 @@ def test_the_check_finds_ranks_that_disagree(how: str) -> None:
     for text in run_ranks(disagreeing, 3, how):
         assert "rank 0: all_" in text
         assert "rank 1: " in text
+
+
+def mismatched(rank: int, world_size: int, algorithm: str, numel: int) -> dict[str, Any]:
+    communicator = Communicator(timeout_s=60)
+    communicator.barrier()
+    tensor = torch.ones(numel + (rank == 1))
+    began_s = time.monotonic()
+    with pytest.raises(CollectiveError) as caught:
+        communicator.all_reduce(tensor, algorithm=algorithm)
+    return {"text": str(caught.value), "took_s": time.monotonic() - began_s}
+
+
+@pytest.mark.parametrize(("algorithm", "numel"), [("ring", 8), ("binary_tree", 400_000)])
+def test_schedules_of_different_sizes_do_not_meet(algorithm: str, numel: int) -> None:
+    for result in run_ranks(mismatched, 3, algorithm, numel):
+        assert "the ranks were in different collectives: ranks 0, 2 in" in result["text"]
+        assert f"rank 1 in all_reduce ({algorithm}) #1 of channel 0, {numel + 1}" in result["text"]
+        assert result["took_s"] < SOON_S  # long before the time limit
 
 
 def incomplete(rank: int, world_size: int) -> str:

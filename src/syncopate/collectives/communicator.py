@@ -60,8 +60,10 @@ class Communicator:
             group over the same ranks, made here.
         timeout_s: how long a rank waits for another before it gives up.
         check: compare before every collective what the ranks are about to do, and raise on all of
-            them when they differ; costs a small all-gather each time. ``None`` asks the
-            environment variable ``SYNCOPATE_CHECK``.
+            them when they differ; costs a small all-gather each time. Without it, schedules that
+            do not match are found out within a second or two, but a native collective may mix up
+            data, or Gloo may end the process. ``None`` asks the environment variable
+            ``SYNCOPATE_CHECK``.
 
     Raises:
         InvalidValueError: torch.distributed is not initialised, or an argument is out of range.

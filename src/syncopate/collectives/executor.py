@@ -8,8 +8,9 @@ are worked on in place.
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,11 +31,21 @@ CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
 
 _CACHED_PROGRAMS = 256
+_TAG_BITS = 12
+_TAG_MASK = (1 << _TAG_BITS) - 1
+_TAG_HASH = (1 << 17) - 1
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 _AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
 _Code = list[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with tensors in place of regions."""
+
+
+class _Direct(NamedTuple):
+    """A program that works in the caller's buffer."""
+
+    program: Program
+    tag_base: int
 
 
 class _Staged:
@@ -47,10 +58,11 @@ class _Staged:
         nbytes: memory held.
     """
 
-    def __init__(self, program: Program, numel: int, dtype: torch.dtype) -> None:
+    def __init__(self, direct: _Direct, numel: int, dtype: torch.dtype) -> None:
+        program = direct.program
         self.buffer = torch.empty(numel, dtype=dtype)
         scratch = torch.empty(program.scratch_numel, dtype=dtype)
-        self.code = _bind(program, self.buffer, scratch)
+        self.code = _bind(direct, self.buffer, scratch)
         self.works: list[Any] = [None] * program.works
         self.nbytes = self.buffer.nbytes + scratch.nbytes
 
@@ -68,7 +80,7 @@ class Executor:
         self._send, self._receive = transport.point_to_point(group)
         self._rank = rank
         self._block_bytes = block_bytes
-        self._programs: OrderedDict[tuple[object, ...], Program | _Staged] = OrderedDict()
+        self._programs: OrderedDict[tuple[object, ...], _Direct | _Staged] = OrderedDict()
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -85,8 +97,8 @@ class Executor:
             self._execute(program.code, program.works)
             flat.copy_(program.buffer)
         else:
-            scratch = self._scratch_of(program.scratch_numel, tensor.dtype)
-            self._execute(_bind(program, flat, scratch), [None] * program.works)
+            scratch = self._scratch_of(program.program.scratch_numel, tensor.dtype)
+            self._execute(_bind(program, flat, scratch), [None] * program.program.works)
 
     def _execute(self, code: _Code, works: list[Any]) -> None:
         send, receive = self._send, self._receive
@@ -110,7 +122,7 @@ class Executor:
         except RuntimeError as error:
             raise PeerError(peer, error) from error
 
-    def _program(self, schedule: Schedule, tensor: torch.Tensor) -> Program | _Staged:
+    def _program(self, schedule: Schedule, tensor: torch.Tensor) -> _Direct | _Staged:
         key = (schedule.collective, schedule.algorithm, schedule.root, tensor.numel(), tensor.dtype)
         found = self._programs.get(key)
         if found is not None:
@@ -118,9 +130,10 @@ class Executor:
             return found
         numel, itemsize = tensor.numel(), tensor.element_size()
         compiled = compile_program(schedule, self._rank, numel, itemsize, self._block_bytes)
-        program: Program | _Staged = compiled
+        direct = _Direct(compiled, _tag_base(key))
+        program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
-            program = _Staged(compiled, numel, tensor.dtype)
+            program = _Staged(direct, numel, tensor.dtype)
             self._staged_bytes += program.nbytes
         self._programs[key] = program
         while len(self._programs) > 1 and (
@@ -138,14 +151,25 @@ class Executor:
         return self._scratch[:nbytes].view(dtype)
 
 
-def _bind(program: Program, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
+def _tag_base(key: tuple[object, ...]) -> int:
+    """Return the part of the tags that is the same for equal collectives alone.
+
+    Gloo ends the process when a message meets a receive of another size. Messages of ranks that
+    disagree about the collective do not meet; the watch finds out why they wait.
+    """
+    return (zlib.crc32(repr(key).encode()) & _TAG_HASH) << _TAG_BITS
+
+
+def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
+    program, base = direct
+
     def view(region: Region) -> torch.Tensor:
         return (scratch if region.scratch else buffer)[region.start : region.stop]
 
     code: _Code = []
     for op, index, region, source, peer, tag in program.instructions:
         if op in (Op.POST, Op.SEND):
-            code.append((int(op), index, [view(region)], peer, tag))
+            code.append((int(op), index, [view(region)], peer, base | (tag & _TAG_MASK)))
         elif op in (Op.ADD, Op.COPY):
             code.append((int(op), index, view(region), view(source), tag))
         else:

@@ -9,7 +9,6 @@ because they are dead or never came. See :func:`blame`.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +56,11 @@ class Call(msgspec.Struct, frozen=True):
     number: int
     numel: int = 0
     dtype: str = ""
+
+    def differs(self, other: Call) -> bool:
+        """Say whether two ranks' same collective by count is not the same collective."""
+        same_place = (self.channel, self.number) == (other.channel, other.number)
+        return same_place and self != other
 
     @property
     def title(self) -> str:
@@ -129,11 +133,35 @@ class Board:
         if post.kind != "left":
             self._store.set("failed", "")
 
+    def announce(self, call: Call) -> None:
+        """Publish what this rank has been doing for a while.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        key = f"at/{call.channel}/{self._rank}"
+        self._store.set(key, msgspec.json.encode(call).decode())
+
+    def disagrees(self, call: Call) -> bool:
+        """Say whether some rank has announced another collective in the place of ``call``.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        keys = [f"at/{call.channel}/{rank}" for rank in self.ranks if rank != self._rank]
+        return any(
+            call.differs(msgspec.json.decode(self._store.get(key), type=Call))
+            for key in keys
+            if self._store.check([key])
+        )
+
     def failed(self) -> bool:
-        """Say whether any rank has posted a failure; ``False`` when the store is gone."""
-        with contextlib.suppress(RuntimeError):
-            return bool(self._store.check(["failed"]))
-        return False
+        """Say whether any rank has posted a failure.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        return self._store.check(["failed"])
 
     def read(self, known: Mapping[int, Post]) -> dict[int, Post]:
         """Return the posts there are, asking only for those not in ``known``.
@@ -190,6 +218,9 @@ def blame(posts: Mapping[int, Post], rank: int, world_size: int) -> Verdict:
     if faulty:
         listed = "; ".join(f"rank {peer} failed by itself: {failed[peer].text}" for peer in faulty)
         return Verdict(faulty, listed)
+    different = _blame_different(failed)
+    if different is not None:
+        return different
     ends = _chain_ends(failed, rank)
     if not ends:
         ends = set(range(world_size)) - failed.keys()
@@ -238,14 +269,21 @@ def _blame_absent(
     return Verdict(ends, "; ".join(sentences))
 
 
+def _blame_different(failed: Mapping[int, Post]) -> Verdict | None:
+    posts = sorted(failed.items())
+    if not any(post.call.differs(other.call) for _, post in posts for _, other in posts):
+        return None
+    groups: dict[str, list[int]] = {}
+    for peer, post in posts:
+        groups.setdefault(post.call.title, []).append(peer)
+    listed = "; ".join(f"{name_ranks(ranks)} in {title}" for title, ranks in groups.items())
+    return Verdict((), f"the ranks were in different collectives: {listed}")
+
+
 def _blame_present(failed: Mapping[int, Post], rank: int) -> Verdict:
     """Return the verdict when every rank failed: one came too late, or a network broke."""
     patient = [peer for peer, post in failed.items() if post.kind == "timeout"]
     others = {peer: post.waited_s for peer, post in failed.items() if post.kind != "timeout"}
-    calls = {(post.call.channel, post.call.label, post.call.numel) for post in failed.values()}
-    if len(calls) > 1:
-        listed = "; ".join(f"rank {peer} in {post.call.title}" for peer, post in failed.items())
-        return Verdict((), f"the ranks were in different collectives: {listed}")
     if patient and others:
         limit_s = max(failed[peer].waited_s for peer in patient)
         late = tuple(

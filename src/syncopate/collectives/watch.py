@@ -4,7 +4,8 @@
 dies, rank 3 fails at once, but rank 0, which waits for rank 3, would sit out its whole time limit.
 So a rank that fails closes all its connections, which fails its neighbours, and theirs. A rank
 that the chain does not reach learns it from the board: a thread looks there while a collective
-takes long, and closes the connections from this side.
+takes long, and closes the connections from this side. The same thread announces the collective
+that takes long, and finds there when another rank is in a different one.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Watch:
         self._board = Board(store, rank, world_size)
         self._broken: tuple[str, Verdict] | None = None
         self._diagnosing = threading.Lock()
-        self._running: dict[int, float] = {}
+        self._running: dict[int, tuple[float, Call]] = {}
+        self._announced: dict[int, Call] = {}
         self._closed = threading.Event()
         thread = threading.Thread(target=self._look, name="syncopate-watch", daemon=True)
         thread.start()
@@ -81,7 +83,7 @@ class Watch:
         """
         self.require_whole(call)
         began_s = time.perf_counter()
-        self._running[call.channel] = began_s
+        self._running[call.channel] = began_s, call
         try:
             return work()
         except SyncopateError as error:
@@ -153,10 +155,27 @@ class Watch:
     def _look(self) -> None:
         while not self._closed.wait(_LOOK_S):
             now_s = time.perf_counter()
-            slow = any(now_s - began_s > _LOOK_S for began_s in list(self._running.values()))
-            if slow and self._broken is None and self._board.failed():
-                self.interrupt()
-                return
+            slow = [
+                call for began_s, call in list(self._running.values()) if now_s - began_s > _LOOK_S
+            ]
+            if not slow or self._broken is not None:
+                continue
+            try:
+                if self._trouble(slow):
+                    self.interrupt()
+                    return
+            except RuntimeError:
+                return  # without a store there is nothing to look at
+
+    def _trouble(self, slow: list[Call]) -> bool:
+        """Say whether the collectives ``slow`` cannot finish; tell the others what they are."""
+        if self._board.failed():
+            return True
+        for call in slow:
+            if self._announced.get(call.channel) != call:
+                self._announced[call.channel] = call
+                self._board.announce(call)
+        return any(self._board.disagrees(call) for call in slow)
 
 
 def _without_store(post: Post, closed: tuple[int, ...], error: RuntimeError) -> Verdict:
