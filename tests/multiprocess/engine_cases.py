@@ -156,3 +156,17 @@ def average(tensors: Iterable[Tensor]) -> list[Tensor]:
 def data(rank: int, step: int, *shape: int) -> Tensor:
     """A batch that differs by rank and step."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 * step + rank))
+
+
+def mlp(width: int = 8) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
+
+
+def run_case(case: Callable[[int], None], rank: int) -> None:
+    """Run one case on this rank; a failure says which it was."""
+    try:
+        case(rank)
+    except Exception as error:
+        error.add_note(f"in case {case.__name__}")
+        raise
+    dist.barrier()

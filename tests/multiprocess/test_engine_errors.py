@@ -104,88 +104,66 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
     ]
 
 
-def _refused_models(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
-    def built(change: Callable[[nn.Module], Any]) -> Any:
-        model = _model()
-        changed = change(model)
-        return _distribute(changed if isinstance(changed, nn.Module) else model)
+Refusal = tuple[str, Callable[[], Any]]
 
-    def twice() -> None:
-        model, optimizer = _distribute(_model(), plan=None)
-        try:
-            _distribute(model, optimizer)
-        finally:
-            model.syncopate.detach()
 
+def _built(change: Callable[[nn.Module], Any]) -> Any:
+    model = _model()
+    changed = change(model)
+    return _distribute(changed if isinstance(changed, nn.Module) else model)
+
+
+def _twice() -> None:
+    model, optimizer = _distribute(_model())
+    try:
+        _distribute(model, optimizer)
+    finally:
+        model.syncopate.detach()
+
+
+def _refused_models() -> list[Refusal]:
     deep = nn.Sequential(nn.Linear(2, 2))
-    one_rank = rank == 1
+    stray = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    lookup = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    return [
+        ("no trainable parameter among its 6", lambda: _built(lambda m: m.requires_grad_(False))),
+        ("no trainable parameter among its 0", lambda: _distribute(nn.ReLU(), stray)),
+        ("the model is wrapped in Distr", lambda: _built(DistributedDataParallel)),
+        ("its module '0' is wrapped", lambda: _distribute(nn.Sequential(_wrapped(deep)))),
+        ("the model is distributed already", _twice),
+        (
+            "'0.weight' has no shape yet",
+            lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), stray),
+        ),
+        ("meta device", lambda: _distribute(nn.Linear(2, 2, device="meta"), stray)),
+        ("'0' is an embedding with sparse=True", lambda: _distribute(lookup)),
+    ]
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def _refused_differences(rank: int) -> list[Refusal]:
+    other = rank == 1
+    fewer = nn.Sequential(*list(_model())[: 3 - rank])
+    more = nn.Sequential(*_model(), *[nn.Linear(2, 2)] * rank)
     return [
         (
-            EngineError,
-            "no trainable parameter among its 6",
-            lambda: built(lambda m: m.requires_grad_(False)),
-        ),
-        (
-            EngineError,
-            "no trainable parameter among its 0",
-            lambda: _distribute(nn.ReLU(), torch.optim.SGD([nn.Parameter(torch.ones(1))])),
-        ),
-        (
-            EngineError,
-            "the model is wrapped in DistributedDataParallel",
-            lambda: built(DistributedDataParallel),
-        ),
-        (
-            EngineError,
-            "its module '0' is wrapped",
-            lambda: built(lambda m: nn.Sequential(DistributedDataParallel(deep))),
-        ),
-        (EngineError, "the model is distributed already", twice),
-        (
-            EngineError,
-            "'0.weight' has no shape yet",
-            lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), _sgd(deep)),
-        ),
-        (
-            EngineError,
-            "meta device",
-            lambda: _distribute(nn.Linear(2, 2, device="meta"), _sgd(deep)),
-        ),
-        (
-            EngineError,
-            "'0' is an embedding with sparse=True",
-            lambda: built(lambda m: nn.Sequential(nn.Embedding(3, 2, sparse=True))),
-        ),
-        (
-            EngineError,
             r"rank 1 differs.*'0.weight' is shape \(5, 8\).*there.*\(4, 8\)",
             lambda: _distribute(_model(4 + rank)),
         ),
+        ("rank 1 differs.*it has no parameter '2.weight'", lambda: _distribute(fewer)),
         (
-            EngineError,
-            "rank 1 differs.*it has no parameter '2.weight'",
-            lambda: _distribute(nn.Sequential(*list(_model())[: 3 - rank])),
-        ),
-        (
-            EngineError,
             "rank 1 differs.*it has parameter '3.weight', which rank 0 has not",
-            lambda: _distribute(nn.Sequential(*_model(), *[nn.Linear(2, 2)] * rank)),
+            lambda: _distribute(more),
         ),
         (
-            EngineError,
             "rank 1 differs.*frozen",
-            lambda: built(lambda m: m[0].requires_grad_(not one_rank) and None),
+            lambda: _built(lambda m: m[0].requires_grad_(not other) and None),
         ),
-        (
-            EngineError,
-            "rank 1 differs.*float64",
-            lambda: built(lambda m: m.double() if one_rank else m),
-        ),
-        (
-            EngineError,
-            "no trainable parameter",
-            lambda: built(lambda m: m.requires_grad_(not one_rank)),
-        ),
+        ("rank 1 differs.*float64", lambda: _built(lambda m: m.double() if other else m)),
+        ("no trainable parameter", lambda: _built(lambda m: m.requires_grad_(not other))),
     ]
 
 
@@ -198,7 +176,8 @@ def _error_of(attempt: Callable[[], Any]) -> Exception | None:
 
 
 def _refuses(rank: int, world_size: int) -> int:
-    rows = [*_refused_arguments(rank), *_refused_models(rank)]
+    models = [*_refused_models(), *_refused_differences(rank)]
+    rows = [*_refused_arguments(rank), *((EngineError, *row) for row in models)]
     for kind, pattern, attempt in rows:
         error = _error_of(attempt)
         assert error is not None, f"nothing was refused where {pattern!r} should have been"

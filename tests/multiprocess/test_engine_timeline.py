@@ -7,15 +7,14 @@ from typing import Any
 import torch
 
 from syncopate.timeline import Timeline
-from tests.multiprocess.engine_cases import Pair, data
+from tests.multiprocess.engine_cases import Pair, data, mlp
 from tests.multiprocess.harness import run_ranks
-from tests.multiprocess.test_engine_semantics import _mlp
 
 SIZES = [2, 3, 1]
 
 
 def _record(rank: int, world_size: int) -> Timeline:
-    pair = Pair(rank, _mlp, sizes=SIZES)
+    pair = Pair(rank, mlp, sizes=SIZES)
     model, optimizer = pair.model, pair.optimizer
     engine = model.syncopate
 

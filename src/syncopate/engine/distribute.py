@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -70,40 +70,66 @@ def distribute(
         >>> model, optimizer = distribute(model, optimizer)  # doctest: +SKIP
     """
     require_process_group(model, timeout_s)
+    asked = _Asked(plan, cluster, policy, channels)
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
-        trainables = together(communicator, lambda: _require_sound(model, optimizer))
-        together(communicator, lambda: _require_arguments(communicator, cluster, policy, channels))
-        require_same(communicator, _facts(model, plan, cluster, policy, channels))
-        slots = tuple(module_buffers(model))
-        broadcast_tensors(
-            communicator, [p.data for p in model.parameters()] + [slot.tensor for slot in slots]
-        )
-        engine = Engine(
-            model,
-            optimizer,
-            trainables=trainables,
-            slots=slots,
-            group=group,
-            communicator=communicator,
-            timeout_s=timeout_s,
-        )
+        engine = _build(model, optimizer, asked, communicator, group)
     except BaseException:
         communicator.close()
         raise
     try:
-        if plan is not None:
-            engine.install(plan)
-        else:
-            name = type(model).__name__
-            engine.adopt(first_plan(name, engine.tensors, communicator.world_size))
-            SelfPlanner(engine, name, cluster, policy, channels).start()
-        together(communicator, lambda: modules.attach(model, engine))
+        _start(engine, model, asked)
     except BaseException:
         engine.detach()
         raise
     return model, optimizer
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How the user wants the plan to come about."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    policy: str
+    channels: int
+
+
+def _build(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    asked: _Asked,
+    communicator: Communicator,
+    group: dist.ProcessGroup | None,
+) -> Engine:
+    """Check everything on every rank, make all ranks start alike, and return the engine."""
+    trainables = together(communicator, lambda: _require_sound(model, optimizer))
+    together(communicator, lambda: _require_arguments(communicator, asked))
+    require_same(communicator, _facts(model, asked))
+    slots = tuple(module_buffers(model))
+    broadcast_tensors(
+        communicator, [p.data for p in model.parameters()] + [slot.tensor for slot in slots]
+    )
+    return Engine(
+        model,
+        optimizer,
+        trainables=trainables,
+        slots=slots,
+        group=group,
+        communicator=communicator,
+    )
+
+
+def _start(engine: Engine, model: nn.Module, asked: _Asked) -> None:
+    """Give the engine its first plan and attach it."""
+    if asked.plan is not None:
+        engine.install(asked.plan)
+    else:
+        name = type(model).__name__
+        engine.adopt(first_plan(name, engine.tensors, engine.communicator.world_size))
+        SelfPlanner(engine, name, asked.cluster, asked.policy, asked.channels).start()
+    together(engine.communicator, lambda: modules.attach(model, engine))
 
 
 def _require_sound(model: nn.Module, optimizer: object) -> tuple[Trainable, ...]:
@@ -183,12 +209,11 @@ def _require_optimizer(optimizer: object, model: nn.Module) -> None:
                 )
 
 
-def _require_arguments(
-    communicator: Communicator, cluster: Cluster | None, policy: str, channels: int
-) -> None:
-    require_policy(policy)
-    if not isinstance(channels, int) or channels < 1:
-        raise InvalidValueError("channels", channels, "an integer >= 1")
+def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
+    require_policy(asked.policy)
+    if not isinstance(asked.channels, int) or asked.channels < 1:
+        raise InvalidValueError("channels", asked.channels, "an integer >= 1")
+    cluster = asked.cluster
     if cluster is None:
         return
     if not isinstance(cluster, Cluster):
@@ -200,17 +225,12 @@ def _require_arguments(
         )
 
 
-def _facts(
-    model: nn.Module, plan: Plan | None, cluster: Cluster | None, policy: str, channels: int
-) -> list[Fact]:
-    given: Iterable[Fact] = (
-        ("whether plan= is given", plan is not None),
-        ("whether cluster= is given", cluster is not None),
-        ("policy", policy),
-        ("channels", channels),
-    )
+def _facts(model: nn.Module, asked: _Asked) -> list[Fact]:
     return [
-        *given,
+        ("whether plan= is given", asked.plan is not None),
+        ("whether cluster= is given", asked.cluster is not None),
+        ("policy", asked.policy),
+        ("channels", asked.channels),
         *tensor_facts("parameter", model.named_parameters()),
         *tensor_facts("buffer", model.named_buffers()),
     ]

@@ -38,7 +38,6 @@ class Engine:
         slots: the model's buffers.
         group: the ranks; None for all.
         communicator: joins them.
-        timeout_s: limit of every collective.
 
     Attributes:
         workload: what self-planning measured of the model; None until then.
@@ -53,14 +52,12 @@ class Engine:
         slots: tuple[BufferSlot, ...],
         group: dist.ProcessGroup | None,
         communicator: Communicator,
-        timeout_s: float,
     ) -> None:
         self.workload: Workload | None = None
         self._model = model
         self._trainables = trainables
         self._slots = slots
         self._group = group
-        self._timeout_s = timeout_s
         self._plan: Plan | None = None
         self._inside = False
         self._communicators = [communicator]
@@ -216,7 +213,7 @@ class Engine:
         if plan.channels > self.communicator.channels:
             # The one before stays open: a user may hold it.
             self._reducer.communicator = Communicator(
-                self._group, channels=plan.channels, timeout_s=self._timeout_s
+                self._group, channels=plan.channels, timeout_s=self.communicator.timeout_s
             )
             self._communicators.append(self.communicator)
         by_name = {trainable.name: trainable for trainable in self._trainables}

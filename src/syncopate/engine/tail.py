@@ -4,14 +4,14 @@ Behind the gradients of the last bucket travel, in this order:
 
 - one element per parameter: on how many ranks this backward reached it;
 - one element per rank: 1 when its backward failed half-way;
-- the module's buffers: rank 0 contributes its values and every other rank zeros, so the sum is
-  rank 0's value, exactly.
+- the module's buffers: rank 0 contributes its values and every other rank negative zeros, so the
+  sum is rank 0's value, exactly.
 
 [Note: Exact buffers in a sum of floats]
-``x + 0 == x`` holds for every float, infinity and NaN included, so a buffer whose dtype the
-element type holds without loss travels as it is. Of any other, such as batch normalisation's int64
-``num_batches_tracked``, each byte travels as one element: every integer up to 255 is exact even in
-bfloat16.
+``x + -0.0`` is ``x`` for every float, either zero, infinities and NaN included, so a buffer whose
+dtype the element type holds without loss travels as it is. Of any other, such as batch
+normalisation's int64 ``num_batches_tracked``, each byte travels as one element: every integer up to
+255 is exact even in bfloat16.
 
 Large buffers (attention masks, tables) are cheaper in a broadcast, which moves every byte once;
 :attr:`Tail.broadcast` lists them.
@@ -111,7 +111,7 @@ class Tail:
         if failed:
             head[self._parameters + self._rank] = 1
         if self._rank:
-            self._tail[self._head :].zero_()
+            self._tail[self._head :].fill_(-0.0)
             return
         if self._direct:
             torch._foreach_copy_(self._places, [slot.tensor for slot in self._direct])

@@ -1,0 +1,150 @@
+"""What else torch does around a training step: precision, recomputation, compilation, copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.multiprocess.engine_cases import Pair, average, data, mlp, run_case
+from tests.multiprocess.harness import run_ranks
+
+
+def _mixed_precision(rank: int) -> None:
+    pair = Pair(rank, mlp, sizes=[3, 3])
+    scalers = {id(pair.model): torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)}
+    scalers[id(pair.reference)] = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+    for step in range(5):
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            scaler = scalers[id(model)]
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(data(rank, step, 4, 8)).float().square().mean()
+            if step == 2 and rank == 1:
+                loss = loss * float("inf")  # one rank overflows, every rank must skip
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+
+        pair.run(train)
+        if step != 2:
+            pair.check(tolerance=1e-4)
+    own, theirs = scalers.values()
+    assert own.get_scale() == theirs.get_scale()
+    pair.close()
+
+
+def _checkpointing(rank: int) -> None:
+    class Blocks(nn.Module):
+        def __init__(self, reentrant: bool) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+            self.reentrant = reentrant
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = checkpoint(block, x, use_reentrant=self.reentrant).relu()
+            return x
+
+    for reentrant in (False, True):
+        pair = Pair(rank, partial(Blocks, reentrant), sizes=[1, 3, 2])
+
+        def train(model: Any, optimizer: Any) -> None:
+            optimizer.zero_grad()
+            model(data(rank, 0, 4, 8).requires_grad_()).square().mean().backward()
+            optimizer.step()
+
+        for _ in range(2):
+            pair.run(train)
+            pair.check()
+        pair.close()
+    # The whole model recomputed inside backward is no new forward.
+    pair = Pair(rank, mlp, sizes=[6])
+    plain = copy.deepcopy(pair.model)
+    for model in (pair.model, plain):
+        checkpoint(model, data(rank, 0, 4, 8), use_reentrant=False).square().mean().backward()
+    for parameter, gradient in zip(
+        pair.model.parameters(), average(p.grad for p in plain.parameters()), strict=True
+    ):
+        torch.testing.assert_close(parameter.grad, gradient)
+    pair.close()
+
+
+def _gradient_penalty(rank: int) -> None:
+    pair = Pair(rank, lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)))
+    model = pair.model
+    plain = copy.deepcopy(model)
+    for network in (model, plain):
+        inputs = data(rank, 0, 4, 8).requires_grad_()
+        score = network(inputs).sum()
+        (slope,) = torch.autograd.grad(score, inputs, create_graph=True)
+        (score + slope.square().sum()).backward()
+    for parameter, own in zip(model.parameters(), plain.parameters(), strict=True):
+        if own.grad is not None:
+            torch.testing.assert_close(parameter.grad, average([own.grad])[0])
+    pair.close()
+
+
+def _compiled(rank: int) -> None:
+    for compiled in (
+        lambda model: torch.compile(model, backend="aot_eager"),
+        lambda model: (model.compile(backend="aot_eager"), model)[1],
+    ):
+        pair = Pair(rank, mlp, sizes=[2, 4])
+        wrapped = compiled(pair.model)
+        for step in range(2):
+            for model, optimizer in (
+                (wrapped, pair.optimizer),
+                (pair.reference, pair.reference_optimizer),
+            ):
+                optimizer.zero_grad()
+                model(data(rank, step, 4, 8)).square().mean().backward()
+                optimizer.step()
+            pair.check()
+        pair.close()
+        torch._dynamo.reset()
+
+
+def _still_the_same_module(rank: int) -> None:
+    pair = Pair(rank, mlp)
+    model = pair.model
+    assert isinstance(model, nn.Sequential)
+    keys = list(mlp().state_dict())
+    assert list(model.state_dict()) == keys
+    model(data(rank, 0, 4, 8)).sum().backward()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(twin) is nn.Sequential
+        assert list(twin.state_dict()) == keys
+        twin(data(rank, 0, 4, 8)).sum().backward()  # on its own, nobody waits
+    model.syncopate.detach()
+    assert type(model) is nn.Sequential
+    assert not hasattr(model, "syncopate")
+    model.zero_grad()
+    if rank == 0:
+        model(data(rank, 0, 4, 8)).sum().backward()
+        assert model[0].weight.grad is not None
+
+
+CASES = (
+    _mixed_precision,
+    _checkpointing,
+    _gradient_penalty,
+    _compiled,
+    _still_the_same_module,
+)
+
+
+def _every_case(rank: int, world_size: int) -> None:
+    for case in CASES:
+        run_case(case, rank)
+
+
+def test_every_habit_of_torch_is_understood() -> None:
+    run_ranks(_every_case, 2, timeout_s=240)

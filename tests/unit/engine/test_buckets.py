@@ -1,0 +1,86 @@
+"""Flat buffers: gradients become views, whatever their shape, strides or history."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from syncopate.engine.buckets import FlatBuffer, Trainable, build_buckets
+from syncopate.errors import EngineError
+from syncopate.plan import Bucket, Plan
+from syncopate.workload import fingerprint
+
+
+def _trainables(*parameters: nn.Parameter) -> list[Trainable]:
+    return [Trainable(index, f"p{index}", p) for index, p in enumerate(parameters)]
+
+
+def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
+    parameters = [
+        nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)),
+        nn.Parameter(torch.randn(4, 3).t()),
+        nn.Parameter(torch.randn(1, 3).expand(2, 3).contiguous()[:, ::2]),  # not dense
+        nn.Parameter(torch.tensor(1.0)),
+        nn.Parameter(torch.zeros(0, 3)),
+    ]
+    flat = FlatBuffer(_trainables(*parameters), tail_elements=2)
+    assert flat.wire.numel() == sum(p.numel() for p in parameters) + 2
+    assert flat.nbytes == flat.wire.numel() * 4
+    for index, (parameter, view) in enumerate(zip(parameters, flat.views, strict=True)):
+        assert view.shape == parameter.shape
+        if index in (0, 1):
+            assert view.stride() == parameter.stride()
+        parameter.grad = torch.full_like(parameter, index + 1.0)
+    flat.gather()
+    assert flat.wire.tolist() == [1.0] * 120 + [2.0] * 12 + [3.0] * 4 + [4.0] + [0.0] * 2
+    assert all(p.grad is view for p, view in zip(parameters, flat.views, strict=True))
+
+
+def test_gather_copies_the_fresh_and_leaves_the_accumulated() -> None:
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    flat = FlatBuffer(_trainables(*parameters))
+    flat.wire.fill_(9.0)
+    parameters[0].grad = torch.tensor([1.0, 2.0])
+    parameters[1].grad = flat.views[1]
+    flat.gather()
+    assert flat.wire.tolist() == [1.0, 2.0, 9.0, 9.0, 0.0, 0.0]
+    assert parameters[2].grad is None
+
+
+def test_complex_gradients_travel_as_real_numbers() -> None:
+    parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    flat = FlatBuffer(_trainables(parameter), tail_elements=1)
+    parameter.grad = torch.tensor([1 + 2j, 3 - 4j])
+    flat.gather()
+    assert flat.wire.tolist() == [1.0, 2.0, 3.0, -4.0, 0.0, 0.0]
+    assert flat.tail.numel() == 2
+
+
+def test_sparse_gradients_are_refused() -> None:
+    parameter = nn.Parameter(torch.zeros(3, 2))
+    parameter.grad = torch.sparse_coo_tensor([[0]], torch.ones(1, 2), (3, 2))
+    with pytest.raises(EngineError, match=r"gradient of 'p0' has layout torch.sparse_coo"):
+        FlatBuffer(_trainables(parameter)).gather()
+
+
+def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.float16]
+    trainables = _trainables(*(nn.Parameter(torch.zeros(2, dtype=dtype)) for dtype in dtypes))
+    tensors = [(t.name, 2, str(t.parameter.dtype).removeprefix("torch.")) for t in trainables]
+    plan = Plan(
+        model="m",
+        fingerprint=fingerprint(tensors),
+        world_size=1,
+        policy="by hand",
+        buckets=(
+            Bucket(tensors=("p3",), nbytes=4, algorithm="ring"),
+            Bucket(tensors=("p2", "p1", "p0"), nbytes=32, algorithm="native"),
+        ),
+    )
+    first, last = build_buckets(plan, trainables, tail_elements=5)
+    assert [part.wire.dtype for part in first.parts] == [torch.float16]
+    assert first.parts[0].averaged_before
+    assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
+    assert [part.tail.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
+    assert (last.size, last.nbytes, last.algorithm) == (3, 16 + 16 + 40, "native")

@@ -1,0 +1,96 @@
+"""Outputs are found wherever a model hides them; agreement names the first difference."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from syncopate.engine.agreement import require_same, tensor_facts, together
+from syncopate.engine.module import output_tensors
+from syncopate.engine.selfplan import first_plan, safe_plan
+from syncopate.errors import EngineError
+from syncopate.units import MIB
+
+Pair = collections.namedtuple("Pair", "left right")
+
+
+@dataclasses.dataclass
+class _Output:
+    logits: Any
+    extra: Any = None
+
+
+def test_output_tensors() -> None:
+    a, b, c = (torch.ones(1) for _ in range(3))
+    assert output_tensors(a) == [a]
+    for output in (
+        [a, (b, {"c": c})],
+        Pair(a, _Output(b, extra=Pair(c, "text"))),
+        SimpleNamespace(items=[a, {b}], deep=SimpleNamespace(c=c)),
+    ):
+        assert {id(t) for t in output_tensors(output)} == {id(a), id(b), id(c)}
+    normal = torch.distributions.Normal(a, b)
+    assert {id(a)} <= {id(t) for t in output_tensors(normal)} | {id(normal.loc)}
+    loop: list[Any] = [a, a]
+    loop.append(loop)
+    assert len(output_tensors(loop)) == 1
+    assert output_tensors([None, 3, "text", nn.Linear(1, 1), int]) == []
+
+
+class _Ranks:
+    """A communicator whose other ranks say what they are told to."""
+
+    def __init__(self, *others: Any) -> None:
+        self.others = list(others)
+
+    def all_gather_object(self, obj: Any) -> list[Any]:
+        other = self.others.pop(0) if self.others else obj
+        return [obj, other]
+
+
+def test_together() -> None:
+    assert together(_Ranks(), lambda: 7) == 7  # type: ignore[arg-type]
+    with pytest.raises(EngineError, match="rank 1 refuses: too cold"):
+        together(_Ranks("too cold"), lambda: 7)  # type: ignore[arg-type]
+    with pytest.raises(ZeroDivisionError):
+        together(_Ranks(), lambda: 1 // 0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "difference"),
+    [
+        ([("x", 1), ("y", 3)], "y is 3 there and 2 on rank 0"),
+        ([("x", 1)], "it has no y"),
+        ([("x", 1), ("y", 2), ("z", 0)], "it has z, which rank 0 has not"),
+        ([("y", 2), ("x", 1)], "the same parts stand in another order"),
+    ],
+)
+def test_the_first_difference_is_named(theirs: Any, difference: str) -> None:
+    with pytest.raises(EngineError, match=f"rank 1 differs from rank 0: {difference}"):
+        require_same(_Ranks("another digest", theirs), [("x", 1), ("y", 2)])  # type: ignore[arg-type]
+
+
+def test_tensor_facts_tell_layout_and_frozenness() -> None:
+    model = nn.Linear(2, 3)
+    model.bias.requires_grad_(False)
+    assert tensor_facts("parameter", model.named_parameters()) == [
+        ("parameter 'weight'", "shape (3, 2), strides (2, 1), torch.float32"),
+        ("parameter 'bias'", "shape (3,), strides (1,), torch.float32, frozen"),
+    ]
+
+
+def test_the_safe_plan_is_ddps() -> None:
+    quarter = MIB // 4
+    tensors = [(f"p{i}", quarter, "float32") for i in range(60)]  # 1 MiB each
+    plan = safe_plan("m", tensors, 4)
+    assert [len(bucket.tensors) for bucket in plan.buckets] == [1, 25, 25, 9]
+    assert {bucket.algorithm for bucket in plan.buckets} == {"native"}
+    assert plan.buckets[0].tensors == ("p0",)
+    assert first_plan("m", tensors, 4).buckets[0].tensors == ("p59",)
+    plan.require_fit(tensors, 4)
