@@ -36,10 +36,10 @@ $(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
 	  echo "error: cannot make $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "==> [2/3] torch, the large one: a few minutes on the first run"
-	@$(BIN)/python -m pip install --quiet --progress-bar on $(PIP_ARGS) \
+	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	@echo "==> [3/3] syncopate and its tools"
-	@$(BIN)/python -m pip install --quiet --progress-bar on $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
 	@touch $@
 	@echo "==> ready"
 

@@ -6,8 +6,9 @@ Run it as ``make docs``; a test fails while the file is not what this would writ
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -73,17 +74,32 @@ def _networks() -> str:
 
 
 def _commands() -> str:
-    group = typer.main.get_command(app)
     lines = ["## Commands\n"]
-    for name, command in group.commands.items():
-        lines.append(f"### syncopate {name}\n")
+    for name, command in commands():
+        lines.append(f"### {name}\n")
         lines.append(_usage(command.help or "") + "\n")
-        rows = (
+        rows = [
             (_names(parameter), _default(parameter), parameter.help or "")
             for parameter in command.params
-        )
-        lines.append(_table(("option", "default", ""), rows))
+        ]
+        if rows:
+            lines.append(_table(("option", "default", ""), rows))
     return "\n".join(lines)
+
+
+def commands() -> Iterator[tuple[str, typer.core.TyperCommand]]:
+    """Yield every command with its full name, such as ``"syncopate plan"``."""
+
+    def walk(name: str, group: typer.core.TyperGroup) -> Iterator[tuple[str, Any]]:
+        for own, command in group.commands.items():
+            if isinstance(command, typer.core.TyperGroup):
+                yield from walk(f"{name} {own}", command)
+            else:
+                yield f"{name} {own}", command
+
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return walk("syncopate", group)
 
 
 def _usage(text: str) -> str:

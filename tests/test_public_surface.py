@@ -9,15 +9,14 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
-import typer
-
 import syncopate
 from syncopate.artifacts import Artifact
-from syncopate.cli.app import app
 
+REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
 
@@ -58,7 +57,7 @@ def _signature(value: Any) -> str:
 
 
 def _commands() -> dict[str, Any]:
-    group = typer.main.get_command(app)
+    commands = runpy.run_path(str(REPOSITORY / "docs" / "generate.py"))["commands"]()
     return {
         name: {
             " ".join([*parameter.opts, *parameter.secondary_opts]): {
@@ -67,7 +66,7 @@ def _commands() -> dict[str, Any]:
             }
             for parameter in command.params
         }
-        for name, command in {"": group, **group.commands}.items()
+        for name, command in commands
     }
 
 

@@ -34,6 +34,7 @@ RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 """Environment variable: the folder in which ranks that ``start_local`` started meet and report."""
 
 _GRACE_S = 5.0
+_INTERRUPTED_GRACE_S = 1.0
 _POLL_S = 0.05
 
 
@@ -92,14 +93,16 @@ def start_local(world_size: int, arguments: Sequence[str]) -> int:
     """
     with tempfile.TemporaryDirectory(prefix="syncopate-") as folder, _ended_by_sigterm():
         ranks: list[subprocess.Popen[bytes]] = []
+        grace_s = _INTERRUPTED_GRACE_S
         try:
             for rank in range(world_size):
                 ranks.append(_start(rank, world_size, arguments, folder))
             failed = _wait(ranks)
+            grace_s = _GRACE_S
         except KeyboardInterrupt:
             return 130
         finally:
-            _end(ranks)
+            _end(ranks, grace_s)
         if failed is None:
             return 0
         code = ranks[failed].returncode
@@ -197,7 +200,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> int | None:
         time.sleep(_POLL_S)
 
 
-def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(ranks: Sequence[subprocess.Popen[bytes]], grace_s: float) -> None:
     """End what still runs: wait a little for it to notice, then ask, then insist."""
     if all(rank.poll() == 0 for rank in ranks):
         return
@@ -205,7 +208,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
         alive = [rank for rank in ranks if rank.poll() is None]
         for rank in alive:
             ask(rank)
-        deadline = time.monotonic() + _GRACE_S
+        deadline = time.monotonic() + grace_s
         for rank in alive:
             try:
                 rank.wait(max(0.0, deadline - time.monotonic()))

@@ -6,13 +6,13 @@ import json
 import sys
 
 import pytest
-from tests.unit import examples
 
 import syncopate
 from syncopate.cli import main
 from syncopate.errors import PlanError
 from syncopate.plan import Plan
 from syncopate.planning.registry import POLICIES
+from tests.unit import examples
 
 
 @pytest.fixture
@@ -37,12 +37,19 @@ def test_version(run):
     assert run("--version") == (0, f"syncopate {syncopate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["", "calibrate", "profile", "plan", "demo"])
+@pytest.mark.parametrize("command", ["calibrate", "profile", "plan", "demo"])
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
     assert code == 0
     assert "Usage: syncopate" in out
-    assert ("For example:" in out) == bool(command)
+    assert "For example:" in out
+
+
+def test_the_help_lists_every_command(run):
+    code, out, _ = run("--help")
+    assert code == 0
+    assert all(name in out for name in ("demo", "calibrate", "profile", "plan", "lab"))
+    assert run("")[1].strip() == out.strip()
 
 
 def test_plan_compares_every_policy_and_writes_the_chosen_plan(run):

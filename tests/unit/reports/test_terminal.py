@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.unit import examples
 
 from syncopate.cluster import Cluster
 from syncopate.reports import terminal
+from tests.unit import examples
 
 
 def _rows(table):
