@@ -8,10 +8,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch.utils.checkpoint import checkpoint
 
-from tests.multiprocess.engine_cases import Pair, average, data, mlp, run_case
+from syncopate.engine import distribute
+from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, average, data, mlp, plan_of, run_case
 from tests.multiprocess.harness import run_ranks
 
 
@@ -92,12 +95,37 @@ def _gradient_penalty(rank: int) -> None:
     pair.close()
 
 
+class _Net(nn.Module):
+    """Its own forward: torch.compile passes over torch's own containers when they come first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
 def _compiled(rank: int) -> None:
-    for compiled in (
-        lambda model: torch.compile(model, backend="aot_eager"),
-        lambda model: (model.compile(backend="aot_eager"), model)[1],
-    ):
-        pair = Pair(rank, mlp, sizes=[2, 4])
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    def in_place(model: Any) -> Any:
+        model.compile(backend=backend)
+        return model
+
+    def first(model: Any) -> Any:
+        model.syncopate.detach()
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        plan = plan_of(compiled, dist.get_world_size(), [2, 4])
+        return distribute(compiled, optimizer, plan=plan, timeout_s=TIMEOUT_S)[0]
+
+    for compiled in (lambda model: torch.compile(model, backend=backend), in_place, first):
+        pair = Pair(rank, _Net, sizes=[2, 4])
         wrapped = compiled(pair.model)
         for step in range(2):
             for model, optimizer in (
@@ -108,7 +136,9 @@ def _compiled(rank: int) -> None:
                 model(data(rank, step, 4, 8)).square().mean().backward()
                 optimizer.step()
             pair.check()
-        pair.close()
+        assert graphs
+        graphs.clear()
+        (wrapped if compiled is first else pair.model).syncopate.detach()
         torch._dynamo.reset()
 
 

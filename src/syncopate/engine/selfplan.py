@@ -26,7 +26,7 @@ from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.functions import LinearCost
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
-from syncopate.errors import CalibrationError, SyncopateError
+from syncopate.errors import CalibrationError, CollectiveError, SyncopateError
 from syncopate.plan import Bucket, Plan
 from syncopate.planning.planner import make_plan
 from syncopate.planning.problem import Problem
@@ -102,6 +102,8 @@ class SelfPlanner:
         measured = yield from self._profile()
         try:
             safe, plan = self._plan(measured)
+        except CollectiveError:
+            raise
         except SyncopateError as error:
             _say(self._engine, f"stays on DDP's buckets, because planning failed: {error}")
             return
