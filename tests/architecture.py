@@ -31,7 +31,7 @@ ARROWS: dict[str, set[str]] = {
     "analysis": VOCABULARY,
     "tracing": VOCABULARY,
     "zoo": VOCABULARY,
-    "lab": VOCABULARY | PURE,
+    "lab": VOCABULARY,
     "collectives": VOCABULARY | PURE | {"tracing"},
     "calibration": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
     "engine": VOCABULARY | PURE | {"calibration", "collectives", "tracing"},
