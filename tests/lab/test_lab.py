@@ -114,7 +114,8 @@ def test_flows_share_an_uplink(lab):
 
 
 def test_senders_to_one_host_share_its_link(lab):
-    assert 0.85 * 200 * MBIT <= _rate(lab, 3_000_000, "0>2", "4>3") <= 200 * MBIT
+    """Either sender could fill the link of host3; the switch's port makes them share it."""
+    assert 0.85 * 50 * MBIT <= _rate(lab, 1_000_000, "4>6", "0>7") <= 50 * MBIT
 
 
 def test_a_slow_host_is_slow(lab):

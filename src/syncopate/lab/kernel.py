@@ -21,10 +21,15 @@ NAMESPACES = Path("/var/run/netns")
 """Where named network namespaces are mounted; ``ip netns`` finds them there too."""
 
 
+_PATIENCE_S = 60
+"""What pyroute2 allows its short-lived processes; its own 2 s are few beside busy ranks."""
+
+
 def add_namespace(name: str) -> None:
     """Make a named network namespace."""
-    from pyroute2 import netns  # noqa: PLC0415 - see the module
+    from pyroute2 import config, netns  # noqa: PLC0415 - see the module
 
+    config.default_communicate_timeout = config.default_create_socket_timeout = _PATIENCE_S
     netns.create(name)
 
 

@@ -72,8 +72,9 @@ class Lab:
         support.require()
         self._stops.install()
         try:
-            self._lock = state.record(self.run_id, self.topology, standing=self._standing)
-            network.build(self.run_id, self.topology)
+            with self._stops.deferred():
+                self._lock = state.record(self.run_id, self.topology, standing=self._standing)
+                network.build(self.run_id, self.topology, checkpoint=self._stops.check)
         except BaseException:
             self._remove()
             raise
@@ -121,7 +122,8 @@ class Lab:
     def counters(self) -> tuple[LinkCounter, ...]:
         """Return what each host's link, then each rack's uplink, has carried so far."""
         self._require_entered()
-        return network.counters(self.run_id, self.topology)
+        with self._stops.deferred():
+            return network.counters(self.run_id, self.topology)
 
     def cluster(self) -> Cluster:
         """Return the cluster this lab emulates, with nominal figures: nothing measured."""
@@ -137,7 +139,7 @@ class Lab:
             raise SyncopateError("this lab does not stand; use it inside `with Lab(topology):`")
 
     def _remove(self) -> None:
-        with self._stops.held():
+        with self._stops.deferred():
             try:
                 state.remove(self.run_id, network.namespaces(self.run_id, self.topology))
             finally:

@@ -23,6 +23,7 @@ No latency is added: that takes netem, which many kernels leave out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from syncopate.artifacts import Record
@@ -92,20 +93,28 @@ def namespaces(run_id: str, topology: Topology) -> tuple[str, ...]:
     return (*(host_namespace(run_id, host) for host in range(topology.hosts)), *switches)
 
 
-def build(run_id: str, topology: Topology) -> None:
+def build(run_id: str, topology: Topology, checkpoint: Callable[[], None]) -> None:
     """Make the namespaces, switches and links of a lab.
 
     What was made before a refusal stays: the caller removes :func:`namespaces` either way.
+
+    Args:
+        run_id: the lab.
+        topology: what to make.
+        checkpoint: called between steps; what it raises ends the making.
 
     Raises:
         SyncopateError: the kernel refused; the message says what was being made, and why.
     """
     for name in namespaces(run_id, topology):
+        checkpoint()
         with explained(f"make the network namespace {name}"):
             add_namespace(name)
     for rack in range(topology.racks):
+        checkpoint()
         _build_rack(run_id, topology, rack)
     if topology.racks > 1:
+        checkpoint()
         _build_core(run_id, topology)
 
 

@@ -216,6 +216,7 @@ class RankGroup:
         self._begin_s = time.monotonic()
         self._failed: int | None = None
         self._deadline_s: float | None = None
+        self._received: list[int] = []
 
     def run(self, command: Sequence[str], base: Mapping[str, str], stops: Stops) -> Outcome:
         """Start ``command`` on every rank and wait until the last has ended.
@@ -229,15 +230,15 @@ class RankGroup:
             How it went; no rank runs any more, whatever happened.
         """
         try:
-            with stops.collected():
+            with stops.deferred():
                 for rank in range(self._topology.world_size):
                     self._start(rank, command, base)
                 while any(running.seconds is None for running in self._ranks):
-                    self._read(_POLL_S, stops)
-                    self._pass_on(stops)
+                    self._read(_POLL_S)
+                    self._pass_on(stops.take())
                     self._stop_late()
-                self._drain(stops)
-                return self._outcome(stops)
+                self._drain()
+                return self._outcome()
         finally:
             self._kill()
             self._selector.close()
@@ -264,14 +265,14 @@ class RankGroup:
         running.exit_descriptor = os.pidfd_open(process.pid)
         self._selector.register(running.exit_descriptor, selectors.EVENT_READ, (running, _EXIT))
 
-    def _read(self, timeout_s: float, stops: Stops) -> bool:
+    def _read(self, timeout_s: float) -> bool:
         """Take what ranks have printed and who has ended; return whether there was anything."""
         events = self._selector.select(timeout_s)
         for key, _ in events:
             running, name = key.data
             if name == _EXIT:
                 self._selector.unregister(key.fd)
-                self._ended(running, stops)
+                self._ended(running)
                 continue
             data = os.read(key.fd, _READ_BYTES)
             buffer = running.buffers[name]
@@ -281,16 +282,17 @@ class RankGroup:
                 self._selector.unregister(key.fd)
         return bool(events)
 
-    def _ended(self, running: _Running, stops: Stops) -> None:
+    def _ended(self, running: _Running) -> None:
         failed = running.process.wait() != 0
         running.seconds = time.monotonic() - self._begin_s
-        if failed and self._failed is None and not stops.received:
+        if failed and self._failed is None and not self._received:
             self._failed = running.rank
             self._allow(self._grace_s)
 
-    def _pass_on(self, stops: Stops) -> None:
-        for number in stops.take():
-            insisting = self._deadline_s is not None and len(stops.received) > 1
+    def _pass_on(self, numbers: list[int]) -> None:
+        for number in numbers:
+            insisting = bool(self._received)
+            self._received.append(number)
             for running in self._alive():
                 running.send(signal.SIGKILL if insisting else number)
                 running.stopped = running.stopped or insisting
@@ -308,11 +310,11 @@ class RankGroup:
             running.stopped = True
         self._deadline_s = time.monotonic() + _TERMINATE_S
 
-    def _drain(self, stops: Stops) -> None:
+    def _drain(self) -> None:
         """Read to the end, but not for ever: what a rank has started may hold its pipes open."""
         deadline_s = time.monotonic() + _DRAIN_S
         while self._selector.get_map() and time.monotonic() < deadline_s:
-            self._read(_DRAIN_S / 10, stops)
+            self._read(_DRAIN_S / 10)
         for running in self._ranks:
             for name, buffer in running.buffers.items():
                 for line in buffer.flush():
@@ -331,7 +333,7 @@ class RankGroup:
             if running.exit_descriptor is not None:
                 os.close(running.exit_descriptor)
 
-    def _outcome(self, stops: Stops) -> Outcome:
+    def _outcome(self) -> Outcome:
         return Outcome(
             ranks=tuple(
                 RankResult(
@@ -344,6 +346,6 @@ class RankGroup:
                 for running in self._ranks
             ),
             first_failed=self._failed,
-            received=stops.received[0] if stops.received else None,
+            received=self._received[0] if self._received else None,
             seconds=time.monotonic() - self._begin_s,
         )

@@ -10,23 +10,23 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if hasattr(signal, "SIGHUP") else ()
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stops:
     """What SIGINT, SIGTERM and SIGHUP do while a lab stands.
 
-    Usually they unwind the stack: SIGINT as :class:`KeyboardInterrupt`, the others as
-    :class:`SystemExit` with 128 + n. Inside :meth:`collected` they only queue up, to be passed on
-    to the ranks; inside :meth:`held` they wait, so that removing a lab is never cut short.
+    In the user's own code they unwind the stack: SIGINT as :class:`KeyboardInterrupt`, the others
+    as :class:`SystemExit` with 128 + n. In the lab's code they wait until they are asked for: an
+    exception between any two instructions, in a library that is making a namespace in a process of
+    its own, can be lost or leave that namespace behind.
 
     Outside the main thread, where Python delivers no signals, it changes nothing.
     """
 
     def __init__(self) -> None:
-        self.received: list[int] = []
-        self._new: list[int] = []
-        self._collecting = False
+        self._pending: list[int] = []
+        self._deferring = 0
         self._before: dict[int, Callable[..., Any] | int | None] = {}
         self._process = os.getpid()
 
@@ -40,46 +40,50 @@ class Stops:
                     self._before[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:
-        """Give the signals back."""
+        """Give the signals back; forget those that still wait."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before.clear()
+        self._pending.clear()
 
     @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Queue signals for the block instead of unwinding it."""
-        self.received, self._new, self._collecting = [], [], True
+    def deferred(self) -> Iterator[None]:
+        """Let signals wait for the length of the block; raise after it what nobody took."""
+        self._deferring += 1
         try:
             yield
         finally:
-            self._collecting = False
+            self._deferring -= 1
+        if not self._deferring:
+            self.check()
+
+    def check(self) -> None:
+        """Raise for a signal that waits.
+
+        Raises:
+            KeyboardInterrupt: for SIGINT.
+            SystemExit: for the others.
+        """
+        for number in self.take()[:1]:
+            _unwind(number)
 
     def take(self) -> list[int]:
-        """Return the signals that arrived since the last call."""
-        new, self._new = self._new, []
-        return new
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let signals wait until the block has ended."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            yield
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        """Return the signals that wait, in the order of their arrival; none waits any more."""
+        taken, self._pending = self._pending, []
+        return taken
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # A fork that has not come to its own code yet, such as those in which pyroute2 enters a
+        # namespace, must neither unwind its parent's stack nor be torn from its work.
         if os.getpid() != self._process:
-            # A fork that has not reached its own code yet, such as pyroute2 makes to enter a
-            # namespace and then terminates: unwinding it would remove its parent's lab.
-            os._exit(128 + number)
-        if self._collecting:
-            self.received.append(number)
-            self._new.append(number)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
+            return
+        if self._deferring:
+            self._pending.append(number)
         else:
-            raise SystemExit(128 + number)
+            _unwind(number)
+
+
+def _unwind(number: int) -> None:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    raise SystemExit(128 + number)
