@@ -70,7 +70,7 @@ def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) 
         backward_s=1e-2,
     )
     cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-    plan = make_plan(workload, cluster, policy, threshold_bytes=4096)
+    plan = make_plan(workload, cluster, policy, algorithm="ring", threshold_bytes=4096)
     buckets = tuple(msgspec.structs.replace(b, algorithm=algorithm) for b in plan.buckets)
     return msgspec.structs.replace(plan, buckets=buckets)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.multiprocess.engine_cases import (
 from tests.multiprocess.harness import run_ranks
 
 STEPS = 20
+FLAT = ("ring", "recursive_doubling", "halving_doubling", "binary_tree")
 
 
 def _model() -> nn.Module:
@@ -46,6 +48,12 @@ def _train(model: nn.Module, rank: int, parameters: list[nn.Parameter]) -> None:
         optimizer.step()
 
 
+def _sweep_names() -> list[tuple[str, str]]:
+    """Every policy with every flat algorithm, and every other algorithm with one policy."""
+    others = [name for name in registry.algorithms("all_reduce") if name not in FLAT]
+    return [*product(POLICIES, (*FLAT, registry.NATIVE)), *product(["mg-wfbp"], others)]
+
+
 def _sweep(rank: int, world_size: int) -> int:
     torch.manual_seed(rank)
     model = _model()
@@ -56,11 +64,7 @@ def _sweep(rank: int, world_size: int) -> int:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, _ = distribute(model, optimizer, plan=plan_of(model, world_size), timeout_s=TIMEOUT_S)
     identical_everywhere([*model.parameters(), *model.buffers()])
-    runs = [
-        policy_plan(model, world_size, policy, algorithm)
-        for policy in POLICIES
-        for algorithm in (*registry.algorithms("all_reduce"), registry.NATIVE)
-    ]
+    runs = [policy_plan(model, world_size, *names) for names in _sweep_names()]
     runs.append(plan_of(model, world_size, [2, 1, 3, 1], algorithm="ring", channels=2))
     for plan in runs:
         model.load_state_dict(start)
@@ -78,4 +82,4 @@ def _sweep(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_policy_and_algorithm_trains_like_ddp(world_size: int) -> None:
-    assert run_ranks(_sweep, world_size, timeout_s=240) == [26] * world_size
+    assert run_ranks(_sweep, world_size, timeout_s=240) == [len(_sweep_names()) + 1] * world_size

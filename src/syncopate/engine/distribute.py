@@ -46,8 +46,7 @@ def distribute(
 
     Without a plan the first iterations run on a safe one and are profiled; then the cluster is
     calibrated, a plan is made and measured against the safe one, and the faster stays.
-
-    A module may be compiled before or after; ``fullgraph=True`` needs it before.
+    A module may be compiled before or after this; with ``fullgraph=True`` before.
 
     Args:
         model: on its device; the same on every rank.
