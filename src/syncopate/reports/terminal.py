@@ -195,18 +195,26 @@ def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
         for curve in curves
     }
     collective = curves[0].collective
-    factor = BUS_FACTORS.get(collective, lambda ranks: 1.0)(world_size)
+    factor = BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 1.0
+    by_nbytes = {
+        nbytes: {name: sizes[nbytes] for name, sizes in medians.items() if nbytes in sizes}
+        for nbytes in sorted({size for sizes in medians.values() for size in sizes})
+    }
+    fastest = {nbytes: min(here, key=here.__getitem__) for nbytes, here in by_nbytes.items()}
+    shown = [name for name in medians if name in fastest.values() or name == "native"]
     table = _table(f"{collective}: measured medians, * the fastest")
-    _columns(table, right=("size", *(name.replace("_", "\n") for name in medians)))
+    _columns(table, right=("size", *(name.replace("_", "\n") for name in shown)))
     _columns(table, right=("algbw\nGB/s", "busbw\nGB/s"))
-    for nbytes in sorted({size for by_size in medians.values() for size in by_size}):
-        here = {name: by_size[nbytes] for name, by_size in medians.items() if nbytes in by_size}
-        best = min(here, key=lambda name: here[name])
+    if len(shown) < len(medians):
+        slower = ", ".join(name for name in medians if name not in shown)
+        table.caption = f"nowhere the fastest: {slower}"
+    for nbytes, here in by_nbytes.items():
+        best = fastest[nbytes]
         times = [
             Text(f"*{format_seconds(here[name])}", style="bold green")
             if name == best
             else Text(format_seconds(here[name]) if name in here else "-")
-            for name in medians
+            for name in shown
         ]
         algbw = nbytes / here[best] / 1e9 if here[best] > 0 else 0.0
         table.add_row(format_bytes(nbytes), *times, f"{algbw:.3f}", f"{algbw * factor:.3f}")

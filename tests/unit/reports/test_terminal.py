@@ -42,10 +42,21 @@ def test_a_cluster_without_measurements_shows_its_levels_alone():
 
 def test_a_size_that_one_algorithm_did_not_measure_is_left_open():
     cluster = examples.cluster()
-    short = msgspec.structs.replace(cluster.curves[0], points=cluster.curves[0].points[:1])
-    cluster = msgspec.structs.replace(cluster, curves=(short, cluster.curves[1]))
+    native = msgspec.structs.replace(
+        cluster.curves[0], algorithm="native", points=cluster.curves[0].points[:1]
+    )
+    cluster = msgspec.structs.replace(cluster, curves=(native, cluster.curves[1]))
     *_, curves = examples.tables(terminal.cluster_report(cluster))
     assert _rows(curves)[1][1:3] == ["-", "*3.00 ms"]
+
+
+def test_an_algorithm_that_is_nowhere_the_fastest_is_named_below():
+    cluster = examples.cluster()
+    slow = msgspec.structs.replace(cluster.curves[1], algorithm="slow")
+    cluster = msgspec.structs.replace(cluster, curves=(*cluster.curves, slow))
+    *_, curves = examples.tables(terminal.cluster_report(cluster))
+    assert [column.header for column in curves.columns][1:3] == ["ring", "recursive\ndoubling"]
+    assert curves.caption == "nowhere the fastest: slow"
 
 
 def test_the_fit_error_is_the_median_of_relative_errors():
