@@ -37,9 +37,16 @@ def inputs(world_size: int, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(world_size, LARGEST, generator=generator, dtype=torch.float64).to(dtype)
 
 
+def root_of(row: Row, world_size: int) -> int:
+    """Return the root to test a rooted collective with: neither the first nor the last rank."""
+    return world_size // 2 if CONDITIONS[row.collective].rooted else 0
+
+
 def expected(row: Row, data: torch.Tensor, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the result of the whole buffer and how far off each element may be."""
     world_size = len(data)
+    if CONDITIONS[row.collective].start is Place.ROOT:
+        return data[root_of(row, world_size), :numel], torch.zeros(numel, dtype=torch.float64)
     if not CONDITIONS[row.collective].reduces:
         offsets = chunk_offsets(numel, world_size)
         shards = [data[r, offsets[r] : offsets[r + 1]] for r in range(world_size)]
@@ -65,14 +72,25 @@ def run_one(
     else:
         tensor.copy_(data[rank, :numel])
     call = getattr(communicator, row.collective)
-    call(tensor, algorithm=row.algorithm).wait()
-    place = shard if CONDITIONS[row.collective].end is Place.SHARD else slice(None)
+    root = root_of(row, communicator.world_size)
+    where = (root,) if CONDITIONS[row.collective].rooted else ()
+    call(tensor, *where, algorithm=row.algorithm).wait()
+    place = {
+        Place.EVERYWHERE: slice(None),
+        Place.SHARD: shard,
+        Place.ROOT: slice(None) if rank == root else slice(0),
+    }[CONDITIONS[row.collective].end]
     result, (reference, allowed) = tensor[place], expected(row, data, numel)
     wide = torch.int64 if data.dtype == torch.int64 else torch.float64
     error = (result.to(wide) - reference[place].to(wide)).abs()
     untouched = torch.cat([buffer[:GUARD], buffer[GUARD + numel :]])
     right = bool((error <= allowed[place]).all() and (untouched == GUARD).all())
     return right, result
+
+
+def running(world_size: int) -> list[Row]:
+    """Return the rows to run on ``world_size`` ranks."""
+    return [row for row in TABLE if row.runs and world_size in row.executed]
 
 
 def sweep(rank: int, world_size: int) -> tuple[list[str], dict[str, str], int]:
@@ -83,7 +101,7 @@ def sweep(rank: int, world_size: int) -> tuple[list[str], dict[str, str], int]:
     with Communicator(timeout_s=120) as communicator:
         for dtype in DTYPES:
             data = inputs(world_size, dtype)
-            for row in (row for row in TABLE if world_size in row.executed):
+            for row in running(world_size):
                 for numel in numels(world_size):
                     right, result = run_one(communicator, row, data, numel)
                     name = f"{row}, {world_size} ranks, {numel} x {dtype}"
@@ -97,7 +115,7 @@ def sweep(rank: int, world_size: int) -> tuple[list[str], dict[str, str], int]:
 
 @pytest.mark.parametrize("world_size", sorted({p for row in TABLE for p in row.executed}))
 def test_results_are_right_and_bit_identical(world_size: int):
-    rows = [row for row in TABLE if world_size in row.executed]
+    rows = running(world_size)
     by_rank = run_ranks(sweep, world_size, timeout_s=240)
     for wrong, digests, cases in by_rank:
         assert wrong == []

@@ -7,7 +7,7 @@ import pytest
 from syncopate.schedules.checker import check
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import ALGORITHMS, build
-from tests.conformance.table import PROVED, TABLE, Row
+from tests.conformance.table import PROVED, TABLE, Row, factorisations
 
 
 def test_the_table_lists_every_registered_algorithm():
@@ -24,10 +24,43 @@ def test_no_row_is_let_off():
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_proved(row: Row):
     for world_size in row.proved:
-        schedule = build(row.collective, row.algorithm, world_size)
-        assert (schedule.collective, schedule.algorithm) == (row.collective, row.algorithm)
-        assert schedule.world_size == world_size
-        check(schedule)
+        for options in ({}, *row.variants(world_size)):
+            schedule = build(row.collective, row.algorithm, world_size, **options)
+            assert (schedule.collective, schedule.algorithm) == (row.collective, row.algorithm)
+            assert schedule.world_size == world_size
+            check(schedule)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_proved_for_every_root(row: Row):
+    if not CONDITIONS[row.collective].rooted:
+        return
+    for world_size in row.proved:
+        roots = range(world_size) if world_size <= 17 else (1, world_size // 2, world_size - 1)
+        for root in roots:
+            schedule = build(row.collective, row.algorithm, world_size, root)
+            assert schedule.root == root
+            check(schedule)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=str)
+def test_proved_in_any_order(row: Row):
+    """The last rank first, and a zigzag between two halves, as a launcher may number them."""
+    rooted = CONDITIONS[row.collective].rooted
+    for world_size in row.proved:
+        half = (world_size + 1) // 2
+        zigzag = sorted(range(world_size), key=lambda rank: (rank % half, rank))
+        for order in (list(reversed(range(world_size))), zigzag):
+            root = world_size // 2 if rooted else 0
+            check(build(row.collective, row.algorithm, world_size, root, order=order))
+
+
+def test_blueconnect_in_pipelines():
+    for world_size in PROVED:
+        for factors in factorisations(world_size):
+            for pipelines in (2, 3, 5):
+                options = {"factors": factors, "pipelines": pipelines}
+                check(build("all_reduce", "blueconnect", world_size, **options))
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)

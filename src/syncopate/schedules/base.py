@@ -60,7 +60,7 @@ def rows(
     src: npt.ArrayLike,
     dst: npt.ArrayLike,
     chunks: tuple[npt.ArrayLike, npt.ArrayLike],
-    op: int,
+    op: npt.ArrayLike,
 ) -> Table:
     """Return a table of transfers from columns, which broadcast against each other.
 

@@ -5,6 +5,10 @@ A new algorithm is one file and one row: a module with a function from world siz
 :class:`Algorithm` in ``_ROWS`` below. Planner, calibration, executor, command line and generated
 documents read the table, and the conformance tests fail until the row is listed there.
 
+An algorithm may take options, such as the number of blocks in a pipeline. Its row names them, its
+function has a default for each, and every algorithm takes ``order``, the ranks in the order that it
+should follow. :func:`fitted` gives the options that suit a cluster.
+
 An algorithm of one's own can also be added from outside, by the same function::
 
     register(Algorithm("all_reduce", "star", star_all_reduce, "everyone to rank 0 and back", "me"))
@@ -16,10 +20,24 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.schedules import binary_tree, halving_doubling, recursive_doubling, ring
+from syncopate.schedules import (
+    bidirectional_exchange,
+    binary_tree,
+    blueconnect,
+    halving_doubling,
+    linear_pipeline,
+    mst,
+    recursive_doubling,
+    ring,
+    two_level,
+)
 from syncopate.schedules.base import Schedule
+from syncopate.schedules.compose import relabelled, topology_order
 from syncopate.schedules.conditions import conditions
+from syncopate.schedules.factors import cluster_factors
+from syncopate.schedules.options import ORDER, Option, Options, checked
 
 NATIVE = "native"
 """The backend's own algorithm: a name plans may use, but no schedule."""
@@ -35,6 +53,10 @@ class Algorithm:
         build: world size to schedule; world size and root for a rooted collective.
         summary: one line: rounds and bytes per rank.
         source: where it comes from.
+        options: what ``build`` takes by name, each with a default.
+        hierarchical: whether it is made for clusters of several levels.
+        twin: an algorithm of the same collective that costs the same on every flat cluster, so
+            that measuring both is in vain; empty when there is none.
     """
 
     collective: str
@@ -42,6 +64,13 @@ class Algorithm:
     build: Callable[..., Schedule]
     summary: str
     source: str
+    options: tuple[str, ...] = ()
+    hierarchical: bool = False
+    twin: str = ""
+
+    def applies(self, cluster: Cluster) -> bool:
+        """Say whether it can be of use on ``cluster``: a hierarchy needs two levels of units."""
+        return not self.hierarchical or len(cluster_factors(cluster)) > 1
 
 
 ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
@@ -94,7 +123,42 @@ def require(collective: str, name: str, *, allow_native: bool = False) -> None:
         raise UnknownNameError("algorithm", name, known, collective)
 
 
-def build(collective: str, name: str, world_size: int, root: int = 0) -> Schedule:
+def candidates(collective: str, cluster: Cluster) -> tuple[str, ...]:
+    """Return the algorithms worth measuring or pricing on ``cluster``.
+
+    Left out are twins, which cost what another algorithm costs, and hierarchical algorithms where
+    there is no hierarchy.
+
+    Raises:
+        UnknownNameError: no such collective.
+    """
+    found = (ALGORITHMS[collective, name] for name in algorithms(collective))
+    return tuple(row.name for row in found if not row.twin and row.applies(cluster))
+
+
+def fitted(collective: str, name: str, cluster: Cluster) -> dict[str, Option]:
+    """Return the options with which an algorithm fits ``cluster``, for :func:`build`.
+
+    Those are ``order``, where ranks are not placed in the order of their numbers, and ``factors``
+    where the algorithm takes them. How many blocks or pipelines are best depends on the size of the
+    message too (:mod:`syncopate.costs.blocks`).
+
+    Raises:
+        UnknownNameError: no such collective or algorithm.
+    """
+    require(collective, name)
+    options: dict[str, Option] = {}
+    order = topology_order(cluster)
+    if order != tuple(range(cluster.world_size)):
+        options[ORDER] = order
+    if "factors" in ALGORITHMS[collective, name].options:
+        options["factors"] = cluster_factors(cluster)
+    return options
+
+
+def build(
+    collective: str, name: str, world_size: int, root: int = 0, **options: Option
+) -> Schedule:
     """Return the schedule of an algorithm; the same object for the same question.
 
     Args:
@@ -102,12 +166,19 @@ def build(collective: str, name: str, world_size: int, root: int = 0) -> Schedul
         name: a registered algorithm of it.
         world_size: number of ranks; >= 1.
         root: the root of a rooted collective; 0 for the others.
+        options: those of the algorithm's row, and ``order``: the rank that plays each of the
+            algorithm's 0, 1, .., p - 1, in which neighbours are near.
 
     Raises:
-        UnknownNameError: no such collective or algorithm.
-        InvalidValueError: no such world size or root.
+        UnknownNameError: no such collective, algorithm or option.
+        InvalidValueError: no such world size, root or value of an option.
+
+    Example:
+        >>> build("broadcast", "lp", 4, root=2, blocks=8).rounds
+        10
     """
     require(collective, name)
+    row = ALGORITHMS[collective, name]
     if world_size < 1:
         raise InvalidValueError("world_size", world_size, "an integer >= 1")
     if not 0 <= root < (world_size if conditions(collective).rooted else 1):
@@ -115,19 +186,28 @@ def build(collective: str, name: str, world_size: int, root: int = 0) -> Schedul
         if conditions(collective).rooted:
             rule = f"a rank in 0..{world_size - 1}"
         raise InvalidValueError("root", root, rule)
-    return _built(ALGORITHMS[collective, name], world_size, root)
+    known = checked(row.options, world_size, options, f"{collective} ({name})")
+    return _built(row, world_size, root, known)
 
 
-@lru_cache(maxsize=64)
-def _built(algorithm: Algorithm, world_size: int, root: int) -> Schedule:
+@lru_cache(maxsize=256)
+def _built(algorithm: Algorithm, world_size: int, root: int, options: Options) -> Schedule:
+    values = dict(options)
+    order = values.pop(ORDER, None)
+    where = root if order is None else order.index(root)
     if conditions(algorithm.collective).rooted:
-        return algorithm.build(world_size, root)
-    return algorithm.build(world_size)
+        schedule = algorithm.build(world_size, where, **values)
+    else:
+        schedule = algorithm.build(world_size, **values)
+    return schedule if order is None else relabelled(schedule, order)
 
 
 _PATARASUK = "Patarasuk and Yuan 2009"
 _RABENSEIFNER = "Rabenseifner 2004; Träff 2024"
 _THAKUR = "Thakur, Rabenseifner and Gropp 2005"
+_LP = "LP (Wang et al. 2017)"
+_CHAN = "Chan et al. 2007; LP, Table 1"
+_BLUECONNECT = "BlueConnect (Cho et al. 2019)"
 
 _ROWS = (
     Algorithm(
@@ -159,6 +239,48 @@ _ROWS = (
         _THAKUR,
     ),
     Algorithm(
+        "all_reduce",
+        "mst",
+        mst.all_reduce,
+        "2 ceil(log2 p) rounds of n bytes",
+        _CHAN,
+        twin="binary_tree",
+    ),
+    Algorithm(
+        "all_reduce",
+        "be",
+        bidirectional_exchange.all_reduce,
+        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes; farthest ranks first",
+        _CHAN,
+        twin="halving_doubling",
+    ),
+    Algorithm(
+        "all_reduce",
+        "lp",
+        linear_pipeline.all_reduce,
+        "2(p-2+B)-1 rounds, 2n bytes, in B blocks",
+        _LP,
+        options=("blocks",),
+    ),
+    Algorithm(
+        "all_reduce",
+        "two_level",
+        two_level.all_reduce,
+        "p = p0 p1: 4(p0-1)/p0 n bytes in the node, 2(p1-1)/p1 n bytes between leaders",
+        "Jia et al. 2018; BlueConnect, Eq. 4",
+        options=("factors",),
+        hierarchical=True,
+    ),
+    Algorithm(
+        "all_reduce",
+        "blueconnect",
+        blueconnect.all_reduce,
+        "p = p0 .. pk: 2(p-1)/p n bytes, of which 2(pi-1)/(p0 .. pi) n bytes at level i",
+        _BLUECONNECT,
+        options=("factors", "stages", "pipelines"),
+        hierarchical=True,
+    ),
+    Algorithm(
         "reduce_scatter",
         "ring",
         ring.reduce_scatter,
@@ -173,6 +295,15 @@ _ROWS = (
         _RABENSEIFNER,
     ),
     Algorithm(
+        "reduce_scatter",
+        "hierarchical",
+        blueconnect.reduce_scatter,
+        "p = p0 .. pk: (p-1)/p n bytes, of which (pi-1)/(p0 .. pi) n bytes at level i",
+        _BLUECONNECT,
+        options=("factors", "stages"),
+        hierarchical=True,
+    ),
+    Algorithm(
         "all_gather",
         "ring",
         ring.all_gather,
@@ -185,6 +316,59 @@ _ROWS = (
         halving_doubling.all_gather,
         "ceil(log2 p) rounds, (p-1)/p n bytes",
         "Bruck et al. 1997; Träff 2024",
+    ),
+    Algorithm(
+        "all_gather",
+        "hierarchical",
+        blueconnect.all_gather,
+        "p = p0 .. pk: (p-1)/p n bytes, of which (pi-1)/(p0 .. pi) n bytes at level i",
+        _BLUECONNECT,
+        options=("factors", "stages"),
+        hierarchical=True,
+    ),
+    Algorithm(
+        "broadcast",
+        "mst",
+        mst.broadcast,
+        "ceil(log2 p) rounds of n bytes",
+        _CHAN,
+    ),
+    Algorithm(
+        "broadcast",
+        "be",
+        bidirectional_exchange.broadcast,
+        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes",
+        _CHAN,
+    ),
+    Algorithm(
+        "broadcast",
+        "lp",
+        linear_pipeline.broadcast,
+        "p-2+B rounds, n bytes, in B blocks",
+        _LP,
+        options=("blocks",),
+    ),
+    Algorithm(
+        "reduce",
+        "mst",
+        mst.reduce,
+        "ceil(log2 p) rounds of n bytes",
+        _CHAN,
+    ),
+    Algorithm(
+        "reduce",
+        "be",
+        bidirectional_exchange.reduce,
+        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes",
+        _CHAN,
+    ),
+    Algorithm(
+        "reduce",
+        "lp",
+        linear_pipeline.reduce,
+        "p-2+B rounds, n bytes, in B blocks",
+        _LP,
+        options=("blocks",),
     ),
 )
 for _row in _ROWS:

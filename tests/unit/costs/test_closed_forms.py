@@ -60,11 +60,29 @@ def test_every_registered_algorithm_has_one():
     assert set(CLOSED_FORMS) == set(ALGORITHMS)
 
 
+def test_options():
+    assert closed_form("broadcast", "lp", 4, blocks=10) == (12, 1.2, 0.0)
+    assert closed_form("reduce", "lp", 4, blocks=10) == (12, 1.2, 1.2)
+    assert closed_form("all_reduce", "lp", 3, blocks=4) == (9, 9 / 4, 5 / 4)
+    assert closed_form("all_reduce", "lp", 2, blocks=4) == (5, 5 / 4, 1.0)
+    assert closed_form("all_reduce", "lp", 3, blocks=1) == (4, 4, 2)
+    assert closed_form("all_reduce", "two_level", 12, factors=(4, 3)) == pytest.approx(
+        (8 + 4, 3 + 4 / 3, 3 / 4 + 2 / 3)
+    )
+    rings = closed_form("all_reduce", "blueconnect", 12, factors=(4, 3), stages=("ring", "ring"))
+    assert rings == pytest.approx((2 * (3 + 2), 11 / 6, 11 / 12))
+    assert closed_form("all_reduce", "ring", 4, order=(3, 2, 1, 0)) == (6, 1.5, 0.75)
+
+
 def test_bad_questions_are_refused():
+    with pytest.raises(UnknownNameError, match=r"option 'blocks' for all_reduce \(ring\)"):
+        closed_form("all_reduce", "ring", 4, blocks=2)
+    with pytest.raises(InvalidValueError, match="pipelines is 2; it must be 1 for a closed form"):
+        closed_form("all_reduce", "blueconnect", 4, pipelines=2)
     with pytest.raises(
-        UnknownNameError, match="unknown algorithm 'mst' for all_reduce; known: ring"
+        UnknownNameError, match="unknown algorithm 'tree' for all_reduce; known: ring"
     ):
-        all_reduce_linear("mst", 4, ALPHA, BETA, GAMMA)
+        all_reduce_linear("tree", 4, ALPHA, BETA, GAMMA)
     with pytest.raises(UnknownNameError, match="unknown collective 'scan'; known: all_reduce, red"):
         closed_form("scan", "ring", 4)
     with pytest.raises(InvalidValueError, match="world_size is 0"):

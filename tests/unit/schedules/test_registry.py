@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cluster import Cluster
+from syncopate.cluster import Cluster, Level
+from syncopate.costs.closed_forms import closed_form
 from syncopate.costs.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
@@ -14,7 +15,9 @@ from syncopate.schedules.registry import (
     Algorithm,
     algorithms,
     build,
+    candidates,
     collectives,
+    fitted,
     register,
     require,
 )
@@ -47,15 +50,27 @@ def _table_of_its_own(monkeypatch):
 
 
 def test_names():
-    assert collectives() == ("all_reduce", "reduce_scatter", "all_gather")
+    assert collectives() == (
+        "all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "broadcast",
+        "reduce",
+    )
     assert algorithms("all_reduce") == (
         "ring",
         "recursive_doubling",
         "halving_doubling",
         "binary_tree",
+        "mst",
+        "be",
+        "lp",
+        "two_level",
+        "blueconnect",
     )
-    assert algorithms("reduce_scatter") == algorithms("all_gather") == ("ring", "recursive")
-    assert algorithms("broadcast") == ()
+    assert algorithms("reduce_scatter") == ("ring", "recursive", "hierarchical")
+    assert algorithms("all_gather") == ("ring", "recursive", "hierarchical")
+    assert algorithms("broadcast") == algorithms("reduce") == ("mst", "be", "lp")
 
 
 def test_every_row_says_what_it_is():
@@ -83,7 +98,7 @@ def test_a_new_algorithm_is_one_row():
 
 def test_a_rooted_collective_is_built_for_a_root():
     register(CHAIN)
-    assert collectives()[-1] == "broadcast"
+    assert algorithms("broadcast")[-1] == "chain"
     schedule = build("broadcast", "chain", 4, root=2)
     assert schedule.root == 2
     check(schedule)
@@ -114,7 +129,9 @@ def test_unknown_names_are_refused_with_the_known_ones():
         build("all_reduce", "rign", 4)
     with pytest.raises(UnknownNameError, match="unknown collective 'allreduce'; known: all_reduce"):
         build("allreduce", "ring", 4)
-    with pytest.raises(UnknownNameError, match=r"'native' for all_gather; known: ring, recursive$"):
+    with pytest.raises(
+        UnknownNameError, match=r"'native' for all_gather; known: ring, recursive, hier"
+    ):
         require("all_gather", "native")
     with pytest.raises(UnknownNameError, match="known: native, ring"):
         require("all_gather", "rign", allow_native=True)
@@ -127,6 +144,93 @@ def test_impossible_questions_are_refused():
         build("all_reduce", "ring", 0)
     with pytest.raises(InvalidValueError, match="0 for all_reduce, which has no root"):
         build("all_reduce", "ring", 4, root=1)
+
+
+FLAT = Cluster.flat(8, latency_s=1.0, bandwidth_bytes_per_s=1.0)
+HOSTS = Cluster(
+    name="two racks of two hosts of two",
+    levels=tuple(
+        Level(name=name, size=size, latency_s=1.0, bandwidth_bytes_per_s=1.0)
+        for name, size in (("device", 2), ("alone", 1), ("host", 2), ("rack", 2))
+    ),
+    placement=(0, 4, 1, 5, 2, 6, 3, 7),
+)
+
+
+def test_candidates_leave_out_twins_and_hierarchies_of_one_level():
+    assert candidates("all_reduce", FLAT) == (
+        "ring",
+        "recursive_doubling",
+        "halving_doubling",
+        "binary_tree",
+        "lp",
+    )
+    assert set(candidates("all_reduce", HOSTS)) == set(algorithms("all_reduce")) - {"mst", "be"}
+    assert candidates("all_gather", FLAT) == ("ring", "recursive")
+    assert candidates("reduce", FLAT) == algorithms("reduce")
+    for (collective, _), row in registry.ALGORITHMS.items():
+        assert not row.twin or row.twin in candidates(collective, FLAT)
+    with pytest.raises(UnknownNameError, match="unknown collective 'scan'"):
+        candidates("scan", FLAT)
+
+
+def test_twins_cost_the_same():
+    for (collective, name), row in registry.ALGORITHMS.items():
+        if row.twin:
+            for p in (1, 3, 8, 12):
+                assert closed_form(collective, name, p) == closed_form(collective, row.twin, p)
+
+
+def test_options_that_fit_a_cluster():
+    assert fitted("all_reduce", "ring", FLAT) == {}
+    assert fitted("all_reduce", "blueconnect", FLAT) == {"factors": (8,)}
+    assert fitted("all_reduce", "ring", HOSTS) == {"order": HOSTS.placement}
+    assert fitted("all_gather", "hierarchical", HOSTS) == {
+        "order": HOSTS.placement,
+        "factors": (2, 2, 2),
+    }
+    for collective in collectives():
+        for name in algorithms(collective):
+            check(build(collective, name, 8, **fitted(collective, name, HOSTS)))
+    alone = Cluster.flat(1, latency_s=1.0, bandwidth_bytes_per_s=1.0)
+    assert fitted("all_reduce", "two_level", alone) == {"factors": (1,)}
+
+
+def test_options_are_remembered_by_what_they_mean():
+    first = build("all_reduce", "blueconnect", 6, factors=[2, 3])
+    assert build("all_reduce", "blueconnect", 6, factors=(2, 3)) is first
+    ring = build("all_reduce", "ring", 6)
+    assert build("all_reduce", "ring", 6, order=range(6)) is ring
+    assert build("all_reduce", "ring", 6, order=[5, 4, 3, 2, 1, 0]) is not ring
+
+
+def test_options_that_do_not_fit_are_refused():
+    for collective, name, options, message in (
+        (
+            "all_reduce",
+            "ring",
+            {"blocks": 3},
+            r"option 'blocks' for all_reduce \(ring\); known: order",
+        ),
+        ("reduce", "lp", {"block": 3}, "known: blocks, order"),
+        ("reduce", "lp", {"blocks": 0}, "blocks is 0; it must be an integer >= 1"),
+        ("reduce", "lp", {"blocks": 2.0}, "blocks is 2.0; it must be an integer >= 1"),
+        ("broadcast", "lp", {"blocks": True}, "blocks is True"),
+        ("all_reduce", "lp", {"blocks": -1}, "blocks is -1"),
+        ("all_reduce", "blueconnect", {"pipelines": 0}, "pipelines is 0"),
+        ("all_reduce", "blueconnect", {"factors": (3, 3)}, r"product is the world size, 8"),
+        ("all_reduce", "blueconnect", {"factors": (-2, -4)}, "integers >= 1, innermost first"),
+        ("all_reduce", "blueconnect", {"factors": ()}, "factors is"),
+        ("all_reduce", "two_level", {"factors": 8}, "factors is 8; it must be a tuple or list"),
+        ("all_reduce", "two_level", {"factors": ("2", "4")}, "a tuple or list of int"),
+        ("all_gather", "hierarchical", {"factors": (2, 4), "stages": ("ring",)}, "one per factor"),
+        ("all_gather", "hierarchical", {"stages": "ring"}, "a tuple or list, one entry"),
+        ("all_reduce", "blueconnect", {"stages": ("ring", "tree")}, "stage 'tree' for blueconnect"),
+        ("all_reduce", "ring", {"order": (0, 1, 2)}, r"a permutation of the ranks 0\.\.7"),
+        ("all_reduce", "ring", {"order": (0,) * 8}, "a permutation"),
+    ):
+        with pytest.raises((InvalidValueError, UnknownNameError), match=message):
+            build(collective, name, 8, **options)
 
 
 def test_conditions():
