@@ -41,9 +41,9 @@ def render() -> str:
 def _algorithms() -> str:
     lines = [
         "## Algorithms\n",
-        "p ranks, n bytes, pi units joined by level i, B blocks. Every algorithm takes any number of",
-        "ranks and elements. `native`, the backend's own, can be asked for wherever an algorithm is",
-        "named.\n",
+        "p ranks, n bytes, pi units joined by level i, B blocks. Every algorithm takes any number",
+        "of ranks and elements. `native`, the backend's own, can be asked for wherever an",
+        "algorithm is named.\n",
     ]
     for collective in collectives():
         rows = [row for row in ALGORITHMS.values() if row.collective == collective]
