@@ -222,7 +222,7 @@ def _scaled(workload: Workload, policies: Sequence[str]) -> tuple[ScalePredictio
             if name != BEST
         )
         out().print(
-            f"  {nodes:2d} nodes of 10GbE: {format_seconds(scale.iteration_s[BEST])} per iteration, "
+            f"  {nodes:2d} nodes of 10GbE: {format_seconds(scale.iteration_s[BEST])}/iteration, "
             f"{len(plans[BEST].buckets)} buckets, scaling efficiency {scale.efficiency(BEST):.1%}"
             f"   [dim]({others})[/dim]"
         )
