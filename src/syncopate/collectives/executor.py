@@ -37,6 +37,8 @@ _TAG_HASH = (1 << 17) - 1
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 _AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
+_Key = tuple[Schedule, int, torch.dtype]
+
 _Code = list[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with tensors in place of regions."""
 
@@ -80,7 +82,7 @@ class Executor:
         self._send, self._receive = transport.point_to_point(group)
         self._rank = rank
         self._block_bytes = block_bytes
-        self._programs: OrderedDict[tuple[object, ...], _Direct | _Staged] = OrderedDict()
+        self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
@@ -123,14 +125,14 @@ class Executor:
             raise PeerError(peer, error) from error
 
     def _program(self, schedule: Schedule, tensor: torch.Tensor) -> _Direct | _Staged:
-        key = (schedule.collective, schedule.algorithm, schedule.root, tensor.numel(), tensor.dtype)
+        key = (schedule, tensor.numel(), tensor.dtype)
         found = self._programs.get(key)
         if found is not None:
             self._programs.move_to_end(key)
             return found
         numel, itemsize = tensor.numel(), tensor.element_size()
         compiled = compile_program(schedule, self._rank, numel, itemsize, self._block_bytes)
-        direct = _Direct(compiled, _tag_base(key))
+        direct = _Direct(compiled, _tag_base(schedule, tensor))
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
             program = _Staged(direct, numel, tensor.dtype)
@@ -151,13 +153,15 @@ class Executor:
         return self._scratch[:nbytes].view(dtype)
 
 
-def _tag_base(key: tuple[object, ...]) -> int:
+def _tag_base(schedule: Schedule, tensor: torch.Tensor) -> int:
     """Return the part of the tags that is the same for equal collectives alone.
 
     Gloo ends the process when a message meets a receive of another size. Messages of ranks that
     disagree about the collective do not meet; the watch finds out why they wait.
     """
-    return (zlib.crc32(repr(key).encode()) & _TAG_HASH) << _TAG_BITS
+    what = f"{schedule.title}, {schedule.root}, {schedule.chunks}, {tensor.numel()} {tensor.dtype}"
+    mark = zlib.crc32(schedule.table.table.tobytes(), zlib.crc32(what.encode()))
+    return (mark & _TAG_HASH) << _TAG_BITS
 
 
 def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
