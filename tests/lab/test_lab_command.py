@@ -118,7 +118,7 @@ def test_a_lab_can_stand():
         lab_command("clean").communicate(timeout=60)
         assert len(namespaces_of(run_id)) == 3
         script = "echo $(hostname) $SYNCOPATE_LAB ${RANK-none}; exit 3"
-        process = lab_command("exec", "--lab", run_id, "host1", "sh", "-c", script)
+        process = lab_command("exec", "--lab", run_id, "host1", "--", "sh", "-c", script)
         assert process.communicate(timeout=60)[0].split() == ["host1", run_id, "none"]
         assert process.returncode == 3
         process = lab_command("exec", "--lab", run_id, "host2", "true")

@@ -123,6 +123,8 @@ def execute(
     from syncopate.lab.state import standing
 
     support.require()
+    if command[0] == "--":
+        command = command[1:]
     state = standing(lab_id)
     number = re.fullmatch(r"host([0-9]+)", host)
     if number is None or int(number[1]) >= state.topology.hosts:
