@@ -51,6 +51,7 @@ def test_price_on_one_level_does_not_depend_on_the_root_or_the_order(row: Row):
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
 def test_price_on_levels_lies_between_those_on_the_best_and_the_worst(row: Row):
+    """The worst: four ranks share the link of every host, all the time."""
     near = Level(name="device", size=4, latency_s=5e-6, bandwidth_bytes_per_s=1e10)
     far = Level(name="host", size=6, latency_s=50e-6, bandwidth_bytes_per_s=1e9)
     placed = tuple((7 * rank) % 24 for rank in range(24))
@@ -61,13 +62,12 @@ def test_price_on_levels_lies_between_those_on_the_best_and_the_worst(row: Row):
             low, high = (
                 price(
                     schedule,
-                    Cluster.flat(
-                        24,
-                        latency_s=level.latency_s,
-                        bandwidth_bytes_per_s=level.bandwidth_bytes_per_s,
-                    ),
+                    Cluster.flat(24, latency_s=level.latency_s, bandwidth_bytes_per_s=rate),
                     nbytes,
                 )
-                for level in (near, far)
+                for level, rate in (
+                    (near, near.bandwidth_bytes_per_s),
+                    (far, far.bandwidth_bytes_per_s / 4),
+                )
             )
             assert low < price(schedule, cluster, nbytes) <= high * (1 + 1e-12)

@@ -56,9 +56,9 @@ def test_proved_in_any_order(row: Row):
 
 
 def test_blueconnect_in_pipelines():
-    for world_size in PROVED:
+    for world_size in (*range(1, 17), 24, 36):
         for factors in factorisations(world_size):
-            for pipelines in (2, 3, 5):
+            for pipelines in (2, 5):
                 options = {"factors": factors, "pipelines": pipelines}
                 check(build("all_reduce", "blueconnect", world_size, **options))
 

@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 
 from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.costs.links import levels_apart
 from syncopate.costs.pieces import FloatArray, IntArray
-from syncopate.costs.price import levels_apart
 from syncopate.schedules.base import Schedule
 
 

@@ -2,18 +2,23 @@
 
 The model is the papers' α-β-γ model, per transfer and without barriers:
 
-* A message of m bytes from rank i to rank j takes α + m β of the level that i and j are apart
-  (:meth:`~syncopate.cluster.Cluster.level_between`), and m γ more where it is reduced. The
-  transfers of one round between the same two ranks are one message.
-* A rank has one send port and one receive port. It enters a round when it has finished its own
-  transfers of all rounds before, whatever the other ranks do; a message starts when both its ranks
-  have entered the round and both ports are free. Several messages of one rank in one round queue
-  in the schedule's order. A reduction keeps the receive port until it is done.
+* A message of m bytes takes α of the level that its ranks are apart
+  (:meth:`~syncopate.cluster.Cluster.level_between`), m β for the wire, and m γ where it is reduced.
+  The transfers of one round between the same two ranks are one message.
+* β is that of the slowest link on its way; where no outer level is faster than an inner one, of
+  the level that the ranks are apart. All ranks of a host share the host's link, and all hosts of a
+  rack the rack's: messages of one round that pass the same link in the same direction share it
+  fairly (:mod:`syncopate.costs.links`).
+* A rank has one send port and one receive port for each level, as a device has one for its
+  neighbours and one to the network; both lead to the rank's own link. It enters a round when it has
+  finished its own transfers of all rounds before, whatever the other ranks do; a message starts
+  when both its ranks have entered the round and both ports are free. Several messages of one rank
+  in one round queue in the schedule's order. A reduction keeps the receive port until it is done.
 * Chunks are nbytes / chunks bytes each, a fraction if need be; zero bytes are not sent and cost
   nothing; so does a world of one rank.
 
-Sharing of one link by several ranks of a host is left to the simulator, and so is the pipelining
-of blocks within a message.
+Messages of different rounds are not seen to share a link, even if they happen to meet there, and
+the pipelining of blocks within a message is left to the simulator.
 
 Every path costs ``a + b n``, so the price is the maximum of finitely many lines: convex and
 piecewise linear in n. :func:`price_lines` finds exactly those lines, a handful, and remembers
@@ -24,12 +29,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.costs.links import levels_apart, wire_times
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import REDUCE, Schedule, Transfers
 
@@ -112,11 +119,11 @@ def _lines(
     The price is convex, so when the two lines that are longest at the ends of an interval are also
     longest where they cross, no other line shows in between.
     """
-    messages = _messages(schedule, levels, placement, gamma)
+    messages, ports = _messages(schedule, levels, placement, gamma)
     if not messages:
         return (LinearFit(a_s=0.0, b_s_per_byte=0.0),)
-    left = _longest_path(messages, schedule.world_size, 0.0)
-    right = _longest_path(messages, schedule.world_size, _LARGEST_BYTES)
+    left = _longest_path(messages, ports, 0.0)
+    right = _longest_path(messages, ports, _LARGEST_BYTES)
     found = {left, right}
     intervals = [(0.0, left, _LARGEST_BYTES, right)]
     while intervals:
@@ -126,7 +133,7 @@ def _lines(
         crossing = (left.a - right.a) / (right.b - left.b)
         if not low < crossing < high:
             continue
-        middle = _longest_path(messages, schedule.world_size, crossing)
+        middle = _longest_path(messages, ports, crossing)
         if middle.at(crossing) > left.at(crossing) * (1 + _ROUNDING):
             found.add(middle)
             intervals += [(low, left, crossing, middle), (crossing, middle, high, right)]
@@ -148,19 +155,19 @@ def _visible(lines: set[_Line]) -> list[_Line]:
 
 @dataclass(frozen=True)
 class _Messages:
-    """Messages of one round that meet at no port: every rank sends one at most and gets one.
+    """Messages of one round that meet at no port: every port sends one at most, or gets one.
 
     Attributes:
-        src: shape (m,), sending ranks.
-        dst: shape (m,), receiving ranks.
+        out: shape (m,), sending ports.
+        into: shape (m,), receiving ports.
         latency: shape (m,), α in s.
         wire: shape (m,), seconds on the wire per byte of the whole buffer.
         addition: shape (m,), seconds of reduction per byte of the whole buffer.
         first: whether they are the first of their round.
     """
 
-    src: _IntArray
-    dst: _IntArray
+    out: _IntArray
+    into: _IntArray
     latency: _FloatArray
     wire: _FloatArray
     addition: _FloatArray
@@ -169,46 +176,67 @@ class _Messages:
 
 def _messages(
     schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
-) -> list[_Messages]:
-    """Merge the schedule's transfers into messages and cut its rounds at contended ports."""
+) -> tuple[list[_Messages], tuple[int, int]]:
+    """Merge the schedule's transfers into messages and cut its rounds at contended ports.
+
+    Returns:
+        The messages, and the numbers of ranks and of ports per rank; port k of rank r has the
+        number r times the ports per rank, plus k.
+    """
     table = schedule.table
     if not len(table):
-        return []
-    begins, share, reduced = _merge(table, schedule.chunks)
+        return [], (schedule.world_size, 1)
+    begins, sent, reduced = _merge(table)
     src, dst = table.src[begins].astype(np.int64), table.dst[begins].astype(np.int64)
     apart = levels_apart(levels, placement, src, dst)
+    edges = np.flatnonzero(np.diff(table.round[begins], prepend=-1, append=-1)).tolist()
+    rounds = list(pairwise(edges))
+    # A single port will do where no rank has two messages in any round.
+    ports = 1
+    if any(_contended(src[low:high], dst[low:high]) for low, high in rounds):
+        ports = len(levels)
+    port = apart if ports > 1 else 0
+    out, into = src * ports + port, dst * ports + port
+    turns: list[tuple[_IntArray, bool]] = []
+    for low, high in rounds:
+        queues = _turns(out[low:high], into[low:high])
+        turns += [(queue + low, index == 0) for index, queue in enumerate(queues)]
+    numbers = np.empty(len(src), np.int64)
+    for number, (pick, _) in enumerate(turns):
+        numbers[pick] = number
+    wire = wire_times(levels, placement, (src, dst), sent, numbers, one_each=ports == 1)
     latency = np.array([level.latency_s for level in levels])[apart]
-    wire = share * np.array([level.byte_time_s for level in levels])[apart]
-    addition = gamma * reduced
-    rounds = np.flatnonzero(np.diff(table.round[begins], prepend=-1, append=-1))
-    found = []
-    for low, high in zip(rounds[:-1].tolist(), rounds[1:].tolist(), strict=True):
-        for turn, queue in enumerate(_turns(src[low:high], dst[low:high])):
-            pick = queue + low
-            found.append(
-                _Messages(src[pick], dst[pick], latency[pick], wire[pick], addition[pick], not turn)
-            )
-    return found
+    wire, addition = wire / schedule.chunks, gamma * reduced / schedule.chunks
+    found = [
+        _Messages(out[pick], into[pick], latency[pick], wire[pick], addition[pick], first)
+        for pick, first in turns
+    ]
+    return found, (schedule.world_size, ports)
 
 
-def _merge(table: Transfers, chunks: int) -> tuple[_IntArray, _FloatArray, _FloatArray]:
-    """Return where each message begins, its share of the buffer, and the share it reduces."""
+def _merge(table: Transfers) -> tuple[_IntArray, _IntArray, _IntArray]:
+    """Return where each message begins, the chunks it carries, and how many are reduced."""
     same = (table.round[1:] == table.round[:-1]) & (table.src[1:] == table.src[:-1])
     same &= table.dst[1:] == table.dst[:-1]
     begins = np.flatnonzero(np.concatenate(([True], ~same)))
-    share = (table.stop - table.start) / chunks
-    reduced = np.where(table.op == REDUCE, share, 0.0)
-    return begins, np.add.reduceat(share, begins), np.add.reduceat(reduced, begins)
+    chunks = (table.stop - table.start).astype(np.int64)
+    reduced = np.where(table.op == REDUCE, chunks, 0)
+    return begins, np.add.reduceat(chunks, begins), np.add.reduceat(reduced, begins)
 
 
-def _turns(src: _IntArray, dst: _IntArray) -> list[_IntArray]:
+def _contended(out: _IntArray, into: _IntArray) -> bool:
+    """Say whether two messages of one round share an end."""
+    return bool(max(np.bincount(out).max(), np.bincount(into).max()) > 1)
+
+
+def _turns(out: _IntArray, into: _IntArray) -> list[_IntArray]:
     """Cut the messages of one round into turns, so that none shares a port within a turn."""
-    if max(np.bincount(src).max(), np.bincount(dst).max()) == 1:
-        return [np.arange(len(src))]
+    if not _contended(out, into):
+        return [np.arange(len(out))]
     sends: dict[int, int] = {}
     receives: dict[int, int] = {}
     turns: list[list[int]] = []
-    for index, (a, b) in enumerate(zip(src.tolist(), dst.tolist(), strict=True)):
+    for index, (a, b) in enumerate(zip(out.tolist(), into.tolist(), strict=True)):
         turn = max(sends.get(a, 0), receives.get(b, 0))
         sends[a] = receives[b] = turn + 1
         if turn == len(turns):
@@ -217,41 +245,39 @@ def _turns(src: _IntArray, dst: _IntArray) -> list[_IntArray]:
     return [np.array(turn, np.int64) for turn in turns]
 
 
-def levels_apart(
-    levels: tuple[Level, ...], placement: tuple[int, ...], a: _IntArray, b: _IntArray
-) -> _IntArray:
-    """Return the index of the level between ranks ``a`` and ``b``, elementwise.
-
-    The array form of :meth:`syncopate.cluster.Cluster.level_between`: two ranks are apart at every
-    level whose unit they do not share, and the message crosses the outermost.
-    """
-    sizes = np.cumprod([level.size for level in levels])
-    position = np.argsort(placement) if placement else np.arange(sizes[-1])
-    here, there = position[a], position[b]
-    units = sizes[:-1, None]
-    return np.asarray(np.count_nonzero(here // units != there // units, axis=0))
-
-
-def _longest_path(messages: list[_Messages], world_size: int, nbytes: float) -> _Line:
+def _longest_path(messages: list[_Messages], ports: tuple[int, int], nbytes: float) -> _Line:
     """Return the line of the path that is longest for a buffer of ``nbytes``.
 
-    Three clocks per rank (entered the round, send port free, receive port free) hold lines rather
-    than times; of two lines the one that is later at ``nbytes`` goes on.
+    Clocks (of each rank, when it entered the round; of each port, when it is free to send, and to
+    receive) hold lines rather than times; of two lines the one that is later at ``nbytes`` goes on.
     """
-    entered = np.zeros((2, world_size))
-    sent = received = entered
+    sent = received = np.zeros((2, ports[0] * ports[1]))
     for m in messages:
         if m.first:
-            entered = _later(sent, received, nbytes)
-            sent, received = entered.copy(), entered.copy()
-        start = _later(sent[:, m.src], received[:, m.dst], nbytes)
+            sent = _entered(sent, received, ports, nbytes)
+            received = sent.copy()
+        start = _later(sent[:, m.out], received[:, m.into], nbytes)
         arrival = start + np.stack([m.latency, m.wire])
-        sent[:, m.src] = arrival
+        sent[:, m.out] = arrival
         arrival[1] += m.addition
-        received[:, m.dst] = arrival
+        received[:, m.into] = arrival
     ends = _later(sent, received, nbytes)
     a, b = ends[:, np.argmax(ends[0] + ends[1] * nbytes)].tolist()
     return _Line(a, b)
+
+
+def _entered(
+    sent: _FloatArray, received: _FloatArray, ports: tuple[int, int], nbytes: float
+) -> _FloatArray:
+    """Return for every port when its rank has finished with all of them."""
+    each = _later(sent, received, nbytes)
+    if ports[1] == 1:
+        return each
+    by_rank = each.reshape(2, *ports)
+    last = by_rank[:, :, 0]
+    for port in range(1, ports[1]):
+        last = _later(last, by_rank[:, :, port], nbytes)
+    return np.repeat(last, ports[1], axis=1)
 
 
 def _later(x: _FloatArray, y: _FloatArray, nbytes: float) -> _FloatArray:

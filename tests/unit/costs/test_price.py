@@ -4,14 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.price import levels_apart, price, price_lines, price_many
+from syncopate.costs.links import levels_apart
+from syncopate.costs.price import price, price_lines, price_many
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
-from syncopate.schedules.registry import ALGORITHMS, build
+from syncopate.schedules.compose import topology_order
+from syncopate.schedules.registry import ALGORITHMS, build, fitted
 
 
 def flat(p: int, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0) -> Cluster:
@@ -26,26 +28,77 @@ def toy(p: int, *transfers: tuple, chunks: int = 1) -> Schedule:
 
 def replay(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
     """Play the model message by message, in plain Python, at one size."""
-    p = schedule.world_size
-    entered = [0.0] * p
-    sent, received = entered[:], entered[:]
-    messages: dict[tuple[int, int, int], list[Transfer]] = {}
-    for t in schedule.transfers:
-        messages.setdefault((t.round, t.src, t.dst), []).append(t)
-    step = -1
-    for (round_index, src, dst), parts in messages.items():
-        if round_index != step:
-            step = round_index
-            entered = [max(pair) for pair in zip(sent, received, strict=True)]
-            sent, received = entered[:], entered[:]
-        level = cluster.level_between(src, dst)
-        chunk = nbytes / schedule.chunks
-        size = sum(t.stop - t.start for t in parts) * chunk
-        added = sum(t.stop - t.start for t in parts if t.op == "reduce") * chunk
-        start = max(sent[src], received[dst])
-        sent[src] = start + level.latency_s + size / level.bandwidth_bytes_per_s
-        received[dst] = sent[src] + added * cluster.reduction_s_per_byte
-    return max(*sent, *received)
+    sent: dict[tuple[int, int], float] = {}
+    received: dict[tuple[int, int], float] = {}
+    entered = [0.0] * schedule.world_size
+    for step in range(schedule.rounds):
+        messages: dict[tuple[int, int], list[Transfer]] = {}
+        for t in schedule.transfers:
+            if t.round == step:
+                messages.setdefault((t.src, t.dst), []).append(t)
+        turns = _turns(cluster, list(messages))
+        for (rank, _), free in [*sent.items(), *received.items()]:
+            entered[rank] = max(entered[rank], free)
+        sent, received = {}, {}
+        for (src, dst), parts in messages.items():
+            port = outermost(cluster, src, dst)
+            chunk = nbytes / schedule.chunks
+            together = {
+                pair: sum(t.stop - t.start for t in messages[pair]) * chunk
+                for pair in messages
+                if turns[pair] == turns[src, dst]
+            }
+            added = sum(t.stop - t.start for t in parts if t.op == "reduce") * chunk
+            start = max(
+                sent.get((src, port), entered[src]), received.get((dst, port), entered[dst])
+            )
+            latency_s = cluster.level_between(src, dst).latency_s
+            sent[src, port] = start + latency_s + on_the_wire(cluster, together, src, dst)
+            received[dst, port] = sent[src, port] + added * cluster.reduction_s_per_byte
+    return max([*entered, *sent.values(), *received.values()])
+
+
+def _turns(cluster: Cluster, messages: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Return how many messages each one has to let pass at the ports it takes."""
+    passed: dict[tuple[str, int, int], int] = {}
+    turns = {}
+    for src, dst in messages:
+        port = outermost(cluster, src, dst)
+        ports = [("out", src, port), ("in", dst, port)]
+        turns[src, dst] = max(passed.get(key, 0) for key in ports)
+        passed |= dict.fromkeys(ports, turns[src, dst] + 1)
+    return turns
+
+
+def outermost(cluster: Cluster, a: int, b: int) -> int:
+    """Return the index of the level between two ranks."""
+    pairs = zip(cluster.coordinates(a), cluster.coordinates(b), strict=True)
+    return max(index for index, (x, y) in enumerate(pairs) if x != y)
+
+
+def on_the_wire(
+    cluster: Cluster, together: dict[tuple[int, int], float], src: int, dst: int
+) -> float:
+    """Return how long the message takes beside all that share one of its links."""
+    longest = 0.0
+    for index, level in enumerate(cluster.levels):
+        if level.size == 1 or unit(cluster, index, src) == unit(cluster, index, dst):
+            continue
+        for end in (0, 1):
+            mine = unit(cluster, index, (src, dst)[end])
+            passed = sum(
+                min(size, together[src, dst])
+                for pair, size in together.items()
+                if unit(cluster, index, pair[end]) == mine
+                and unit(cluster, index, pair[1 - end]) != mine
+            )
+            longest = max(longest, passed / level.bandwidth_bytes_per_s)
+    return longest
+
+
+def unit(cluster: Cluster, index: int, rank: int) -> tuple[int, ...]:
+    """Return the unit of level ``index`` that ``rank`` is in."""
+    return cluster.coordinates(rank)[index:]
 
 
 levels = st.builds(
@@ -137,13 +190,16 @@ def test_the_price_is_what_playing_the_messages_takes(data):
         assert price(schedule, cluster, nbytes) == pytest.approx(expected, rel=1e-11)
 
 
-@given(clusters())
-def test_registered_algorithms_too(cluster):
-    for key in ALGORITHMS:
-        schedule = build(*key, cluster.world_size)
-        sizes = np.geomspace(1e-2, 1e6, 7)
-        expected = [replay(schedule, cluster, nbytes) for nbytes in sizes]
-        assert price_many(schedule, cluster, sizes) == pytest.approx(np.array(expected), rel=1e-11)
+@settings(max_examples=60)
+@given(clusters(), st.sampled_from(list(ALGORITHMS)))
+def test_registered_algorithms_too(cluster, key):
+    options = {"blocks": 3} if "blocks" in ALGORITHMS[key].options else {}
+    if "pipelines" in ALGORITHMS[key].options:
+        options = fitted(*key, cluster) | {"pipelines": 2}
+    schedule = build(*key, cluster.world_size, **options)
+    sizes = np.geomspace(1e-2, 1e6, 3)
+    expected = [replay(schedule, cluster, nbytes) for nbytes in sizes]
+    assert price_many(schedule, cluster, sizes) == pytest.approx(np.array(expected), rel=1e-11)
 
 
 @given(clusters())
@@ -207,9 +263,106 @@ def test_a_thousand_ranks():
     )
     assert ring[0] == pytest.approx(2046 * 1e-5, rel=1e-3)
     assert ring[1] == pytest.approx(2046 * (1e-5 + 1e9 / 1024 / 1e10), rel=1e-9)
-    assert doubling == pytest.approx(3e-6 + 7e-5 + np.array([1e2, 1e9]) * (3e-11 + 7e-10))
-    assert halving[0] < ring[0]
-    assert halving[1] < ring[1]
+    # The eight ranks of a host share its link.
+    assert doubling == pytest.approx(3e-6 + 7e-5 + np.array([1e2, 1e9]) * (3e-11 + 7 * 8e-10))
+    # An eighth of the buffer is left when messages leave the host, eight at a time.
+    inside, across = 2 * 7 / 8 / 1e11, 2 * 127 / 128 / 1e10
+    assert halving == pytest.approx(6e-6 + 14e-5 + np.array([1e2, 1e9]) * (inside + across))
+
+
+def network(*sizes: int, rates: tuple[float, ...], placement: tuple[int, ...] = ()) -> Cluster:
+    found = tuple(
+        Level(name="", size=size, latency_s=0.0, bandwidth_bytes_per_s=rate)
+        for size, rate in zip(sizes, rates, strict=True)
+    )
+    return Cluster(name="", levels=found, placement=placement)
+
+
+def test_the_ranks_of_a_host_share_its_link():
+    """Four hosts of two: both ranks of host 0 send to host 1 at once, then to different hosts."""
+    hosts = network(2, 4, rates=(10.0, 1.0))
+    alone = toy(8, (0, 0, 2, 0, 1, "copy"))
+    both = toy(8, (0, 0, 2, 0, 1, "copy"), (0, 1, 3, 0, 1, "copy"))
+    apart = toy(8, (0, 0, 2, 0, 1, "copy"), (0, 1, 4, 0, 1, "copy"))
+    opposite = toy(8, (0, 0, 2, 0, 1, "copy"), (0, 3, 1, 0, 1, "copy"))
+    later = toy(8, (0, 0, 2, 0, 1, "copy"), (1, 1, 3, 0, 1, "copy"))
+    inside = toy(8, (0, 0, 2, 0, 1, "copy"), (0, 3, 1, 0, 1, "copy"), (0, 4, 5, 0, 1, "copy"))
+    assert price(alone, hosts, 10.0) == 10
+    assert price(both, hosts, 10.0) == 20
+    assert price(apart, hosts, 10.0) == 20
+    assert price(opposite, hosts, 10.0) == 10
+    assert price(later, hosts, 10.0) == 10
+    assert price(inside, hosts, 10.0) == 10
+
+
+def test_a_small_message_is_through_before_a_large_one():
+    hosts = network(2, 2, rates=(1e9, 1.0))
+    small, large = (0, 0, 2, 0, 1, "copy"), (0, 1, 3, 0, 3, "copy")
+    after_small = toy(4, small, large, (1, 2, 3, 0, 4, "copy"), chunks=4)
+    assert price(toy(4, small, large, chunks=4), hosts, 4.0) == 4
+    assert price(after_small, hosts, 4.0) == pytest.approx(4, rel=1e-6)
+    own_pace = toy(4, small, large, (1, 2, 0, 0, 1, "copy"), chunks=4)
+    assert price(own_pace, hosts, 4.0) == 4  # small through at 2, its answer at 3
+
+
+def test_a_rack_is_no_faster_than_its_hosts():
+    """A fat up-link carries many hosts at once, but no host faster than its own link."""
+    racks = network(4, 2, rates=(1.0, 4.0))
+    assert price(toy(8, (0, 0, 4, 0, 1, "copy")), racks, 8.0) == 8
+    all_cross = toy(8, *[(0, r, r + 4, 0, 1, "copy") for r in range(4)])
+    assert price(all_cross, racks, 8.0) == 8
+    assert price(all_cross, network(4, 2, rates=(1.0, 1.0)), 8.0) == 32
+
+
+def test_levels_work_at_the_same_time_and_share_the_ranks_own_link():
+    inner, outer = (0, 0, 1, 0, 1, "copy"), (0, 0, 2, 0, 1, "copy")
+    fast = network(2, 2, rates=(10.0, 1.0))
+    assert price(toy(4, inner, outer), fast, 10.0) == 10
+    equal = network(2, 2, rates=(1.0, 1.0))
+    assert price(toy(4, inner, outer), equal, 10.0) == 20
+
+
+def test_one_rank_per_host_costs_what_a_flat_network_costs():
+    """Levels of one unit have no links, wherever they are."""
+    for key in ALGORITHMS:
+        schedule = build(*key, 6)
+        plain = network(6, rates=(2.0,))
+        single = network(1, 6, 1, rates=(0.1, 2.0, 0.1))
+        assert price_lines(schedule, plain) == price_lines(schedule, single)
+
+
+ZIGZAG = (0, 2, 4, 6, 1, 3, 5, 7)
+"""Two racks of four hosts, launched alternately: even ranks in one, odd ranks in the other."""
+
+
+def test_a_ring_that_zigzags_between_racks_takes_four_times_as_long():
+    racks = network(4, 2, rates=(125e6, 125e6), placement=ZIGZAG)
+    zigzag = price(build("all_reduce", "ring", 8), racks, 1e8)
+    ordered = price(build("all_reduce", "ring", 8, order=topology_order(racks)), racks, 1e8)
+    assert zigzag == pytest.approx(4 * ordered)
+    assert ordered == pytest.approx(2 * 7 / 8 * 1e8 / 125e6)
+
+
+def test_blueconnect_pays_off_where_inner_links_are_faster():
+    for inner_rate, blueconnect_wins in ((125e6, False), (1e9, True)):
+        racks = network(4, 2, rates=(inner_rate, 125e6), placement=ZIGZAG)
+        ring, blueconnect, flat = (
+            price(build("all_reduce", name, 8, **fitted("all_reduce", name, racks)), racks, 1e8)
+            for name in ("ring", "blueconnect", "halving_doubling")
+        )
+        assert (blueconnect < ring) == blueconnect_wins
+        assert blueconnect == pytest.approx(2 * (3 / 4 / inner_rate + 1 / 2 / 125e6) * 1e8)
+        assert blueconnect == pytest.approx(flat)
+
+
+def test_pipelines_pay_off_where_levels_take_as_long():
+    """Inner and outer stages of two message chunks overlap; on equal links they cannot."""
+    overlap = network(2, 2, rates=(2.0, 1.0))
+    one, four = (
+        price(build("all_reduce", "blueconnect", 4, factors=(2, 2), pipelines=m), overlap, 8.0)
+        for m in (1, 4)
+    )
+    assert four < 0.9 * one
 
 
 @pytest.mark.parametrize("nbytes", [-1.0, math.nan, math.inf])

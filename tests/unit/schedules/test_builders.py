@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.price import levels_apart
+from syncopate.costs.links import levels_apart
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.draw import draw
 from syncopate.schedules.factors import default_factors

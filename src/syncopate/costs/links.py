@@ -1,0 +1,98 @@
+"""Links: which links of the network a message passes, and how it shares them.
+
+The network is a tree. Every unit (a rank, a host, a rack) hangs on one link up and one link down,
+which carry all that leaves or enters it: at level i the units are the groups of ranks that the
+levels below make up, and the link's rate is the level's bandwidth. So all ranks of a host share the
+host's link, and all hosts of a rack the rack's. A message passes the up-links of all units that it
+leaves and the down-links of all that it enters.
+
+Messages that are on their way at the same time share a link fairly, each at the same rate until it
+is through: one of m bytes beside others of m_j is done when sum_j min(m_j, m) bytes are. A message
+takes as long as on the link that takes it longest. Levels of one unit join nothing and have no
+links.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.cluster import Level
+
+_FloatArray = NDArray[np.float64]
+_IntArray = NDArray[np.int64]
+
+
+def levels_apart(
+    levels: tuple[Level, ...], placement: tuple[int, ...], a: _IntArray, b: _IntArray
+) -> _IntArray:
+    """Return the index of the level between ranks ``a`` and ``b``, elementwise.
+
+    The array form of :meth:`syncopate.cluster.Cluster.level_between`: two ranks are apart at every
+    level whose unit they do not share, and the message crosses the outermost.
+    """
+    sizes = np.cumprod([level.size for level in levels])
+    here, there = _positions(sizes[-1], placement, a), _positions(sizes[-1], placement, b)
+    units = sizes[:-1, None]
+    return np.asarray(np.count_nonzero(here // units != there // units, axis=0))
+
+
+def wire_times(
+    levels: tuple[Level, ...],
+    placement: tuple[int, ...],
+    ends: tuple[_IntArray, _IntArray],
+    sizes: _IntArray,
+    turns: _IntArray,
+    *,
+    one_each: bool,
+) -> _FloatArray:
+    """Return how long each message is on the wire, start-up not counted.
+
+    Args:
+        levels: innermost first.
+        placement: the rank at each position, or empty.
+        ends: sending and receiving ranks, shape (m,) each.
+        sizes: of the messages in any unit, shape (m,); whole numbers, so that sums are exact.
+        turns: messages with the same number are on their way at the same time, shape (m,).
+        one_each: whether no rank sends or receives two messages at a time, so that none shares a
+            rank's own link; saves looking.
+
+    Returns:
+        Seconds for a unit of one byte, shape (m,).
+    """
+    apart = levels_apart(levels, placement, *ends)
+    ranks = int(np.prod([level.size for level in levels]))
+    positions = [_positions(ranks, placement, end) for end in ends]
+    seconds = np.zeros(len(sizes))
+    unit_ranks = 1
+    for index, level in enumerate(levels):
+        if level.size > 1:
+            passing = np.flatnonzero(apart >= index)
+            for position in positions:
+                load = sizes[passing]
+                if unit_ranks > 1 or not one_each:
+                    link = turns[passing] * ranks + position[passing] // unit_ranks
+                    load = _shared(link, load)
+                seconds[passing] = np.maximum(seconds[passing], load * level.byte_time_s)
+        unit_ranks *= level.size
+    return seconds
+
+
+def _positions(ranks: int, placement: tuple[int, ...], of: _IntArray) -> _IntArray:
+    return (np.argsort(placement) if placement else np.arange(ranks))[of]
+
+
+def _shared(link: _IntArray, sizes: _IntArray) -> _IntArray:
+    """Return what a link has carried when each message is through: sum_j min(size_j, size)."""
+    if len(link) == 0 or len(np.unique(link)) == len(link):
+        return sizes
+    order = np.lexsort((sizes, link))
+    size = sizes[order]
+    begins = np.flatnonzero(np.diff(link[order], prepend=-1))
+    counts = np.diff(np.append(begins, len(link)))
+    before = np.cumsum(size) - size
+    smaller = before - np.repeat(before[begins], counts)
+    left = np.repeat(begins + counts, counts) - np.arange(len(link))
+    carried = np.empty_like(sizes)
+    carried[order] = smaller + size * left
+    return carried
