@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.curves import COLLECTIVE, DEFAULT_SIZES, Curves, measure_curves
@@ -50,7 +51,8 @@ def calibrate(
     Args:
         communicator: the ranks.
         sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out.
-        algorithms: all-reduce algorithms, ``"native"`` for the backend's own; all when left out.
+        algorithms: all-reduce algorithms, ``"native"`` for the backend's own; those that
+            suit the cluster when left out.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
         progress: called with what is measured and how much of the whole is done.
 
@@ -72,7 +74,7 @@ def calibrate(
 @dataclass(frozen=True)
 class _Effort:
     sizes: tuple[int, ...]
-    algorithms: tuple[str, ...]
+    algorithms: tuple[str, ...]  # empty for those that suit the cluster
     budget_s: float
 
 
@@ -89,12 +91,19 @@ def _measure(
             budget_s=effort.budget_s * LINKS_SHARE,
             progress=_part(progress, 0.0, before_curves),
         )
-    reduction_s_per_byte = measure_reduction(communicator)
+    bare = Cluster(
+        name=_name(where),
+        levels=levels,
+        placement=where.placement,
+        hosts=where.hosts,
+        reduction_s_per_byte=measure_reduction(communicator),
+        probes=probes,
+    )
     spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
     curves = measure_curves(
         communicator,
         sizes=effort.sizes,
-        algorithms=effort.algorithms,
+        algorithms=effort.algorithms or (registry.NATIVE, *registry.candidates(COLLECTIVE, bare)),
         budget_s=effort.budget_s * before_load - spent_s,
         shared_clock=len(set(where.hosts)) == 1,
         progress=_part(progress, before_curves, before_load),
@@ -106,14 +115,9 @@ def _measure(
         progress=_part(progress, before_load, 1.0),
     )
     elapsed_s = time.perf_counter() - start_s
-    return Cluster(
-        name=_name(where),
-        levels=levels,
-        placement=where.placement,
-        hosts=where.hosts,
-        reduction_s_per_byte=reduction_s_per_byte,
+    return structs.replace(
+        bare,
         curves=curves.curves,
-        probes=probes,
         interference=interference,
         metadata=_facts(communicator, where, curves)
         | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
@@ -138,7 +142,7 @@ def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
 
 def _algorithms(algorithms: Sequence[str] | None) -> tuple[str, ...]:
     if algorithms is None:
-        return (registry.NATIVE, *registry.algorithms(COLLECTIVE))
+        return ()
     if not algorithms:
         raise InvalidValueError("algorithms", algorithms, "at least one name")
     for name in algorithms:

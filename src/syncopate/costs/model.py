@@ -15,7 +15,7 @@ from syncopate.costs.functions import FREE, CostFunction, CurveCost, Envelope, P
 from syncopate.costs.pieces import Pieces
 from syncopate.costs.price import price_lines
 from syncopate.errors import UnknownNameError
-from syncopate.schedules.registry import NATIVE, algorithms, build
+from syncopate.schedules.registry import NATIVE, algorithms, build, candidates
 
 
 def collective_costs(
@@ -27,7 +27,7 @@ def collective_costs(
         cluster: the machines; on a single rank every algorithm costs nothing.
         collective: such as ``"all_reduce"``.
         names: the algorithms wanted; by default all that were measured, or, when none was
-            measured, all that the registry knows.
+            measured, all that the registry holds worth considering on this cluster.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
@@ -38,7 +38,8 @@ def collective_costs(
     known = tuple(measured) or registered
     if cluster.world_size == 1:
         known = tuple(dict.fromkeys((*known, *registered, NATIVE)))
-    wanted = known if names is None else tuple(names)
+    default = tuple(measured) or candidates(collective, cluster)
+    wanted = default if names is None else tuple(names)
     costs: dict[str, CostFunction] = {}
     for name in wanted:
         if name not in known:
