@@ -108,10 +108,13 @@ def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.Process
         RuntimeError: not every rank arrived in time.
     """
     part = group is not None and group is not dist.group.WORLD
+    served = set(backends(group).values())
     return dist.new_group(  # type: ignore[no-any-return]
         dist.get_process_group_ranks(group) if part else None,
         timeout=datetime.timedelta(seconds=timeout_s),
-        backend=dist.get_backend_config(group),
+        # A group made from the full configuration has no backend of its own name, which torch
+        # remarks on when the group is destroyed.
+        backend=served.pop() if len(served) == 1 else dist.get_backend_config(group),
         use_local_synchronization=part,
     )
 
@@ -149,7 +152,7 @@ def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Stor
     return cast(Store, store)
 
 
-def backends(group: dist.ProcessGroup) -> dict[str, str]:
+def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     """Return which backend serves each device type, such as ``{"cpu": "gloo"}``."""
     served = {}
     for part in dist.get_backend_config(group).split(","):
