@@ -52,6 +52,13 @@ class Terms(NamedTuple):
     wire: float
     additions: float
 
+    def seconds(
+        self, nbytes: float, latency_s: float, byte_time_s: float, reduction_s_per_byte: float = 0.0
+    ) -> float:
+        """Return ``α A + n (β B + γ C)`` for a buffer of n bytes."""
+        per_byte = self.wire * byte_time_s + self.additions * reduction_s_per_byte
+        return self.startups * latency_s + nbytes * per_byte
+
 
 def _log2_ceil(p: int) -> int:
     return (p - 1).bit_length()

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -136,7 +137,7 @@ def candidates(collective: str, cluster: Cluster) -> tuple[str, ...]:
     return tuple(row.name for row in found if not row.twin and row.applies(cluster))
 
 
-def fitted(collective: str, name: str, cluster: Cluster) -> dict[str, Option]:
+def fitted(collective: str, name: str, cluster: Cluster) -> dict[str, Any]:
     """Return the options with which an algorithm fits ``cluster``, for :func:`build`.
 
     Those are ``order``, where ranks are not placed in the order of their numbers, and ``factors``
@@ -147,7 +148,7 @@ def fitted(collective: str, name: str, cluster: Cluster) -> dict[str, Option]:
         UnknownNameError: no such collective or algorithm.
     """
     require(collective, name)
-    options: dict[str, Option] = {}
+    options: dict[str, Any] = {}
     order = topology_order(cluster)
     if order != tuple(range(cluster.world_size)):
         options[ORDER] = order
@@ -190,7 +191,7 @@ def build(
     return _built(row, world_size, root, known)
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=128)
 def _built(algorithm: Algorithm, world_size: int, root: int, options: Options) -> Schedule:
     values = dict(options)
     order = values.pop(ORDER, None)
