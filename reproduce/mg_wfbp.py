@@ -33,6 +33,7 @@ from rich.table import Table
 from syncopate.cluster import Cluster
 from syncopate.costs.model import collective_costs
 from syncopate.planning.planner import make_plan
+from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.workload import GradientTensor, Workload
 
 DATA = Path(__file__).parent / "data" / "googlenet_k80.csv"
@@ -60,28 +61,6 @@ class Row:
     byte_time_s: float
     buckets: dict[str, int]
     speedup: dict[str, float]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """One figure of the paper beside ours.
-
-    Attributes:
-        what: what it is.
-        paper: as printed.
-        ours: as computed here.
-        printed: how to print both.
-    """
-
-    what: str
-    paper: float
-    ours: float
-    printed: str
-
-    @property
-    def difference(self) -> float:
-        """Ours relative to the paper's: -0.03 is 3% below."""
-        return self.ours / self.paper - 1
 
 
 def googlenet() -> Workload:
@@ -179,18 +158,7 @@ def show(workload: Workload, rows: Sequence[Row], console: Console) -> None:
             f"{gain:+.1%}",
         )
     console.print(table)
-    beside = Table(title="Beside the paper (Figs. 5b and 9)", box=box.SIMPLE_HEAD)
-    beside.add_column("figure")
-    for column in ("paper", "ours", "difference"):
-        beside.add_column(column, justify="right")
-    for item in compare_with_paper(rows):
-        beside.add_row(
-            item.what,
-            item.printed.format(item.paper),
-            item.printed.format(item.ours),
-            f"{item.difference:+.1%}",
-        )
-    console.print(beside)
+    console.print(comparison_table("Beside the paper (Figs. 5b and 9)", compare_with_paper(rows)))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -203,9 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not options.json:
         show(workload, rows, Console())
         return
-    paper = [asdict(item) | {"difference": item.difference} for item in compare_with_paper(rows)]
-    for item in paper:
-        del item["printed"]
+    paper = [item.as_json() for item in compare_with_paper(rows)]
     print(json.dumps({"rows": [asdict(row) for row in rows], "paper": paper}, indent=1))
 
 
