@@ -42,7 +42,7 @@ def test_the_figures_of_the_paper() -> None:
     assert abs(figures["BlueConnect without 10 ms of jitter"].difference) < 0.05
 
 
-def test_stages_that_overlap_beat_the_ring_and_thin_uplinks_do_not_change_it() -> None:
+def test_stages_that_overlap_beat_the_ring_unless_uplinks_are_thin() -> None:
     ranked = blueconnect.choices(blueconnect.cluster())
     assert [choice.algorithm for choice in ranked[:3]] == [
         "blueconnect",
@@ -51,8 +51,7 @@ def test_stages_that_overlap_beat_the_ring_and_thin_uplinks_do_not_change_it() -
     ]
     assert ranked[0].options["pipelines"] > 1
     thin = blueconnect.choices(blueconnect.cluster(rack_rate=blueconnect.INFINIBAND))
-    assert thin[0].algorithm in ("blueconnect", "ring")
-    assert {choice.algorithm for choice in thin} >= {"two_level", "lp"}
+    assert [choice.algorithm for choice in thin[:2]] == ["ring", "blueconnect"]
 
 
 def test_prints_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
