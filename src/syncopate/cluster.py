@@ -8,6 +8,8 @@ it was calibrated, the measured curve of every collective algorithm with its raw
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Sequence
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
@@ -18,6 +20,20 @@ def require_time(what: str, value: float) -> None:
     """Refuse a duration that is NaN, infinite or negative."""
     if not math.isfinite(value) or value < 0:
         raise InvalidValueError(what, value, "a finite number of seconds >= 0")
+
+
+def robust_mean(samples: Sequence[float]) -> float:
+    """Return the mean of ``samples``, far outliers drawn in; the median of fewer than four.
+
+    The mean, because an iteration is the sum of many parts, and durations lean to the slow side:
+    sums of medians promise too little. Samples beyond Tukey's outer fence (three interquartile
+    ranges outside the quartiles) count as much as the fence.
+    """
+    if len(samples) < 4:
+        return statistics.median(samples)
+    low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
+    reach = 3 * (high - low)
+    return statistics.fmean(min(max(s, low - reach), high + reach) for s in samples)
 
 
 class Level(Record, frozen=True, kw_only=True):
@@ -84,6 +100,11 @@ class CurvePoint(Record, frozen=True, kw_only=True):
             raise InvalidValueError("samples_s", self.samples_s, "at least one duration")
         for sample in self.samples_s:
             require_time("samples_s", sample)
+
+    @property
+    def expected_s(self) -> float:
+        """Expected duration, the :func:`robust_mean` of the samples."""
+        return robust_mean(self.samples_s)
 
 
 class CollectiveCurve(Record, frozen=True, kw_only=True):

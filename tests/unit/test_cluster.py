@@ -6,6 +6,7 @@ import math
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from syncopate.cluster import (
     NETWORKS,
@@ -15,6 +16,7 @@ from syncopate.cluster import (
     Interference,
     Level,
     LinearFit,
+    robust_mean,
 )
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from tests.unit import strategies
@@ -162,3 +164,15 @@ def test_a_wrong_value_in_a_file_is_refused_by_field():
     text = _three_levels().to_json().replace(b'"size": 3', b'"size": 0')
     with pytest.raises(ArtifactError, match=r"c\.json at \$\.levels\[1\]: level size is 0"):
         Cluster.from_json(text, source="c.json")
+
+
+@given(st.lists(st.floats(0, 1e3), min_size=4, max_size=40))
+def test_a_robust_mean_lies_within_the_samples(samples):
+    assert min(samples) - 1e-9 <= robust_mean(samples) <= max(samples) + 1e-9
+
+
+def test_a_robust_mean_counts_a_slow_share_and_ignores_a_stray():
+    usual = [1.0, 1.1, 0.9, 1.0, 1.05, 0.95, 1.0, 1.0]
+    assert robust_mean([1.0] * 6 + [4.0] * 4) == pytest.approx(2.2)
+    assert robust_mean([*usual, 100.0]) < 1.1
+    assert robust_mean([1.0, 50.0, 1.2]) == 1.2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,7 +156,7 @@ def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
         sizes = {point.nbytes for curve in curves for point in curve.points}
         nearest = min(sizes, key=lambda size: abs(size - wanted))
         found = [
-            Load(nearest, curve.algorithm, statistics.median(point.samples_s))
+            Load(nearest, curve.algorithm, point.expected_s)
             for curve in curves
             for point in curve.points
             if point.nbytes == nearest

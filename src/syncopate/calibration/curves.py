@@ -18,7 +18,6 @@ takes the same one.
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -272,6 +271,6 @@ def _curve(name: str, points: Mapping[int, CurvePoint]) -> CollectiveCurve:
     ascending = tuple(points[size] for size in sorted(points))
     fit = fit_linear(
         [float(point.nbytes) for point in ascending],
-        [statistics.median(point.samples_s) for point in ascending],
+        [point.expected_s for point in ascending],
     )
     return CollectiveCurve(collective=COLLECTIVE, algorithm=name, points=ascending, fit=fit)

@@ -8,6 +8,8 @@ do not matter.
 from __future__ import annotations
 
 import datetime
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -144,6 +146,7 @@ def _iterate(
     """Run one iteration as a training loop does and return its durations."""
     stamped.start_iteration()
     clock.finish()
+    began_s = time.perf_counter()
     start = clock.stamp()
     loss = task.loss()
     if not loss.requires_grad:
@@ -165,6 +168,8 @@ def _iterate(
         update_s=clock.between_s(backward_end, end),
         ready_s=stamped.ready_s(),
         module_forward_s=stamped.module_forward_s(),
+        began_s=began_s,
+        host=socket.gethostname(),
     )
 
 

@@ -4,11 +4,16 @@
 that of a rank that is, at every moment of every iteration, where the slowest one is: maxima over
 ranks are taken of the time since the iteration's start, and durations are differences of those.
 
+[Note: a late start] The ranks of one host leave the collective before an iteration one after the
+other: where they share cores, the first to leave begins to compute and keeps the others waiting.
+That delay is part of every synchronous iteration, so the iteration starts with the first rank of
+each host. Ranks of one host read one clock; clocks of different hosts are not compared.
+
 [Note: true ready order] The order is that of the median ready times, not of definition: branches,
 shared parameters and scheduling inside autograd decide it, and it may change between iterations.
 Durations are medians of the differences between neighbours in this order, scaled so that the last
-gradient is ready at the median of its ready times: medians of parts do not add up to the median of
-the whole.
+gradient is ready at the robust mean of its ready times: medians of parts do not add up to the time
+of the whole, and an iteration is a whole.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.cluster import robust_mean
 from syncopate.workload import GradientTensor, Workload
 
 
@@ -32,6 +38,8 @@ class Iteration:
         update_s: optimizer step and zeroing.
         ready_s: per parameter, from the start of backward to its gradient; unused ones are absent.
         module_forward_s: per parameter, forward time of the modules that own it.
+        began_s: the host's ``time.perf_counter`` at its start; None when not known.
+        host: name of the machine it ran on.
     """
 
     forward_s: float
@@ -39,6 +47,8 @@ class Iteration:
     update_s: float
     ready_s: dict[str, float] = field(default_factory=dict)
     module_forward_s: dict[str, float] = field(default_factory=dict)
+    began_s: float | None = None
+    host: str = ""
 
 
 def slowest(ranks: Sequence[Iteration]) -> Iteration:
@@ -47,14 +57,15 @@ def slowest(ranks: Sequence[Iteration]) -> Iteration:
     Args:
         ranks: the same iteration on each rank, started together.
     """
-    forward_s = max(one.forward_s for one in ranks)
-    computed_s = max(one.forward_s + one.backward_s for one in ranks)
-    updated_s = max(one.forward_s + one.backward_s + one.update_s for one in ranks)
+    ends = [(_late_s(one, ranks) + one.forward_s, one) for one in ranks]
+    forward_s = max(forward_end_s for forward_end_s, _ in ends)
+    computed_s = max(forward_end_s + one.backward_s for forward_end_s, one in ends)
+    updated_s = max(forward_end_s + one.backward_s + one.update_s for forward_end_s, one in ends)
     ready_s: dict[str, float] = {}
-    for one in ranks:
+    for forward_end_s, one in ends:
         for name, ready in one.ready_s.items():
             # A gradient of a fast rank may be ready before the slowest rank ends its forward.
-            since_s = max(one.forward_s + ready - forward_s, 0.0)
+            since_s = max(forward_end_s + ready - forward_s, 0.0)
             ready_s[name] = max(ready_s.get(name, 0.0), since_s)
     names = {name for one in ranks for name in one.module_forward_s}
     return Iteration(
@@ -66,6 +77,14 @@ def slowest(ranks: Sequence[Iteration]) -> Iteration:
             name: max(one.module_forward_s.get(name, 0.0) for one in ranks) for name in names
         },
     )
+
+
+def _late_s(one: Iteration, ranks: Sequence[Iteration]) -> float:
+    """Return by how much ``one`` started after the first on its host; see [Note: a late start]."""
+    if one.began_s is None:
+        return 0.0
+    began = [peer.began_s for peer in ranks if peer.host == one.host]
+    return one.began_s - min((at for at in began if at is not None), default=one.began_s)
 
 
 def workload(
@@ -85,7 +104,7 @@ def workload(
     order = _ready_order(iterations)
     unused = [name for name in sizes if name not in order]
     backward_parts_s, last_s = _backward_parts(order, iterations)
-    forward_s = _median(one.forward_s for one in iterations)
+    forward_s = robust_mean([one.forward_s for one in iterations])
     forward_parts_s = np.array(
         [_median(one.module_forward_s.get(name, 0.0) for one in iterations) for name in order]
     )
@@ -105,8 +124,8 @@ def workload(
         model=model,
         tensors=tensors,
         forward_s=forward_s,
-        backward_s=max(_median(one.backward_s for one in iterations), last_s),
-        update_s=_median(one.update_s for one in iterations),
+        backward_s=max(robust_mean([one.backward_s for one in iterations]), last_s),
+        update_s=robust_mean([one.update_s for one in iterations]),
         metadata=dict(metadata) | ({"unused": ", ".join(unused)} if unused else {}),
     )
 
@@ -131,7 +150,7 @@ def _backward_parts(
     # Where an iteration finished two gradients in the other order, the later one takes no time.
     ready_s = np.maximum.accumulate(ready_s, axis=1)
     parts_s = np.median(np.diff(ready_s, axis=1, prepend=0.0), axis=0)
-    last_s = float(np.median(ready_s[:, -1]))
+    last_s = robust_mean(ready_s[:, -1].tolist())
     if parts_s.sum() > 0:
         parts_s = parts_s * (last_s / parts_s.sum())
     return parts_s, float(parts_s.sum())

@@ -84,13 +84,13 @@ FREE = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
 
 
 class CurveCost(PiecewiseCost):
-    """A measured curve: monotone, piecewise linear through the medians.
+    """A measured curve: monotone, piecewise linear through the expected durations.
 
-    The median of each size's samples stands for it, so that a straggling sample does not bend the
-    curve. Medians that decrease with the size are noise; isotonic regression pools them, weighted
-    by their sample counts. Below the smallest measured size the curve is flat; beyond the largest
-    it goes on as the last two points do, or, where those were pooled to one level, with the slope
-    of the curve's linear fit.
+    The expected duration of each size stands for it (``CurvePoint.expected_s``, in which a
+    straggling sample counts for little). Durations that decrease with the size are noise; isotonic
+    regression pools them, weighted by their sample counts. Below the smallest measured size the
+    curve is flat; beyond the largest it goes on as the last two points do, or, where those were
+    pooled to one level, with the slope of the curve's linear fit.
 
     Args:
         curve: the measurement.
@@ -98,9 +98,9 @@ class CurveCost(PiecewiseCost):
 
     def __init__(self, curve: CollectiveCurve) -> None:
         sizes = np.array([point.nbytes for point in curve.points], float)
-        medians = [float(np.median(point.samples_s)) for point in curve.points]
+        expected_s = [point.expected_s for point in curve.points]
         counts = [float(len(point.samples_s)) for point in curve.points]
-        seconds = isotonic(medians, counts)
+        seconds = isotonic(expected_s, counts)
         chords = np.diff(seconds) / np.diff(sizes)
         beyond = chords[-1] if len(chords) and chords[-1] > 0 else curve.fit.b_s_per_byte
         slopes = np.concatenate(([0.0], chords, [beyond]))

@@ -151,13 +151,13 @@ def algorithms_of(plan: Plan) -> tuple[str, ...]:
 
 
 def fit_error(curve: CollectiveCurve) -> float:
-    """Return the median over sizes of ``|fit - measured median| / measured median``."""
+    """Return the median over sizes of ``|fit - measured| / measured``, by expected durations."""
     errors = []
     for point in curve.points:
-        median = statistics.median(point.samples_s)
-        if median > 0:
-            fitted = curve.fit.a_s + curve.fit.b_s_per_byte * point.nbytes
-            errors.append(abs(fitted - median) / median)
+        measured_s = point.expected_s
+        if measured_s > 0:
+            fitted_s = curve.fit.a_s + curve.fit.b_s_per_byte * point.nbytes
+            errors.append(abs(fitted_s - measured_s) / measured_s)
     return statistics.median(errors) if errors else 0.0
 
 
@@ -189,24 +189,24 @@ def _fits(curves: Sequence[CollectiveCurve]) -> Table:
 
 
 def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
-    """Median time by size and algorithm; a star marks the fastest of each size."""
-    medians = {
-        curve.algorithm: {p.nbytes: statistics.median(p.samples_s) for p in curve.points}
+    """Expected time by size and algorithm; a star marks the fastest of each size."""
+    expected_s = {
+        curve.algorithm: {point.nbytes: point.expected_s for point in curve.points}
         for curve in curves
     }
     collective = curves[0].collective
     factor = BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 1.0
     by_nbytes = {
-        nbytes: {name: sizes[nbytes] for name, sizes in medians.items() if nbytes in sizes}
-        for nbytes in sorted({size for sizes in medians.values() for size in sizes})
+        nbytes: {name: sizes[nbytes] for name, sizes in expected_s.items() if nbytes in sizes}
+        for nbytes in sorted({size for sizes in expected_s.values() for size in sizes})
     }
     fastest = {nbytes: min(here, key=here.__getitem__) for nbytes, here in by_nbytes.items()}
-    shown = [name for name in medians if name in fastest.values() or name == "native"]
-    table = _table(f"{collective}: measured medians, * the fastest")
+    shown = [name for name in expected_s if name in fastest.values() or name == "native"]
+    table = _table(f"{collective}: measured, * the fastest")
     _columns(table, right=("size", *(name.replace("_", "\n") for name in shown)))
     _columns(table, right=("algbw\nGB/s", "busbw\nGB/s"))
-    if len(shown) < len(medians):
-        slower = ", ".join(name for name in medians if name not in shown)
+    if len(shown) < len(expected_s):
+        slower = ", ".join(name for name in expected_s if name not in shown)
         table.caption = f"nowhere the fastest: {slower}"
     for nbytes, here in by_nbytes.items():
         best = fastest[nbytes]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from syncopate.collectives import Communicator
 
@@ -50,8 +49,9 @@ def measure(
         progress: called with what runs and the fraction done.
 
     Returns:
-        Seconds per iteration by contender, ``rounds * iterations`` of them, each the maximum over
-        ranks of the time from one iteration's start to the next one's.
+        Seconds per iteration by contender, one figure per turn: its time over its iterations,
+        the maximum over ranks. (Single iterations would not do: a rank that is late in one is early
+        in the next, so the slowest rank of each adds up to more time than passed.)
     """
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
     turns = rounds * len(contenders)
@@ -63,11 +63,10 @@ def measure(
         communicator.barrier()
         for _ in range(warmup):
             contender.step()
-        stamps = [time.perf_counter()]
+        start_s = time.perf_counter()
         for _ in range(iterations):
             contender.step()
-            stamps.append(time.perf_counter())
-        times[contender.name] += [b - a for a, b in pairwise(stamps)]
+        times[contender.name].append((time.perf_counter() - start_s) / iterations)
     everyone: list[dict[str, list[float]]] = communicator.all_gather_object(times)
     return {
         name: [max(same) for same in zip(*(own[name] for own in everyone), strict=True)]

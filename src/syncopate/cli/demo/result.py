@@ -16,7 +16,7 @@ class PolicyResult(Record, frozen=True, kw_only=True):
         buckets: collectives per iteration; 0 when not ours to know.
         algorithms: the all-reduce algorithms it used.
         predicted_s: iteration time by the cost model; None for what we do not plan.
-        samples_s: measured iterations, each the maximum over ranks.
+        samples_s: seconds per iteration of each turn, the maximum over ranks.
     """
 
     name: str

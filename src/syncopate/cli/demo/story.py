@@ -15,7 +15,7 @@ from syncopate.calibration.profile import profile
 from syncopate.cli.console import out, progress_bar
 from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cli.demo.result import DemoResult, PolicyResult, ScalePrediction
-from syncopate.cli.demo.trainer import Trainer
+from syncopate.cli.demo.trainer import Trainer, optimizer_of
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.plan import Plan
@@ -55,8 +55,8 @@ class Settings:
     output: Path
     batch: int = 32
     calibration_s: float = 15.0
-    rounds: int = 5
-    iterations: int = 8
+    rounds: int = 7
+    iterations: int = 10
     accuracy: float = 0.95
     epochs: int = 30
 
@@ -109,7 +109,9 @@ def _profiled(communicator: Communicator, settings: Settings) -> Workload:
     _chapter(2, "Profile", "ResNet-20 on handwritten digits: which gradient is ready when")
     task = resnet20(settings.batch)
     with progress_bar("profiling") as progress:
-        workload = profile(task, progress=progress)
+        workload = profile(
+            task, iterations=20, optimizer=optimizer_of(task.model), progress=progress
+        )
     out().print(workload_report(workload, top=5))
     if communicator.rank == 0:
         workload.save(settings.output / "workload.json")

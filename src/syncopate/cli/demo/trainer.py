@@ -21,6 +21,13 @@ MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 
 
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the optimizer that all of the demo trains with."""
+    return torch.optim.SGD(
+        model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
+    )
+
+
 class Trainer:
     """A model that trains on this rank's share of the digits, one iteration at a time.
 
@@ -43,9 +50,7 @@ class Trainer:
         self.data = data
         self.batch = batch
         self.rank, self.world_size = communicator.rank, communicator.world_size
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(
-            model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
-        )
+        self.optimizer: torch.optim.Optimizer = optimizer_of(model)
         self.initial = copy.deepcopy(model.state_dict())
         self.bare = model
         if plan is None:
