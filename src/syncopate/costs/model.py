@@ -36,9 +36,9 @@ def collective_costs(
     registered = algorithms(collective)
     measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
     known = tuple(measured) or registered
-    if cluster.world_size == 1:
-        known = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     default = tuple(measured) or candidates(collective, cluster)
+    if cluster.world_size == 1:
+        known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     wanted = default if names is None else tuple(names)
     costs: dict[str, CostFunction] = {}
     for name in wanted:

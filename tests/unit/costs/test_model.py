@@ -13,7 +13,7 @@ from syncopate.costs.congestion import congestion_lines
 from syncopate.costs.model import collective_costs, highest_line, schedule_cost
 from syncopate.costs.price import price_many
 from syncopate.errors import UnknownNameError
-from syncopate.schedules.registry import algorithms, build
+from syncopate.schedules.registry import algorithms, candidates, build
 from syncopate.workload import GradientTensor, Workload
 
 SIZES = np.concatenate(([0.0], np.geomspace(1, 1e10, 50)))
@@ -82,8 +82,8 @@ def test_the_highest_of_several_lines(lines: list[tuple[float, float]]) -> None:
 
 
 def test_the_registry_is_priced_where_nothing_was_measured() -> None:
-    assert collective_costs(FLAT).names == algorithms("all_reduce")
-    assert collective_costs(FLAT, "all_gather").names == algorithms("all_gather")
+    assert collective_costs(FLAT).names == candidates("all_reduce", FLAT)
+    assert collective_costs(FLAT, "all_gather").names == candidates("all_gather", FLAT)
     assert collective_costs(FLAT, names=("ring",)).names == ("ring",)
 
 
@@ -95,7 +95,7 @@ def test_measured_curves_are_believed() -> None:
     assert costs.names == ("native", "ring")
     assert costs.bucket([10]) == ("native", 2.0)
     # Another collective was not measured here, and is priced.
-    assert collective_costs(cluster, "all_gather").names == algorithms("all_gather")
+    assert collective_costs(cluster, "all_gather").names == candidates("all_gather", cluster)
     with pytest.raises(UnknownNameError, match="known: native, ring"):
         collective_costs(cluster, names=("binary_tree",))
 
