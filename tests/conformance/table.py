@@ -58,8 +58,6 @@ class Row:
             with its closed form.
         executed: world sizes at which it runs on real processes.
         variants: options, beyond the defaults, with which it is proved and priced too.
-        runs: whether the communicator takes ``algorithm=`` for this collective; the execution
-            sweep skips the row until it does.
     """
 
     collective: str
@@ -67,7 +65,6 @@ class Row:
     proved: tuple[int, ...] = PROVED
     executed: tuple[int, ...] = EXECUTED
     variants: Callable[[int], tuple[Options, ...]] = _none
-    runs: bool = True
 
     def __str__(self) -> str:
         return f"{self.collective}-{self.algorithm}"
@@ -89,10 +86,10 @@ TABLE = (
     Row("all_gather", "ring"),
     Row("all_gather", "recursive"),
     Row("all_gather", "hierarchical", variants=levels_and_stages),
-    Row("broadcast", "mst", runs=False),
-    Row("broadcast", "be", runs=False),
-    Row("broadcast", "lp", variants=block_counts, runs=False),
-    Row("reduce", "mst", runs=False),
-    Row("reduce", "be", runs=False),
-    Row("reduce", "lp", variants=block_counts, runs=False),
+    Row("broadcast", "mst"),
+    Row("broadcast", "be"),
+    Row("broadcast", "lp", variants=block_counts),
+    Row("reduce", "mst"),
+    Row("reduce", "be"),
+    Row("reduce", "lp", variants=block_counts),
 )

@@ -17,6 +17,7 @@ from syncopate.calibration.profile import profile
 from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
+from syncopate.schedules import registry
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Task, replay
 from tests.multiprocess.harness import run_ranks
@@ -127,7 +128,7 @@ def test_four_ranks() -> None:
     assert 0 < cluster.reduction_s_per_byte < 1e-7
     assert len(cluster.probes) == 4
     names = [curve.algorithm for curve in cluster.curves]
-    assert names == list(calibrating._algorithms(None))
+    assert names == [registry.NATIVE, *registry.candidates("all_reduce", cluster)]
     for curve in cluster.curves:
         assert curve.collective == "all_reduce"
         assert curve.points[0].nbytes == 4

@@ -13,20 +13,23 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import agreement, native, transport
+from syncopate.collectives import agreement, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.failure import Call
 from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.request import Request
 from syncopate.collectives.runner import Runner, Work
 from syncopate.collectives.watch import Watch
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.schedules import registry
+from syncopate.schedules.options import Option
 from syncopate.units import DTYPE_BYTES
 
 _STOP_S = 5.0
@@ -119,6 +122,7 @@ class Communicator:
         algorithm: str = registry.NATIVE,
         channel: int = 0,
         async_op: bool = False,
+        options: Mapping[str, Option] | None = None,
     ) -> Handle:
         """Replace ``tensor`` by its sum over the ranks; bit-identical on all of them.
 
@@ -127,13 +131,17 @@ class Communicator:
             algorithm: a registered algorithm, or ``"native"`` for the backend's own.
             channel: where it runs; after what that channel was given before.
             async_op: return at once; :meth:`Handle.wait` then gives the result.
+            options: what the algorithm takes besides, such as ``{"blocks": 8}``; its defaults
+                otherwise. The same on every rank.
 
         Raises:
-            UnknownNameError: no such algorithm.
-            InvalidValueError: no such channel, or a tensor that does not fit.
+            UnknownNameError: no such algorithm or option.
+            InvalidValueError: no such channel or value of an option, or a tensor that does not fit.
             CollectiveError: it did not finish.
         """
-        return self._collective("all_reduce", tensor, algorithm, channel, async_op)
+        return self._collective(
+            Request("all_reduce", algorithm, options=options), tensor, channel, async_op
+        )
 
     def reduce_scatter(
         self,
@@ -142,6 +150,7 @@ class Communicator:
         algorithm: str = registry.NATIVE,
         channel: int = 0,
         async_op: bool = False,
+        options: Mapping[str, Option] | None = None,
     ) -> Handle:
         """Leave in each rank's shard of ``tensor`` the sum of that shard over the ranks.
 
@@ -149,7 +158,9 @@ class Communicator:
         ``chunk_offsets(numel, world_size)[r : r + 2]`` of it, and the rest is undefined afterwards.
         Arguments and errors as in :meth:`all_reduce`.
         """
-        return self._collective("reduce_scatter", tensor, algorithm, channel, async_op)
+        return self._collective(
+            Request("reduce_scatter", algorithm, options=options), tensor, channel, async_op
+        )
 
     def all_gather(
         self,
@@ -158,26 +169,57 @@ class Communicator:
         algorithm: str = registry.NATIVE,
         channel: int = 0,
         async_op: bool = False,
+        options: Mapping[str, Option] | None = None,
     ) -> Handle:
         """Fill ``tensor`` with every rank's shard, given that each rank's own is in place.
 
         Shards as in :meth:`reduce_scatter`; arguments and errors as in :meth:`all_reduce`.
         """
-        return self._collective("all_gather", tensor, algorithm, channel, async_op)
+        return self._collective(
+            Request("all_gather", algorithm, options=options), tensor, channel, async_op
+        )
 
-    def broadcast(self, tensor: torch.Tensor, src: int = 0) -> None:
-        """Overwrite ``tensor`` with rank ``src``'s, on channel 0.
+    def broadcast(
+        self,
+        tensor: torch.Tensor,
+        src: int = 0,
+        *,
+        algorithm: str = registry.NATIVE,
+        channel: int = 0,
+        async_op: bool = False,
+        options: Mapping[str, Option] | None = None,
+    ) -> Handle:
+        """Overwrite ``tensor`` with rank ``src``'s.
+
+        Other arguments and errors as in :meth:`all_reduce`.
 
         Raises:
-            InvalidValueError: no such rank, or a tensor that does not fit.
-            CollectiveError: it did not finish.
+            InvalidValueError: no such rank.
         """
         self._require_rank("src", src)
-        self._require_tensor("broadcast", tensor)
-        if tensor.numel() and self._runners:
-            runner = self._runners[0]
-            work = runner.on_device(tensor, lambda to: native.broadcast(to, src, runner.group))
-            self._submit("broadcast (native)", work, tensor=tensor)
+        request = Request("broadcast", algorithm, src, options)
+        return self._collective(request, tensor, channel, async_op)
+
+    def reduce(
+        self,
+        tensor: torch.Tensor,
+        dst: int = 0,
+        *,
+        algorithm: str = registry.NATIVE,
+        channel: int = 0,
+        async_op: bool = False,
+        options: Mapping[str, Option] | None = None,
+    ) -> Handle:
+        """Replace rank ``dst``'s ``tensor`` by the sum over the ranks; undefined on the others.
+
+        Other arguments and errors as in :meth:`all_reduce`.
+
+        Raises:
+            InvalidValueError: no such rank.
+        """
+        self._require_rank("dst", dst)
+        request = Request("reduce", algorithm, dst, options)
+        return self._collective(request, tensor, channel, async_op)
 
     def barrier(self) -> None:
         """Return when every rank has come here; on channel 0.
@@ -247,20 +289,20 @@ class Communicator:
         self.close()
 
     def _collective(
-        self, collective: str, tensor: torch.Tensor, algorithm: str, channel: int, async_op: bool
+        self, request: Request, tensor: torch.Tensor, channel: int, async_op: bool
     ) -> Handle:
-        self._require_tensor(collective, tensor)
+        self._require_tensor(request.collective, tensor)
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         if self._closed:
-            raise CollectiveError(collective, "the communicator is closed")
+            raise CollectiveError(request.collective, "the communicator is closed")
         if not tensor.numel() or not self._runners:
-            registry.require(collective, algorithm, allow_native=True)
+            request.require(self._world_size)
             handle, now_s = Handle(), time.perf_counter()
             handle._finish(now_s, now_s)
             return handle
         runner = self._runners[channel]
-        label, work = runner.collective(collective, algorithm, tensor)
+        label, work = runner.collective(request, tensor)
         place = _Place(channel, async_op, runner.queues(tensor))
         return self._submit(label, work, place, tensor)
 

@@ -63,12 +63,26 @@ def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup) -> None:
     dist.broadcast(tensor.view(-1).view(torch.uint8), group_src=src, group=group)
 
 
+def reduce(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup) -> None:
+    """Sum ``tensor`` over the ranks into that of rank ``dst``; the others' are undefined."""
+    wider = _widened(tensor)
+    dist.reduce(wider, group_dst=dst, group=group)
+    if wider is not tensor:
+        tensor.copy_(wider)
+
+
 NATIVE: dict[str, Callable[[torch.Tensor, dist.ProcessGroup], None]] = {
     "all_reduce": all_reduce,
     "reduce_scatter": reduce_scatter,
     "all_gather": all_gather,
 }
-"""The backend's own version of each collective that also has schedules."""
+"""The backend's own version of each collective without a root that also has schedules."""
+
+ROOTED: dict[str, Callable[[torch.Tensor, int, dist.ProcessGroup], None]] = {
+    "broadcast": broadcast,
+    "reduce": reduce,
+}
+"""The same for the collectives that have a root, which they take second."""
 
 
 def _shard(numel: int, rank: int, world_size: int) -> tuple[int, int]:

@@ -11,8 +11,8 @@ from syncopate.collectives import native, transport
 from syncopate.collectives.device import PinnedStage, StreamQueue, run_rounds
 from syncopate.collectives.executor import Executor
 from syncopate.collectives.handle import Completion
+from syncopate.collectives.request import Request
 from syncopate.errors import InvalidValueError
-from syncopate.schedules import registry
 
 Body = Callable[[torch.Tensor], None]
 """Carries out a collective on the tensor given."""
@@ -35,7 +35,7 @@ class Runner:
         self._world_size = dist.get_world_size(group)
         self._backends = transport.backends(group)
         self._executor = Executor(group, rank)
-        self._known: dict[tuple[str, str, bool], tuple[str, Body]] = {}
+        self._known: dict[tuple[str, str, int, bool], tuple[str, Body]] = {}
         self._stage = PinnedStage()
         self._queue = StreamQueue()
 
@@ -50,26 +50,32 @@ class Runner:
         """Say whether collectives on ``tensor`` go to a stream, rather than block the host."""
         return tensor.is_cuda and self._backend(tensor) != "gloo"
 
-    def collective(self, collective: str, algorithm: str, tensor: torch.Tensor) -> tuple[str, Work]:
+    def collective(self, request: Request, tensor: torch.Tensor) -> tuple[str, Work]:
         """Return name and work of a collective, prepared on the caller's thread and stream.
 
         Raises:
-            UnknownNameError: no such algorithm.
-            InvalidValueError: the group has no backend for the tensor's device.
+            UnknownNameError: no such algorithm or option.
+            InvalidValueError: no such value of an option, or no backend for the tensor's device.
         """
-        key = (collective, algorithm, self.queues(tensor))
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = (f"{collective} ({algorithm})", self._body(*key))
-        label, body = known
+        queued = self.queues(tensor)
+        if request.options:
+            label, body = request.label, self._body(request, queued)
+        else:
+            key = (*request[:3], queued)
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = (request.label, self._body(request, queued))
+            label, body = known
         return label, self.on_device(tensor, body)
 
-    def _body(self, collective: str, algorithm: str, queued: bool) -> Body:
-        registry.require(collective, algorithm, allow_native=True)
-        if algorithm == registry.NATIVE:
-            run = native.NATIVE[collective]
+    def _body(self, request: Request, queued: bool) -> Body:
+        schedule = request.schedule(self._world_size)
+        if schedule is None and request.collective in native.ROOTED:
+            rooted = native.ROOTED[request.collective]
+            return lambda target: rooted(target, request.root, self.group)
+        if schedule is None:
+            run = native.NATIVE[request.collective]
             return lambda target: run(target, self.group)
-        schedule = registry.build(collective, algorithm, self._world_size)
         if queued:
             return lambda target: run_rounds(schedule, self._rank, target, self.group)
         return lambda target: self._executor.run(schedule, target)

@@ -13,7 +13,7 @@ from syncopate.costs.congestion import congestion_lines
 from syncopate.costs.model import collective_costs, highest_line, schedule_cost
 from syncopate.costs.price import price_many
 from syncopate.errors import UnknownNameError
-from syncopate.schedules.registry import algorithms, candidates, build
+from syncopate.schedules.registry import algorithms, build, candidates
 from syncopate.workload import GradientTensor, Workload
 
 SIZES = np.concatenate(([0.0], np.geomspace(1, 1e10, 50)))
