@@ -29,6 +29,9 @@ class Clock(Protocol):
     def between_s(self, start: Any, end: Any) -> float:
         """Return the seconds from one stamp to another; call :meth:`finish` first."""
 
+    def host_s(self, stamp: Any) -> float | None:
+        """Return the host's ``time.perf_counter`` at a stamp; None where it is not known."""
+
     def finish(self) -> None:
         """Wait until the computation up to here is done."""
 
@@ -45,6 +48,10 @@ class HostClock:
     def between_s(self, start: float, end: float) -> float:
         """Return the difference."""
         return end - start
+
+    def host_s(self, stamp: float) -> float:
+        """Return the stamp."""
+        return stamp
 
     def finish(self) -> None:
         """Do nothing: the work is done when the call returns."""
@@ -67,6 +74,9 @@ class CudaClock:
     def between_s(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
         """Return the time between the events on the device."""
         return float(start.elapsed_time(end)) * 1e-3
+
+    def host_s(self, stamp: torch.cuda.Event) -> None:
+        """Return None: the device's clock is its own."""
 
     def finish(self) -> None:
         """Synchronise the device."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -46,12 +45,8 @@ class Wire:
         if communicator.world_size == 1:
             return
         ranks = communicator.all_gather_object(dist.get_rank())
-        self._group = dist.new_group(
-            ranks,
-            timeout=datetime.timedelta(seconds=communicator.timeout_s),
-            backend=dist.get_backend_config(),
-            use_local_synchronization=len(ranks) < dist.get_world_size(),
-        )
+        part = ranks if len(ranks) < dist.get_world_size() else None
+        self._group = transport.group_of(part, None, communicator.timeout_s)
         self._send, self._receive = transport.point_to_point(self._group)
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
@@ -69,7 +64,7 @@ class Wire:
     def close(self) -> None:
         """Give the process group back."""
         if self._group is not None:
-            dist.destroy_process_group(self._group)
+            transport.destroy_group(self._group)
             self._group = None
 
     def __enter__(self) -> Self:

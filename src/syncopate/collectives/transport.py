@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -108,14 +108,24 @@ def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.Process
         RuntimeError: not every rank arrived in time.
     """
     part = group is not None and group is not dist.group.WORLD
-    served = set(backends(group).values())
+    return group_of(dist.get_process_group_ranks(group) if part else None, group, timeout_s)
+
+
+def group_of(
+    ranks: Sequence[int] | None, like: dist.ProcessGroup | None, timeout_s: float
+) -> dist.ProcessGroup:
+    """Return a further process group over ``ranks`` of the job, of the same backend as ``like``.
+
+    ``None`` stands for all ranks, and for the default group. Otherwise as :func:`new_group`.
+    """
+    served = set(backends(like).values())
     return dist.new_group(  # type: ignore[no-any-return]
-        dist.get_process_group_ranks(group) if part else None,
+        None if ranks is None else list(ranks),
         timeout=datetime.timedelta(seconds=timeout_s),
         # A group made from the full configuration has no backend of its own name, which torch
         # remarks on when the group is destroyed.
-        backend=served.pop() if len(served) == 1 else dist.get_backend_config(group),
-        use_local_synchronization=part,
+        backend=served.pop() if len(served) == 1 else dist.get_backend_config(like),
+        use_local_synchronization=ranks is not None,
     )
 
 

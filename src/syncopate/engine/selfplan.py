@@ -15,6 +15,7 @@ a rank does between them (evaluation, logging):
 from __future__ import annotations
 
 import logging
+import socket
 import statistics
 import sys
 from collections.abc import Generator, Iterable, Sequence
@@ -121,29 +122,31 @@ class SelfPlanner:
         reducer.held = True
         steps: list[Step] = []
         for index in range(PROFILED + 1):
-            # The update of a step is known when the next one comes.
+            # When an iteration ends is known when the next one comes.
             reducer.held = index < PROFILED
             steps.append((yield))
         reducer.clock.finish()
-        names = [name for name, _, _ in self._engine.tensors]
-        between_s = reducer.clock.between_s
-        own = [
-            Iteration(
-                forward_s=between_s(step.forward_start, step.backward_start)
-                if step.forward_start is not None
-                else 0.0,
-                backward_s=between_s(step.backward_start, step.backward_end),
-                update_s=between_s(*after.update) if after.update is not None else 0.0,
-                ready_s={names[i]: between_s(step.backward_start, at) for i, at in step.ready},
-            )
-            for step, after in pairwise(steps)
-        ]
+        own = [self._iteration(step, after) for step, after in pairwise(steps)]
         everyone = self._engine.communicator.all_gather_object(own)
         sizes = {name: (numel, dtype) for name, numel, dtype in self._engine.tensors}
         iterations = [slowest(ranks) for ranks in zip(*everyone, strict=True)]
         measured = workload(self._model, sizes, iterations, {"clock": reducer.clock.name})
         self._engine.workload = measured
         return measured
+
+    def _iteration(self, step: Step, after: Step) -> Iteration:
+        """Return the computation of ``step``; all up to the next forward is its update."""
+        clock = self._engine.reducer.clock
+        began, resumed = step.forward_start, after.forward_start
+        names = [name for name, _, _ in self._engine.tensors]
+        return Iteration(
+            forward_s=clock.between_s(began, step.backward_start) if began is not None else 0.0,
+            backward_s=clock.between_s(step.backward_start, step.backward_end),
+            update_s=clock.between_s(step.end, resumed) if resumed is not None else 0.0,
+            ready_s={names[i]: clock.between_s(step.backward_start, at) for i, at in step.ready},
+            began_s=clock.host_s(began) if began is not None else None,
+            host=socket.gethostname(),
+        )
 
     def _plan(self, measured: Workload) -> tuple[Plan, Plan]:
         """Return the safe plan in true ready order and the policy's, rank 0's on every rank."""

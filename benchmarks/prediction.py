@@ -1,0 +1,95 @@
+"""How far predictions are from measurements: the demo's comparison, several times over.
+
+    python benchmarks/prediction.py
+    python benchmarks/prediction.py --runs 5 --ranks 4 --json prediction.json
+
+Each run calibrates, profiles, plans and then trains under every policy and under DDP in turns, all
+in one go on the same processes. The error of a policy is its prediction over its measurement, less
+one; what counts is the median over policies of its size, and of that the median over runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from syncopate.cli.demo.result import DemoResult
+
+TARGET = 0.10
+"""Median error to stay below."""
+
+
+def run_demo(ranks: int) -> DemoResult:
+    """Run the demo once on local ranks; return what it found."""
+    with tempfile.TemporaryDirectory(prefix="syncopate-") as folder:
+        command = [sys.executable, "-m", "syncopate", "demo", "--local", str(ranks), "-o", folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        return DemoResult.load(Path(folder, "demo.json"))
+
+
+def summary(results: list[DemoResult]) -> Table:
+    """Return the runs side by side: error by policy, DDP's iteration over the optimal plan's."""
+    table = Table(title=" Prediction / measurement - 1", title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("policy")
+    for index in range(len(results)):
+        table.add_column(f"run {index + 1}", justify="right")
+    for policy in results[0].policies:
+        if policy.error is not None:
+            table.add_row(policy.name, *(f"{_error(r, policy.name):+.1%}" for r in results))
+    table.add_section()
+    table.add_row("median |error|", *(f"{result.median_error:.1%}" for result in results))
+    table.add_row("DDP / optimal", *(f"{_over_ddp(result):.2f}x" for result in results))
+    return table
+
+
+def _error(result: DemoResult, name: str) -> float:
+    return next(p.error for p in result.policies if p.name == name and p.error is not None)
+
+
+def _over_ddp(result: DemoResult) -> float:
+    measured = {policy.name: policy.measured_s for policy in result.policies}
+    return measured["ddp"] / measured["optimal"]
+
+
+def main() -> None:
+    """Run the demo as often as asked and print the errors."""
+    parser = argparse.ArgumentParser(description="Hold the demo's predictions against it.")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--ranks", type=int, default=4, help="local ranks")
+    parser.add_argument("--json", type=Path, help="where to write everything that was found")
+    arguments = parser.parse_args()
+    console = Console()
+    results = []
+    for index in range(arguments.runs):
+        console.print(f"run {index + 1} of {arguments.runs}, about a minute ...", style="dim")
+        results.append(run_demo(arguments.ranks))
+    console.print(summary(results))
+    median = statistics.median(result.median_error for result in results)
+    verdict = "ok" if median < TARGET else "missed"
+    console.print(f"median over runs {median:.1%}, target < {TARGET:.0%}: {verdict}")
+    if arguments.json:
+        host = {
+            "cores": os.cpu_count(),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        found = [json.loads(result.to_json()) for result in results]
+        report = {"host": host, "median_error": median, "runs": found}
+        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        console.print(f"wrote {arguments.json}", style="dim")
+
+
+if __name__ == "__main__":
+    main()
