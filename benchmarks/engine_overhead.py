@@ -6,7 +6,7 @@ and what each adds to plain PyTorch. Syncopate runs DDP's own buckets (25 MiB), 
 compare machinery and not plans.
 
     python benchmarks/engine_overhead.py
-    python benchmarks/engine_overhead.py --parameters 800 --rounds 20 --json -
+    python benchmarks/engine_overhead.py --parameters 800 --rounds 20 --json engine_overhead.json
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import copy
 import json
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -133,21 +132,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=10, help="steps per turn")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
-    parser.add_argument(
-        "--json", metavar="PATH", help="also write JSON, raw samples included; - prints"
-    )
+    parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     durations = measure(contenders(arguments.parameters), arguments.rounds, arguments.steps)
     summary = summarize(durations, arguments.parameters)
-    if arguments.json == "-":
-        json.dump(summary | {"samples_s": durations}, sys.stdout)
-    else:
-        print_summary(summary, durations)
-        if arguments.json:
-            Path(arguments.json).write_text(json.dumps(summary | {"samples_s": durations}))
+    print_summary(summary, durations)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(summary | {"samples_s": durations}) + "\n")
     dist.destroy_process_group()
 
 

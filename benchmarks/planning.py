@@ -1,7 +1,7 @@
 """How long the exact planner takes: ``optimal`` on 100, 1,000 and 10,000 gradients.
 
     python benchmarks/planning.py            # a table
-    python benchmarks/planning.py --json     # every sample
+    python benchmarks/planning.py --json planning.json     # every sample too
 
 Instances are synthetic and deterministic. Sizes alternate between small and large as biases and
 weights do. Gradients are ready either spread over the time their communication takes, or all at
@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 from rich import box
@@ -178,17 +179,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5, help="calls per instance (default 5)")
-    parser.add_argument("--json", action="store_true", help="print every sample as JSON")
+    parser.add_argument("--json", type=Path, help="where to write every sample")
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
     results = [measure(kind, length, options.repeats) for kind in KINDS for length in LENGTHS]
+    show(results, Console())
     if not options.json:
-        show(results, Console())
         return
     rows = [asdict(result) | {"median_s": result.median_s} for result in results]
     host = {"python": platform.python_version(), "machine": platform.machine()}
-    print(json.dumps({"host": host, "targets_s": TARGETS_S, "results": rows}, indent=1))
+    report = {"host": host, "targets_s": TARGETS_S, "results": rows}
+    options.json.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":
