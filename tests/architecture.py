@@ -7,7 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-VOCABULARY = {"units", "errors", "artifacts", "cluster", "workload", "plan", "timeline"}
+VOCABULARY = {
+    "units",
+    "errors",
+    "artifacts",
+    "benchmark",
+    "cluster",
+    "workload",
+    "plan",
+    "timeline",
+}
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
 EFFECTS = {
     "collectives",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.reports import terminal
+from syncopate.reports import bench, terminal
 from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,13 +41,16 @@ def test_every_column_of_the_reports_has_its_formula():
     }
     known = metrics | {"size", "policy", "algorithms", "buckets", "level", "algorithm"}
     known |= {"tensor", "tensors", "dtype", "ready #", "elements", "#", "channel"}
+    known |= {"ring", "gloo"}
     known |= {curve.algorithm.replace("_", " ") for curve in examples.cluster().curves}
     for table in examples.tables(
         terminal.cluster_report(examples.cluster()),
         terminal.workload_report(examples.workload()),
         terminal.plans_report([examples.plan()], measured_s={"optimal": 0.1}),
         terminal.plan_report(examples.plan()),
+        bench.bench_report(examples.benchmark()),
     ):
         for column in table.columns:
-            name = str(column.header).replace("\n", " ").removesuffix(" GB/s")
+            name = str(column.header).replace("\n", " ").removesuffix(" GB/s").strip()
+            name = re.sub(r"^(out of|in) place |^size ", "", name)
             assert name in known, f"docs/metrics.md does not explain {name!r}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
+from syncopate.benchmark import Benchmark, Point, Series, Timing
 from syncopate.cluster import (
     Cluster,
     CollectiveCurve,
@@ -46,6 +47,43 @@ def _curve(algorithm: str, medians_s: dict[int, float], a_s: float, b_s_per_byte
     )
     fit = LinearFit(a_s=a_s, b_s_per_byte=b_s_per_byte)
     return CollectiveCurve(collective="all_reduce", algorithm=algorithm, points=points, fit=fit)
+
+
+def benchmark(collective: str = "all_reduce", mode: str = "barrier") -> Benchmark:
+    """Return a ring twice as fast as Gloo, with three wrong elements, on 4 ranks of 2 hosts."""
+    return Benchmark(
+        collective=collective,
+        dtype="float32",
+        root=-1,
+        mode=mode,
+        warmup=5,
+        hosts=("a", "a", "b", "b"),
+        series=(series("ring", wrong=3), series("gloo", slower=2, peer=True)),
+        metadata={"torch": "2.13"},
+    )
+
+
+def series(
+    contender: str,
+    sizes: tuple[int, ...] = (1024, 1 << 20),
+    *,
+    slower: float = 1,
+    wrong: int = 0,
+    peer: bool = False,
+) -> Series:
+    """Return in-place calls of 0.1 and 2 ms times ``slower``; out of place twice that."""
+    points = []
+    for nbytes, time_s in zip(sizes, (0.1 * MS * slower, 2 * MS * slower), strict=False):
+        bad = wrong if nbytes == sizes[-1] else 0
+        out, inside = _timing(2 * time_s, bad), _timing(time_s, 0)
+        point = Point(count=nbytes // 4, nbytes=nbytes, out_of_place=out, in_place=inside)
+        points.append(point)
+    return Series(contender=contender, peer=peer, points=tuple(points))
+
+
+def _timing(time_s: float, wrong: int) -> Timing:
+    samples_s = tuple(share * time_s for share in (0.9, 2.0, 0.2, 0.9))
+    return Timing(samples_s=samples_s, time_s=time_s, wrong=wrong)
 
 
 def workload() -> Workload:

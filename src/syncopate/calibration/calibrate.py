@@ -179,7 +179,7 @@ def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[
         "backend": str(dist.get_backend_config()),
         "torch": str(torch.__version__),
         "python": platform.python_version(),
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
@@ -200,7 +200,8 @@ def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[
     return facts
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """Return the processor's model as the system names it."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

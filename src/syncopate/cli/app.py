@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import syncopate
+from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.console import out
 from syncopate.cli.demo.command import demo
@@ -28,6 +29,7 @@ app.command()(demo)
 app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
+app.command()(bench)
 app.add_typer(lab)
 
 

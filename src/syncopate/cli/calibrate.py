@@ -10,6 +10,7 @@ import typer
 import syncopate
 from syncopate.cli import ranks
 from syncopate.cli.console import err, is_leader, out, progress_bar
+from syncopate.cli.options import items
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.units import parse_bytes
@@ -46,7 +47,7 @@ def calibrate(
     """
     if budget <= 0:
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
-    size_list = [parse_bytes(size) for size in _items(sizes)] or None
+    size_list = [parse_bytes(size) for size in items(sizes)] or None
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
@@ -55,16 +56,12 @@ def calibrate(
         cluster = syncopate.calibrate(
             communicator,
             sizes=size_list,
-            algorithms=_items(algorithms) or None,
+            algorithms=items(algorithms) or None,
             budget_s=budget,
             progress=progress,
         )
     if is_leader():
         _show(cluster, output, json)
-
-
-def _items(text: str | None) -> list[str]:
-    return [item.strip() for item in (text or "").split(",") if item.strip()]
 
 
 def _show(cluster: Cluster, output: Path, json: bool) -> None:

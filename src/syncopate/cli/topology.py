@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from syncopate.cli.options import grouped
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import PLACEMENTS, Topology, require_rate
 from syncopate.units import parse_rate
@@ -67,17 +66,4 @@ def with_topology(function: Callable[..., None]) -> Callable[..., None]:
 
     Typer reads options off a signature, and these are too many to repeat on every command.
     """
-    own = inspect.signature(function, eval_str=True)
-    options = inspect.signature(_options, eval_str=True)
-    rest = [p for p in own.parameters.values() if p.name != "topology"]
-
-    @functools.wraps(function)
-    def command(**values: Any) -> None:
-        topology = _options(**{name: values.pop(name) for name in options.parameters})
-        function(topology=topology, **values)
-
-    parameters = [*options.parameters.values(), *rest]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    del command.__wrapped__
-    return command
+    return grouped(topology=_options)(function)

@@ -7,26 +7,18 @@ Each printed number has its formula in ``docs/metrics.md``.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from syncopate.benchmark import BUS_FACTORS
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.plan import Bucket, Plan
 from syncopate.units import format_bytes, format_rate, format_seconds
 from syncopate.workload import Workload
-
-BUS_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1.0,
-    "reduce": lambda ranks: 1.0,
-}
-"""busbw / algbw of each collective at a number of ranks, as nccl-tests defines it."""
 
 
 def cluster_report(cluster: Cluster) -> RenderableType:

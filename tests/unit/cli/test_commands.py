@@ -37,7 +37,7 @@ def test_version(run):
     assert run("--version") == (0, f"syncopate {syncopate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["calibrate", "profile", "plan", "demo"])
+@pytest.mark.parametrize("command", ["calibrate", "profile", "plan", "bench", "demo"])
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
     assert code == 0
@@ -48,7 +48,7 @@ def test_help(run, command):
 def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert all(name in out for name in ("demo", "calibrate", "profile", "plan", "lab"))
+    assert all(name in out for name in ("demo", "calibrate", "profile", "plan", "bench", "lab"))
     assert run("")[1].strip() == out.strip()
 
 
@@ -180,3 +180,34 @@ def test_a_module_that_is_not_there_is_one_clear_line(run):
     assert err.startswith("error: ")
     assert "nowhere" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bench all_redcue", "unknown collective 'all_redcue'; known: all_reduce"),
+        ("bench -a rign", "unknown algorithm 'rign' for all_reduce; known: native, ring"),
+        ("bench broadcast -a ring", "unknown algorithm 'ring' for broadcast; known: native, mst"),
+        ("bench --against mpi", "unknown peer 'mpi'; known: gloo"),
+        ("bench --from 1MiB --to 4KiB", "last size is 4096"),
+        ("bench --sizes 4furlongs", "size is '4furlongs'"),
+        ("bench --factor 1", "factor is 1.0"),
+        ("bench --dtype float31", "unknown dtype 'float31'"),
+        ("bench --root 1", "all_reduce has no root"),
+        ("bench --mode fast", "unknown mode 'fast'; known: barrier, back-to-back"),
+        ("bench -n 0", "iterations is 0"),
+        ("bench --local 0", "--local is 0"),
+    ],
+)
+def test_bench_refuses_before_it_starts_ranks(run, line, message):
+    code, out, err = run(line)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_bench_alone_says_how_to_start_ranks(run):
+    code, _, err = run("bench")
+    assert code == 1
+    assert "syncopate bench --local 4" in err

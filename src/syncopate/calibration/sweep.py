@@ -1,0 +1,100 @@
+"""Sweep: what a benchmark measures and how; checked before any rank starts, so without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from syncopate.benchmark import BARRIER, MODES
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.schedules import registry
+from syncopate.schedules.conditions import conditions
+from syncopate.units import dtype_bytes
+
+PEERS = ("gloo",)
+"""Whom a benchmark may interleave: Gloo's own collectives, called on torch.distributed directly."""
+
+
+def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
+    """Return ``first``, ``first * factor``, .. up to ``last``, rounded to whole bytes.
+
+    Raises:
+        InvalidValueError: sizes or factor that make no such row.
+    """
+    if first < 1:
+        raise InvalidValueError("first size", first, "at least 1 byte")
+    if last < first:
+        raise InvalidValueError("last size", last, f"at least the first, {first}")
+    if not factor > 1:
+        raise InvalidValueError("factor", factor, "a number > 1")
+    sizes, size = [], float(first)
+    while round(size) <= last:
+        sizes.append(round(size))
+        size *= factor
+    return tuple(dict.fromkeys(sizes))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What to measure.
+
+    Attributes:
+        collective: such as ``"all_reduce"``.
+        sizes: total buffers in bytes; rounded down to whole elements, at least one.
+        dtype: element type, by torch's name.
+        root: the root of a rooted collective; 0 for the others.
+        algorithms: registered names or ``"native"``; those that suit the hosts when empty.
+        against: peers to interleave, of :data:`PEERS`.
+    """
+
+    collective: str
+    sizes: Sequence[int]
+    dtype: str = "float32"
+    root: int = 0
+    algorithms: tuple[str, ...] = ()
+    against: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rooted = conditions(self.collective).rooted
+        if self.root < 0 or (self.root and not rooted):
+            rule = "a rank" if rooted else f"left out: {self.collective} has no root"
+            raise InvalidValueError("root", self.root, rule)
+        dtype_bytes(self.dtype)
+        if not self.sizes or min(self.sizes) < 1:
+            raise InvalidValueError("sizes", self.sizes, "sizes of at least one byte")
+        for name in self.algorithms:
+            registry.require(self.collective, name, allow_native=True)
+        for name in self.against:
+            if name not in PEERS:
+                raise UnknownNameError("peer", name, PEERS)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """The sizes in elements, ascending, each once."""
+        width = dtype_bytes(self.dtype)
+        return tuple(sorted({max(size // width, 1) for size in self.sizes}))
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How to measure it.
+
+    Attributes:
+        iterations: timed calls per contender, size and place; >= 1.
+        warmup: untimed calls before them; >= 0.
+        mode: one of :data:`syncopate.benchmark.MODES`.
+        check: whether to verify results.
+    """
+
+    iterations: int = 20
+    warmup: int = 5
+    mode: str = BARRIER
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        if self.iterations < 1:
+            raise InvalidValueError("iterations", self.iterations, "an integer >= 1")
+        if self.warmup < 0:
+            raise InvalidValueError("warmup", self.warmup, "an integer >= 0")
+        if self.mode not in MODES:
+            raise UnknownNameError("mode", self.mode, MODES)

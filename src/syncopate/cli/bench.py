@@ -1,0 +1,132 @@
+"""``syncopate bench``: times one collective by several algorithms, the way nccl-tests reports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncopate.benchmark import BARRIER, MODES, Benchmark
+from syncopate.calibration.sweep import PEERS, Effort, Sweep, geometric
+from syncopate.cli import ranks
+from syncopate.cli.console import err, is_leader, out, progress_bar
+from syncopate.cli.options import grouped, items
+from syncopate.errors import CalibrationError
+from syncopate.schedules.conditions import CONDITIONS
+from syncopate.units import parse_bytes
+
+
+def _sizes(
+    *,
+    sizes: Annotated[
+        str | None, typer.Option(help="Exactly these sizes, such as 4KiB,1MiB.")
+    ] = None,
+    first: Annotated[str, typer.Option("--from", help="Smallest size.")] = "4B",
+    last: Annotated[str, typer.Option("--to", help="Largest size.")] = "64MiB",
+    factor: Annotated[float, typer.Option(help="From one size to the next.")] = 4.0,
+) -> tuple[int, ...]:
+    """Return the sizes in bytes that the options describe."""
+    listed = tuple(parse_bytes(size) for size in items(sizes))
+    return listed or geometric(parse_bytes(first), parse_bytes(last), factor)
+
+
+def _what(
+    *,
+    collective: Annotated[str, typer.Argument(help=", ".join(CONDITIONS) + ".")] = "all_reduce",
+    algorithms: Annotated[
+        str | None,
+        typer.Option("--algorithms", "-a", help="Such as native,ring; all that suit otherwise."),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
+    root: Annotated[int, typer.Option(help="Root of a broadcast or reduce.")] = 0,
+    against: Annotated[
+        str | None,
+        typer.Option(help=f"Peers to take turns with and compare with: {', '.join(PEERS)}."),
+    ] = None,
+) -> Sweep:
+    """Return what the options describe, its sizes still to come."""
+    return Sweep(
+        collective=collective,
+        sizes=(1,),
+        dtype=dtype,
+        root=root,
+        algorithms=tuple(items(algorithms)),
+        against=tuple(items(against)),
+    )
+
+
+def _effort(
+    *,
+    iterations: Annotated[int, typer.Option("--iterations", "-n", help="Timed calls.")] = 20,
+    warmup: Annotated[int, typer.Option("--warmup", "-w", help="Untimed calls before.")] = 5,
+    mode: Annotated[
+        str, typer.Option(help=f"What separates the timed calls: {' or '.join(MODES)}.")
+    ] = BARRIER,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Verify every result.")] = True,
+) -> Effort:
+    """Return the effort that the options describe."""
+    return Effort(iterations=iterations, warmup=warmup, mode=mode, check=check)
+
+
+@grouped(what=_what, sizes=_sizes, effort=_effort)
+def bench(
+    *,
+    what: Sweep,
+    sizes: tuple[int, ...],
+    effort: Effort,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample.")
+    ] = Path("bench.json"),
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the benchmark as JSON instead of tables.")
+    ] = False,
+    local: Annotated[
+        int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
+    ] = None,
+) -> None:
+    """Time a collective by several algorithms, in and out of place, and verify what it returns.
+
+    For example:
+
+      syncopate bench --local 4
+
+      syncopate bench broadcast --local 4 --root 2 --algorithms native,lp --sizes 64KiB,4MiB
+
+      syncopate bench reduce_scatter --local 4 --against gloo --mode back-to-back
+
+      syncopate lab run --hosts 4 -- syncopate bench --from 1KiB --to 16MiB -o bench.json
+
+      torchrun --nproc-per-node 4 --no-python syncopate bench --against gloo
+    """
+    sweep = replace(what, sizes=sizes)
+    code = ranks.start_if_asked(local)
+    if code is not None:
+        raise typer.Exit(code)
+    ranks.require_ranks("bench")
+    from syncopate.calibration.bench import bench as measure
+
+    title = f"measuring {sweep.collective}"
+    with ranks.joined() as communicator, progress_bar(title) as progress:
+        benchmark = measure(communicator, sweep, effort, progress)
+    if is_leader():
+        _show(benchmark, output, json)
+    if benchmark.wrong:
+        raise CalibrationError(
+            f"{sweep.collective} returned {benchmark.wrong} wrong elements; do not train with it: "
+            "the algorithm is named in the tables, leave it out and report it"
+        )
+
+
+def _show(benchmark: Benchmark, output: Path, json: bool) -> None:
+    benchmark.save(output)
+    if json:
+        typer.echo(benchmark.to_json().decode(), nl=False)
+        return
+    from syncopate.reports.bench import WIDTH, bench_report
+
+    console = out()
+    console.width = max(console.width, WIDTH)
+    console.print(bench_report(benchmark))
+    err().print(f"wrote {output}", style="dim")

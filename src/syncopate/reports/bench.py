@@ -1,0 +1,154 @@
+"""Bench report: a benchmark as nccl-tests prints it, with percentiles and a comparison.
+
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from syncopate.benchmark import BARRIER, Benchmark, Series, Timing
+from syncopate.units import format_seconds
+
+PERCENTILES = (50, 95, 99)
+WIDTH = 116
+"""Columns of the widest table, so that narrow terminals wrap lines instead of cutting them."""
+
+
+def bench_report(benchmark: Benchmark) -> RenderableType:
+    """Return a benchmark: how it was taken, two tables per contender, and the contenders' times."""
+    parts: list[RenderableType] = [_head(benchmark)]
+    for series in benchmark.series:
+        parts += [_bandwidths(benchmark, series), _percentiles(series)]
+    if len(benchmark.series) > 1:
+        parts.append(_times(benchmark))
+    parts += [_ratios(benchmark, peer) for peer in benchmark.series if peer.peer]
+    parts.append(_foot(benchmark))
+    return Group(*parts)
+
+
+def _head(benchmark: Benchmark) -> Text:
+    calls = "separated by barriers" if benchmark.mode == BARRIER else "back to back"
+    timing = benchmark.series[0].points[0].in_place
+    hosts = len(set(benchmark.hosts))
+    meta = benchmark.metadata
+    versions = ", ".join(f"{name} {meta[name]}" for name in ("syncopate", "torch") if name in meta)
+    return Text.assemble(
+        (benchmark.collective, "bold"),
+        f": {benchmark.world_size} ranks on {hosts} host{'s' * (hosts != 1)}"
+        f"{'; ' + versions if versions else ''}\n"
+        f"{len(timing.samples_s)} calls after {benchmark.warmup} to warm up, {calls}; each call's "
+        "time is the maximum over ranks\n"
+        "size is the total buffer; out of place is a copy of the input and the collective there",
+    )
+
+
+def _bandwidths(benchmark: Benchmark, series: Series) -> Table:
+    table = _table(f"{benchmark.collective} ({series.contender})")
+    table.add_column("size\nB", justify="right", no_wrap=True)
+    table.add_column("count", justify="right", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
+    table.add_column("root", justify="right", no_wrap=True)
+    for place in ("out of place\n", "in place\n"):
+        for name in (f"{place}time us", "algbw\nGB/s", "busbw\nGB/s", "#wrong"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for point in series.points:
+        table.add_row(
+            str(point.nbytes),
+            str(point.count),
+            benchmark.dtype,
+            str(benchmark.root),
+            *_cells(benchmark, point.nbytes, point.out_of_place),
+            *_cells(benchmark, point.nbytes, point.in_place),
+        )
+    return table
+
+
+def _cells(benchmark: Benchmark, nbytes: int, timing: Timing) -> list[str | Text]:
+    wrong: str | Text = "N/A" if timing.wrong < 0 else str(timing.wrong)
+    return [
+        f"{timing.time_s * 1e6:.2f}",
+        f"{benchmark.algbw_bytes_per_s(nbytes, timing.time_s) / 1e9:.3f}",
+        f"{benchmark.busbw_bytes_per_s(nbytes, timing.time_s) / 1e9:.3f}",
+        Text(str(wrong), style="bold red") if timing.wrong > 0 else wrong,
+    ]
+
+
+def _percentiles(series: Series) -> Table:
+    table = _table(f"{series.contender}: percentiles in us")
+    table.add_column("size\nB", justify="right", no_wrap=True)
+    for place in ("out of place\n", "in place\n"):
+        for percent in PERCENTILES:
+            head = place if percent == PERCENTILES[0] else "\n"
+            table.add_column(f"{head}p{percent}", justify="right", no_wrap=True)
+    table.add_column("samples", justify="right", no_wrap=True)
+    for point in series.points:
+        table.add_row(
+            str(point.nbytes),
+            *(
+                f"{timing.percentile_s(percent) * 1e6:.2f}"
+                for timing in (point.out_of_place, point.in_place)
+                for percent in PERCENTILES
+            ),
+            str(len(point.in_place.samples_s)),
+        )
+    return table
+
+
+def _times(benchmark: Benchmark) -> Table:
+    """In-place p50 by size and contender; a star marks the fastest of each size."""
+    table = _by_contender(f"{benchmark.collective}: in-place p50, * the fastest", benchmark.series)
+    for row in zip(*(series.points for series in benchmark.series), strict=True):
+        times_s = [point.in_place.percentile_s(50) for point in row]
+        fastest = times_s.index(min(times_s))
+        cells = [
+            Text(f"*{format_seconds(time_s)}", style="bold green")
+            if index == fastest
+            else Text(format_seconds(time_s))
+            for index, time_s in enumerate(times_s)
+        ]
+        table.add_row(str(row[0].nbytes), *cells)
+    return table
+
+
+def _ratios(benchmark: Benchmark, peer: Series) -> Table:
+    own = [series for series in benchmark.series if not series.peer]
+    table = _by_contender(f"times {peer.contender}'s speed", own)
+    for theirs, *row in zip(peer.points, *(series.points for series in own), strict=True):
+        their_s = theirs.in_place.percentile_s(50)
+        times_s = [point.in_place.percentile_s(50) for point in row]
+        cells = [f"{their_s / time_s:.2f}x" if time_s > 0 else "-" for time_s in times_s]
+        table.add_row(str(theirs.nbytes), *cells)
+    return table
+
+
+def _by_contender(title: str, series: Sequence[Series]) -> Table:
+    table = _table(title)
+    for name in ("size\nB", *(one.contender.replace("_", "\n") for one in series)):
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _foot(benchmark: Benchmark) -> Text:
+    points = [p for series in benchmark.series for p in series.points]
+    if all(p.in_place.wrong < 0 for p in points):
+        return Text("results were not verified", style="dim")
+    if benchmark.wrong:
+        return Text(f"{benchmark.wrong} wrong elements", style="bold red")
+    return Text("every result verified, none wrong", style="dim")
+
+
+def _table(title: str) -> Table:
+    return Table(
+        title=f" {title}",
+        title_justify="left",
+        title_style="dim",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )

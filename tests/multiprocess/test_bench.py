@@ -1,0 +1,135 @@
+"""``syncopate bench`` on real ranks: the table, the artefact, the peer, and wrong results."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from syncopate.benchmark import BACK_TO_BACK, BARRIER, Benchmark
+from syncopate.calibration import bench as bench_module
+from syncopate.calibration.bench import bench, suitable
+from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.collectives import Communicator
+from syncopate.errors import InvalidValueError
+from syncopate.schedules.conditions import CONDITIONS
+from tests.multiprocess.harness import run_ranks
+
+REPOSITORY = Path(__file__).parents[2]
+RANKS = 4
+
+
+def test_the_command_prints_tables_and_writes_every_sample(tmp_path):
+    line = "bench --local 4 --sizes 4B,1001B,256KiB -a native,ring --against gloo -n 3 -w 1"
+    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-m", "syncopate", *line.split()],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**clean, "PYTHONPATH": str(REPOSITORY)},
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.strip() == "wrote bench.json"
+    for part in (
+        "4 ranks on 1 host",
+        "3 calls after 1 to warm up, separated by barriers",
+        "all_reduce (native)",
+        "all_reduce (ring)",
+        "all_reduce (gloo)",
+        "#wrong",
+        "times gloo's speed",
+        "every result verified, none wrong",
+    ):
+        assert done.stdout.count(part) >= 1, part
+    benchmark = Benchmark.load(tmp_path / "bench.json")
+    assert [(one.contender, one.peer) for one in benchmark.series] == [
+        ("native", False),
+        ("ring", False),
+        ("gloo", True),
+    ]
+    assert benchmark.root == -1
+    assert {"torch", "python", "cpu", "backend", "syncopate", "date"} <= set(benchmark.metadata)
+    for series in benchmark.series:
+        assert [(p.count, p.nbytes) for p in series.points] == [
+            (1, 4),
+            (250, 1000),
+            (65536, 1 << 18),
+        ]
+        for timing in (t for p in series.points for t in (p.in_place, p.out_of_place)):
+            assert len(timing.samples_s) == 3
+            assert timing.time_s == pytest.approx(sum(timing.samples_s) / 3)
+            assert timing.wrong == 0
+
+
+def every_collective(rank: int, world_size: int) -> list[Benchmark]:
+    found = []
+    with Communicator(timeout_s=60) as communicator:
+        for collective, conditions in CONDITIONS.items():
+            for dtype, mode in (("float32", BARRIER), ("int16", BACK_TO_BACK)):
+                root = 2 if conditions.rooted else 0
+                sweep = Sweep(collective, (2, 4001), dtype, root, against=("gloo",))
+                effort = Effort(iterations=2, warmup=1, mode=mode)
+                found.append(bench(communicator, sweep, effort))
+    return found
+
+
+def test_every_collective_and_suitable_algorithm_is_verified():
+    by_rank = run_ranks(every_collective, RANKS)
+    assert all(found == by_rank[0] for found in by_rank)
+    for benchmark in by_rank[0]:
+        assert benchmark.wrong == 0
+        names, _ = suitable(benchmark.collective, benchmark.hosts)
+        assert [one.contender for one in benchmark.series] == [*names, "gloo"]
+        assert benchmark.root == (2 if CONDITIONS[benchmark.collective].rooted else -1)
+        for timing in (p.in_place for one in benchmark.series for p in one.points):
+            assert timing.wrong == 0
+            if benchmark.mode == BACK_TO_BACK:
+                # Each sample is the maximum over ranks, so their mean is at least any rank's.
+                assert timing.time_s <= sum(timing.samples_s) / 2 * (1 + 1e-9)
+
+
+def broken(rank: int, world_size: int) -> tuple[int, int, str]:
+    """Let the last rank's result of every call be one element off."""
+    real = bench_module._ours
+
+    def faulty(*arguments):
+        call = real(*arguments)
+
+        def run(tensor: torch.Tensor) -> None:
+            call(tensor)
+            if rank == world_size - 1:
+                tensor[7] += 1
+
+        return run
+
+    bench_module._ours = faulty
+    with Communicator(timeout_s=60) as communicator:
+        sweep, effort = Sweep("all_reduce", (400,), algorithms=("ring",)), Effort(2, 0)
+        found = bench(communicator, sweep, effort)
+        unchecked = bench(communicator, sweep, Effort(2, 0, check=False))
+        with pytest.raises(InvalidValueError) as caught:
+            bench(communicator, Sweep("reduce", (4,), root=world_size))
+    return found.wrong, unchecked.series[0].points[0].in_place.wrong, str(caught.value)
+
+
+def test_a_wrong_element_is_found_wherever_it_is():
+    for wrong, unchecked, message in run_ranks(broken, 2):
+        assert wrong == 2  # once out of place, once in place
+        assert unchecked == -1
+        assert "a rank in 0..1" in message
+
+
+def test_ranks_on_hosts_are_offered_the_hierarchies_too():
+    flat, _ = suitable("all_reduce", ["a"] * 4)
+    deep, cluster = suitable("all_reduce", ["a", "a", "b", "b"])
+    assert "two_level" not in flat
+    assert {"two_level", "blueconnect"} <= set(deep)
+    assert flat[0] == deep[0] == "native"
+    assert cluster.world_size == 4

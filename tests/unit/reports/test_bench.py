@@ -1,0 +1,49 @@
+"""The bench report: nccl-tests' columns with the numbers of their formulas."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from syncopate.reports.bench import WIDTH, bench_report
+from tests.unit import examples
+
+
+def _rows(table):
+    columns = [[str(cell) for cell in column.cells] for column in table.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
+
+
+def test_every_contender_has_its_bandwidths_and_percentiles():
+    tables = list(examples.tables(bench_report(examples.benchmark())))
+    ring, percentiles, _, _, times, ratios = tables
+    heads = [str(column.header).split("\n")[-1] for column in ring.columns]
+    half = ["time us", "GB/s", "GB/s", "#wrong"]
+    assert heads == ["B", "count", "dtype", "root", *half, *half]
+    # 1 MiB in 2 ms: 0.524 GB/s, times 3/2 on the bus of 4 ranks.
+    assert _rows(ring)[1] == [
+        "1048576", "262144", "float32", "-1",
+        "4000.00", "0.262", "0.393", "3",
+        "2000.00", "0.524", "0.786", "0",
+    ]  # fmt: skip
+    assert _rows(percentiles)[0] == ["1024", "180.00"] + ["400.00"] * 2 + ["90.00"] + [
+        "200.00"
+    ] * 2 + ["4"]
+    assert _rows(times) == [["1024", "*90.0 us", "180.0 us"], ["1048576", "*1.80 ms", "3.60 ms"]]
+    assert _rows(ratios) == [["1024", "2.00x"], ["1048576", "2.00x"]]
+
+
+def test_how_it_was_taken_is_said():
+    text = examples.text(bench_report(examples.benchmark()))
+    assert "4 ranks on 2 hosts" in text
+    assert "4 calls after 5 to warm up, separated by barriers" in text
+    assert "maximum over ranks" in text
+    assert "3 wrong elements" in text
+    assert "back to back" in examples.text(bench_report(examples.benchmark(mode="back-to-back")))
+
+
+def test_the_widest_table_fits_its_width():
+    console = Console(width=WIDTH, file=io.StringIO(), record=True)
+    console.print(bench_report(examples.benchmark()))
+    assert "…" not in console.export_text()
