@@ -140,7 +140,7 @@ def show(workload: Workload, rows: Sequence[Row], console: Console) -> None:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("nodes", justify="right", style="bold")
+    table.add_column("nodes", justify="right", style="bold", no_wrap=True)
     for column in ("a ms", "b ns/B", "WFBP", "SyncEASGD", "MG-WFBP", "optimal", "gain"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
