@@ -80,28 +80,31 @@ def plans_report(
     Args:
         plans: the plans to compare.
         measured_s: median measured iteration by policy in seconds; adds the measured iteration and
-            the error of the prediction. A policy without a plan, such as a baseline run by
-            something else, gets a row of measurements alone.
+            the error of the prediction in place of the algorithms, which a terminal has no room
+            for beside them. A policy without a plan, such as a baseline run by something else,
+            gets a row of measurements alone.
         chosen: the policy to mark.
     """
     bounds = {plan.prediction.bound_s for plan in plans if plan.prediction}
     suffix = f"; bound {format_seconds(min(bounds))}" if bounds else ""
     table = _table(f"plans{suffix}")
     _columns(table, "policy", right=("buckets", "predicted", "exposed", "above\nbound"))
-    if measured_s is not None:
+    if measured_s is None:
+        _columns(table, "algorithms")
+    else:
         _columns(table, right=("measured", "error"))
-    _columns(table, "algorithms")
     for plan in plans:
         name = f"> {plan.policy}" if plan.policy == chosen else f"  {plan.policy}"
         cells = [name, str(len(plan.buckets)), *_predicted(plan)]
-        if measured_s is not None:
+        if measured_s is None:
+            cells.append(", ".join(algorithms_of(plan)))
+        else:
             cells += _measured(plan, measured_s.get(plan.policy))
-        cells.append(", ".join(algorithms_of(plan)))
         table.add_row(*cells, style="bold" if plan.policy == chosen else None)
     planned = {plan.policy for plan in plans}
     for name, seconds in (measured_s or {}).items():
         if name not in planned:
-            table.add_row(f"  {name}", *["-"] * 4, format_seconds(seconds), "-", "-")
+            table.add_row(f"  {name}", *["-"] * 4, format_seconds(seconds), "-")
     return table
 
 
@@ -196,7 +199,7 @@ def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
     shown = [name for name in expected_s if name in fastest.values() or name == "native"]
     table = _table(f"{collective}: measured, * the fastest")
     _columns(table, right=("size", *(name.replace("_", "\n") for name in shown)))
-    _columns(table, right=("algbw\nGB/s", "busbw\nGB/s"))
+    _columns(table, right=("busbw\nGB/s",))
     if len(shown) < len(expected_s):
         slower = ", ".join(name for name in expected_s if name not in shown)
         table.caption = f"nowhere the fastest: {slower}"
@@ -208,8 +211,8 @@ def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
             else Text(format_seconds(here[name]) if name in here else "-")
             for name in shown
         ]
-        algbw = nbytes / here[best] / 1e9 if here[best] > 0 else 0.0
-        table.add_row(format_bytes(nbytes), *times, f"{algbw:.3f}", f"{algbw * factor:.3f}")
+        busbw = factor * nbytes / here[best] / 1e9 if here[best] > 0 else 0.0
+        table.add_row(format_bytes(nbytes), *times, f"{busbw:.3f}")
     return table
 
 
