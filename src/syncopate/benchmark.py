@@ -29,6 +29,28 @@ BACK_TO_BACK = "back-to-back"
 MODES = (BARRIER, BACK_TO_BACK)
 """Whether a barrier separates the timed calls, as OSU does it, or nothing, as nccl-tests does."""
 
+PEERS = ("gloo",)
+"""Whom a benchmark may interleave: Gloo's own collectives, called on torch.distributed directly."""
+
+
+def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
+    """Return ``first``, ``first * factor``, .. up to ``last``, rounded to whole bytes.
+
+    Raises:
+        InvalidValueError: sizes or factor that make no such row.
+    """
+    if first < 1:
+        raise InvalidValueError("first size", first, "at least 1 byte")
+    if last < first:
+        raise InvalidValueError("last size", last, f"at least the first, {first}")
+    if not factor > 1:
+        raise InvalidValueError("factor", factor, "a number > 1")
+    sizes, size = [], float(first)
+    while round(size) <= last:
+        sizes.append(round(size))
+        size *= factor
+    return tuple(dict.fromkeys(sizes))
+
 
 def percentile(samples_s: Sequence[float], percent: float) -> float:
     """Return the smallest sample that at least ``percent`` % of the samples do not exceed.

@@ -27,13 +27,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from syncopate.benchmark import BARRIER, Benchmark, Point, Series, Timing
+from syncopate.benchmark import BARRIER, PEERS, Benchmark, Point, Series, Timing
 from syncopate.calibration.calibrate import cpu_name
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.links import topology
 from syncopate.calibration.pattern import Pattern, distinct_values
 from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.sweep import PEERS, Effort, Sweep
+from syncopate.calibration.sweep import Effort, Sweep
 from syncopate.cluster import Cluster, Level
 from syncopate.collectives import native, transport
 from syncopate.collectives.communicator import Communicator

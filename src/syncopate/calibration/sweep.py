@@ -5,33 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.benchmark import BARRIER, MODES
+from syncopate.benchmark import BARRIER, MODES, PEERS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
 from syncopate.units import dtype_bytes
-
-PEERS = ("gloo",)
-"""Whom a benchmark may interleave: Gloo's own collectives, called on torch.distributed directly."""
-
-
-def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
-    """Return ``first``, ``first * factor``, .. up to ``last``, rounded to whole bytes.
-
-    Raises:
-        InvalidValueError: sizes or factor that make no such row.
-    """
-    if first < 1:
-        raise InvalidValueError("first size", first, "at least 1 byte")
-    if last < first:
-        raise InvalidValueError("last size", last, f"at least the first, {first}")
-    if not factor > 1:
-        raise InvalidValueError("factor", factor, "a number > 1")
-    sizes, size = [], float(first)
-    while round(size) <= last:
-        sizes.append(round(size))
-        size *= factor
-    return tuple(dict.fromkeys(sizes))
 
 
 @dataclass(frozen=True)
@@ -44,7 +22,7 @@ class Sweep:
         dtype: element type, by torch's name.
         root: the root of a rooted collective; 0 for the others.
         algorithms: registered names or ``"native"``; those that suit the hosts when empty.
-        against: peers to interleave, of :data:`PEERS`.
+        against: peers to interleave, of :data:`syncopate.benchmark.PEERS`.
     """
 
     collective: str

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from syncopate.benchmark import BARRIER, MODES, Benchmark
-from syncopate.calibration.sweep import PEERS, Effort, Sweep, geometric
+from syncopate.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
 from syncopate.cli import ranks
 from syncopate.cli.console import err, is_leader, out, progress_bar
 from syncopate.cli.options import grouped, items
 from syncopate.errors import CalibrationError
-from syncopate.schedules.conditions import CONDITIONS
 from syncopate.units import parse_bytes
 
 
@@ -34,7 +31,7 @@ def _sizes(
 
 def _what(
     *,
-    collective: Annotated[str, typer.Argument(help=", ".join(CONDITIONS) + ".")] = "all_reduce",
+    collective: Annotated[str, typer.Argument(help=", ".join(BUS_FACTORS) + ".")] = "all_reduce",
     algorithms: Annotated[
         str | None,
         typer.Option("--algorithms", "-a", help="Such as native,ring; all that suit otherwise."),
@@ -45,16 +42,15 @@ def _what(
         str | None,
         typer.Option(help=f"Peers to take turns with and compare with: {', '.join(PEERS)}."),
     ] = None,
-) -> Sweep:
-    """Return what the options describe, its sizes still to come."""
-    return Sweep(
-        collective=collective,
-        sizes=(1,),
-        dtype=dtype,
-        root=root,
-        algorithms=tuple(items(algorithms)),
-        against=tuple(items(against)),
-    )
+) -> dict[str, Any]:
+    """Return the arguments of a sweep that the options describe, without its sizes."""
+    return {
+        "collective": collective,
+        "dtype": dtype,
+        "root": root,
+        "algorithms": tuple(items(algorithms)),
+        "against": tuple(items(against)),
+    }
 
 
 def _effort(
@@ -65,17 +61,17 @@ def _effort(
         str, typer.Option(help=f"What separates the timed calls: {' or '.join(MODES)}.")
     ] = BARRIER,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Verify every result.")] = True,
-) -> Effort:
-    """Return the effort that the options describe."""
-    return Effort(iterations=iterations, warmup=warmup, mode=mode, check=check)
+) -> dict[str, Any]:
+    """Return the arguments of the effort that the options describe."""
+    return {"iterations": iterations, "warmup": warmup, "mode": mode, "check": check}
 
 
 @grouped(what=_what, sizes=_sizes, effort=_effort)
 def bench(
     *,
-    what: Sweep,
+    what: dict[str, Any],
     sizes: tuple[int, ...],
-    effort: Effort,
+    effort: dict[str, Any],
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample.")
     ] = Path("bench.json"),
@@ -100,7 +96,9 @@ def bench(
 
       torchrun --nproc-per-node 4 --no-python syncopate bench --against gloo
     """
-    sweep = replace(what, sizes=sizes)
+    from syncopate.calibration.sweep import Effort, Sweep
+
+    sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
@@ -109,7 +107,7 @@ def bench(
 
     title = f"measuring {sweep.collective}"
     with ranks.joined() as communicator, progress_bar(title) as progress:
-        benchmark = measure(communicator, sweep, effort, progress)
+        benchmark = measure(communicator, sweep, how, progress)
     if is_leader():
         _show(benchmark, output, json)
     if benchmark.wrong:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.calibration.sweep import Effort, Sweep, geometric
+from syncopate.benchmark import geometric
+from syncopate.calibration.sweep import Effort, Sweep
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import MIB
 
