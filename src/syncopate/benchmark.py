@@ -117,7 +117,8 @@ class Series(Record, frozen=True, kw_only=True):
     """One contender at every size.
 
     Attributes:
-        contender: a registered algorithm, ``"native"``, or the name of a peer.
+        contender: a registered algorithm with its options, if any were asked for, ``"native"``, or
+            the name of a peer.
         peer: whether it is a peer to compare with, and not run by a communicator.
         points: by strictly ascending size; at least one.
     """

@@ -114,6 +114,12 @@ def broken(rank: int, world_size: int) -> tuple[int, int, str]:
         sweep, effort = Sweep("all_reduce", (400,), algorithms=("ring",)), Effort(2, 0)
         found = bench(communicator, sweep, effort)
         unchecked = bench(communicator, sweep, Effort(2, 0, check=False))
+        odd = ("lp:blocks=3", "blueconnect:factors=2x1", "ring:order=1x0")
+        varied = bench(communicator, Sweep("all_reduce", (4000,), algorithms=odd), effort)
+        assert [one.contender for one in varied.series] == list(odd)
+        wrong_value = Sweep("all_reduce", (4,), algorithms=("lp:blocks=0",))
+        with pytest.raises(InvalidValueError, match="blocks"):
+            bench(communicator, wrong_value, effort)
         with pytest.raises(InvalidValueError) as caught:
             bench(communicator, Sweep("reduce", (4,), root=world_size))
     return found.wrong, unchecked.series[0].points[0].in_place.wrong, str(caught.value)

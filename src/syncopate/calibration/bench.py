@@ -33,7 +33,7 @@ from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.links import topology
 from syncopate.calibration.pattern import Pattern, distinct_values
 from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.calibration.sweep import Effort, Sweep, parse_algorithm
 from syncopate.cluster import Cluster, Level
 from syncopate.collectives import native, transport
 from syncopate.collectives.communicator import Communicator
@@ -131,11 +131,12 @@ def _contenders(
     run = getattr(communicator, sweep.collective)
     where = (sweep.root,) if conditions(sweep.collective).rooted else ()
     found: dict[str, _Call] = {}
-    for name in dict.fromkeys(sweep.algorithms or names):
-        options = {}
+    for text in dict.fromkeys(sweep.algorithms or names):
+        name, asked = parse_algorithm(sweep.collective, text)
+        fitting = {}
         if name != registry.NATIVE:
-            options = registry.fitted(sweep.collective, name, cluster)
-        found[name] = _ours(run, where, name, options)
+            fitting = registry.fitted(sweep.collective, name, cluster)
+        found[text] = _ours(run, where, name, fitting | asked)
     if group is not None:
         found[PEERS[0]] = _gloo(sweep, group)
     elif sweep.against:

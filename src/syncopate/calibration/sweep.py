@@ -9,7 +9,46 @@ from syncopate.benchmark import BARRIER, MODES, PEERS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
+from syncopate.schedules.options import ORDER, Option
 from syncopate.units import dtype_bytes
+
+
+def parse_algorithm(collective: str, text: str) -> tuple[str, dict[str, Option]]:
+    """Read an algorithm and its options, such as ``"lp:blocks=8"``.
+
+    A value is an integer, integers joined by ``x`` or words joined by ``+``:
+    ``"blueconnect:factors=2x4:stages=ring+recursive"``.
+
+    Returns:
+        The algorithm's name and its options; values are checked where the world size is known.
+
+    Raises:
+        UnknownNameError: no such algorithm of ``collective``, or an option that it does not take.
+        InvalidValueError: something that is no ``option=value``.
+    """
+    name, *parts = text.split(":")
+    registry.require(collective, name, allow_native=True)
+    known: tuple[str, ...] = ()
+    if name != registry.NATIVE:
+        known = (*registry.ALGORITHMS[collective, name].options, ORDER)
+    options: dict[str, Option] = {}
+    for part in parts:
+        option, equals, value = part.partition("=")
+        if not equals or not value:
+            raise InvalidValueError("algorithm", text, "NAME:OPTION=VALUE, such as lp:blocks=8")
+        if option not in known:
+            raise UnknownNameError("option", option, known or ("none",), f"{collective} ({name})")
+        options[option] = _value(value)
+    return name, options
+
+
+def _value(text: str) -> Option:
+    if text.isdecimal():
+        return int(text)
+    parts = text.split("x")
+    if all(part.isdecimal() for part in parts):
+        return tuple(int(part) for part in parts)
+    return tuple(text.split("+"))
 
 
 @dataclass(frozen=True)
@@ -21,7 +60,8 @@ class Sweep:
         sizes: total buffers in bytes; rounded down to whole elements, at least one.
         dtype: element type, by torch's name.
         root: the root of a rooted collective; 0 for the others.
-        algorithms: registered names or ``"native"``; those that suit the hosts when empty.
+        algorithms: registered names or ``"native"``, each with options if it takes any (see
+            :func:`parse_algorithm`); those that suit the hosts when empty.
         against: peers to interleave, of :data:`syncopate.benchmark.PEERS`.
     """
 
@@ -40,8 +80,8 @@ class Sweep:
         dtype_bytes(self.dtype)
         if not self.sizes or min(self.sizes) < 1:
             raise InvalidValueError("sizes", self.sizes, "sizes of at least one byte")
-        for name in self.algorithms:
-            registry.require(self.collective, name, allow_native=True)
+        for text in self.algorithms:
+            parse_algorithm(self.collective, text)
         for name in self.against:
             if name not in PEERS:
                 raise UnknownNameError("peer", name, PEERS)

@@ -34,7 +34,9 @@ def _what(
     collective: Annotated[str, typer.Argument(help=", ".join(BUS_FACTORS) + ".")] = "all_reduce",
     algorithms: Annotated[
         str | None,
-        typer.Option("--algorithms", "-a", help="Such as native,ring; all that suit otherwise."),
+        typer.Option(
+            "--algorithms", "-a", help="Such as native,lp:blocks=8; all that suit otherwise."
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
     root: Annotated[int, typer.Option(help="Root of a broadcast or reduce.")] = 0,
@@ -88,7 +90,7 @@ def bench(
 
       syncopate bench --local 4
 
-      syncopate bench broadcast --local 4 --root 2 --algorithms native,lp --sizes 64KiB,4MiB
+      syncopate bench broadcast --local 4 --root 2 -a native,lp:blocks=1,lp:blocks=8 --sizes 4MiB
 
       syncopate bench reduce_scatter --local 4 --against gloo --mode back-to-back
 

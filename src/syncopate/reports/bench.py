@@ -129,9 +129,14 @@ def _ratios(benchmark: Benchmark, peer: Series) -> Table:
 
 def _by_contender(title: str, series: Sequence[Series]) -> Table:
     table = _table(title)
-    for name in ("size\nB", *(one.contender.replace("_", "\n") for one in series)):
+    for name in ("size\nB", *(_folded(one.contender) for one in series)):
         table.add_column(name, justify="right", no_wrap=True)
     return table
+
+
+def _folded(contender: str) -> str:
+    """Return a contender's name over several lines, for a narrow column."""
+    return contender.replace("_", "\n").replace(":", "\n")
 
 
 def _foot(benchmark: Benchmark) -> Text:

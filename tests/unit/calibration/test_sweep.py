@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.benchmark import geometric
-from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.calibration.sweep import Effort, Sweep, parse_algorithm
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import MIB
 
@@ -42,12 +42,24 @@ def test_sizes_become_whole_elements_once_each():
         ({"root": 1}, "all_reduce has no root"),
         ({"collective": "reduce", "root": -1}, "root is -1"),
         ({"algorithms": ("rign",)}, "unknown algorithm 'rign' for all_reduce; known: native"),
+        ({"algorithms": ("lp:blocks",)}, "NAME:OPTION=VALUE"),
+        ({"algorithms": ("lp:block=2",)}, "unknown option 'block' for all_reduce .lp.; known: bl"),
+        ({"algorithms": ("native:blocks=2",)}, "all_reduce .native.; known: none"),
         ({"against": ("horovod",)}, "unknown peer 'horovod'; known: gloo"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):
     with pytest.raises((InvalidValueError, UnknownNameError), match=message):
         Sweep(**{"collective": "all_reduce", "sizes": (4,), **options})
+
+
+def test_an_algorithm_may_bring_its_options():
+    assert parse_algorithm("all_reduce", "ring") == ("ring", {})
+    assert parse_algorithm("reduce", "lp:blocks=8") == ("lp", {"blocks": 8})
+    name, options = parse_algorithm("all_reduce", "blueconnect:factors=2x4:stages=ring+recursive")
+    assert name == "blueconnect"
+    assert options == {"factors": (2, 4), "stages": ("ring", "recursive")}
+    assert parse_algorithm("all_reduce", "ring:order=2x0x1")[1] == {"order": (2, 0, 1)}
 
 
 @pytest.mark.parametrize(
