@@ -30,6 +30,7 @@ from syncopate.cluster import Interference
 from syncopate.collectives import Communicator
 from syncopate.engine import distribute
 from syncopate.lab import Lab, Topology
+from syncopate.lab.support import why_not
 from syncopate.plan import Plan
 from syncopate.planning import compare
 from syncopate.units import KIB, MIB, format_bytes, format_seconds, parse_rate
@@ -138,6 +139,10 @@ def main() -> int:
     options = parser.parse_args()
     if options.rank:
         rank_main(options)
+        return 0
+    obstacle = why_not()
+    if obstacle:
+        print(f"skipped: {obstacle}")
         return 0
     topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
     with Lab(topology) as lab:
