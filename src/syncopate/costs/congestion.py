@@ -1,12 +1,11 @@
 """Congestion: the time the busiest shared link of a schedule needs.
 
-The price of a schedule is a longest path, on which every rank has a port of its own
-(``price.py``). But the ranks of a host share the host's link, and the hosts of a rack the rack's:
+The ranks of a host share the host's link, and the hosts of a rack the rack's:
 ``bandwidth_bytes_per_s`` of a level is what one *unit*, all ranks below it together, sends across.
-Whatever the order of messages, a unit's link is busy for at least its bytes over its bandwidth, so
-a schedule takes at least as long as the busiest link of each level. Without this, eight ranks of a
-host that all exchange with another host at once, as in recursive halving and doubling, would seem
-to have eight links.
+The price of a schedule (``price.py``) shares a link among the messages of one round. Messages of
+different rounds can meet on it too, where ranks run ahead of each other; that the longest path does
+not see. But whatever the order of messages, a unit's link is busy for at least its bytes over its
+bandwidth, so a schedule takes at least as long as the busiest link of each level needs.
 """
 
 from __future__ import annotations

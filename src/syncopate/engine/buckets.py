@@ -98,7 +98,7 @@ class FlatBuffer:
         if fresh:
             try:
                 torch._foreach_copy_(places, fresh)
-            except (RuntimeError, NotImplementedError):
+            except RuntimeError:
                 self._refuse_sparse()
                 raise
             for parameter, view in zip(owners, places, strict=True):

@@ -107,8 +107,7 @@ class StepRecorder:
             recorder.add(
                 f"bucket {push.bucket}",
                 "push",
-                push.handle.started_s,
-                push.handle.finished_s,
+                (push.handle.started_s, push.handle.finished_s),
                 iteration=iteration,
                 channel=push.channel,
                 nbytes=push.nbytes,
@@ -119,4 +118,4 @@ class StepRecorder:
         start_s, end_s = (
             self._anchor_s + self._clock.between_s(self._anchor, stamp) for stamp in stamps
         )
-        recorder.add(lane, lane, start_s, max(start_s, end_s), iteration=iteration)
+        recorder.add(lane, lane, (start_s, max(start_s, end_s)), iteration=iteration)

@@ -28,17 +28,19 @@ class Recorder:
         self,
         name: str,
         lane: str,
-        start_s: float,
-        end_s: float,
+        when_s: tuple[float, float],
         *,
         iteration: int = 0,
         channel: int = 0,
         nbytes: int = 0,
         detail: str = "",
     ) -> None:
-        """Note one span; the arguments are the fields of :class:`syncopate.timeline.Span`."""
+        """Note one span, by the fields of :class:`syncopate.timeline.Span`.
+
+        ``when_s`` is its ``(start_s, end_s)``.
+        """
         if self.enabled:
-            self._rows.append((name, lane, start_s, end_s, iteration, channel, nbytes, detail))
+            self._rows.append((name, lane, *when_s, iteration, channel, nbytes, detail))
 
     def spans(self) -> tuple[Span, ...]:
         """Return what was recorded, in order of recording.

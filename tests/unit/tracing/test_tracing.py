@@ -24,26 +24,28 @@ def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields
 class TestRecorder:
     def test_spans_have_every_field(self) -> None:
         recorder = Recorder(3)
-        recorder.add("bucket 0", "push", 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring")
+        recorder.add(
+            "bucket 0", "push", (1.0, 2.0), iteration=4, channel=1, nbytes=8, detail="ring"
+        )
         assert recorder.spans() == (
             span("bucket 0", "push", 3, 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring"),
         )
 
     def test_drain_empties(self) -> None:
         recorder = Recorder(0)
-        recorder.add("a", "forward", 0.0, 1.0)
+        recorder.add("a", "forward", (0.0, 1.0))
         assert len(recorder.drain()) == 1
         assert len(recorder) == 0
         assert recorder.drain() == ()
 
     def test_disabled_records_nothing(self) -> None:
         recorder = Recorder(0, enabled=False)
-        recorder.add("a", "forward", 0.0, 1.0)
+        recorder.add("a", "forward", (0.0, 1.0))
         assert recorder.spans() == ()
 
     def test_invalid_spans_are_refused_when_read(self) -> None:
         recorder = Recorder(0)
-        recorder.add("a", "sideways", 0.0, 1.0)
+        recorder.add("a", "sideways", (0.0, 1.0))
         with pytest.raises(UnknownNameError, match="sideways"):
             recorder.spans()
 
@@ -52,7 +54,7 @@ class TestRecorder:
 
         def work() -> None:
             for i in range(500):
-                recorder.add("a", "push", float(i), float(i))
+                recorder.add("a", "push", (float(i), float(i)))
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
