@@ -30,10 +30,10 @@ import torch.distributed as dist
 from syncopate.benchmark import BARRIER, PEERS, Benchmark, Point, Series, Timing
 from syncopate.calibration.calibrate import cpu_name
 from syncopate.calibration.clocks import hosts_of
-from syncopate.calibration.links import topology
 from syncopate.calibration.pattern import Pattern, distinct_values
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.sweep import Effort, Sweep, parse_algorithm
+from syncopate.calibration.topology import topology
 from syncopate.cluster import Cluster, Level
 from syncopate.collectives import native, transport
 from syncopate.collectives.communicator import Communicator

@@ -17,9 +17,10 @@ from msgspec import structs
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.curves import COLLECTIVE, DEFAULT_SIZES, Curves, measure_curves
 from syncopate.calibration.interference import Load, measure_interference
-from syncopate.calibration.links import Topology, measure_links, topology
+from syncopate.calibration.links import measure_links
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.reduction import measure_reduction
+from syncopate.calibration.topology import Topology, topology
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator

@@ -8,15 +8,13 @@ the fit goes through the lowest decile of each size's samples.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Sequence
 
 import torch
 
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.quantiles import lowest_decile
+from syncopate.calibration.topology import Topology
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
@@ -26,64 +24,11 @@ from syncopate.units import KIB, MIB
 PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 """Message sizes in bytes; the largest are left out where one alone would spend the budget."""
 
-_MOST_PAIRS = 16
 _MOST_SAMPLES = 60
 _BATCH = 3
 _WARM_UPS = 2
 _LEAST_LARGEST_BYTES = 128 * KIB
 _NO_LINK_BYTES_PER_S = 1e12
-
-
-@dataclass(frozen=True)
-class Topology:
-    """Which ranks sit where.
-
-    Attributes:
-        hosts: host name of every rank.
-        names: name of every level, innermost first.
-        sizes: fan-out of every level.
-        placement: the rank at each position; empty when rank and position are the same.
-        pairs: per level, the pairs of ranks to probe.
-        note: what the levels leave out; empty when nothing.
-    """
-
-    hosts: tuple[str, ...]
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
-    placement: tuple[int, ...]
-    pairs: tuple[tuple[tuple[int, int], ...], ...]
-    note: str = ""
-
-
-def topology(hosts: Sequence[str]) -> Topology:
-    """Return one level of ranks, or two when several hosts hold equally many ranks, above one.
-
-    Args:
-        hosts: host name of every rank; at least one.
-    """
-    ranks_of: dict[str, list[int]] = defaultdict(list)
-    for rank, host in enumerate(hosts):
-        ranks_of[host].append(rank)
-    groups = list(ranks_of.values())
-    counts = {len(group) for group in groups}
-    if len(groups) == 1 or counts == {1}:
-        everyone = range(len(hosts))
-        return Topology(tuple(hosts), ("host",), (len(hosts),), (), (_neighbours(everyone),))
-    firsts = [group[0] for group in groups]
-    if len(counts) > 1:
-        # Unequal hosts make no regular level; links between hosts rule a collective over all.
-        note = f"hosts hold {sorted(counts)} ranks each, so the levels do not tell them apart"
-        pairs = (_neighbours(firsts),)
-        return Topology(tuple(hosts), ("host",), (len(hosts),), (), pairs, note)
-    placement = tuple(rank for group in groups for rank in group)
-    inside = [pair for group in groups for pair in _neighbours(group)]
-    return Topology(
-        hosts=tuple(hosts),
-        names=("device", "host"),
-        sizes=(counts.pop(), len(groups)),
-        placement=() if placement == tuple(range(len(hosts))) else placement,
-        pairs=(_thinned(inside), _neighbours(firsts)),
-    )
 
 
 def measure_links(
@@ -203,17 +148,3 @@ def _return(wire: Wire, buffer: torch.Tensor, peer: int) -> None:
 
 def _buffer(nbytes: int, device: torch.device) -> torch.Tensor:
     return torch.zeros(nbytes, dtype=torch.uint8, device=device)
-
-
-def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    ring = list(ranks)
-    pairs = list(pairwise(ring))
-    if len(ring) > 2:
-        pairs.append((ring[-1], ring[0]))
-    return _thinned(pairs)
-
-
-def _thinned(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Return at most ``_MOST_PAIRS`` of them, evenly spread."""
-    step = max(len(pairs) / _MOST_PAIRS, 1.0)
-    return tuple(pairs[int(i * step)] for i in range(min(len(pairs), _MOST_PAIRS)))

@@ -10,7 +10,7 @@ import torch
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves, interference, links
 from syncopate.calibration.quantiles import lower_quartile, lowest_decile
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit, LinkProbe
+from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.units import KIB, MIB
 
@@ -22,53 +22,6 @@ def point(nbytes: int, *samples_s: float) -> CurvePoint:
 def points(*sizes_and_samples: float) -> dict[int, CurvePoint]:
     pairs = zip(sizes_and_samples[::2], sizes_and_samples[1::2], strict=True)
     return {int(size): point(int(size), sample) for size, sample in pairs}
-
-
-class TestTopology:
-    def test_one_host(self) -> None:
-        where = links.topology(["a"] * 4)
-        assert (where.names, where.sizes, where.placement) == (("host",), (4,), ())
-        assert where.pairs == (((0, 1), (1, 2), (2, 3), (3, 0)),)
-
-    def test_one_rank_and_two(self) -> None:
-        assert links.topology(["a"]).pairs == ((),)
-        assert links.topology(["a", "b"]).pairs == (((0, 1),),)
-
-    def test_one_rank_per_host_is_flat(self) -> None:
-        where = links.topology(["a", "b", "c"])
-        assert (where.names, where.sizes) == (("host",), (3,))
-
-    def test_two_levels(self) -> None:
-        where = links.topology(["a", "a", "b", "b", "c", "c"])
-        assert (where.names, where.sizes) == (("device", "host"), (2, 3))
-        assert where.placement == ()
-        assert where.pairs == (((0, 1), (2, 3), (4, 5)), ((0, 2), (2, 4), (4, 0)))
-
-    def test_ranks_dealt_over_hosts(self) -> None:
-        where = links.topology(["a", "b", "a", "b"])
-        assert where.placement == (0, 2, 1, 3)
-        assert where.pairs == (((0, 2), (1, 3)), ((0, 1),))
-        cluster = Cluster(
-            name="c",
-            levels=tuple(
-                links._level(name, size, [])
-                for name, size in zip(where.names, where.sizes, strict=True)
-            ),
-            placement=where.placement,
-            hosts=where.hosts,
-        )
-        assert cluster.level_between(0, 2).name == "device"
-        assert cluster.level_between(0, 3).name == "host"
-
-    def test_unequal_hosts_are_flat_and_say_so(self) -> None:
-        where = links.topology(["a", "a", "b"])
-        assert where.sizes == (3,)
-        assert where.pairs == (((0, 2),),)
-        assert "[1, 2]" in where.note
-
-    def test_pairs_are_limited(self) -> None:
-        pairs = links.topology(["a"] * 1000).pairs[0]
-        assert len(pairs) == len(set(pairs)) == 16
 
 
 class TestLevel:
