@@ -15,6 +15,9 @@ from typing import ClassVar
 from syncopate.artifacts import Artifact, Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 
+AlgorithmOptions = dict[str, int | tuple[int | str, ...]]
+"""What an algorithm is told besides the world size, by name; see ``schedules/options.py``."""
+
 
 def require_time(what: str, value: float) -> None:
     """Refuse a duration that is NaN, infinite or negative."""
@@ -29,11 +32,21 @@ def robust_mean(samples: Sequence[float]) -> float:
     sums of medians promise too little. Samples beyond Tukey's outer fence (three interquartile
     ranges outside the quartiles) count as much as the fence.
     """
-    if len(samples) < 4:
-        return statistics.median(samples)
+    return statistics.median(samples) if len(samples) < 4 else statistics.fmean(_fenced(samples))
+
+
+def standard_error(samples: Sequence[float]) -> float:
+    """Return how uncertain the :func:`robust_mean` of ``samples`` is; 0.0 of a single one."""
+    if len(samples) < 2:
+        return 0.0
+    inside = _fenced(samples) if len(samples) >= 4 else list(samples)
+    return statistics.stdev(inside) / math.sqrt(len(inside))
+
+
+def _fenced(samples: Sequence[float]) -> list[float]:
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     reach = 3 * (high - low)
-    return statistics.fmean(min(max(s, low - reach), high + reach) for s in samples)
+    return [min(max(s, low - reach), high + reach) for s in samples]
 
 
 class Level(Record, frozen=True, kw_only=True):
@@ -82,16 +95,19 @@ class LinearFit(Record, frozen=True, kw_only=True):
         require_time("b_s_per_byte", self.b_s_per_byte)
 
 
-class CurvePoint(Record, frozen=True, kw_only=True):
+class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
     """All samples of one message size.
 
     Attributes:
         nbytes: message size in bytes, counted as nccl-tests counts it (the total buffer).
         samples_s: the raw durations, each the maximum over ranks; at least one.
+        options: what the algorithm was told besides the order of the ranks, such as
+            ``{"blocks": 8}``; empty for its defaults.
     """
 
     nbytes: int
     samples_s: tuple[float, ...]
+    options: AlgorithmOptions = {}
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
@@ -106,21 +122,31 @@ class CurvePoint(Record, frozen=True, kw_only=True):
         """Expected duration, the :func:`robust_mean` of the samples."""
         return robust_mean(self.samples_s)
 
+    @property
+    def standard_error_s(self) -> float:
+        """How uncertain the expected duration is; see :func:`standard_error`."""
+        return standard_error(self.samples_s)
 
-class CollectiveCurve(Record, frozen=True, kw_only=True):
+
+class CollectiveCurve(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What one algorithm of one collective cost on this cluster.
 
+    The points and the order hold what is needed to run what was measured: the schedule is that of
+    the registry's algorithm with the point's options and this order.
+
     Attributes:
-        collective: ``"all_reduce"``, ``"reduce_scatter"`` or ``"all_gather"``.
+        collective: such as ``"all_reduce"``; a rooted one was measured with rank 0 as its root.
         algorithm: a name from the schedule registry, or ``"native"``.
         points: measurements by ascending size.
         fit: the robust linear fit of the points.
+        order: the ranks in the order that the schedules followed; empty for that of their numbers.
     """
 
     collective: str
     algorithm: str
     points: tuple[CurvePoint, ...]
     fit: LinearFit
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = [point.nbytes for point in self.points]

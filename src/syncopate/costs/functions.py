@@ -7,8 +7,11 @@ decrease with the size, and cost nothing for zero bytes, because nothing is sent
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +20,9 @@ from syncopate.cluster import CollectiveCurve, LinearFit
 from syncopate.costs.fits import isotonic
 from syncopate.costs.pieces import FloatArray, Pieces, lower_envelope
 from syncopate.errors import InvalidValueError, UnknownNameError
+
+Ranges = Sequence[tuple[float, Mapping[str, Any]]]
+"""``(largest size in bytes, options)`` by ascending size, the last without limit."""
 
 
 class CostFunction(Protocol):
@@ -32,8 +38,21 @@ class CostFunction(Protocol):
         """``a``: the limit of the cost as the message shrinks."""
         ...
 
+    @property
+    def option_ranges(self) -> Ranges:
+        """The options with which the algorithm costs this, by size."""
+        ...
+
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
         """Return seconds for messages of ``nbytes``, of the same shape."""
+        ...
+
+    def options(self, nbytes: float) -> Mapping[str, Any]:
+        """Return the options with which the algorithm costs this at ``nbytes``."""
+        ...
+
+    def fixed(self, options: Mapping[str, Any]) -> CostFunction:
+        """Return the cost with the same options at every size."""
         ...
 
 
@@ -43,6 +62,8 @@ class PiecewiseCost:
     Args:
         pieces: the function.
     """
+
+    option_ranges: Ranges = ((math.inf, {}),)
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
@@ -60,6 +81,15 @@ class PiecewiseCost:
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
         """Return the cost in seconds of messages of ``nbytes`` (any shape; >= 0)."""
         return self._pieces(nbytes)
+
+    def options(self, nbytes: float) -> Mapping[str, Any]:
+        """Return the options with which the algorithm costs this at ``nbytes``."""
+        ranges = self.option_ranges
+        return ranges[bisect_left(ranges, nbytes, key=lambda item: item[0])][1]
+
+    def fixed(self, options: Mapping[str, Any]) -> CostFunction:
+        """Return the cost with the same options at every size: itself, where none are known."""
+        return self
 
 
 class LinearCost(PiecewiseCost):
@@ -92,6 +122,8 @@ class CurveCost(PiecewiseCost):
     curve is flat; beyond the largest it goes on as the last two points do, or, where those were
     pooled to one level, with the slope of the curve's linear fit.
 
+    Options are those of the nearest measured size, by ratio; a curve knows of no others.
+
     Args:
         curve: the measurement.
     """
@@ -113,6 +145,59 @@ class CurveCost(PiecewiseCost):
             Pieces.of(uppers[first:], (levels - slopes * anchors)[first:], slopes[first:])
         )
         self.curve = curve
+        self.option_ranges = _measured_options(curve)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The measured sizes in bytes, ascending."""
+        return tuple(point.nbytes for point in self.curve.points)
+
+    def standard_error_s(self, nbytes: float) -> float:
+        """Return how uncertain the cost is at ``nbytes``: as at the nearest measured size."""
+        nearest = min(self.curve.points, key=lambda point: abs(point.nbytes - nbytes))
+        return nearest.standard_error_s
+
+
+def _measured_options(curve: CollectiveCurve) -> Ranges:
+    order = {"order": curve.order} if curve.order else {}
+    ranges: list[tuple[float, Mapping[str, Any]]] = []
+    for point, following in pairwise(curve.points):
+        if following.options != point.options:
+            half_way = math.sqrt(max(point.nbytes, 1) * following.nbytes)
+            ranges.append((half_way, point.options | order))
+    return (*ranges, (math.inf, curve.points[-1].options | order))
+
+
+class VariantCost(PiecewiseCost):
+    """An algorithm with the options that are the cheapest at every size.
+
+    Args:
+        variants: options and what the algorithm costs with them; at a tie the first wins.
+        price: the cost with any other options.
+    """
+
+    def __init__(
+        self,
+        variants: Sequence[tuple[Mapping[str, Any], CostFunction]],
+        price: Callable[[Mapping[str, Any]], CostFunction],
+    ) -> None:
+        super().__init__(lower_envelope([cost.pieces for _, cost in variants]))
+        self._variants = tuple(variants)
+        self._price = price
+        # Piece 0 is the message of no bytes, which nobody sends.
+        owners, uppers = self.pieces.owner[1:].tolist(), self.pieces.upper_bytes[1:].tolist()
+        self.option_ranges = tuple(
+            (upper, variants[owner][0])
+            for index, (owner, upper) in enumerate(zip(owners, uppers, strict=True))
+            if owners[index : index + 2] != [owner, owner]
+        )
+
+    def fixed(self, options: Mapping[str, Any]) -> CostFunction:
+        """Return the cost with ``options`` at every size."""
+        for known, cost in self._variants:
+            if known == options:
+                return cost
+        return self._price(options)
 
 
 class Envelope(PiecewiseCost):

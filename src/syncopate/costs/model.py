@@ -1,21 +1,43 @@
 """Model: the costs of a collective on a cluster, one per algorithm, and their envelope.
 
 A calibrated cluster is believed: where it has measured curves of a collective, they are its costs.
-A cluster written by hand has none, and its costs are the prices of the registry's schedules.
+A cluster written by hand has none, and its costs are the prices of the registry's schedules, each
+with the options that suit the cluster and the size (:func:`variants`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from syncopate.cluster import Cluster, LinearFit
+from syncopate.costs.blocks import PIPELINES
 from syncopate.costs.congestion import congestion_lines
-from syncopate.costs.functions import FREE, CostFunction, CurveCost, Envelope, PiecewiseCost
+from syncopate.costs.functions import (
+    FREE,
+    CostFunction,
+    CurveCost,
+    Envelope,
+    PiecewiseCost,
+    VariantCost,
+)
 from syncopate.costs.pieces import Pieces
 from syncopate.costs.price import price_lines
+from syncopate.costs.remembered import remembered
 from syncopate.errors import UnknownNameError
-from syncopate.schedules.registry import NATIVE, algorithms, build, candidates
+from syncopate.schedules.registry import (
+    ALGORITHMS,
+    NATIVE,
+    algorithms,
+    build,
+    candidates,
+    fitted,
+)
+
+BLOCKS = tuple(2**k for k in range(9))
+"""Numbers of blocks considered. A pipeline with half or twice the best number costs at most a
+quarter more, and one within a factor of the square root of two at most 6%."""
 
 
 def collective_costs(
@@ -33,13 +55,18 @@ def collective_costs(
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced; ``"native"`` has no schedule and therefore no price.
     """
+    return _collective_costs(cluster, collective, None if names is None else tuple(names))
+
+
+@remembered
+def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
     registered = algorithms(collective)
     measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
     known = tuple(measured) or registered
     default = tuple(measured) or candidates(collective, cluster)
     if cluster.world_size == 1:
         known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
-    wanted = default if names is None else tuple(names)
+    wanted = default if names is None else names
     costs: dict[str, CostFunction] = {}
     for name in wanted:
         if name not in known:
@@ -53,16 +80,54 @@ def collective_costs(
     return Envelope(costs)
 
 
-def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> PiecewiseCost:
-    """Return the price of an algorithm's schedule as a cost function.
+@remembered
+def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> VariantCost:
+    """Return the price of an algorithm, at every size with the best options of :func:`variants`.
+
+    Worked out once for a cluster and remembered.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+    """
+    found = [
+        (options, fixed_cost(cluster, collective, algorithm, options))
+        for options in variants(cluster, collective, algorithm)
+    ]
+    return VariantCost(found, lambda options: fixed_cost(cluster, collective, algorithm, options))
+
+
+def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[str, Any], ...]:
+    """Return the options with which an algorithm is worth pricing on ``cluster``, simplest first.
+
+    Those that fit it (:func:`~syncopate.schedules.registry.fitted`), and with them every number of
+    :data:`BLOCKS`, or of :data:`~syncopate.costs.blocks.PIPELINES` where there are levels to work
+    at the same time.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+    """
+    fitting = fitted(collective, algorithm, cluster)
+    known = ALGORITHMS[collective, algorithm].options
+    if "blocks" in known:
+        return tuple(fitting | {"blocks": blocks} for blocks in BLOCKS)
+    if "pipelines" in known and len(cluster.levels) > 1:
+        return tuple(fitting | {"pipelines": count} for count in PIPELINES)
+    return (fitting,)
+
+
+def fixed_cost(
+    cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any]
+) -> PiecewiseCost:
+    """Return the price of an algorithm's schedule with given options, as a cost function.
 
     A price is the length of a longest path, the maximum of the lines that ``price_lines`` finds;
     where ranks share links, it is at least what the busiest link needs (``congestion.py``).
 
     Raises:
-        UnknownNameError: no such algorithm.
+        UnknownNameError: no such algorithm or option.
+        InvalidValueError: no such value of an option.
     """
-    schedule = build(collective, algorithm, cluster.world_size)
+    schedule = build(collective, algorithm, cluster.world_size, **options)
     return PiecewiseCost(
         highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
     )

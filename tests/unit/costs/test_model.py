@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.congestion import congestion_lines
-from syncopate.costs.model import collective_costs, highest_line, schedule_cost
+from syncopate.costs.model import collective_costs, fixed_cost, highest_line, schedule_cost
 from syncopate.costs.price import price_many
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import algorithms, build, candidates
@@ -43,7 +43,7 @@ def measured(algorithm: str, seconds: float) -> CollectiveCurve:
 @pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
 @pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
 def test_a_schedule_costs_its_price(cluster: Cluster, algorithm: str) -> None:
-    cost = schedule_cost(cluster, "all_reduce", algorithm)
+    cost = fixed_cost(cluster, "all_reduce", algorithm, {})
     schedule = build("all_reduce", algorithm, cluster.world_size)
     lines = congestion_lines(schedule, cluster)
     busiest = max((line.b_s_per_byte for line in lines), default=0.0)
