@@ -11,15 +11,18 @@ from collections.abc import Iterable
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.cluster import AlgorithmOptions, require_time
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.workload import fingerprint
+
+NATIVE = "native"
+"""The backend's own algorithm: a name plans may use, but no schedule."""
 
 EXCHANGES: tuple[str, ...] = ("allreduce",)
 """The ways of training a plan can ask for."""
 
 
-class Bucket(Record, frozen=True, kw_only=True):
+class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Gradients that travel together.
 
     Attributes:
@@ -28,18 +31,32 @@ class Bucket(Record, frozen=True, kw_only=True):
         nbytes: bytes of all of them.
         algorithm: all-reduce algorithm, a name from the registry or ``"native"``.
         channel: which channel carries it, in 0..channels-1.
+        options: what the algorithm is told, such as ``{"blocks": 8}``; empty for its defaults.
     """
 
     tensors: tuple[str, ...]
     nbytes: int
     algorithm: str
     channel: int = 0
+    options: AlgorithmOptions = {}
 
     def __post_init__(self) -> None:
         if not self.tensors:
             raise InvalidValueError("tensors of a bucket", self.tensors, "at least one name")
         if self.nbytes < 0:
             raise InvalidValueError("nbytes of a bucket", self.nbytes, "an integer >= 0")
+        if self.options and self.algorithm == NATIVE:
+            rule = f"none for {NATIVE!r}, which takes none"
+            raise InvalidValueError("options of a bucket", self.options, rule)
+
+    def all_options(self, order: tuple[int, ...] = ()) -> AlgorithmOptions:
+        """Return the options to run with, ``order`` (of the plan) among them.
+
+        The backend's own algorithm follows no order, and a bucket may name one of its own.
+        """
+        if not order or self.algorithm == NATIVE:
+            return self.options
+        return {"order": order} | self.options
 
 
 class Prediction(Record, frozen=True, kw_only=True):
@@ -83,6 +100,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
         pull_period: pull weights every so many iterations; 1 for synchronous training.
         prediction: what it is expected to cost, when the planner knew the cluster.
         cluster: the cluster's name, for reports.
+        order: the ranks in the order that all schedules follow, so that neighbours are near; empty
+            for that of their numbers.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -97,10 +116,15 @@ class Plan(Artifact, frozen=True, kw_only=True):
     pull_period: int = 1
     prediction: Prediction | None = None
     cluster: str = ""
+    order: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
             raise InvalidValueError("world_size", self.world_size, "an integer >= 1")
+        if self.order and sorted(self.order) != list(range(self.world_size)):
+            raise InvalidValueError(
+                "order", self.order, f"a permutation of the ranks 0..{self.world_size - 1}"
+            )
         if self.exchange not in EXCHANGES:
             raise UnknownNameError("exchange", self.exchange, EXCHANGES)
         if self.channels < 1:

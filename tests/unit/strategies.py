@@ -34,13 +34,30 @@ levels = st.builds(
     bandwidth_bytes_per_s=st.floats(1e-3, 1e15),
 )
 fits = st.builds(LinearFit, a_s=times_s, b_s_per_byte=times_s)
+options = st.dictionaries(
+    texts,
+    st.integers(1, 2**31)
+    | st.lists(st.integers(1, 9), max_size=3).map(tuple)
+    | st.lists(texts, max_size=3).map(tuple),
+    max_size=2,
+)
 points = st.builds(
-    CurvePoint, nbytes=sizes, samples_s=st.lists(times_s, min_size=1, max_size=3).map(tuple)
+    CurvePoint,
+    nbytes=sizes,
+    samples_s=st.lists(times_s, min_size=1, max_size=3).map(tuple),
+    options=options,
 )
 point_lists = st.lists(points, min_size=1, max_size=4, unique_by=lambda p: p.nbytes).map(
     lambda found: tuple(sorted(found, key=lambda p: p.nbytes))
 )
-curves = st.builds(CollectiveCurve, collective=texts, algorithm=texts, points=point_lists, fit=fits)
+curves = st.builds(
+    CollectiveCurve,
+    collective=texts,
+    algorithm=texts,
+    points=point_lists,
+    fit=fits,
+    order=st.permutations(range(3)).map(tuple) | st.just(()),
+)
 probes = st.builds(
     LinkProbe, src=st.integers(0, 9), dst=st.integers(0, 9), points=st.tuples(points)
 )
@@ -107,21 +124,27 @@ def plans(draw: st.DrawFn) -> Plan:
     names = draw(st.lists(texts, min_size=1, max_size=8, unique=True))
     cuts = sorted(draw(st.sets(st.integers(1, len(names)), max_size=3)) | {0, len(names)})
     channels = draw(st.integers(1, 3))
+    world_size = draw(st.integers(1, 4096))
+    order = st.just(())
+    if world_size < 20:
+        order |= st.permutations(range(world_size)).map(tuple)
     buckets = tuple(
         Bucket(
             tensors=tuple(names[start:stop]),
             nbytes=draw(sizes),
             algorithm=draw(texts),
             channel=draw(st.integers(0, channels - 1)),
+            options=draw(options),
         )
         for start, stop in pairwise(cuts)
     )
     return Plan(
         model=draw(texts),
         fingerprint=draw(texts),
-        world_size=draw(st.integers(1, 4096)),
+        world_size=world_size,
         policy=draw(texts),
         buckets=buckets,
+        order=draw(order),
         exchange=draw(st.sampled_from(EXCHANGES)),
         channels=channels,
         prediction=draw(st.none() | predictions),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 
@@ -27,6 +29,35 @@ def test_round_trip(plan):
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_options_are_written_where_there_are_some():
+    plan = _plan(
+        _bucket("a", options={"blocks": 8, "stages": ("ring", "recursive")}),
+        Bucket(tensors=("b",), nbytes=12, algorithm="native"),
+        order=(1, 0, 3, 2),
+    )
+    written = json.loads(plan.to_json())
+    assert [bucket.get("options") for bucket in written["buckets"]] == [
+        {"blocks": 8, "stages": ["ring", "recursive"]},
+        None,
+    ]
+    assert Plan.from_json(plan.to_json()) == plan
+    one, native = (bucket.all_options(plan.order) for bucket in plan.buckets)
+    assert one == {"blocks": 8, "stages": ("ring", "recursive"), "order": (1, 0, 3, 2)}
+    assert native == {}
+    own = _bucket("a", options={"order": (3, 2, 1, 0)})
+    assert own.all_options(plan.order) == {"order": (3, 2, 1, 0)}
+    assert own.all_options() == own.options
+
+
+def test_a_plan_written_before_there_were_options_still_loads():
+    fields = json.loads(_plan(_bucket("a")).to_json())
+    del fields["order"]
+    fields["buckets"] = [{"tensors": ["a"], "nbytes": 28, "algorithm": "ring", "channel": 0}]
+    plan = Plan.from_json(json.dumps(fields))
+    assert plan == _plan(_bucket("a"))
+    assert plan.buckets[0].all_options(plan.order) == {}
+
+
 def test_the_distance_to_the_bound():
     times = {"compute_s": 1.0, "communication_s": 1.0, "exposed_s": 0.1}
     assert Prediction(iteration_s=2.1, bound_s=2.0, **times).above_bound == pytest.approx(0.05)
@@ -44,6 +75,11 @@ def test_the_distance_to_the_bound():
         (lambda: _plan(_bucket("a"), channels=0), "channels is 0"),
         (lambda: _plan(_bucket("a", channel=1)), r"channel of bucket 0 is 1.*in 0\.\.0"),
         (lambda: _plan(_bucket("a"), pull_period=2), "pull_period is 2"),
+        (lambda: _plan(_bucket("a"), order=(0, 1)), r"order is \(0, 1\).*ranks 0\.\.3"),
+        (
+            lambda: Bucket(tensors=("a",), nbytes=1, algorithm="native", options={"blocks": 2}),
+            "options of a bucket is .*none for 'native'",
+        ),
         (lambda: Bucket(tensors=("a",), nbytes=-1, algorithm="ring"), "nbytes of a bucket is -1"),
         (
             lambda: Prediction(

@@ -11,7 +11,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -200,6 +200,20 @@ class VariantCost(PiecewiseCost):
         return self._price(options)
 
 
+class Contract(NamedTuple):
+    """What carries a bucket, and for how much.
+
+    Attributes:
+        algorithm: its name.
+        options: what it is told; see ``schedules/options.py``.
+        seconds: what it is expected to take.
+    """
+
+    algorithm: str
+    options: Mapping[str, Any]
+    seconds: float
+
+
 class Envelope(PiecewiseCost):
     """The cheapest of several algorithms at every size.
 
@@ -250,21 +264,22 @@ class Envelope(PiecewiseCost):
         """
         return Envelope({algorithm: self.of(algorithm)})
 
-    def bucket(self, nbytes_by_dtype: Sequence[float]) -> tuple[str, float]:
-        """Return the cheapest algorithm of a bucket and its seconds.
+    def bucket(self, nbytes_by_dtype: Sequence[float]) -> Contract:
+        """Return the cheapest algorithm of a bucket, its options and its seconds.
 
         A bucket has one algorithm and travels as one collective per dtype, back to back, so its
-        cost is the sum over its dtypes.
+        cost is the sum over its dtypes. Its options are those for the largest of them.
 
         Args:
             nbytes_by_dtype: bytes of each dtype in the bucket; zeros are free.
         """
+        largest = max(nbytes_by_dtype)
         if len(nbytes_by_dtype) == 1:
-            nbytes = nbytes_by_dtype[0]
-            return self.best(nbytes), float(self(nbytes))
+            name = self.best(largest)
+            return Contract(name, self.costs[name].options(largest), float(self(largest)))
         seconds = {
             name: float(cost(np.asarray(nbytes_by_dtype, float)).sum())
             for name, cost in self.costs.items()
         }
         name = min(seconds, key=seconds.__getitem__)
-        return name, seconds[name]
+        return Contract(name, self.costs[name].options(largest), seconds[name])

@@ -121,15 +121,22 @@ class BucketBuffers:
         index: its place in the plan, which is its place in the launch order.
         parts: one flat buffer per dtype, in order of first appearance; they travel back to back.
         algorithm: the all-reduce algorithm.
+        options: what it is told.
         channel: the channel it travels on.
         size: number of parameters.
     """
 
     def __init__(
-        self, index: int, bucket: Bucket, trainables: Sequence[Trainable], tail_elements: int
+        self,
+        index: int,
+        bucket: Bucket,
+        trainables: Sequence[Trainable],
+        tail_elements: int,
+        order: tuple[int, ...] = (),
     ) -> None:
         self.index = index
         self.algorithm = bucket.algorithm
+        self.options = bucket.all_options(order)
         self.channel = bucket.channel
         self.size = len(trainables)
         by_dtype: dict[torch.dtype, list[Trainable]] = {}
@@ -165,6 +172,7 @@ def build_buckets(
             bucket,
             [by_name[name] for name in bucket.tensors],
             tail_elements if index == last else 0,
+            plan.order,
         )
         for index, bucket in enumerate(plan.buckets)
     )

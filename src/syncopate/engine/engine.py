@@ -13,6 +13,7 @@ from torch import nn
 
 from syncopate.calibration.clocks import clock_offsets
 from syncopate.collectives import Communicator
+from syncopate.collectives.request import Request
 from syncopate.engine import module as modules
 from syncopate.engine.agreement import require_same, together
 from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
@@ -22,7 +23,6 @@ from syncopate.engine.step import StepRecorder
 from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.plan import Plan
-from syncopate.schedules import registry
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.workload import Workload
@@ -106,7 +106,8 @@ class Engine:
 
         Raises:
             PlanError: it is for another model or rank count.
-            UnknownNameError: no such algorithm.
+            UnknownNameError: no such algorithm, or an option that it does not take.
+            InvalidValueError: no such value of an option.
             EngineError: the ranks have different plans, or a backward is running.
         """
         together(self.communicator, lambda: self._require_fit(plan))
@@ -235,7 +236,8 @@ class Engine:
             raise InvalidValueError("plan", plan, "a syncopate.Plan")
         plan.require_fit(self.tensors, self.communicator.world_size)
         for bucket in plan.buckets:
-            registry.require("all_reduce", bucket.algorithm, allow_native=True)
+            options = bucket.all_options(plan.order)
+            Request("all_reduce", bucket.algorithm, options=options).require(plan.world_size)
 
     def _require_same(self, plan: Plan) -> None:
         digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]

@@ -250,7 +250,11 @@ class Reducer:
             if part.averaged_before:
                 part.gradients.mul_(self._scale)
             handle = self.communicator.all_reduce(
-                part.wire, algorithm=bucket.algorithm, channel=bucket.channel, async_op=True
+                part.wire,
+                algorithm=bucket.algorithm,
+                channel=bucket.channel,
+                async_op=True,
+                options=bucket.options,
             )
             self._pushes.append((bucket, part, handle))
 

@@ -6,16 +6,18 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 import numpy as np
+from msgspec import structs
 
 from syncopate.cluster import Cluster
 from syncopate.costs.bound import iteration_bound_s
 from syncopate.costs.functions import Envelope
 from syncopate.costs.model import collective_costs
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Bucket, Plan, Prediction
+from syncopate.plan import NATIVE, Bucket, Plan, Prediction
 from syncopate.planning.problem import DDP_BUCKET_BYTES, Partition, Problem
 from syncopate.planning.registry import POLICIES, Policy, require_policy
 from syncopate.planning.search import search
+from syncopate.schedules.options import ORDER
 from syncopate.simulation.iteration import play
 from syncopate.workload import Workload
 
@@ -58,6 +60,7 @@ def make_plan(
     problem = _problem(workload, costs, threshold_bytes)
     partition = _partition(row, problem, workload, cluster, channels)
     buckets = _buckets(workload, problem, costs, partition, channels)
+    buckets, order = _with_one_order(buckets)
     return Plan(
         model=workload.model,
         fingerprint=workload.fingerprint,
@@ -65,8 +68,9 @@ def make_plan(
         policy=policy,
         buckets=buckets,
         channels=channels,
-        prediction=predict(workload, buckets, cluster, costs),
+        prediction=predict(workload, buckets, cluster, costs, order),
         cluster=cluster.name,
+        order=order,
     )
 
 
@@ -103,6 +107,7 @@ def predict(
     buckets: Sequence[Bucket],
     cluster: Cluster,
     costs: Envelope | None = None,
+    order: tuple[int, ...] = (),
 ) -> Prediction:
     """Return what a plan's buckets are expected to cost in one iteration.
 
@@ -111,12 +116,14 @@ def predict(
         buckets: in launch order; together every gradient exactly once.
         cluster: the machines, for interference and the physical bound.
         costs: all-reduce costs by algorithm; by default those of the cluster.
+        order: the plan's order of the ranks.
 
     Raises:
         PlanError: the buckets do not hold the workload's gradients.
         UnknownNameError: a bucket's algorithm has no cost on this cluster.
     """
-    played = play(workload, buckets, costs or collective_costs(cluster), cluster.interference)
+    costs = costs or collective_costs(cluster)
+    played = play(workload, buckets, costs, cluster.interference, order)
     return Prediction(
         iteration_s=played.iteration_s,
         compute_s=played.compute_s,
@@ -161,12 +168,31 @@ def _buckets(
     buckets = []
     for index, (start, stop) in enumerate(pairwise((0, *partition))):
         sizes = (problem.offsets[:, stop] - problem.offsets[:, start]).tolist()
+        algorithm, options, _ = costs.bucket(sizes)
         buckets.append(
             Bucket(
                 tensors=tuple(tensor.name for tensor in workload.tensors[start:stop]),
                 nbytes=round(sum(sizes)),
-                algorithm=costs.bucket(sizes)[0],
+                algorithm=algorithm,
                 channel=index % channels,
+                options=dict(options),
             )
         )
     return tuple(buckets)
+
+
+def _with_one_order(buckets: Sequence[Bucket]) -> tuple[tuple[Bucket, ...], tuple[int, ...]]:
+    """Take the order of the ranks, of one entry per rank, out of buckets that all follow the same.
+
+    Returns:
+        The buckets, and their order; none where they follow none, or several.
+    """
+    scheduled = [bucket for bucket in buckets if bucket.algorithm != NATIVE]
+    orders = {bucket.options.get(ORDER) for bucket in scheduled}
+    order = orders.pop() if len(orders) == 1 else None
+    if not isinstance(order, tuple):
+        return tuple(buckets), ()
+    return tuple(
+        structs.replace(b, options={k: v for k, v in b.options.items() if k != ORDER})
+        for b in buckets
+    ), tuple(int(rank) for rank in order)

@@ -81,7 +81,7 @@ class Problem:
         """Return the cost of the bucket of gradients ``[start, stop)`` in seconds."""
         sizes = self.offsets[:, stop] - self.offsets[:, start]
         if isinstance(self.cost, Envelope):
-            return self.cost.bucket(sizes.tolist())[1]
+            return self.cost.bucket(sizes.tolist()).seconds
         return float(self.cost(sizes).sum())
 
     def finish_s(self, partition: Sequence[int]) -> float:

@@ -110,8 +110,10 @@ class Player:
             cost = self._problem.cost
             sizes = (self._problem.offsets[:, stop] - self._problem.offsets[:, start]).tolist()
             duration_s = self._problem.bucket_s(start, stop)
-            of_algorithm = cost.of(cost.bucket(sizes)[0]) if isinstance(cost, Envelope) else cost
-            startup_s = of_algorithm.startup_s * sum(size > 0 for size in sizes)
+            if isinstance(cost, Envelope):
+                contract = cost.bucket(sizes)
+                cost = cost.of(contract.algorithm).fixed(contract.options)
+            startup_s = cost.startup_s * sum(size > 0 for size in sizes)
             self._prices[key] = (duration_s, startup_s)
         return self._prices[key]
 

@@ -19,7 +19,7 @@ from typing import Any
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.compose import require_order
 
-Option = int | Sequence[int] | Sequence[str]
+Option = int | Sequence[int | str]
 """Value of an option; lists are as good as tuples."""
 
 Options = tuple[tuple[str, Any], ...]

@@ -23,6 +23,7 @@ from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import NATIVE as _NATIVE
 from syncopate.schedules import (
     bidirectional_exchange,
     binary_tree,
@@ -40,7 +41,7 @@ from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import cluster_factors
 from syncopate.schedules.options import ORDER, Option, Options, checked
 
-NATIVE = "native"
+NATIVE = _NATIVE
 """The backend's own algorithm: a name plans may use, but no schedule."""
 
 

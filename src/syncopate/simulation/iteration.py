@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import Envelope
+from syncopate.costs.functions import CostFunction, Envelope
 from syncopate.costs.pieces import FloatArray
 from syncopate.errors import PlanError
 from syncopate.plan import Bucket
@@ -84,6 +84,7 @@ def play(
     buckets: Sequence[Bucket],
     cost: Envelope,
     interference: Interference = IDEAL,
+    order: tuple[int, ...] = (),
 ) -> Iteration:
     """Play one iteration of a plan.
 
@@ -92,10 +93,12 @@ def play(
         buckets: in launch order; together every gradient of the workload exactly once.
         cost: seconds of each algorithm the buckets name.
         interference: what overlap costs; ideal by default.
+        order: the plan's order of the ranks, which schedules follow.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
-        UnknownNameError: a bucket's algorithm has no cost.
+        UnknownNameError: a bucket's algorithm has no cost, or does not take one of its options.
+        InvalidValueError: an option has no such value.
     """
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
     held = [name for bucket in buckets for name in bucket.tensors]
@@ -106,10 +109,11 @@ def play(
             f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"
         )
     ready = workload.ready_s
-    collectives = [
-        _collective(bucket, [by_name[name] for name in bucket.tensors], workload, ready, cost)
-        for bucket in buckets
-    ]
+    collectives = []
+    for bucket in buckets:
+        fixed = cost.of(bucket.algorithm).fixed(bucket.all_options(order))
+        indices = [by_name[name] for name in bucket.tensors]
+        collectives.append(_collective(bucket, indices, workload, ready, fixed))
     return play_collectives(workload, collectives, interference)
 
 
@@ -143,14 +147,13 @@ def _collective(
     indices: Sequence[int],
     workload: Workload,
     ready_s: Sequence[float],
-    cost: Envelope,
+    cost: CostFunction,
 ) -> Collective:
-    of_algorithm = cost.of(bucket.algorithm)
     sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
     sent = [nbytes for nbytes in sizes if nbytes]
     return Collective(
         ready_s=max(ready_s[i] for i in indices),
-        duration_s=float(of_algorithm(np.array(sizes, float)).sum()),
-        startup_s=of_algorithm.startup_s * len(sent),
+        duration_s=float(cost(np.array(sizes, float)).sum()),
+        startup_s=cost.startup_s * len(sent),
         channel=bucket.channel,
     )

@@ -48,7 +48,7 @@ def simulate(
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     costs = costs or collective_costs(cluster)
-    played = play(workload, plan.buckets, costs, cluster.interference)
+    played = play(workload, plan.buckets, costs, cluster.interference, plan.order)
     pattern = _pattern(workload, plan, played)
     spans: list[Span] = []
     for iteration in range(iterations):

@@ -87,9 +87,9 @@ def test_the_envelope_names_the_cheapest() -> None:
 
 def test_a_bucket_has_one_algorithm_for_all_its_dtypes() -> None:
     cheapest = Envelope({"ring": RING, "tree": TREE})
-    assert cheapest.bucket([4, 0]) == ("tree", 9.0)
-    assert cheapest.bucket([8, 1]) == ("tree", 20.0)  # ring would be best for 8 bytes alone
-    assert cheapest.bucket([9, 9]) == ("ring", 30.0)
+    assert cheapest.bucket([4, 0]) == ("tree", {}, 9.0)
+    assert cheapest.bucket([8, 1]) == ("tree", {}, 20.0)  # ring would be best for 8 bytes alone
+    assert cheapest.bucket([9, 9]) == ("ring", {}, 30.0)
 
 
 def test_unknown_algorithms_are_refused_by_name() -> None:

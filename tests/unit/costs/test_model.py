@@ -93,7 +93,7 @@ def test_measured_curves_are_believed() -> None:
     )
     costs = collective_costs(cluster)
     assert costs.names == ("native", "ring")
-    assert costs.bucket([10]) == ("native", 2.0)
+    assert costs.bucket([10]) == ("native", {}, 2.0)
     # Another collective was not measured here, and is priced.
     assert collective_costs(cluster, "all_gather").names == candidates("all_gather", cluster)
     with pytest.raises(UnknownNameError, match="known: native, ring"):
