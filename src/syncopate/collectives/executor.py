@@ -19,10 +19,8 @@ from syncopate.collectives import transport
 from syncopate.collectives.failure import PeerError
 from syncopate.collectives.program import Op, Program, Region, compile_program
 from syncopate.schedules.base import Schedule
+from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.units import KIB, MIB
-
-BLOCK_BYTES = 512 * KIB
-"""Default length at which a transfer is cut into blocks."""
 
 STAGED_BYTES = 64 * KIB
 """Buffers up to this size are copied in and out of the program's own memory."""
@@ -75,7 +73,7 @@ class Executor:
     Args:
         group: the channel's process group; a Gloo group, or any with CPU point-to-point.
         rank: this rank within the group.
-        block_bytes: see :data:`BLOCK_BYTES`; the same on all ranks.
+        block_bytes: length of the longest block of a transfer; the same on all ranks.
     """
 
     def __init__(self, group: dist.ProcessGroup, rank: int, block_bytes: int = BLOCK_BYTES) -> None:

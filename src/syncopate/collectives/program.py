@@ -2,36 +2,53 @@
 
 [Note: order of a program] A program is a straight line of instructions without branches.
 
-* All receives of a round are posted before the rank waits for anything in that round, and earlier
-  where the place they land in is free: a message whose receive is posted leaves at once, any other
-  needs a round trip first. A post made ahead of its round never waits for anything.
+* Receives are posted in the order in which they are waited for, as far ahead as memory and the
+  places they land in allow: a message whose receive is posted leaves at once, any other needs a
+  round trip first.
 * A send is issued as soon as the data it carries is there, even while other receives of the round
   before are still open. It reads the buffer until it was waited for, so it is waited for before
   anything is written over its data, and otherwise at the end.
+* A receive is announced to its sender through the same connection as the messages to that rank. So
+  receives are posted before long sends to the same rank, whose bytes would hold the news back.
+* Long messages leave one round after the other: those to another rank only once the earlier ones
+  are through. Side by side they would share the link, the urgent one with the one that has time,
+  and meet other ranks' messages at the receiver's port, which loses packets.
 * A reduction lands in scratch and is added right after it arrived. A copy lands in its place,
   unless a send of the same round still reads that place.
-* Transfers are cut into blocks, so that one block is added while the next is on its way, and goes
-  on to the next rank meanwhile.
+* Transfers are cut into blocks (:mod:`syncopate.schedules.blocks`), so that one block is added
+  while the next is on its way, and goes on to the next rank meanwhile.
 
-There is no deadlock: suppose all ranks have finished all rounds before r. Each posts its receives
-of round r and issues its sends of round r before it waits in round r; so all of them complete.
+There is no deadlock. Suppose all ranks have finished all rounds before r. On entering round r a
+rank posts its next receives and issues its sends of round r, and for that waits for nothing but
+sends of earlier rounds, which are through, since their receivers have finished those rounds. In
+round r it waits for its receives, one after the other, each posted before and sent already; and
+for a send of round r only where a receive of the same round overwrites what it reads, in which
+case all ranks had room to post all their receives of the round at once.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
 from syncopate.schedules.base import Schedule, chunk_offsets
-from syncopate.units import MIB
+from syncopate.schedules.blocks import BLOCK_BYTES, block_count
+from syncopate.units import KIB, MIB
 
-MAX_BLOCKS = 32
-"""Blocks per transfer at most: enough to overlap, few enough to compile and run quickly."""
+_WINDOW_BYTES = 8 * MIB
+"""Scratch memory that long reductions land in, turn by turn."""
 
 _ROOMY_BYTES = MIB
-_DOUBLE_BYTES = 8 * MIB
+"""Scratch memory up to which every reduction has a place of its own, and is posted at the start."""
+
+_LONG_BYTES = 64 * KIB
+"""Messages from this length on are held back for one another."""
+
+_MOST_OPEN = 16
+"""Receives posted ahead of their round, and sends of earlier rounds not waited for, at most."""
 
 
 class Op(IntEnum):
@@ -90,20 +107,23 @@ class Program:
 class _Message:
     """One block of one transfer, as seen by one of its two ends."""
 
-    index: int
     round: int
     sends: bool
     peer: int
     tag: int
     place: Region
     reduces: bool
+    long: bool
+    index: int = 0
+    position: int = 0  # of its round among the rounds that this rank takes part in
+    scratch: bool = False
     landing: Region = _NOWHERE
     started: bool = False
     over: bool = False
 
 
 def compile_program(
-    schedule: Schedule, rank: int, numel: int, itemsize: int, block_bytes: int
+    schedule: Schedule, rank: int, numel: int, itemsize: int, block_bytes: int = BLOCK_BYTES
 ) -> Program:
     """Return what ``rank`` does to run ``schedule`` on ``numel`` elements.
 
@@ -112,16 +132,16 @@ def compile_program(
         rank: whose program.
         numel: elements of the buffer; chunks without elements are not sent.
         itemsize: bytes per element.
-        block_bytes: transfers longer than this are cut, into at most ``MAX_BLOCKS`` pieces. All
-            ranks must use the same value.
+        block_bytes: length of the longest block of a transfer. All ranks must use the same.
     """
     messages = _messages(schedule, rank, numel, itemsize, block_bytes)
-    by_round: dict[int, list[_Message]] = {}
-    for message in messages:
-        by_round.setdefault(message.round, []).append(message)
-    rounds = [by_round[index] for index in sorted(by_round)]
-    scratch_numel = _allocate(rounds, itemsize)
-    return Program(tuple(_Compiler(rounds).run()), len(messages), scratch_numel)
+    rounds = [list(group) for _, group in itertools.groupby(messages, lambda m: m.round)]
+    for position, members in enumerate(rounds):
+        for message in members:
+            message.position = position
+    slots, slot_numel = _scratch(rounds, itemsize)
+    code = _Compiler(rounds, slots, slot_numel).run()
+    return Program(tuple(code), len(messages), slots * slot_numel)
 
 
 def _messages(
@@ -138,16 +158,16 @@ def _messages(
         begin, end = offsets[transfer.start], offsets[transfer.stop]
         sends = transfer.src == rank
         peer = transfer.dst if sends else transfer.src
-        wanted = -(-(end - begin) * itemsize // block_bytes)
-        cuts = chunk_offsets(end - begin, min(max(wanted, 1), MAX_BLOCKS))
+        reduces = transfer.op == "reduce"
+        cuts = chunk_offsets(end - begin, block_count((end - begin) * itemsize, block_bytes))
         for block, (start, stop) in enumerate(itertools.pairwise(cuts)):
             if start == stop:
                 continue
             tag = tags.get((peer, sends), 0)
             tags[peer, sends] = tag + 1
             place = Region(False, begin + start, begin + stop)
-            reduces = transfer.op == "reduce"
-            message = _Message(0, transfer.round, sends, peer, tag, place, reduces)
+            long = (stop - start) * itemsize >= _LONG_BYTES
+            message = _Message(transfer.round, sends, peer, tag, place, reduces, long)
             found.append((transfer.round, block, message))
     found.sort(key=lambda item: item[:2])
     for index, (_, _, message) in enumerate(found):
@@ -155,66 +175,73 @@ def _messages(
     return [message for _, _, message in found]
 
 
-def _allocate(rounds: list[list[_Message]], itemsize: int) -> int:
-    """Choose where each receive lands; return the elements of scratch memory that takes.
+def _scratch(rounds: list[list[_Message]], itemsize: int) -> tuple[int, int]:
+    """Mark the receives that land in scratch; return how many fit there at once, and their size.
 
-    Little scratch gives every receive a place of its own, so that all can be posted at the start;
-    more gives two consecutive rounds different places; the most is shared by all rounds.
+    All receives of a round fit that have to be posted before its sends.
     """
-    needs = []
+    slot_numel = count = at_once = 0
     for messages in rounds:
-        sends = [message.place for message in messages if message.sends]
-        need = 0
+        sends = [message for message in messages if message.sends]
+        targets = {message.peer for message in sends}
+        landing = []
+        first = False
         for message in messages:
             if message.sends:
                 continue
-            message.landing = message.place
-            if message.reduces or any(message.place.meets(place) for place in sends):
-                size = message.place.stop - message.place.start
-                message.landing = Region(True, need, need + size)
-                need += size
-        needs.append(need)
-    widest = max(needs, default=0)
-    roomy = sum(needs) * itemsize <= _ROOMY_BYTES
-    double = 2 * widest * itemsize <= _DOUBLE_BYTES
-    base = total = 0
-    for position, (messages, need) in enumerate(zip(rounds, needs, strict=True)):
-        if not roomy:
-            base = widest * (position % 2) if double else 0
-        for message in messages:
-            if message.landing.scratch:
-                _, start, stop = message.landing
-                message.landing = Region(True, base + start, base + stop)
-        total = max(total, base + need)
-        base += need
-    return total
+            conflict = any(message.place.meets(sent.place) for sent in sends)
+            message.scratch = message.reduces or conflict
+            first |= message.scratch and (conflict or message.peer in targets)
+            if message.scratch:
+                landing.append(message.place.stop - message.place.start)
+        count += len(landing)
+        slot_numel = max(slot_numel, *landing, 0)
+        at_once = max(at_once, len(landing)) if first else at_once
+    if count * slot_numel * itemsize <= _ROOMY_BYTES:
+        return count, slot_numel
+    window = max(_WINDOW_BYTES // (slot_numel * itemsize), 2)
+    return min(max(window, at_once), count), slot_numel
 
 
 class _Compiler:
-    """Puts the messages of all rounds in order; see [Note: order of a program]."""
+    """Puts the messages of all rounds in order; see [Note: order of a program].
 
-    def __init__(self, rounds: list[list[_Message]]) -> None:
+    Args:
+        rounds: the messages of each round that this rank takes part in.
+        slots: receives that scratch has room for.
+        slot_numel: elements that each of them may have.
+    """
+
+    def __init__(self, rounds: list[list[_Message]], slots: int, slot_numel: int) -> None:
         self._rounds = rounds
+        self._here = 0
         self._code: list[Instruction] = []
         self._reading: list[_Message] = []  # sends issued and not yet waited for
+        self._receives = deque(m for messages in rounds for m in messages if not m.sends)
+        self._open: list[_Message] = []  # receives posted and not yet over
+        self._free = deque(range(slots))
+        self._slot_numel = slot_numel
+        self._roomy = slots == sum(message.scratch for message in self._receives)
 
     def run(self) -> list[Instruction]:
         for position, messages in enumerate(self._rounds):
-            for message in messages:
-                if not message.sends and not message.started:
-                    self._await_readers(message.landing)
-                    self._start(message)
-            for message in messages:
-                if message.sends and not message.started:
-                    self._start(message)
-            self._look_ahead(position)
+            self._here = position
+            self._post()
+            self._send(messages)
+            self._look_ahead()
             for message in messages:
                 if not message.sends:
                     self._receive(message)
-                    self._look_ahead(position)
+                    self._look_ahead()
         for message in self._reading:
             self._code.append(Instruction(Op.AWAIT_SEND, message.index, peer=message.peer))
         return self._code
+
+    def _look_ahead(self) -> None:
+        """Start what the following rounds can do already."""
+        self._post()
+        if self._here + 1 < len(self._rounds):
+            self._send(self._rounds[self._here + 1])
 
     def _start(self, message: _Message) -> None:
         op, region = (Op.SEND, message.place) if message.sends else (Op.POST, message.landing)
@@ -222,55 +249,95 @@ class _Compiler:
             Instruction(op, message.index, region, peer=message.peer, tag=message.tag)
         )
         message.started = True
-        if message.sends:
-            self._reading.append(message)
+        (self._reading if message.sends else self._open).append(message)
+
+    def _send(self, messages: list[_Message]) -> None:
+        """Issue the sends among ``messages``, of this round or the next, whose data is there."""
+        for message in messages:
+            if not message.sends or message.started:
+                continue
+            if message.position > self._here:
+                if self._lacks_data(message):
+                    continue
+                if message.long and self._is_early(message):
+                    return
+            if message.long:
+                self._hold_back(message)
+            self._start(message)
+
+    def _lacks_data(self, message: _Message) -> bool:
+        return any(
+            not other.sends and not other.over and other.place.meets(message.place)
+            for other in self._rounds[self._here]
+        )
+
+    def _is_early(self, message: _Message) -> bool:
+        """Say whether a long send of the next round has to wait for that round."""
+        beside = any(
+            sent.long and sent.peer != message.peer and sent.position == self._here
+            for sent in self._reading
+        )
+        before_its_post = any(
+            receive.peer == message.peer and receive.position <= message.position
+            for receive in itertools.islice(self._receives, _MOST_OPEN)
+        )
+        return beside or before_its_post
+
+    def _hold_back(self, message: _Message) -> None:
+        """Wait for the long sends of earlier rounds to other ranks, and for those too many."""
+        older = [sent for sent in self._reading if sent.long and sent.position < self._here]
+        surplus = len(older) - _MOST_OPEN
+        for rank, sent in enumerate(older):
+            if rank < surplus or sent.peer != message.peer:
+                self._await_send(sent)
+
+    def _post(self) -> None:
+        """Post the next receives, in order, as long as they can land and are not too many."""
+        while self._receives:
+            message = self._receives[0]
+            ahead = message.position > self._here
+            if ahead and message.long and len(self._open) >= _MOST_OPEN:
+                return
+            if not self._land(message):
+                return
+            self._receives.popleft()
+            self._start(message)
+
+    def _land(self, message: _Message) -> bool:
+        """Choose where ``message`` lands; say whether it can land there now."""
+        if message.scratch:
+            if not self._free:
+                return False
+            begin = self._free.popleft() * self._slot_numel
+            size = message.place.stop - message.place.start
+            message.landing = Region(True, begin, begin + size)
+            return True
+        message.landing = message.place
+        if any(message.place.meets(other.place) for other in self._open):
+            return False
+        for messages in self._rounds[self._here : message.position]:
+            if any(m.sends and not m.started and m.place.meets(message.place) for m in messages):
+                return False
+        readers = [sent for sent in self._reading if sent.place.meets(message.place)]
+        if any(sent.position >= self._here for sent in readers):
+            return False
+        for sent in readers:
+            self._await_send(sent)
+        return True
 
     def _receive(self, message: _Message) -> None:
+        if not message.started:
+            self._post()
         self._code.append(Instruction(Op.AWAIT_RECEIVE, message.index, peer=message.peer))
-        if message.landing.scratch:
-            self._await_readers(message.place)
+        if message.scratch:
+            for sent in [sent for sent in self._reading if sent.place.meets(message.place)]:
+                self._await_send(sent)
             op = Op.ADD if message.reduces else Op.COPY
             self._code.append(Instruction(op, region=message.place, source=message.landing))
+            self._free.append(message.landing.start // self._slot_numel)
         message.over = True
+        self._open.remove(message)
 
-    def _await_readers(self, region: Region) -> None:
-        for message in [sent for sent in self._reading if sent.place.meets(region)]:
-            self._code.append(Instruction(Op.AWAIT_SEND, message.index, peer=message.peer))
-            self._reading.remove(message)
-
-    def _look_ahead(self, position: int) -> None:
-        """Start what the rounds after ``position`` can do already, without waiting."""
-        open_here = [m for m in self._rounds[position] if not m.sends and not m.over]
-        if position == 0 and len(self._code) and not any(m.over for m in self._rounds[0]):
-            self._post_scratch_everywhere()
-        if position + 1 == len(self._rounds):
-            return
-        following = self._rounds[position + 1]
-        for message in following:
-            if (
-                message.sends
-                and not message.started
-                and not any(message.place.meets(other.place) for other in open_here)
-            ):
-                self._start(message)
-        readers = self._reading + [m for m in following if m.sends and not m.started]
-        for message in following:
-            if message.sends or message.started:
-                continue
-            busy = any(
-                message.landing.meets(other.place) or message.landing.meets(other.landing)
-                for other in open_here
-            )
-            if not busy and not any(message.landing.meets(other.place) for other in readers):
-                self._start(message)
-
-    def _post_scratch_everywhere(self) -> None:
-        """Post every receive whose landing place no other receive shares."""
-        receives = [m for messages in self._rounds for m in messages if not m.sends]
-        landings = [m.landing for m in receives if m.landing.scratch]
-        spans = sorted((landing.start, landing.stop) for landing in landings)
-        if any(a[1] > b[0] for a, b in itertools.pairwise(spans)):
-            return
-        for message in receives:
-            if message.landing.scratch and not message.started:
-                self._start(message)
+    def _await_send(self, sent: _Message) -> None:
+        self._code.append(Instruction(Op.AWAIT_SEND, sent.index, peer=sent.peer))
+        self._reading.remove(sent)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.collectives.program import MAX_BLOCKS, Op, Program, Region, compile_program
+from syncopate.collectives.program import Op, Program, Region, compile_program
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, chunk_offsets
+from syncopate.schedules.blocks import MAX_BLOCKS
 from syncopate.units import MIB
 
 ROWS = [
