@@ -2,7 +2,7 @@
 
     python reproduce/linear_pipeline.py                        # tables
     python reproduce/linear_pipeline.py --json                 # the same as JSON
-    python reproduce/linear_pipeline.py --measured lab.json    # a measurement beside its prices
+    python reproduce/linear_pipeline.py --measured lab.json    # another measurement than ours
 
 The paper (Wang et al. 2017) compares broadcast, reduce and all-reduce by linear pipeline (LP),
 minimum spanning tree (MST) and bidirectional exchange (BE). What it takes as given:
@@ -19,9 +19,14 @@ every rank in the middle of the chain, more than BE's 2 (p-1)/p n: LP wins a bro
 but not an all-reduce. And of two ranks neither is in the middle, so that their all-reduce takes
 half as long as any other.
 
+What was measured on emulated hosts stands beside the prices on the same network: Fig. 4 again, and
+LP's speed-ups over MST, BE and Gloo's own, which has no price. The measurements are those of
+``benchmarks/collectives_lab.py --part pipeline``, in ``data/linear_pipeline_*hosts.json``.
+
 A measurement is a JSON object with ``name``, ``latency_s``, ``bandwidth_bytes_per_s``, optionally
-``reduction_s_per_byte``, and ``points``, a list of objects with ``collective``, ``algorithm``,
-``world_size``, ``nbytes``, ``seconds`` and, for LP, optionally ``blocks``.
+``reduction_s_per_byte`` and ``source``, and ``points``, a list of objects with ``collective``,
+``algorithm`` (``native`` for the backend's own), ``world_size``, ``nbytes``, ``seconds`` and, for
+LP, optionally ``blocks``.
 """
 
 from __future__ import annotations
@@ -44,10 +49,11 @@ from syncopate.costs.linear_pipeline import table_1
 from syncopate.costs.price import price
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.reports.comparison import Comparison, comparison_table
-from syncopate.schedules.registry import build
+from syncopate.schedules.registry import NATIVE, build
 from syncopate.units import format_bytes
 
 DATA = Path(__file__).parent / "data" / "linear_pipeline.csv"
+MEASURED = "linear_pipeline_*hosts.json"
 COLLECTIVES = ("broadcast", "reduce", "all_reduce")
 ALGORITHMS = ("be", "mst", "lp")
 RANKS = (2, 3, 4, 5, 6, 8, 12, 16)
@@ -113,6 +119,16 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth_bytes_per_s: float
     points: tuple[Point, ...]
     reduction_s_per_byte: float = 0.0
+    source: str = ""
+
+    def cluster(self, ranks: int) -> Cluster:
+        """Return ``ranks`` on the network of the measurement."""
+        return Cluster.flat(
+            ranks,
+            latency_s=self.latency_s,
+            bandwidth_bytes_per_s=self.bandwidth_bytes_per_s,
+            reduction_s_per_byte=self.reduction_s_per_byte,
+        )
 
 
 def cluster(ranks: int) -> Cluster:
@@ -195,21 +211,106 @@ def compare_with_measured(measured: Measured) -> list[Comparison]:
     """
     found = []
     for point in measured.points:
-        where = Cluster.flat(
-            point.world_size,
-            latency_s=measured.latency_s,
-            bandwidth_bytes_per_s=measured.bandwidth_bytes_per_s,
-            reduction_s_per_byte=measured.reduction_s_per_byte,
-        )
-        algorithm, blocks = point.algorithm, point.blocks
-        if algorithm == "lp" and blocks is None:
-            blocks = best_blocks(point.collective, algorithm, where, point.nbytes)
-        price_s = priced(point.collective, algorithm, where, point.nbytes, blocks or 1)
-        what = f"{point.collective} ({algorithm}"
-        what += f", {blocks} blocks)" if algorithm == "lp" else ")"
+        if point.algorithm == NATIVE:
+            continue
+        price_s, blocks = price_of(point, measured)
+        what = f"{point.collective} ({point.algorithm}"
+        what += f", {blocks} blocks)" if point.algorithm == "lp" else ")"
         what += f", {point.world_size} ranks, {format_bytes(point.nbytes)}"
         found.append(Comparison(what, point.seconds * 1e3, price_s * 1e3, "{:.3f} ms"))
     return found
+
+
+def price_of(point: Point, measured: Measured) -> tuple[float, int]:
+    """Return the price of what was measured, and LP's number of blocks; 1 for the others."""
+    where = measured.cluster(point.world_size)
+    blocks = point.blocks
+    if point.algorithm == "lp" and blocks is None:
+        blocks = best_blocks(point.collective, "lp", where, point.nbytes)
+    seconds = priced(point.collective, point.algorithm, where, point.nbytes, blocks or 1)
+    return seconds, blocks or 1
+
+
+@dataclass(frozen=True)
+class Beside:
+    """LP at one number of ranks, measured beside its price: Fig. 4 on a real network.
+
+    Attributes:
+        collective: which.
+        ranks: number of ranks p.
+        nbytes: size of the message.
+        blocks: LP's.
+        lp_s: LP's duration, measured and priced.
+        over_fewest: the same over that of the fewest ranks.
+        speedups: algorithm -> how many times as long it takes, measured and priced; the price of
+            Gloo's own is None.
+    """
+
+    collective: str
+    ranks: int
+    nbytes: float
+    blocks: int
+    lp_s: tuple[float, float]
+    over_fewest: tuple[float, float]
+    speedups: dict[str, tuple[float, float | None]]
+
+
+def beside_prices(measured: Measured) -> list[Beside]:
+    """Return LP at every number of ranks, size by size; other algorithms where measured too.
+
+    Raises:
+        SyncopateError: as :func:`compare_with_measured`.
+    """
+    found: list[Beside] = []
+    first: dict[tuple[str, float], tuple[float, float]] = {}
+    order = list(dict.fromkeys(point.collective for point in measured.points))
+    points = sorted(measured.points, key=lambda p: (order.index(p.collective), p.world_size))
+    for point in (point for point in points if point.algorithm == "lp"):
+        where = (point.collective, point.nbytes)
+        price_s, blocks = price_of(point, measured)
+        fewest = first.setdefault(where, (point.seconds, price_s))
+        speedups = {}
+        for other in points:
+            same = (other.collective, other.nbytes, other.world_size) == (*where, point.world_size)
+            if same and other.algorithm != "lp":
+                priced_s = None if other.algorithm == NATIVE else price_of(other, measured)[0]
+                ratio = None if priced_s is None else priced_s / price_s
+                speedups[other.algorithm] = (other.seconds / point.seconds, ratio)
+        found.append(
+            Beside(
+                collective=point.collective,
+                ranks=point.world_size,
+                nbytes=point.nbytes,
+                blocks=blocks,
+                lp_s=(point.seconds, price_s),
+                over_fewest=(point.seconds / fewest[0], price_s / fewest[1]),
+                speedups=speedups,
+            )
+        )
+    return found
+
+
+def beside_table(measured: Measured) -> Table:
+    """Return Fig. 4 as measured; in brackets what the price says."""
+    sizes = dict.fromkeys(format_bytes(point.nbytes) for point in measured.points)
+    table = Table(
+        title=f"Fig. 4 measured: {', '.join(sizes)} on {measured.name} (by price)",
+        caption=measured.source or None,
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("collective")
+    for column in ("p", "LP ms", "over fewest", "MST / LP", "BE / LP", "Gloo / LP"):
+        table.add_column(column, justify="right")
+    for row in beside_prices(measured):
+        cells = [f"{row.lp_s[0] * 1e3:.0f} [dim]({row.lp_s[1] * 1e3:.0f})[/]"]
+        cells.append(f"{row.over_fewest[0]:.2f} [dim]({row.over_fewest[1]:.2f})[/]")
+        for name in ("mst", "be", NATIVE):
+            ours, priced_ratio = row.speedups.get(name, (None, None))
+            cell = "" if ours is None else f"{ours:.2f}x"
+            cells.append(cell + ("" if priced_ratio is None else f" [dim]({priced_ratio:.2f})[/]"))
+        table.add_row(row.collective, str(row.ranks), *cells)
+    return table
 
 
 def show(entries: Sequence[Entry], rows: Sequence[Scaling], console: Console) -> None:
@@ -255,9 +356,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--measured", type=Path, help="a measurement to print beside its prices")
     options = parser.parse_args(arguments)
+    paths = [options.measured] if options.measured else sorted(DATA.parent.glob(MEASURED))
     try:
-        measured = read_measured(options.measured) if options.measured else None
-        beside = compare_with_measured(measured) if measured else []
+        measured = [read_measured(path) for path in paths]
+        durations = [item for found in measured for item in compare_with_measured(found)]
+        beside = [row for found in measured for row in beside_prices(found)]
     except SyncopateError as error:
         parser.error(str(error))
     entries, rows = table_one(), scaling()
@@ -266,15 +369,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "table_1": [asdict(entry) for entry in entries],
             "scaling": [asdict(row) for row in rows],
             "paper": [item.as_json() for item in compare_with_paper(rows)],
-            "measured_ms": [item.as_json() for item in beside],
+            "measured_ms": [item.as_json() for item in durations],
+            "measured_scaling": [asdict(row) for row in beside],
         }
         print(json.dumps(report, indent=1))
         return
     console = Console()
     show(entries, rows, console)
-    if measured:
-        title = f"Measured on {measured.name}, beside the price"
-        console.print(comparison_table(title, beside, theirs="measured", own="price"))
+    for found in measured:
+        console.print(beside_table(found))
+    if options.measured:
+        title = f"Measured on {measured[0].name}, beside the price"
+        console.print(comparison_table(title, durations, theirs="measured", own="price"))
 
 
 if __name__ == "__main__":

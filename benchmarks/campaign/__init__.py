@@ -1,0 +1,1 @@
+"""Campaign: what ``benchmarks/collectives_lab.py`` measures, and how it is judged and reported."""

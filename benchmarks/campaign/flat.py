@@ -1,0 +1,38 @@
+"""Parts ``flat4`` and ``flat8``: every collective, ``auto`` beside Gloo's own, 4 B to 64 MiB."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from syncopate.benchmark import BUS_FACTORS
+from syncopate.units import KIB, MIB
+
+from .session import Session, found_by
+from .streams import Ring
+from .timing import Contender
+
+SIZES = (4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
+STREAMS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
+
+
+def measure(session: Session) -> dict[str, Any]:
+    """Return what the part measured, by field of its result."""
+    ring = Ring(session.communicator)
+    streams = ring.measure(STREAMS, session.effort)
+    ring.close()
+    cluster = session.cluster()
+    table = [row for name in BUS_FACTORS for row in session.decisions(cluster, name)]
+    cells = []
+    for collective in BUS_FACTORS:
+        for nbytes in (size for size in SIZES if size <= session.effort.largest_bytes):
+            contenders = {
+                "auto": session.auto(cluster, collective, nbytes),
+                "native": Contender(),
+            }
+            cells.append(session.measure(collective, nbytes, contenders))
+    return {
+        "cells": tuple(cells),
+        "streams": streams,
+        "decisions": tuple(table),
+        **found_by(cluster),
+    }

@@ -1,0 +1,141 @@
+"""Timing: collectives by contenders that take turns, a barrier before every call.
+
+Each rank times its own call and a sample is the longest of the ranks'. Contenders run in one order
+and then in the other, so that none always follows the same one. Before, each runs once on data that
+can be verified, which is its warm-up too. How often is agreed from the first timed calls, so that
+large messages take their share of the time and no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from syncopate.calibration.pattern import Pattern
+from syncopate.collectives import Communicator
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.registry import NATIVE
+
+from .results import Cell, Sampled
+
+DTYPE = torch.float32
+ITEM_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much time measuring may take.
+
+    Attributes:
+        cell_s: about how long the calls of one size may take, all contenders together.
+        fewest: calls of each contender at least.
+        most: calls of each contender at most.
+        largest_bytes: larger messages are left out.
+        calibration_s: budget of the calibration.
+        quick: whether this is to see that it runs.
+    """
+
+    cell_s: float = 5.0
+    fewest: int = 3
+    most: int = 41
+    largest_bytes: int = 1 << 40
+    calibration_s: float = 40.0
+    quick: bool = False
+
+
+FULL = Effort()
+QUICK = Effort(cell_s=0.2, fewest=1, most=3, largest_bytes=4 << 20, calibration_s=4.0, quick=True)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to run a collective.
+
+    Attributes:
+        algorithm: a registered name, ``"native"`` or ``"auto"``.
+        options: of the algorithm.
+        ran: what to report that ran; empty where the name says it.
+        communicator: where to run it; the one that is measured on when left out.
+    """
+
+    algorithm: str = NATIVE
+    options: Mapping[str, Any] = field(default_factory=dict)
+    ran: str = ""
+    communicator: Communicator | None = None
+
+
+class Turns:
+    """Measures contenders on one communicator.
+
+    Args:
+        communicator: the ranks; all of them must call :meth:`measure` alike.
+        effort: how much time it may take.
+    """
+
+    def __init__(self, communicator: Communicator, effort: Effort) -> None:
+        self._communicator = communicator
+        self._effort = effort
+
+    def measure(self, collective: str, nbytes: int, contenders: Mapping[str, Contender]) -> Cell:
+        """Return the cell, the same on all ranks."""
+        tensor = torch.empty(nbytes // ITEM_BYTES, dtype=DTYPE)
+        calls = {
+            name: self._call(collective, tensor, contender)
+            for name, contender in contenders.items()
+        }
+        wrong = sum(self._verify(collective, tensor, call) for call in calls.values())
+        tensor.zero_()
+        mine = {name: [self._once(call)] for name, call in calls.items()}
+        first_s = max(self._gathered([sum(found[0] for found in mine.values())])[0])
+        effort = self._effort
+        count = min(max(round(effort.cell_s / first_s), effort.fewest), effort.most)
+        for turn in range(1, count):
+            for name in list(calls)[:: -1 if turn % 2 else 1]:
+                mine[name].append(self._once(calls[name]))
+        longest = {name: max_of(self._gathered(found)) for name, found in mine.items()}
+        return Cell(
+            collective=collective,
+            nbytes=nbytes,
+            world_size=self._communicator.world_size,
+            contenders={
+                name: Sampled(samples_s=longest[name], ran=contenders[name].ran) for name in calls
+            },
+            wrong=sum(self._communicator.all_gather_object(wrong)),
+        )
+
+    def _call(
+        self, collective: str, tensor: torch.Tensor, contender: Contender
+    ) -> Callable[[], object]:
+        run = getattr(contender.communicator or self._communicator, collective)
+        root = (0,) if conditions(collective).rooted else ()
+        return lambda: run(
+            tensor, *root, algorithm=contender.algorithm, options=dict(contender.options)
+        )
+
+    def _verify(self, collective: str, tensor: torch.Tensor, call: Callable[[], object]) -> int:
+        communicator = self._communicator
+        pattern = Pattern(
+            collective, tensor.numel(), "float32", communicator.rank, communicator.world_size
+        )
+        tensor.copy_(pattern.input())
+        call()
+        return pattern.wrong(tensor)
+
+    def _once(self, call: Callable[[], object]) -> float:
+        self._communicator.barrier()
+        start_s = time.perf_counter()
+        call()
+        return time.perf_counter() - start_s
+
+    def _gathered(self, mine: Sequence[float]) -> list[tuple[float, ...]]:
+        """Return, per call, what every rank took."""
+        return list(zip(*self._communicator.all_gather_object(list(mine)), strict=True))
+
+
+def max_of(gathered: Sequence[Sequence[float]]) -> tuple[float, ...]:
+    """Return the longest rank's time of every call."""
+    return tuple(max(call) for call in gathered)
