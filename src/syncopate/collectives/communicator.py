@@ -20,20 +20,25 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import agreement, transport
+from syncopate.cluster import Cluster
+from syncopate.collectives import agreement, choices, transport
 from syncopate.collectives.channel import Channel
+from syncopate.collectives.choices import Choices
 from syncopate.collectives.failure import Call
+from syncopate.collectives.groups import new_groups
 from syncopate.collectives.handle import Completion, Handle
-from syncopate.collectives.request import Request
+from syncopate.collectives.request import DTYPES, Request, require_tensor
 from syncopate.collectives.runner import Runner, Work
 from syncopate.collectives.watch import Watch
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.schedules import registry
 from syncopate.schedules.options import Option
-from syncopate.units import DTYPE_BYTES
 
 _STOP_S = 5.0
-_DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
+_NO_CLUSTER = (
+    "a registered algorithm or 'native' while the communicator knows no cluster; call "
+    "use_cluster(syncopate.calibrate(communicator)), or load what `syncopate calibrate` wrote"
+)
 
 
 class _Place(NamedTuple):
@@ -67,10 +72,12 @@ class Communicator:
             do not match are found out within a second or two, but a native collective may mix up
             data, or Gloo may end the process. ``None`` asks the environment variable
             ``SYNCOPATE_CHECK``.
+        cluster: what ``algorithm="auto"`` decides by; see :meth:`use_cluster`.
 
     Raises:
         InvalidValueError: torch.distributed is not initialised, or an argument is out of range.
-        CollectiveError: not every rank arrived to create the communicator.
+        CollectiveError: not every rank arrived to create the communicator, or came with another
+            cluster.
     """
 
     def __init__(
@@ -80,6 +87,7 @@ class Communicator:
         channels: int = 1,
         timeout_s: float = 300.0,
         check: bool | None = None,
+        cluster: Cluster | None = None,
     ) -> None:
         if channels < 1:
             raise InvalidValueError("channels", channels, "an integer >= 1")
@@ -93,12 +101,19 @@ class Communicator:
         self._world_size = dist.get_world_size(group)
         self._check = agreement.wanted() if check is None else check
         self._closed = False
-        self._runners = [Runner(own, self._rank) for own in _new_groups(group, channels, timeout_s)]
+        self._choices: Choices | None = None
+        self._runners = [Runner(own, self._rank) for own in new_groups(group, channels, timeout_s)]
         groups = [runner.group for runner in self._runners]
         self._watch = Watch(groups, self._rank, self._world_size) if groups else None
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end_threads, self._channels, self._watch)
+        if cluster is not None:
+            try:
+                self.use_cluster(cluster)
+            except BaseException:
+                self.close()
+                raise
 
     @property
     def rank(self) -> int:
@@ -115,6 +130,22 @@ class Communicator:
         """Number of channels."""
         return len(self._channels)
 
+    def use_cluster(self, cluster: Cluster) -> None:
+        """Let ``algorithm="auto"`` decide by ``cluster`` from now on; every rank calls it.
+
+        What each collective costs there at each size decides: as measured, where the cluster was
+        calibrated with it, else by the prices of the schedules.
+
+        Args:
+            cluster: of as many ranks as the communicator has, and the same on all of them.
+
+        Raises:
+            CollectiveError: the ranks were given different clusters; names those that differ.
+            InvalidValueError: a cluster of another number of ranks.
+        """
+        device = self._runners[0].device if self._runners else torch.device("cpu")
+        self._choices = choices.agree(self, cluster, device)
+
     def all_reduce(
         self,
         tensor: torch.Tensor,
@@ -128,7 +159,8 @@ class Communicator:
 
         Args:
             tensor: contiguous, of the same size and dtype on every rank; not part of autograd.
-            algorithm: a registered algorithm, or ``"native"`` for the backend's own.
+            algorithm: a registered algorithm, ``"native"`` for the backend's own, or ``"auto"``
+                for what is best at this size on the cluster given to :meth:`use_cluster`.
             channel: where it runs; after what that channel was given before.
             async_op: return at once; :meth:`Handle.wait` then gives the result.
             options: what the algorithm takes besides, such as ``{"blocks": 8}``; its defaults
@@ -136,7 +168,8 @@ class Communicator:
 
         Raises:
             UnknownNameError: no such algorithm or option.
-            InvalidValueError: no such channel or value of an option, or a tensor that does not fit.
+            InvalidValueError: no such channel or value of an option, a tensor that does not fit,
+                or ``"auto"`` without a cluster.
             CollectiveError: it did not finish.
         """
         return self._collective(
@@ -291,11 +324,15 @@ class Communicator:
     def _collective(
         self, request: Request, tensor: torch.Tensor, channel: int, async_op: bool
     ) -> Handle:
-        self._require_tensor(request.collective, tensor)
+        require_tensor(request.collective, tensor)
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         if self._closed:
             raise CollectiveError(request.collective, "the communicator is closed")
+        if request.algorithm == registry.AUTO:
+            if self._choices is None:
+                raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
+            request = self._choices.resolve(request, tensor.nbytes)
         if not tensor.numel() or not self._runners:
             request.require(self._world_size)
             handle, now_s = Handle(), time.perf_counter()
@@ -314,7 +351,7 @@ class Communicator:
             raise CollectiveError(label, "the communicator is closed")
         handle, watch = Handle(), self._watch
         channel = self._channels[place.channel]
-        numel, dtype = (0, "") if tensor is None else (tensor.numel(), _DTYPES[tensor.dtype])
+        numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
         call = Call(label, place.channel, channel.take_number(), numel, dtype)
         checked = self._checked(call, work) if self._check else work
 
@@ -345,37 +382,6 @@ class Communicator:
     def _require_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._world_size:
             raise InvalidValueError(what, rank, f"a rank in 0..{self._world_size - 1}")
-
-    def _require_tensor(self, collective: str, tensor: torch.Tensor) -> None:
-        what = "tensor of " + collective
-        if not isinstance(tensor, torch.Tensor):
-            raise InvalidValueError(what, type(tensor).__name__, "a torch.Tensor")
-        if tensor.dtype not in _DTYPES:
-            raise InvalidValueError(what, tensor.dtype, f"one of {', '.join(DTYPE_BYTES)}")
-        if not tensor.is_contiguous():
-            shape = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
-            raise InvalidValueError(what, shape, "contiguous; pass tensor.contiguous()")
-        if tensor.requires_grad:
-            raise InvalidValueError(
-                what, "part of autograd", "without requires_grad; pass tensor.detach()"
-            )
-
-
-def _new_groups(
-    group: dist.ProcessGroup | None, channels: int, timeout_s: float
-) -> list[dist.ProcessGroup]:
-    """Return one process group per channel; none for a single rank, which needs no messages.
-
-    Raises:
-        CollectiveError: not every rank arrived.
-    """
-    if dist.get_world_size(group) == 1:
-        return []
-    try:
-        return [transport.new_group(group, timeout_s) for _ in range(channels)]
-    except RuntimeError as error:
-        reason = f"not every rank arrived within {timeout_s:g} s ({error})"
-        raise CollectiveError("creating the communicator", reason) from error
 
 
 def _end_threads(channels: list[Channel], watch: Watch | None) -> None:

@@ -1,15 +1,25 @@
-"""Request: which collective by which algorithm, from or to which root, with which options."""
+"""Request: which collective by which algorithm, with which root and options; on which tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import zlib
+from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple
 
-from syncopate.errors import UnknownNameError
+import torch
+
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import ORDER
+from syncopate.units import DTYPE_BYTES
+
+DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
+"""The element types that collectives carry, and their names."""
+
+_SHOWN = 40
+"""Characters of an option in a label; the order of many ranks is shown by its checksum."""
 
 
 class Request(NamedTuple):
@@ -17,7 +27,7 @@ class Request(NamedTuple):
 
     Attributes:
         collective: such as ``"broadcast"``.
-        algorithm: a registered one, or ``"native"``.
+        algorithm: a registered one, or ``"native"``; ``"auto"`` before it is decided.
         root: the root of a rooted collective; 0 for the others.
         options: the algorithm's options; None or empty for its defaults.
     """
@@ -33,8 +43,25 @@ class Request(NamedTuple):
         parts = [self.algorithm]
         if conditions(self.collective).rooted:
             parts.append(f"root {self.root}")
-        parts += [f"{name}={value}" for name, value in sorted((self.options or {}).items())]
+        for name, value in sorted((self.options or {}).items()):
+            text = str(value)
+            if len(text) > _SHOWN:
+                text = f"{text[:16]}... (checksum {zlib.crc32(text.encode()):08x})"
+            parts.append(f"{name}={text}")
         return f"{self.collective} ({', '.join(parts)})"
+
+    @property
+    def key(self) -> Hashable:
+        """What tells requests apart; lists are as good as tuples."""
+        if not self.options:
+            return self[:3]
+        return (
+            *self[:3],
+            *sorted(
+                (name, tuple(value) if isinstance(value, list) else value)
+                for name, value in self.options.items()
+            ),
+        )
 
     def schedule(self, world_size: int) -> Schedule | None:
         """Return the schedule to run, or None for the backend's own algorithm.
@@ -44,7 +71,7 @@ class Request(NamedTuple):
             InvalidValueError: no such root or value of an option.
         """
         options = self.options or {}
-        registry.require(self.collective, self.algorithm, allow_native=True)
+        self._require_known()
         if self.algorithm == registry.NATIVE:
             if options:
                 scope = f"{self.collective} (native)"
@@ -70,4 +97,29 @@ class Request(NamedTuple):
         if self.options:
             self.schedule(world_size)
         else:
-            registry.require(self.collective, self.algorithm, allow_native=True)
+            self._require_known()
+
+    def _require_known(self) -> None:
+        known = (registry.NATIVE, *registry.algorithms(self.collective), registry.AUTO)
+        if self.algorithm not in known[:-1]:
+            raise UnknownNameError("algorithm", self.algorithm, known, self.collective)
+
+
+def require_tensor(collective: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that no collective can work on in place.
+
+    Raises:
+        InvalidValueError: its type, element type or layout is not fit, or autograd follows it.
+    """
+    what = "tensor of " + collective
+    if not isinstance(tensor, torch.Tensor):
+        raise InvalidValueError(what, type(tensor).__name__, "a torch.Tensor")
+    if tensor.dtype not in DTYPES:
+        raise InvalidValueError(what, tensor.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+    if not tensor.is_contiguous():
+        shape = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
+        raise InvalidValueError(what, shape, "contiguous; pass tensor.contiguous()")
+    if tensor.requires_grad:
+        raise InvalidValueError(
+            what, "part of autograd", "without requires_grad; pass tensor.detach()"
+        )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 import torch.distributed as dist
@@ -21,6 +21,10 @@ Work = Callable[[], Completion | None]
 """Carries out a collective; returns its completion if it goes on after the call."""
 
 
+_KEPT = 1024
+"""Requests remembered, which training asks again and again."""
+
+
 class Runner:
     """Carries out the collectives of one channel.
 
@@ -35,7 +39,7 @@ class Runner:
         self._world_size = dist.get_world_size(group)
         self._backends = transport.backends(group)
         self._executor = Executor(group, rank)
-        self._known: dict[tuple[str, str, int, bool], tuple[str, Body]] = {}
+        self._known: dict[tuple[Hashable, bool], tuple[str, Body]] = {}
         self._stage = PinnedStage()
         self._queue = StreamQueue()
 
@@ -58,15 +62,21 @@ class Runner:
             InvalidValueError: no such value of an option, or no backend for the tensor's device.
         """
         queued = self.queues(tensor)
-        if request.options:
-            label, body = request.label, self._body(request, queued)
-        else:
-            key = (*request[:3], queued)
-            known = self._known.get(key)
-            if known is None:
-                known = self._known[key] = (request.label, self._body(request, queued))
-            label, body = known
+        label, body = self._named(request, queued)
         return label, self.on_device(tensor, body)
+
+    def _named(self, request: Request, queued: bool) -> tuple[str, Body]:
+        """Return label and body of a request, kept for the next time."""
+        key = (request.key, queued)
+        try:
+            known = self._known.get(key)
+        except TypeError:  # a value that is no key is no value of an option either
+            return request.label, self._body(request, queued)
+        if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            known = self._known[key] = (request.label, self._body(request, queued))
+        return known
 
     def _body(self, request: Request, queued: bool) -> Body:
         schedule = request.schedule(self._world_size)

@@ -31,10 +31,13 @@ from syncopate.costs.model import collective_costs
 from syncopate.costs.remembered import remembered
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.registry import NATIVE
+from syncopate.schedules.registry import NATIVE, algorithms
 
 NOISE = 0.05
 """Expected durations closer than this share of the smaller are not told apart."""
+
+LARGEST_BYTES = 2.0**50
+"""Beyond it nothing changes: prices that cross there differ by rounding alone."""
 
 MEASURED = "measured"
 PRICED = "priced"
@@ -96,29 +99,42 @@ def find(table: Sequence[Decision], nbytes: int) -> int:
 
 
 @remembered
-def decisions(cluster: Cluster, collective: str) -> tuple[Decision, ...]:
+def decisions(
+    cluster: Cluster, collective: str, among: tuple[str, ...] | None = None
+) -> tuple[Decision, ...]:
     """Return all decisions for a collective, by ascending size: from 0 bytes up, without gaps.
 
     Neighbours differ in algorithm or options. Worked out once for a cluster and remembered.
 
+    Args:
+        cluster: the machines.
+        collective: such as ``"all_reduce"``.
+        among: the algorithms to choose from; None for all that suit the cluster.
+
     Raises:
-        UnknownNameError: no such collective.
+        UnknownNameError: no such collective, or an algorithm that has no cost on this cluster.
     """
     conditions(collective)
     if cluster.world_size == 1:
         return (Decision(0, None, NATIVE),)
-    costs = collective_costs(cluster, collective)
-    measured = any(curve.collective == collective for curve in cluster.curves)
-    algorithms = _from_curves(costs) if measured else _from_prices(costs)
+    measured = [c.algorithm for c in cluster.curves if c.collective == collective]
+    if among is None:
+        # A file may hold curves of algorithms that somebody registered and this process did not.
+        known = (NATIVE, *algorithms(collective))
+        among = tuple(name for name in measured if name in known) or None
+    costs = collective_costs(cluster, collective, among)
+    ranges = _from_curves(costs) if measured else _from_prices(costs)
     table: list[Decision] = []
-    for upper, name, options in _with_options(algorithms, costs):
+    for upper, name, options in _with_options(ranges, costs):
         first = 0 if not table else _last(table[-1]) + 1
-        last = None if upper == math.inf else math.floor(upper)
+        last = None if upper >= LARGEST_BYTES else math.floor(upper)
         if last is not None and last < first:
             continue
         if table and (table[-1].algorithm, table[-1].options) == (name, options):
             first = table.pop().min_bytes
         table.append(Decision(int(first), last, name, options, MEASURED if measured else PRICED))
+        if last is None:
+            break
     return tuple(table)
 
 

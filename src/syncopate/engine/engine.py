@@ -23,6 +23,7 @@ from syncopate.engine.step import StepRecorder
 from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.plan import Plan
+from syncopate.schedules import registry
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.workload import Workload
@@ -236,8 +237,9 @@ class Engine:
             raise InvalidValueError("plan", plan, "a syncopate.Plan")
         plan.require_fit(self.tensors, self.communicator.world_size)
         for bucket in plan.buckets:
+            registry.require("all_reduce", bucket.algorithm, allow_native=True)
             options = bucket.all_options(plan.order)
-            Request("all_reduce", bucket.algorithm, options=options).require(plan.world_size)
+            Request("all_reduce", bucket.algorithm, options=options).schedule(plan.world_size)
 
     def _require_same(self, plan: Plan) -> None:
         digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]

@@ -44,6 +44,9 @@ from syncopate.schedules.options import ORDER, Option, Options, checked
 NATIVE = _NATIVE
 """The backend's own algorithm: a name plans may use, but no schedule."""
 
+AUTO = "auto"
+"""What a caller of a communicator says who wants it to choose the algorithm; a name of none."""
+
 
 @dataclass(frozen=True)
 class Algorithm:
@@ -83,13 +86,13 @@ def register(algorithm: Algorithm) -> None:
     """Add a row to the table.
 
     Raises:
-        InvalidValueError: the name is taken, or is the backend's own.
+        InvalidValueError: the name is taken, is the backend's own, or means a choice.
         UnknownNameError: the collective has no conditions to prove it against.
     """
     conditions(algorithm.collective)
     key = (algorithm.collective, algorithm.name)
-    if key in ALGORITHMS or algorithm.name == NATIVE:
-        taken = ", ".join((NATIVE, *algorithms(algorithm.collective)))
+    if key in ALGORITHMS or algorithm.name in (NATIVE, AUTO):
+        taken = ", ".join((NATIVE, *algorithms(algorithm.collective), AUTO))
         raise InvalidValueError("algorithm name", algorithm.name, f"none of those taken: {taken}")
     ALGORITHMS[key] = algorithm
 

@@ -1,0 +1,122 @@
+"""Choices: what ``algorithm="auto"`` stands for on one communicator.
+
+[Note: one choice on all ranks] Ranks that run different algorithms wait for messages that never
+come. So when a communicator is given a cluster its ranks compare what they were given, and rank 0
+works out every decision (:mod:`syncopate.costs.decisions`) for all of them: not even a rounding on
+another processor can make them differ. From then on a choice is a look-up, without communication.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from syncopate.cluster import Cluster
+from syncopate.collectives.failure import name_ranks
+from syncopate.collectives.request import Request
+from syncopate.costs.decisions import Decision, decisions, find
+from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.schedules.registry import AUTO, collectives
+
+if TYPE_CHECKING:
+    from syncopate.collectives.communicator import Communicator
+
+Tables = Mapping[str, Sequence[Decision]]
+"""Collective -> its decisions by ascending size."""
+
+_KEPT = 4096
+"""Sizes remembered; a program with more of them is looked up anew now and then."""
+
+_DIGEST_BYTES = 32
+
+
+class Choices:
+    """Decides by collective and size, and remembers.
+
+    Args:
+        tables: the decisions; the same on every rank.
+    """
+
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._known: dict[tuple[str, int, int], Request] = {}
+
+    def resolve(self, request: Request, nbytes: int) -> Request:
+        """Return ``request``, which says ``"auto"``, with algorithm and options filled in.
+
+        Raises:
+            UnknownNameError: it brings options of its own.
+        """
+        if request.options:
+            scope = f"{request.collective} ({AUTO})"
+            raise UnknownNameError("option", next(iter(request.options)), ("none",), scope)
+        key = (request.collective, request.root, nbytes)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _KEPT:
+                self._known.clear()
+            table = self._tables[request.collective]
+            decision = table[find(table, nbytes)]
+            known = self._known[key] = request._replace(
+                algorithm=decision.algorithm, options=decision.options
+            )
+        return known
+
+
+def agree(communicator: Communicator, cluster: Cluster, device: torch.device) -> Choices:
+    """Return the choices for ``cluster``; every rank calls it. See [Note: one choice on all ranks].
+
+    Args:
+        communicator: the ranks.
+        cluster: what this rank was given.
+        device: where small tensors of the communicator must live.
+
+    Raises:
+        CollectiveError: the ranks were given different clusters; names those that differ.
+        InvalidValueError: it is no cluster, or one of another number of ranks; on every rank.
+    """
+    mine = cluster.to_json() if isinstance(cluster, Cluster) else repr(type(cluster)).encode()
+    _require_same(communicator, hashlib.sha256(mine).digest(), device)
+    if not isinstance(cluster, Cluster):
+        raise InvalidValueError("cluster", type(cluster).__name__, "a syncopate.Cluster")
+    if cluster.world_size != communicator.world_size:
+        raise InvalidValueError(
+            f"world size of the cluster {cluster.name!r}",
+            cluster.world_size,
+            f"that of the communicator, {communicator.world_size}; calibrate these ranks",
+        )
+    answer: Tables | str = ""
+    if communicator.rank == 0:
+        try:
+            answer = {name: decisions(cluster, name) for name in collectives()}
+        except SyncopateError as error:  # the other ranks are waiting for an answer
+            answer = str(error)
+    answer = communicator.broadcast_object(answer)
+    if isinstance(answer, str):
+        raise InvalidValueError("cluster", cluster.name, f"one to decide by: {answer}")
+    return Choices(answer)
+
+
+def _require_same(communicator: Communicator, digest: bytes, device: torch.device) -> None:
+    size, rank = communicator.world_size, communicator.rank
+    rows = torch.zeros(size, _DIGEST_BYTES, dtype=torch.uint8)
+    rows[rank] = torch.frombuffer(bytearray(digest), dtype=torch.uint8)
+    rows = rows.to(device)
+    # A schedule, whose messages meet no others: a rank that was given no cluster, and goes on to
+    # something else, is found out within a second or two.
+    communicator.all_gather(rows, algorithm="recursive")
+    digests = [bytes(row) for row in rows.tolist()]
+    usual, _ = Counter(digests).most_common(1)[0]
+    different = [rank for rank, other in enumerate(digests) if other != usual]
+    if different:
+        raise CollectiveError(
+            "use_cluster",
+            f"{name_ranks(different)} {'was' if len(different) == 1 else 'were'} given another "
+            "cluster than the other ranks; give all of them the same file, or rank 0's by "
+            "communicator.broadcast_object(cluster)",
+            different,
+        )
