@@ -132,8 +132,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=10, help="steps per turn")
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.rounds, arguments.steps = 2, 3
     torch.manual_seed(0)
     torch.set_num_threads(arguments.threads)
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)

@@ -179,11 +179,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the benchmark; see the module."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=5, help="calls per instance (default 5)")
+    parser.add_argument(
+        "--quick", action="store_true", help="one call per instance, to see that it runs"
+    )
     parser.add_argument("--json", type=Path, help="where to write every sample")
     options = parser.parse_args(arguments)
     if options.repeats < 1:
         parser.error("--repeats must be at least 1")
-    results = [measure(kind, length, options.repeats) for kind in KINDS for length in LENGTHS]
+    repeats = 1 if options.quick else options.repeats
+    results = [measure(kind, length, repeats) for kind in KINDS for length in LENGTHS]
     show(results, Console())
     if not options.json:
         return

@@ -68,12 +68,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Hold the demo's predictions against it.")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=4, help="local ranks")
+    parser.add_argument("--quick", action="store_true", help="one run, to see that it works")
     parser.add_argument("--json", type=Path, help="where to write everything that was found")
     arguments = parser.parse_args()
+    runs = 1 if arguments.quick else arguments.runs
     console = Console()
     results = []
-    for index in range(arguments.runs):
-        console.print(f"run {index + 1} of {arguments.runs}, about a minute ...", style="dim")
+    for index in range(runs):
+        console.print(f"run {index + 1} of {runs}, about a minute ...", style="dim")
         results.append(run_demo(arguments.ranks))
     console.print(summary(results))
     median = statistics.median(result.median_error for result in results)

@@ -134,9 +134,12 @@ def main() -> int:
     parser.add_argument("--backward", type=float, default=0.12, help="seconds of backward")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each policy")
     parser.add_argument("--calibration", type=float, default=12.0, help="seconds of calibration")
+    parser.add_argument("--quick", action="store_true", help="two turns, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.quick:
+        options.rounds, options.calibration = 2, 4.0
     if options.rank:
         rank_main(options)
         return 0

@@ -174,8 +174,11 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 8], help="world sizes")
     parser.add_argument("--repetitions", type=int, default=60, help="calls per algorithm and size")
     parser.add_argument("--budget", type=float, default=40.0, help="seconds per world size, about")
+    parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every time measured")
     options = parser.parse_args()
+    if options.quick:
+        options.ranks, options.repetitions, options.budget = [4], 5, 5.0
     tables = {world_size: run(world_size, options) for world_size in options.ranks}
     if options.json:
         options.json.write_text(json.dumps(report(tables), indent=1) + "\n")
