@@ -45,5 +45,5 @@ def run(parts: Sequence[Part], folder: Path, commands: dict[str, str], *, quick:
             )
             if communicator.rank == 0:
                 session.say(f"wrote {result.save(folder / f'{part.name}.json')}")
-        communicator.barrier()
+        session.close()
     dist.destroy_process_group()

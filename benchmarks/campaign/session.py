@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -15,10 +16,10 @@ import torch
 from syncopate.calibration.calibrate import calibrate, cpu_name
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.decisions import choose, decisions
+from syncopate.costs.decisions import Choice, choose, decisions
 from syncopate.lab import Topology, network
 from syncopate.lab.ranks import LAB_VARIABLE
-from syncopate.schedules.registry import NATIVE, build
+from syncopate.schedules.registry import AUTO, NATIVE, build
 from syncopate.units import KIB, format_bytes, format_seconds
 
 from .bounds import sent_bytes
@@ -43,6 +44,8 @@ class Session:
         self.effort = effort
         self._cluster: Cluster | None = None
         self._links: Cluster | None = None
+        self._stack = ExitStack()
+        self._deciding: dict[int, Communicator] = {}
 
     def say(self, text: str) -> None:
         """Print progress, on rank 0 alone."""
@@ -69,9 +72,20 @@ class Session:
         return self._cluster or self._links  # type: ignore[return-value]
 
     def auto(self, cluster: Cluster, collective: str, nbytes: int) -> Contender:
-        """Return what ``auto`` runs on ``cluster``."""
+        """Return ``auto`` as it decides on ``cluster``; every rank must call it.
+
+        A cluster that was not seen before gets a communicator of its own.
+        """
+        if id(cluster) not in self._deciding:
+            self._deciding[id(cluster)] = self._stack.enter_context(Communicator(cluster=cluster))
         choice = choose(cluster, collective, nbytes)
-        return Contender(choice.algorithm, choice.options, label(choice.algorithm, choice.options))
+        ran = label(choice.algorithm, choice.options)
+        return Contender(AUTO, ran=ran, communicator=self._deciding[id(cluster)], stands_for=choice)
+
+    def close(self) -> None:
+        """Close the communicators that were made here; every rank must call it."""
+        self.communicator.barrier()
+        self._stack.close()
 
     def decisions(self, cluster: Cluster, collective: str) -> tuple[Decision, ...]:
         """Return the decision table of a collective, and print it."""
@@ -123,7 +137,7 @@ class Session:
 
     def _count(self, cell: Cell, contender: Contender) -> dict[str, float]:
         tensor = torch.zeros(cell.nbytes // ITEM_BYTES)
-        run = getattr(self.communicator, cell.collective)
+        run = getattr(contender.communicator or self.communicator, cell.collective)
         before = self._counters()
         for _ in range(_COUNTED_CALLS):
             run(tensor, algorithm=contender.algorithm, options=dict(contender.options))
@@ -140,9 +154,10 @@ class Session:
         return counters
 
     def _scheduled(self, cell: Cell, contender: Contender) -> dict[str, float]:
-        if contender.algorithm == NATIVE:
+        chosen = contender.stands_for or Choice(contender.algorithm, contender.options)
+        if chosen.algorithm == NATIVE:
             return {}
-        schedule = build(cell.collective, contender.algorithm, cell.world_size, **contender.options)
+        schedule = build(cell.collective, chosen.algorithm, cell.world_size, **chosen.options)
         sent = sent_bytes(schedule, self.topology, cell.nbytes // ITEM_BYTES, ITEM_BYTES)
         return {name: float(count) for name, count in sent.items()}
 

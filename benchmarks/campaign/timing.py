@@ -17,6 +17,7 @@ import torch
 
 from syncopate.calibration.pattern import Pattern
 from syncopate.collectives import Communicator
+from syncopate.costs.decisions import Choice
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import NATIVE
 
@@ -60,12 +61,14 @@ class Contender:
         options: of the algorithm.
         ran: what to report that ran; empty where the name says it.
         communicator: where to run it; the one that is measured on when left out.
+        stands_for: what ``"auto"`` runs.
     """
 
     algorithm: str = NATIVE
     options: Mapping[str, Any] = field(default_factory=dict)
     ran: str = ""
     communicator: Communicator | None = None
+    stands_for: Choice | None = None
 
 
 class Turns:
