@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.device import PinnedStage, StreamQueue
+from syncopate.collectives.device import PinnedStage, StreamQueue, mark
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.registry import NATIVE, algorithms
@@ -107,7 +107,7 @@ def test_a_queued_collective_is_ordered_by_streams_alone() -> None:
     queue = StreamQueue()
     tensor = torch.zeros(1000, device="cuda")
     busy_fill(tensor, 3.0)
-    completion = queue.queue(tensor, lambda: busy_fill(tensor, 5.0))
+    completion = queue.queue(tensor, mark(tensor.device), lambda: busy_fill(tensor, 5.0))
     assert not completion.done()
     completion.wait()
     doubled = tensor * 2

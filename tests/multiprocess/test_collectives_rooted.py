@@ -17,7 +17,15 @@ from tests.conformance.table import TABLE
 from tests.multiprocess.harness import run_ranks
 
 ROOTED = ("broadcast", "reduce")
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int8, torch.int16, torch.uint8)
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.uint8,
+    torch.complex64,
+)
 NUMEL = 1003
 
 

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.cluster import Cluster
-from syncopate.collectives import agreement, choices, transport
+from syncopate.collectives import agreement, choices
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.failure import Call
@@ -102,9 +102,10 @@ class Communicator:
         self._check = agreement.wanted() if check is None else check
         self._closed = False
         self._choices: Choices | None = None
-        self._runners = [Runner(own, self._rank) for own in new_groups(group, channels, timeout_s)]
-        groups = [runner.group for runner in self._runners]
-        self._watch = Watch(groups, self._rank, self._world_size) if groups else None
+        groups = new_groups(group, channels, timeout_s)
+        self._runners = [Runner(own, self._rank, timeout_s) for own in groups]
+        further = [runner.interrupt for runner in self._runners]
+        self._watch = Watch(groups, self._rank, self._world_size, further) if groups else None
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end_threads, self._channels, self._watch)
@@ -307,7 +308,7 @@ class Communicator:
         if self._watch is not None:
             self._watch.close()
         for runner in self._runners:
-            transport.destroy_group(runner.group)
+            runner.close()
         self._runners = []
 
     def __enter__(self) -> Communicator:
@@ -339,8 +340,8 @@ class Communicator:
             handle._finish(now_s, now_s)
             return handle
         runner = self._runners[channel]
-        label, work = runner.collective(request, tensor)
-        place = _Place(channel, async_op, runner.queues(tensor))
+        label, work, waits = runner.collective(request, tensor)
+        place = _Place(channel, async_op, queued=not waits)
         return self._submit(label, work, place, tensor)
 
     def _submit(
@@ -353,7 +354,9 @@ class Communicator:
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
         call = Call(label, place.channel, channel.take_number(), numel, dtype)
-        checked = self._checked(call, work) if self._check else work
+        checked = self._runners[place.channel].here(
+            self._checked(call, work) if self._check else work
+        )
 
         def job() -> None:
             error: BaseException | None = None

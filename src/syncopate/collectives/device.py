@@ -1,7 +1,9 @@
 """Device: collectives on CUDA tensors, ordered against the caller's stream.
 
 [Note: streams and buffers] A collective may begin when the work that the caller had queued on its
-current stream, at the time of the call, is done; an event recorded then says so.
+current stream, at the time of the call, is done; an event recorded then says so. It is recorded by
+the caller, because the collective may run on another thread, which has a current stream, and a
+current device, of its own.
 
 * On a Gloo group the channel copies the tensor into pinned memory on a stream of its own, runs the
   collective there, copies back, and blocks until that is done. The pinned memory is free again and
@@ -9,18 +11,19 @@ current stream, at the time of the call, is done; an event recorded then says so
 * On an NCCL group the collective is queued on the channel's stream and the host goes on. Handle's
   ``wait`` makes the caller's stream wait for the event recorded behind it. The tensor's memory is
   marked as used by the channel's stream, so that freeing it does not let the allocator reuse it
-  too early.
+  too early. Memory that the collective allocates is the channel's stream's, which waits for every
+  stream that NCCL used in its place.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
-import torch.distributed as dist
 
-from syncopate.schedules.base import Schedule, Transfer, chunk_offsets
+_Result = TypeVar("_Result")
 
 
 class _Streams:
@@ -39,6 +42,24 @@ def _event(enable_timing: bool = False) -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=enable_timing)  # type: ignore[no-untyped-call]
 
 
+def mark(device: torch.device) -> torch.cuda.Event:
+    """Return an event that says when what is queued on the current stream of ``device`` is done."""
+    event = _event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def on_this_device(work: Callable[[], _Result]) -> Callable[[], _Result]:
+    """Return ``work`` to be run on any thread, with this thread's current CUDA device."""
+    index = torch.cuda.current_device()
+
+    def run() -> _Result:
+        with torch.cuda.device(index):
+            return work()
+
+    return run
+
+
 class PinnedStage:
     """Pinned memory and streams of one channel, for CUDA tensors on a Gloo group."""
 
@@ -53,8 +74,7 @@ class PinnedStage:
 
         Call this on the thread and stream that produced ``tensor``.
         """
-        ready = _event()
-        ready.record(torch.cuda.current_stream(tensor.device))
+        ready = mark(tensor.device)
 
         def run() -> None:
             host = self._host(tensor)
@@ -79,10 +99,17 @@ class PinnedStage:
 class StreamCompletion:
     """A collective queued on a stream; see :class:`~syncopate.collectives.handle.Completion`."""
 
-    def __init__(self, device: torch.device, begin: torch.cuda.Event, end: torch.cuda.Event):
+    def __init__(
+        self,
+        device: torch.device,
+        begin: torch.cuda.Event,
+        end: torch.cuda.Event,
+        clock: torch.cuda.Stream,
+    ) -> None:
         self._device = device
         self._begin = begin
         self._end = end
+        self._clock = clock
 
     def done(self) -> bool:
         """Say whether it is over, without blocking."""
@@ -95,11 +122,12 @@ class StreamCompletion:
     def stamps(self) -> tuple[float, float]:
         """Block until it is over; return when it began and ended, by ``time.perf_counter``.
 
-        Events know durations only, so both are counted back from an event recorded now.
+        Events know durations only, so both are counted back from an event recorded now, on a stream
+        that has nothing else to do.
         """
         self._end.synchronize()
         now = _event(enable_timing=True)
-        now.record(torch.cuda.current_stream(self._device))
+        now.record(self._clock)
         now.synchronize()
         now_s = time.perf_counter()
         return (
@@ -113,12 +141,15 @@ class StreamQueue:
 
     def __init__(self) -> None:
         self._streams = _Streams()
+        self._clocks = _Streams()
 
-    def queue(self, tensor: torch.Tensor, work: Callable[[], None]) -> StreamCompletion:
-        """Queue ``work`` behind the caller's stream and behind the channel's earlier work."""
+    def queue(
+        self, tensor: torch.Tensor, ready: torch.cuda.Event, work: Callable[[], None]
+    ) -> StreamCompletion:
+        """Queue ``work`` behind ``ready`` and behind the channel's earlier work."""
         device = tensor.device
         stream = self._streams.on(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
+        stream.wait_event(ready)
         begin = _event(enable_timing=True)
         end = _event(enable_timing=True)
         with torch.cuda.stream(stream):
@@ -126,47 +157,4 @@ class StreamQueue:
             work()
             end.record(stream)
         tensor.record_stream(stream)
-        return StreamCompletion(device, begin, end)
-
-
-def run_rounds(
-    schedule: Schedule, rank: int, tensor: torch.Tensor, group: dist.ProcessGroup
-) -> None:
-    """Run ``schedule`` in place on ``tensor``, one batch of messages per round.
-
-    This is how NCCL wants it: the sends and receives of a round form one group call, so that
-    neither side blocks the other, and everything is ordered by the current stream.
-
-    Args:
-        schedule: what is to happen.
-        rank: this rank within ``group``.
-        tensor: contiguous, with elements.
-        group: any group whose backend has point-to-point for the tensor's device.
-    """
-    flat = tensor.view(-1)
-    offsets = chunk_offsets(flat.numel(), schedule.chunks)
-    rounds: dict[int, list[Transfer]] = {}
-    for transfer in schedule.of_rank(rank):
-        if offsets[transfer.start] < offsets[transfer.stop]:
-            rounds.setdefault(transfer.round, []).append(transfer)
-    for index in sorted(rounds):
-        messages: list[dist.P2POp] = []
-        landed: list[tuple[torch.Tensor, torch.Tensor, str]] = []
-        for transfer in rounds[index]:
-            place = flat[offsets[transfer.start] : offsets[transfer.stop]]
-            # Bytes, because NCCL does not know every dtype.
-            if transfer.src == rank:
-                wire = place.view(torch.uint8)
-                messages.append(dist.P2POp(dist.isend, wire, group=group, group_peer=transfer.dst))
-            else:
-                landing = torch.empty_like(place)
-                landed.append((place, landing, transfer.op))
-                wire = landing.view(torch.uint8)
-                messages.append(dist.P2POp(dist.irecv, wire, group=group, group_peer=transfer.src))
-        for work in dist.batch_isend_irecv(messages):
-            work.wait()
-        for place, landing, op in landed:
-            if op == "reduce":
-                place.add_(landing)
-            else:
-                place.copy_(landing)
+        return StreamCompletion(device, begin, end, self._clocks.on(device))

@@ -1,8 +1,7 @@
 """Native: the backend's own collectives, with the buffers and shards of this package.
 
-``reduce_scatter`` and ``all_gather`` work in place on the full buffer, whose shards are balanced
-and so may differ by one element. The backends want equal shards; then an unequal buffer goes
-through a padded copy.
+``reduce_scatter`` and ``all_gather`` work in place on the full buffer. The backends want equal
+shards; a buffer that does not divide goes through a padded copy.
 """
 
 from __future__ import annotations
@@ -12,10 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from syncopate.schedules.base import chunk_offsets
-
-_WIDER = {torch.int16: torch.int32}
-"""Dtypes that Gloo and NCCL cannot add, and one that holds their sums modulo the narrow range."""
+from syncopate.collectives.shards import bounds, fill, rows, summable, take_back
 
 # torch 2.13 renamed both, and warns about the older names.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -24,38 +20,40 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Sum ``tensor`` over the ranks, in place."""
-    wider = _widened(tensor)
+    wider = summable(tensor)
     dist.all_reduce(wider, group=group)
-    if wider is not tensor:
-        tensor.copy_(wider)
+    take_back(tensor, wider)
 
 
 def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Leave the sum of rank r's shard in rank r's shard; the rest of ``tensor`` is undefined."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    begin, end = _shard(tensor.numel(), rank, world_size)
-    source = _widened(_padded(tensor.view(-1), world_size))
-    total = torch.empty(source.numel() // world_size, dtype=source.dtype, device=source.device)
-    _reduce_scatter(total, source, group=group)
-    tensor.view(-1)[begin:end].copy_(total[: end - begin])
+    flat = tensor.view(-1)
+    begin, end = bounds(flat.numel(), rank, world_size)
+    wider = summable(flat)
+    if flat.numel() % world_size:
+        matrix = rows(wider, world_size)
+        _reduce_scatter(matrix[rank], matrix.flatten(0, 1), group=group)
+        take_back(flat[begin:end], matrix[rank, : end - begin])
+    else:
+        _reduce_scatter(wider[begin:end], wider, group=group)
+        take_back(flat[begin:end], wider[begin:end])
 
 
 def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Fill ``tensor`` with every rank's shard, given that each rank's own is there."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     flat = tensor.view(-1)
-    begin, end = _shard(flat.numel(), rank, world_size)
-    share = -(-flat.numel() // world_size)
-    even = flat.numel() % world_size == 0
-    mine = torch.zeros(share, dtype=tensor.dtype, device=tensor.device)
-    mine[: end - begin].copy_(flat[begin:end])
-    full = flat if even else torch.empty(share * world_size, dtype=flat.dtype, device=flat.device)
-    # Bytes, because Gloo moves some dtypes only when it does not know them.
-    _all_gather(full.view(torch.uint8), mine.view(torch.uint8), group=group)
-    if not even:
-        for peer in range(world_size):
-            begin, end = _shard(flat.numel(), peer, world_size)
-            flat[begin:end].copy_(full[peer * share : peer * share + end - begin])
+    begin, end = bounds(flat.numel(), rank, world_size)
+    # Bytes, because the backends move some dtypes only when they do not know them.
+    if flat.numel() % world_size:
+        matrix = flat.new_empty((world_size, -(-flat.numel() // world_size)))
+        matrix[rank, : end - begin].copy_(flat[begin:end])
+        raw = matrix.view(torch.uint8)
+        _all_gather(raw.view(-1), raw[rank], group=group)
+        fill(flat, matrix)
+    else:
+        _all_gather(flat.view(torch.uint8), flat[begin:end].view(torch.uint8), group=group)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup) -> None:
@@ -65,10 +63,9 @@ def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup) -> None:
 
 def reduce(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup) -> None:
     """Sum ``tensor`` over the ranks into that of rank ``dst``; the others' are undefined."""
-    wider = _widened(tensor)
+    wider = summable(tensor)
     dist.reduce(wider, group_dst=dst, group=group)
-    if wider is not tensor:
-        tensor.copy_(wider)
+    take_back(tensor, wider)
 
 
 NATIVE: dict[str, Callable[[torch.Tensor, dist.ProcessGroup], None]] = {
@@ -83,25 +80,3 @@ ROOTED: dict[str, Callable[[torch.Tensor, int, dist.ProcessGroup], None]] = {
     "reduce": reduce,
 }
 """The same for the collectives that have a root, which they take second."""
-
-
-def _shard(numel: int, rank: int, world_size: int) -> tuple[int, int]:
-    offsets = chunk_offsets(numel, world_size)
-    return offsets[rank], offsets[rank + 1]
-
-
-def _widened(tensor: torch.Tensor) -> torch.Tensor:
-    wider = _WIDER.get(tensor.dtype)
-    return tensor if wider is None else tensor.to(wider)
-
-
-def _padded(flat: torch.Tensor, world_size: int) -> torch.Tensor:
-    """Return ``flat`` itself when it cuts into equal shards, else a copy with padded shards."""
-    if flat.numel() % world_size == 0:
-        return flat
-    share = -(-flat.numel() // world_size)
-    padded = torch.zeros(share * world_size, dtype=flat.dtype, device=flat.device)
-    for peer in range(world_size):
-        begin, end = _shard(flat.numel(), peer, world_size)
-        padded[peer * share : peer * share + end - begin].copy_(flat[begin:end])
-    return padded

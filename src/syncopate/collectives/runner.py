@@ -1,17 +1,27 @@
-"""Runner: chooses how one channel carries out a collective: backend, device, algorithm."""
+"""Runner: chooses how one channel carries out a collective: backend, device, algorithm.
+
+[Note: the first time] NCCL connects the ranks of a group at its first collective, and the host
+waits for all of them meanwhile. Ranks that first use their channels in another order would wait for
+each other for ever. So on every channel the first collective, and the first one of each set of
+subgroups, runs on the channel's thread unless its caller waits for it anyway. That first collective
+is one of all ranks: the messages of a schedule's round may be among few of them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from syncopate.collectives import native, transport
-from syncopate.collectives.device import PinnedStage, StreamQueue, run_rounds
+from syncopate.collectives.device import PinnedStage, StreamQueue, mark, on_this_device
 from syncopate.collectives.executor import Executor
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.request import Request
+from syncopate.collectives.rounds import Rounds
+from syncopate.collectives.stages import Staged, Stages
 from syncopate.errors import InvalidValueError
 
 Body = Callable[[torch.Tensor], None]
@@ -20,9 +30,26 @@ Body = Callable[[torch.Tensor], None]
 Work = Callable[[], Completion | None]
 """Carries out a collective; returns its completion if it goes on after the call."""
 
+STAGED_BACKENDS = frozenset({"nccl"})
+"""Backends whose own collectives make the stages of hierarchical algorithms. Not Gloo's: it reduces
+and scatters in three times the bytes, and the executor overlaps what its collectives cannot."""
 
 _KEPT = 1024
 """Requests remembered, which training asks again and again."""
+
+
+class Prepared(NamedTuple):
+    """A collective ready to run on any thread.
+
+    Attributes:
+        label: its name.
+        work: what to call.
+        waits: whether the call waits for other ranks, rather than queue on a stream.
+    """
+
+    label: str
+    work: Work
+    waits: bool
 
 
 class Runner:
@@ -31,17 +58,20 @@ class Runner:
     Args:
         group: the channel's process group.
         rank: this rank within it.
+        timeout_s: how long a rank waits for another.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int) -> None:
+    def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float = 300.0) -> None:
         self.group = group
-        self._rank = rank
         self._world_size = dist.get_world_size(group)
         self._backends = transport.backends(group)
         self._executor = Executor(group, rank)
-        self._known: dict[tuple[Hashable, bool], tuple[str, Body]] = {}
-        self._stage = PinnedStage()
+        self._rounds = Rounds(group, rank)
+        self._stages = Stages(group, rank, timeout_s)
+        self._known: dict[tuple[Hashable, str], tuple[str, Body]] = {}
+        self._pinned = PinnedStage()
         self._queue = StreamQueue()
+        self._introduced: set[torch.device] = set()
 
     @property
     def device(self) -> torch.device:
@@ -50,35 +80,52 @@ class Runner:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
-    def queues(self, tensor: torch.Tensor) -> bool:
-        """Say whether collectives on ``tensor`` go to a stream, rather than block the host."""
-        return tensor.is_cuda and self._backend(tensor) != "gloo"
-
-    def collective(self, request: Request, tensor: torch.Tensor) -> tuple[str, Work]:
-        """Return name and work of a collective, prepared on the caller's thread and stream.
+    def collective(self, request: Request, tensor: torch.Tensor) -> Prepared:
+        """Return a collective, prepared on the caller's thread and stream.
 
         Raises:
             UnknownNameError: no such algorithm or option.
             InvalidValueError: no such value of an option, or no backend for the tensor's device.
         """
-        queued = self.queues(tensor)
-        label, body = self._named(request, queued)
-        return label, self.on_device(tensor, body)
+        backend = self._backend(tensor)
+        label, body = self._named(request, backend)
+        if not tensor.is_cuda:
+            return Prepared(label, lambda: body(tensor), True)
+        if backend == "gloo":
+            return Prepared(label, self._pinned.staged(tensor, body), True)
+        device = tensor.device
+        ready = mark(device)
+        # [Note: the first time]
+        waits = device not in self._introduced or (
+            isinstance(body, Staged) and not body.connected(device)
+        )
 
-    def _named(self, request: Request, queued: bool) -> tuple[str, Body]:
+        def run() -> None:
+            if device not in self._introduced:
+                dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+                self._introduced.add(device)
+            body(tensor)
+
+        return Prepared(label, lambda: self._queue.queue(tensor, ready, run), waits)
+
+    def _named(self, request: Request, backend: str) -> tuple[str, Body]:
         """Return label and body of a request, kept for the next time."""
-        key = (request.key, queued)
+        key = (request.key, backend)
         try:
             known = self._known.get(key)
         except TypeError:  # a value that is no key is no value of an option either
-            return request.label, self._body(request, queued)
+            return request.label, self._body(request, backend)
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            known = self._known[key] = (request.label, self._body(request, queued))
+            known = self._known[key] = (request.label, self._body(request, backend))
         return known
 
-    def _body(self, request: Request, queued: bool) -> Body:
+    def _body(self, request: Request, backend: str) -> Body:
+        if backend in STAGED_BACKENDS:
+            staged = self._stages.staged(request.collective, request.algorithm, request.options)
+            if staged is not None:
+                return staged
         schedule = request.schedule(self._world_size)
         if schedule is None and request.collective in native.ROOTED:
             rooted = native.ROOTED[request.collective]
@@ -86,26 +133,29 @@ class Runner:
         if schedule is None:
             run = native.NATIVE[request.collective]
             return lambda target: run(target, self.group)
-        if queued:
-            return lambda target: run_rounds(schedule, self._rank, target, self.group)
-        return lambda target: self._executor.run(schedule, target)
+        if backend == "gloo":
+            return lambda target: self._executor.run(schedule, target)
+        return lambda target: self._rounds.run(schedule, target)
 
-    def on_device(self, tensor: torch.Tensor, body: Body) -> Work:
-        """Return ``body`` on ``tensor``, or on its host copy, or on the channel's stream.
+    def here(self, work: Work) -> Work:
+        """Return ``work`` to be run on any thread, as if it ran on this one.
 
-        Raises:
-            InvalidValueError: the group has no backend for the tensor's device.
+        A thread has a current CUDA device of its own, which NCCL asks for.
         """
-        backend = self._backend(tensor)
-        if tensor.is_cuda and backend == "gloo":
-            return self._stage.staged(tensor, body)
-        if tensor.is_cuda:
-            return lambda: self._queue.queue(tensor, lambda: body(tensor))
+        if self._backends.get("cuda", "gloo") == "gloo":
+            return work
+        if "cpu" in self._backends and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return work
+        return on_this_device(work)
 
-        def run() -> None:
-            body(tensor)
+    def interrupt(self) -> None:
+        """Make what is under way in subgroups fail now instead of hang."""
+        self._stages.interrupt()
 
-        return run
+    def close(self) -> None:
+        """Give subgroups and process group up."""
+        self._stages.close()
+        transport.destroy_group(self.group)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

@@ -2,7 +2,8 @@
 
 The public ``isend``/``irecv`` spend more time in Python than a small message spends on the wire,
 so Gloo's backend object is called directly where there is one. Everything else falls back to the
-public functions. Nothing outside this module touches a name with a leading underscore.
+public functions. Nothing outside this module and :mod:`syncopate.collectives.subgroup` touches a
+name with a leading underscore.
 """
 
 from __future__ import annotations
@@ -71,8 +72,11 @@ def hang_up(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
         The peers whose connection turned out to be closed by them already.
     """
     backend = _gloo(group)
-    if backend is None:
-        return ()
+    return () if backend is None else close_connections(backend, peers)
+
+
+def close_connections(backend: Any, peers: Iterable[int]) -> tuple[int, ...]:
+    """Do what :func:`hang_up` does, to a Gloo backend itself."""
     closed = []
     landing = torch.empty(1)
     for peer in peers:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch.distributed as dist
@@ -43,10 +43,18 @@ class Watch:
         groups: the process group of every channel.
         rank: this rank.
         world_size: number of ranks.
+        further: what else makes collectives under way fail now instead of hang.
     """
 
-    def __init__(self, groups: list[dist.ProcessGroup], rank: int, world_size: int) -> None:
+    def __init__(
+        self,
+        groups: list[dist.ProcessGroup],
+        rank: int,
+        world_size: int,
+        further: Sequence[Callable[[], None]] = (),
+    ) -> None:
         self._groups = groups
+        self._further = further
         self._rank = rank
         self._world_size = world_size
         self._peers = [peer for peer in range(world_size) if peer != rank]
@@ -122,6 +130,8 @@ class Watch:
         closed: set[int] = set()
         for group in self._groups:
             closed.update(transport.break_connections(group, self._peers))
+        for interrupt in self._further:
+            interrupt()
         return tuple(sorted(closed))
 
     def _failed(self, call: Call, error: RuntimeError, waited_s: float) -> CollectiveError:
