@@ -45,11 +45,24 @@ def calibrated(communicator: Communicator) -> dict[str, Any]:
 
 
 def two_levels(communicator: Communicator) -> Cluster:
+    """Calibrate all collectives on what looks like two hosts, and choose by it."""
     calibrating.hosts_of = lambda _: ("a", "b", "a", "b")
     try:
-        return calibrate(communicator, sizes=[4], algorithms=["native", "ring"], budget_s=0.5)
+        cluster = calibrate(
+            communicator,
+            collectives=registry.collectives(),
+            sizes=[4, 1 << 20],
+            algorithms=["native", "ring", "lp", "blueconnect"],
+            budget_s=2.0,
+        )
     finally:
         calibrating.hosts_of = clocks.hosts_of
+    communicator.use_cluster(cluster)
+    for numel in (1, 300_000):
+        tensor = torch.ones(numel)
+        communicator.all_reduce(tensor, algorithm="auto")
+        assert (tensor == communicator.world_size).all()
+    return cluster
 
 
 def wrong_sum(communicator: Communicator) -> str:
@@ -114,6 +127,32 @@ def everything(rank: int, world_size: int) -> dict[str, Any]:
         }
 
 
+def require_two_levels(levels: Cluster) -> None:
+    assert [(level.name, level.size) for level in levels.levels] == [("device", 2), ("host", 2)]
+    assert levels.placement == (0, 2, 1, 3)
+    assert {(p.src, p.dst) for p in levels.probes} == {(0, 2), (1, 3), (0, 1)}
+    assert Cluster.from_json(levels.to_json()) == levels
+    assert {(c.collective, c.algorithm) for c in levels.curves} == {
+        (collective, name)
+        for collective in registry.collectives()
+        for name in ("native", "ring", "lp", "blueconnect")
+        if name == "native" or name in registry.algorithms(collective)
+    }
+    for curve in levels.curves:
+        # What was measured is what the links call for, and the curve says what it was.
+        assert curve.order == (() if curve.algorithm == "native" else levels.placement)
+        for point in curve.points:
+            wanted = {
+                "lp": {"blocks"},
+                "blueconnect": {"factors", "pipelines"},
+            }.get(curve.algorithm, set())
+            assert set(point.options) == wanted
+            assert point.options.get("factors", (2, 2)) == (2, 2)
+    blocks = [p.options["blocks"] for c in levels.curves if c.algorithm == "lp" for p in c.points]
+    assert blocks[0] == 1
+    assert {"repetitions, broadcast", "options"} <= set(levels.metadata)
+
+
 def test_four_ranks() -> None:
     ranks = run_ranks(everything, 4, timeout_s=150)
     first = ranks[0]
@@ -141,13 +180,11 @@ def test_four_ranks() -> None:
 
     levels = first["two_levels"]
     assert all(rank["two_levels"] == levels for rank in ranks)
-    assert [(level.name, level.size) for level in levels.levels] == [("device", 2), ("host", 2)]
-    assert levels.placement == (0, 2, 1, 3)
-    assert {(p.src, p.dst) for p in levels.probes} == {(0, 2), (1, 3), (0, 1)}
+    require_two_levels(levels)
 
     assert all(rank["wrong_sum"] == first["wrong_sum"] for rank in ranks)
     assert "all_reduce (ring)" in first["wrong_sum"]
-    assert "wrong sum" in first["wrong_sum"]
+    assert "wrong result" in first["wrong_sum"]
 
     same, apart = first["offsets"]
     assert all(rank["offsets"] == [same, apart] for rank in ranks)

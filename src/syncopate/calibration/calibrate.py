@@ -15,7 +15,7 @@ import torch.distributed as dist
 from msgspec import structs
 
 from syncopate.calibration.clocks import hosts_of
-from syncopate.calibration.curves import COLLECTIVE, DEFAULT_SIZES, Curves, measure_curves
+from syncopate.calibration.curves import DEFAULT_SIZES, Curves, measure_curves, suiting
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.links import measure_links
 from syncopate.calibration.progress import Progress, say
@@ -24,8 +24,9 @@ from syncopate.calibration.topology import Topology, topology
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
+from syncopate.schedules.options import ORDER
 from syncopate.units import KIB, MIB, format_bytes
 
 LINKS_SHARE = 0.15
@@ -39,32 +40,36 @@ _LOAD_BYTES = (256 * KIB, 4 * MIB)
 def calibrate(
     communicator: Communicator,
     *,
+    collectives: Sequence[str] = ("all_reduce",),
     sizes: Sequence[int] | None = None,
     algorithms: Sequence[str] | None = None,
     budget_s: float = 10.0,
     progress: Progress | None = None,
 ) -> Cluster:
-    """Measure links, reduction, all-reduce curves and interference; return the same on all ranks.
+    """Measure links, reduction, collectives and interference; return the same on all ranks.
 
     Every rank must call it with the same arguments, while nothing else uses the communicator.
 
     Args:
         communicator: the ranks.
+        collectives: whose algorithms to measure; they share the budget. A plan needs all-reduce
+            alone, and so does the measurement of interference, which is taken to be ideal without
+            it; ``algorithm="auto"`` goes by prices for those left out.
         sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out.
-        algorithms: all-reduce algorithms, ``"native"`` for the backend's own; those that
-            suit the cluster when left out.
+        algorithms: their names, ``"native"`` for the backend's own; those that suit the cluster
+            when left out. Each collective is measured by those of them that it has.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
         progress: called with what is measured and how much of the whole is done.
 
     Raises:
-        UnknownNameError: an algorithm that no registry knows.
-        InvalidValueError: a size or budget out of range.
+        UnknownNameError: no such collective, or an algorithm that none of them has.
+        InvalidValueError: a size or budget out of range, or a collective without an algorithm.
         CalibrationError: a link or an algorithm that does not work.
         CollectiveError: a rank was lost.
     """
     if not budget_s > 0:
         raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
-    effort = _Effort(_sizes(sizes), _algorithms(algorithms), budget_s)
+    effort = _Effort(_sizes(sizes), _algorithms(collectives, algorithms), budget_s)
     cluster = _measure(communicator, topology(hosts_of(communicator)), effort, progress)
     say(progress, "calibrated", 1.0)
     agreed: Cluster = communicator.broadcast_object(cluster)
@@ -74,7 +79,7 @@ def calibrate(
 @dataclass(frozen=True)
 class _Effort:
     sizes: tuple[int, ...]
-    algorithms: tuple[str, ...]  # empty for those that suit the cluster
+    algorithms: dict[str, tuple[str, ...]]  # by collective; empty for those that suit the cluster
     budget_s: float
 
 
@@ -99,25 +104,34 @@ def _measure(
         reduction_s_per_byte=measure_reduction(communicator),
         probes=probes,
     )
-    spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
-    curves = measure_curves(
-        communicator,
-        sizes=effort.sizes,
-        algorithms=effort.algorithms or (registry.NATIVE, *registry.candidates(COLLECTIVE, bare)),
-        budget_s=effort.budget_s * before_load - spent_s,
-        shared_clock=len(set(where.hosts)) == 1,
-        progress=_part(progress, before_curves, before_load),
-    )
+    curves: list[Curves] = []
+    for index, collective in enumerate(effort.algorithms):
+        share = (before_load - before_curves) / len(effort.algorithms)
+        begin = before_curves + index * share
+        spent_s = communicator.broadcast_object(time.perf_counter() - start_s)
+        left_s = effort.budget_s * before_load - spent_s
+        names = effort.algorithms[collective]
+        names = names or (registry.NATIVE, *registry.candidates(collective, bare))
+        curves.append(
+            measure_curves(
+                communicator,
+                collective,
+                suiting(communicator, bare, collective, names, effort.sizes),
+                budget_s=left_s / (len(effort.algorithms) - index),
+                shared_clock=len(set(where.hosts)) == 1,
+                progress=_part(progress, begin, begin + share),
+            )
+        )
     interference = measure_interference(
         communicator,
-        _loads(curves.curves),
+        _loads([curve for found in curves for curve in found.curves]),
         budget_s=effort.budget_s * INTERFERENCE_SHARE,
         progress=_part(progress, before_load, 1.0),
     )
     elapsed_s = time.perf_counter() - start_s
     return structs.replace(
         bare,
-        curves=curves.curves,
+        curves=tuple(curve for found in curves for curve in found.curves),
         interference=interference,
         metadata=_facts(communicator, where, curves)
         | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
@@ -140,24 +154,45 @@ def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
     return tuple(sorted({-(-size // 4) * 4 for size in sizes}))
 
 
-def _algorithms(algorithms: Sequence[str] | None) -> tuple[str, ...]:
+def _algorithms(
+    collectives: Sequence[str], algorithms: Sequence[str] | None
+) -> dict[str, tuple[str, ...]]:
+    """Return the algorithms to measure by collective; none for those that suit the cluster."""
+    if isinstance(collectives, str) or not collectives:
+        rule = f"a list of at least one of {', '.join(registry.collectives())}"
+        raise InvalidValueError("collectives", collectives, rule)
+    known = {name: (registry.NATIVE, *registry.algorithms(name)) for name in collectives}
     if algorithms is None:
-        return ()
-    if not algorithms:
-        raise InvalidValueError("algorithms", algorithms, "at least one name")
+        return dict.fromkeys(known, ())
+    everywhere = tuple(dict.fromkeys(name for names in known.values() for name in names))
     for name in algorithms:
-        registry.require(COLLECTIVE, name, allow_native=True)
-    return tuple(dict.fromkeys(algorithms))
+        if name not in everywhere:
+            raise UnknownNameError("algorithm", name, everywhere, ", ".join(known))
+    found = {
+        collective: tuple(name for name in dict.fromkeys(algorithms) if name in names)
+        for collective, names in known.items()
+    }
+    for collective, names in found.items():
+        if not names:
+            rule = f"names with at least one of {collective}: {', '.join(known[collective])}"
+            raise InvalidValueError("algorithms", tuple(algorithms), rule)
+    return found
 
 
 def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
-    """Return, per size of ``_LOAD_BYTES``, the fastest algorithm at the nearest measured size."""
+    """Return, per size of ``_LOAD_BYTES``, the fastest all-reduce at the nearest measured size."""
+    curves = [curve for curve in curves if curve.collective == "all_reduce"]
     loads: dict[int, Load] = {}
     for wanted in _LOAD_BYTES if curves else ():
         sizes = {point.nbytes for curve in curves for point in curve.points}
         nearest = min(sizes, key=lambda size: abs(size - wanted))
         found = [
-            Load(nearest, curve.algorithm, point.expected_s)
+            Load(
+                nearest,
+                curve.algorithm,
+                point.expected_s,
+                point.options | ({ORDER: curve.order} if curve.order else {}),
+            )
             for curve in curves
             for point in curve.points
             if point.nbytes == nearest
@@ -172,7 +207,7 @@ def _name(where: Topology) -> str:
     return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
 
 
-def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[str, str]:
+def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]) -> dict[str, str]:
     facts = {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "ranks": str(communicator.world_size),
@@ -186,18 +221,27 @@ def _facts(communicator: Communicator, where: Topology, curves: Curves) -> dict[
     }
     if where.note:
         facts["levels"] = where.note
-    if curves.curves:
+    if any(found.curves for found in curves):
         one_host = len(set(where.hosts)) == 1
         facts["samples"] = "barrier-separated; " + (
             "from the last rank's start to the last rank's end"
             if one_host
             else "maximum over ranks of each one's duration"
         )
-        facts["repetitions"] = ", ".join(
-            f"{format_bytes(size)}: {count}" for size, count in curves.repetitions.items()
+        facts["options"] = (
+            "in the points, as the prices of the schedules on these links choose them by size"
         )
-    if curves.left_out:
-        facts["left out"] = "; ".join(f"{name}: {why}" for name, why in curves.left_out.items())
+    for found in curves:
+        # A file of one collective says so in its curves.
+        of = f", {found.collective}" if len(curves) > 1 else ""
+        if found.curves:
+            facts[f"repetitions{of}"] = ", ".join(
+                f"{format_bytes(size)}: {count}" for size, count in found.repetitions.items()
+            )
+        if found.left_out:
+            facts[f"left out{of}"] = "; ".join(
+                f"{name}: {why}" for name, why in found.left_out.items()
+            )
     return facts
 
 

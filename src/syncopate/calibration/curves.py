@@ -1,4 +1,10 @@
-"""Curves: what every all-reduce algorithm costs here, from a few bytes to many megabytes.
+"""Curves: what every algorithm of a collective costs here, from a few bytes to many megabytes.
+
+[Note: what runs] Each algorithm runs with the options that suit the cluster and the size, as the
+prices on the links just measured choose them
+(:func:`syncopate.costs.model.schedule_cost`): how many blocks a pipeline has, which ranks are
+neighbours. A curve records them, so that a plan, or ``algorithm="auto"``, runs what was measured.
+Rooted collectives have rank 0 as their root.
 
 [Note: what one sample is] A barrier, then one collective on an idle channel, submitted as an engine
 submits it (``async_op``). Ranks leave a barrier at different moments, and a collective cannot begin
@@ -21,19 +27,24 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
+from syncopate.calibration.pattern import Pattern
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.quantiles import lower_quartile
 from syncopate.calibration.wire import device_of, synchronize
-from syncopate.cluster import CollectiveCurve, CurvePoint
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.handle import Handle
 from syncopate.costs.fits import fit_linear
+from syncopate.costs.model import schedule_cost
 from syncopate.errors import CalibrationError
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.options import ORDER
+from syncopate.schedules.registry import NATIVE
 from syncopate.units import KIB, MIB, format_bytes
-
-COLLECTIVE = "all_reduce"
 
 DEFAULT_SIZES: tuple[int, ...] = tuple(
     sorted([*(4**k for k in range(1, 14)), 2 * MIB, 8 * MIB, 32 * MIB])
@@ -60,65 +71,105 @@ FLAT_BYTES = 64 * KIB
 Points = Mapping[str, dict[int, CurvePoint]]
 """``algorithm -> size in bytes -> measurements``."""
 
+Options = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""``algorithm -> size in bytes -> its options``, for every size that is measured."""
+
 _Stamps = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """The measured curves and how they came about.
+    """The measured curves of one collective and how they came about.
 
     Attributes:
+        collective: which.
         curves: one per algorithm, in the order asked for.
         left_out: ``algorithm -> why some of its sizes were not measured``.
         repetitions: ``size in bytes -> samples per algorithm``, ascending.
     """
 
+    collective: str
     curves: tuple[CollectiveCurve, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     repetitions: Mapping[int, int] = field(default_factory=dict)
 
 
+def suiting(
+    communicator: Communicator,
+    cluster: Cluster,
+    collective: str,
+    algorithms: Sequence[str],
+    sizes: Sequence[int],
+) -> Options:
+    """Return the options to measure with, see [Note: what runs]; rank 0's, on every rank.
+
+    Args:
+        communicator: the ranks; all of them must call this.
+        cluster: the links.
+        collective: such as ``"all_reduce"``.
+        algorithms: registered names or ``"native"``, which takes none.
+        sizes: message sizes in bytes.
+    """
+    found: Options = {}
+    if communicator.rank == 0:
+        costs = {n: schedule_cost(cluster, collective, n) for n in algorithms if n != NATIVE}
+        found = {
+            name: {size: costs[name].options(size) if name in costs else {} for size in sizes}
+            for name in algorithms
+        }
+    agreed: Options = communicator.broadcast_object(found)
+    return agreed
+
+
 def measure_curves(
     communicator: Communicator,
+    collective: str,
+    options: Options,
     *,
-    sizes: Sequence[int],
-    algorithms: Sequence[str],
     budget_s: float,
     shared_clock: bool,
     progress: Progress | None = None,
 ) -> Curves:
-    """Measure all-reduce; alike on all ranks.
+    """Measure a collective; alike on all ranks.
 
     Args:
         communicator: the ranks; all of them must call this. One rank alone has nothing to measure.
-        sizes: message sizes in bytes, ascending multiples of 4.
-        algorithms: registered names or ``"native"``.
+        collective: such as ``"all_reduce"``.
+        options: the algorithms to measure, and at every size, a multiple of 4, their options.
         budget_s: about how long to take; the first few sizes are measured whatever they cost.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
 
     Raises:
-        CalibrationError: an algorithm returned a wrong sum.
+        CalibrationError: an algorithm returned a wrong result.
     """
     if communicator.world_size == 1:
-        return Curves()
-    bench = _Bench(communicator, max(sizes), shared_clock)
-    points: Points = {name: {} for name in algorithms}
+        return Curves(collective)
+    sizes = sorted({size for by_size in options.values() for size in by_size})
+    bench = _Bench(communicator, collective, max(sizes), shared_clock)
+    points: Points = {name: {} for name in options}
     for index, nbytes in enumerate(coarse_first(sizes)):
-        say(progress, f"{COLLECTIVE} {format_bytes(nbytes)}", index / len(sizes))
+        say(progress, f"{collective} {format_bytes(nbytes)}", index / len(sizes))
         left_s = budget_s - bench.elapsed_s()
-        names = [name for name in algorithms if not hopeless(name, points)]
+        names = [name for name in options if not hopeless(name, points)]
         if index >= ALWAYS_MEASURED:
             names = affordable(names, points, nbytes, left_s)
         if not names:
             continue
-        bench.warm_up(nbytes, names)
-        samples_s = bench.sample(nbytes, names, left_s / (len(sizes) - index))
+        here = {name: options[name][nbytes] for name in names}
+        bench.warm_up(nbytes, here)
+        samples_s = bench.sample(nbytes, here, left_s / (len(sizes) - index))
         for name in names:
-            points[name][nbytes] = CurvePoint(nbytes=nbytes, samples_s=tuple(samples_s[name]))
+            told = {key: value for key, value in here[name].items() if key != ORDER}
+            points[name][nbytes] = CurvePoint(
+                nbytes=nbytes, samples_s=tuple(samples_s[name]), options=told
+            )
     counts = {p.nbytes: len(p.samples_s) for curve in points.values() for p in curve.values()}
     return Curves(
-        curves=tuple(_curve(name, curve) for name, curve in points.items()),
+        collective,
+        curves=tuple(
+            _curve(collective, name, curve, options[name]) for name, curve in points.items()
+        ),
         left_out=_left_out(points, sizes),
         repetitions=dict(sorted(counts.items())),
     )
@@ -133,8 +184,12 @@ def coarse_first(sizes: Sequence[int]) -> list[int]:
 class _Bench:
     """Runs collectives on one buffer and gathers when each rank started and ended."""
 
-    def __init__(self, communicator: Communicator, largest: int, shared_clock: bool) -> None:
+    def __init__(
+        self, communicator: Communicator, collective: str, largest: int, shared_clock: bool
+    ) -> None:
         self._communicator = communicator
+        self._collective = collective
+        self._root = (0,) if conditions(collective).rooted else ()
         self._shared_clock = shared_clock
         self._device = device_of(communicator)
         self._buffer = torch.zeros(largest // 4, device=self._device)
@@ -145,49 +200,57 @@ class _Bench:
         seconds: float = self._communicator.broadcast_object(time.perf_counter() - self._start_s)
         return seconds
 
-    def warm_up(self, nbytes: int, names: Sequence[str]) -> None:
-        """Run each algorithm once and check its sum.
+    def warm_up(self, nbytes: int, options: Mapping[str, Mapping[str, Any]]) -> None:
+        """Run each algorithm once and check its result.
 
         Raises:
             CalibrationError: it is wrong, on whichever rank.
         """
         view = self._buffer[: nbytes // 4]
+        size, rank = self._communicator.world_size, self._communicator.rank
+        pattern = Pattern(self._collective, view.numel(), "float32", rank, size)
         wrong = []
-        for name in names:
-            view.fill_(float(self._communicator.rank + 1))
-            self._run(view, name)
-            size = self._communicator.world_size
-            if not bool((view == size * (size + 1) / 2).all()):
+        for name, told in options.items():
+            view.copy_(pattern.input())
+            self._run(view, name, told)
+            if pattern.wrong(view.cpu()):
                 wrong.append(name)
         # Zeros stay zeros, however often they are summed.
         view.zero_()
         bad = [name for rank in self._communicator.all_gather_object(wrong) for name in rank]
         if bad:
             raise CalibrationError(
-                f"{COLLECTIVE} ({bad[0]}) of {nbytes} bytes returned a wrong sum; do not train "
-                "with it: leave it out with algorithms=..., and report it"
+                f"{self._collective} ({bad[0]}) of {nbytes} bytes returned a wrong result; do not "
+                "train with it: leave it out with algorithms=..., and report it"
             )
 
-    def sample(self, nbytes: int, names: Sequence[str], budget_s: float) -> dict[str, list[float]]:
+    def sample(
+        self, nbytes: int, options: Mapping[str, Mapping[str, Any]], budget_s: float
+    ) -> dict[str, list[float]]:
         """Run the algorithms in turns for about ``budget_s``; return the durations in seconds."""
         view = self._buffer[: nbytes // 4]
-        samples_s: dict[str, list[float]] = {name: [] for name in names}
+        samples_s: dict[str, list[float]] = {name: [] for name in options}
         until_s = self.elapsed_s() + budget_s
         count = 0
         while not count or (count < MOST_REPETITIONS and self.elapsed_s() < until_s):
-            stamps: dict[str, _Stamps] = {name: [] for name in names}
+            stamps: dict[str, _Stamps] = {name: [] for name in options}
             for _ in range(FEWEST_REPETITIONS):
-                for name in names:
-                    stamps[name].append(self._run(view, name))
+                for name, told in options.items():
+                    stamps[name].append(self._run(view, name, told))
             count += FEWEST_REPETITIONS
             for name, more_s in self._gather(stamps).items():
                 samples_s[name].extend(more_s)
         return samples_s
 
-    def _run(self, view: torch.Tensor, name: str) -> tuple[float, float]:
+    def _run(
+        self, view: torch.Tensor, name: str, options: Mapping[str, Any]
+    ) -> tuple[float, float]:
+        collective = getattr(self._communicator, self._collective)
         self._communicator.barrier()
         start_s = time.perf_counter()
-        handle = self._communicator.all_reduce(view, algorithm=name, async_op=True)
+        handle: Handle = collective(
+            view, *self._root, algorithm=name, async_op=True, options=options
+        )
         handle.wait()
         synchronize(self._device)
         end_s = handle.finished_s
@@ -267,10 +330,18 @@ def _typical_s(point: CurvePoint) -> float:
     return lower_quartile(point.samples_s)
 
 
-def _curve(name: str, points: Mapping[int, CurvePoint]) -> CollectiveCurve:
+def _curve(
+    collective: str,
+    name: str,
+    points: Mapping[int, CurvePoint],
+    options: Mapping[int, Mapping[str, Any]],
+) -> CollectiveCurve:
+    orders = {tuple(told.get(ORDER, ())) for told in options.values()}
     ascending = tuple(points[size] for size in sorted(points))
     fit = fit_linear(
         [float(point.nbytes) for point in ascending],
         [point.expected_s for point in ascending],
     )
-    return CollectiveCurve(collective=COLLECTIVE, algorithm=name, points=ascending, fit=fit)
+    return CollectiveCurve(
+        collective=collective, algorithm=name, points=ascending, fit=fit, order=orders.pop()
+    )

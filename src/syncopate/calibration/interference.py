@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from syncopate.calibration.wire import device_of
 from syncopate.cluster import Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
+from syncopate.schedules.options import Option
 
 _STATE_S = (0.02, 0.08)
 """Shortest and longest duration of one state of one round: at least a score of units."""
@@ -49,11 +50,13 @@ class Load:
         nbytes: message size.
         algorithm: a registered name or ``"native"``.
         alone_s: about how long it takes on an idle machine.
+        options: what the algorithm is told.
     """
 
     nbytes: int
     algorithm: str
     alone_s: float
+    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 def measure_interference(
@@ -121,7 +124,9 @@ def _round(
     def submit() -> Handle:
         """Submit ``count`` collectives and return the last one's handle."""
         handles = [
-            communicator.all_reduce(buffer, algorithm=load.algorithm, async_op=True)
+            communicator.all_reduce(
+                buffer, algorithm=load.algorithm, async_op=True, options=load.options
+            )
             for _ in range(count)
         ]
         return handles[-1]

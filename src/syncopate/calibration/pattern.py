@@ -92,7 +92,8 @@ class Pattern:
         gathered = self._spread(everyone[0])
         for peer in range(1, self.world_size):
             shard = self._shard(peer)
-            gathered[shard] = self._spread(everyone[peer])[shard]
+            own = everyone[peer].roll(-shard.start)
+            gathered[shard] = self._spread(own, shard.stop - shard.start)
         return gathered
 
     def _period(self, rank: int) -> torch.Tensor:
@@ -100,9 +101,10 @@ class Pattern:
         length = distinct_values(self.dtype, self.world_size)
         return (torch.arange(length) + _RANK_STRIDE * rank) % length
 
-    def _spread(self, period: torch.Tensor) -> torch.Tensor:
-        times = -(-self.count // period.numel())
-        return period.to(getattr(torch, self.dtype)).repeat(times)[: self.count]
+    def _spread(self, period: torch.Tensor, count: int | None = None) -> torch.Tensor:
+        count = self.count if count is None else count
+        times = -(-count // period.numel())
+        return period.to(getattr(torch, self.dtype)).repeat(times)[:count]
 
     def _shard(self, rank: int) -> slice:
         offsets = chunk_offsets(self.count, self.world_size)

@@ -26,9 +26,12 @@ def calibrate(
         str | None,
         typer.Option(help="Message sizes, such as 4KiB,256KiB,16MiB; chosen by itself otherwise."),
     ] = None,
+    collectives: Annotated[
+        str, typer.Option(help="Whose algorithms to measure, such as all_reduce,broadcast; or all.")
+    ] = "all_reduce",
     algorithms: Annotated[
         str | None,
-        typer.Option(help="All-reduce algorithms, such as native,ring; all of them otherwise."),
+        typer.Option(help="Their names, such as native,ring; those that suit the ranks otherwise."),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the cluster as JSON instead of tables.")
@@ -44,10 +47,18 @@ def calibrate(
       syncopate calibrate --local 4
 
       torchrun --nproc-per-node 4 --no-python syncopate calibrate -o cluster.json --budget 30
+
+      syncopate calibrate --local 4 --collectives all --budget 40
     """
+    from syncopate.schedules import registry
+    from syncopate.schedules.conditions import conditions
+
     if budget <= 0:
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
     size_list = [parse_bytes(size) for size in items(sizes)] or None
+    names = registry.collectives() if collectives == "all" else tuple(items(collectives))
+    for name in names:
+        conditions(name)
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
@@ -55,6 +66,7 @@ def calibrate(
     with ranks.joined() as communicator, progress_bar("calibrating") as progress:
         cluster = syncopate.calibrate(
             communicator,
+            collectives=names,
             sizes=size_list,
             algorithms=items(algorithms) or None,
             budget_s=budget,

@@ -98,8 +98,20 @@ class TestArguments:
         assert calibrating._sizes(None) == curves.DEFAULT_SIZES
 
     def test_algorithms(self) -> None:
-        assert calibrating._algorithms(None) == ()  # those that suit the cluster
-        assert calibrating._algorithms(["ring", "native", "ring"]) == ("ring", "native")
+        # Nothing stands for those that suit the cluster.
+        assert calibrating._algorithms(["all_reduce"], None) == {"all_reduce": ()}
+        assert calibrating._algorithms(["broadcast", "reduce"], None) == {
+            "broadcast": (),
+            "reduce": (),
+        }
+        assert calibrating._algorithms(["all_reduce"], ["ring", "native", "ring"]) == {
+            "all_reduce": ("ring", "native")
+        }
+        # Each collective is measured by what it has.
+        assert calibrating._algorithms(["all_reduce", "broadcast"], ["ring", "mst"]) == {
+            "all_reduce": ("ring", "mst"),
+            "broadcast": ("mst",),
+        }
 
     @pytest.mark.parametrize(
         ("arguments", "kind", "word"),
@@ -111,6 +123,19 @@ class TestArguments:
             ({"sizes": [1.5]}, InvalidValueError, "sizes"),
             ({"algorithms": []}, InvalidValueError, "algorithms"),
             ({"algorithms": ["rign"]}, UnknownNameError, "ring"),
+            ({"collectives": ["all_redcue"]}, UnknownNameError, "all_reduce"),
+            ({"collectives": []}, InvalidValueError, "a list of at least one of all_reduce"),
+            ({"collectives": "all_reduce"}, InvalidValueError, "a list of at least one of"),
+            (
+                {"collectives": ["all_reduce", "broadcast"], "algorithms": ["ring"]},
+                InvalidValueError,
+                "at least one of broadcast: native, mst, be, lp",
+            ),
+            (
+                {"collectives": ["broadcast", "reduce"], "algorithms": ["ring"]},
+                UnknownNameError,
+                "'ring' for broadcast, reduce; known: native, mst, be, lp",
+            ),
         ],
     )
     def test_refusals(
@@ -145,3 +170,14 @@ class TestInterference:
             interference.Load(2 * MIB, "native", 3.0),
         ]
         assert calibrating._loads([]) == []
+
+    def test_loads_are_all_reduces_as_they_were_measured(self) -> None:
+        fit = LinearFit(a_s=0.0, b_s_per_byte=0.0)
+        piped = CurvePoint(nbytes=256 * KIB, samples_s=(1.0,), options={"blocks": 3})
+        measured = [
+            CollectiveCurve(collective=name, algorithm="lp", points=(piped,), fit=fit, order=(1, 0))
+            for name in ("all_reduce", "broadcast")
+        ]
+        found = calibrating._loads(measured)
+        assert found == [interference.Load(256 * KIB, "lp", 1.0, {"blocks": 3, "order": (1, 0)})]
+        assert calibrating._loads(measured[1:]) == []
