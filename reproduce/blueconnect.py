@@ -18,7 +18,8 @@ its equations, and here.
 
 By these equations a flat ring in the order of the topology is faster than BlueConnect: it crosses
 each node's port once, where BlueConnect's stages leave NVLink idle while the ports work. Stages
-that work at the same time, on one part of the message each, turn that round (``pipelines``).
+that work at the same time, on one part of the message each, turn that round (``pipelines``). What
+is chosen for other sizes, as ``algorithm="auto"`` would, stands below.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,11 @@ from rich.table import Table
 from syncopate.cluster import Cluster, Level
 from syncopate.costs.blocks import best_options
 from syncopate.costs.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
+from syncopate.costs.decisions import Decision, decisions
 from syncopate.costs.price import price
 from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.schedules.registry import build, candidates, fitted
+from syncopate.units import format_bytes
 
 DATA = Path(__file__).parent / "data" / "blueconnect.csv"
 NBYTES = 100e6
@@ -143,8 +146,10 @@ def compare_with_paper(rows: Sequence[Equation]) -> list[Comparison]:
     return found
 
 
-def show(rows: Sequence[Equation], ranked: Sequence[Choice], console: Console) -> None:
-    """Print the equations, the paper's figures and the choice."""
+def show(
+    where: Cluster, rows: Sequence[Equation], ranked: Sequence[Choice], console: Console
+) -> None:
+    """Print the equations, the paper's figures and the choices."""
     table = Table(title="100 MB on 4 x 16 x 3 GPUs, ms", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("equation")
     for column in ("formula", "schedule", "formula over schedule"):
@@ -164,9 +169,27 @@ def show(rows: Sequence[Equation], ranked: Sequence[Choice], console: Console) -
     best.add_column("options")
     for choice in ranked:
         style = "bold green" if choice is ranked[0] else "none"
-        options = ", ".join(f"{key} {_text(value)}" for key, value in choice.options.items())
-        best.add_row(choice.algorithm, f"{choice.seconds * 1e3:.2f}", options, style=style)
+        seconds = f"{choice.seconds * 1e3:.2f}"
+        best.add_row(choice.algorithm, seconds, _options(choice.options), style=style)
     console.print(best)
+    auto = Table(title="What auto takes there, by size", box=box.SIMPLE_HEAD, pad_edge=False)
+    auto.add_column("from", justify="right")
+    auto.add_column("algorithm")
+    auto.add_column("options")
+    for decision in table_of(where):
+        auto.add_row(
+            format_bytes(decision.min_bytes), decision.algorithm, _options(decision.options)
+        )
+    console.print(auto)
+
+
+def table_of(where: Cluster) -> tuple[Decision, ...]:
+    """Return what all-reduces of any size would be carried by."""
+    return decisions(where, "all_reduce")
+
+
+def _options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {_text(value)}" for key, value in options.items())
 
 
 def _text(value: Any) -> str:
@@ -181,12 +204,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     where = cluster()
     rows, ranked = equations(where), choices(where)
     if not options.json:
-        show(rows, ranked, Console())
+        show(where, rows, ranked, Console())
         return
     report = {
         "equations": [asdict(row) for row in rows],
         "paper": [item.as_json() for item in compare_with_paper(rows)],
         "choices": [asdict(choice) for choice in ranked],
+        "auto": [asdict(decision) for decision in table_of(where)],
     }
     print(json.dumps(report, indent=1))
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from syncopate.cluster import Cluster, Level
 from syncopate.collectives import Communicator
-from syncopate.costs.blocks import best_blocks
+from syncopate.costs.model import schedule_cost
 from syncopate.units import MIB
 
 from .results import Cell, label
@@ -23,12 +23,12 @@ from .session import Session, found_by
 from .timing import Contender
 
 COLLECTIVES = ("broadcast", "reduce", "all_reduce")
-NBYTES = {8: 64 * MIB, 16: 16 * MIB}
+NBYTES = {8: 64 * MIB, 16: 8 * MIB}
 """Hosts of the lab -> size of the message."""
 
 RANKS = (2, 4, 8, 16)
 
-BLOCKS = (16, 64, 256, 1024)
+BLOCKS = (16, 64, 128, 256, 1024)
 """Numbers of blocks compared at the largest number of hosts."""
 
 
@@ -69,7 +69,8 @@ def _members(session: Session, hosts: int) -> dict[int, Communicator]:
 def _contenders(
     collective: str, nbytes: int, world_size: int, cluster: Cluster
 ) -> Mapping[str, Contender]:
-    options = {"blocks": best_blocks(collective, "lp", first(cluster.levels, world_size), nbytes)}
+    where = first(cluster.levels, world_size, cluster.reduction_s_per_byte)
+    options = schedule_cost(where, collective, "lp").options(nbytes)
     return {
         "lp": Contender("lp", options, label("lp", options)),
         "mst": Contender("mst"),
@@ -78,11 +79,12 @@ def _contenders(
     }
 
 
-def first(levels: tuple[Level, ...], world_size: int) -> Cluster:
+def first(levels: tuple[Level, ...], world_size: int, reduction_s_per_byte: float) -> Cluster:
     """Return the cluster of some ranks joined by the slowest of ``levels``."""
     slowest = min(levels, key=lambda level: level.bandwidth_bytes_per_s)
     return Cluster.flat(
         world_size,
         latency_s=slowest.latency_s,
         bandwidth_bytes_per_s=slowest.bandwidth_bytes_per_s,
+        reduction_s_per_byte=reduction_s_per_byte,
     )

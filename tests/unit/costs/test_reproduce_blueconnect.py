@@ -56,7 +56,12 @@ def test_stages_that_overlap_beat_the_ring_unless_uplinks_are_thin() -> None:
 
 def test_prints_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     blueconnect.main([])
-    assert "What a planner chooses there" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "What a planner chooses there" in printed
+    assert "What auto takes there" in printed
     blueconnect.main(["--json"])
     report = json.loads(capsys.readouterr().out)
     assert [len(report[key]) for key in ("equations", "paper", "choices")] == [3, 5, 7]
+    by_size = [row["algorithm"] for row in report["auto"]]
+    assert by_size[0] == "recursive_doubling"
+    assert "blueconnect" in by_size
