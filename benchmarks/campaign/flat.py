@@ -20,7 +20,7 @@ def measure(session: Session) -> dict[str, Any]:
     ring = Ring(session.communicator)
     streams = ring.measure(STREAMS, session.effort)
     ring.close()
-    cluster = session.cluster()
+    cluster = session.cluster(*BUS_FACTORS)
     table = [row for name in BUS_FACTORS for row in session.decisions(cluster, name)]
     cells = []
     for collective in BUS_FACTORS:

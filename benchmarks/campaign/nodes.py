@@ -16,7 +16,7 @@ COLLECTIVE = "all_reduce"
 
 def measure(session: Session) -> dict[str, Any]:
     """Return what the part measured, by field of its result."""
-    cluster = session.cluster()
+    cluster = session.cluster(COLLECTIVE)
     table = session.decisions(cluster, COLLECTIVE)
     factors = {"factors": (session.topology.ranks_per_host, session.topology.hosts)}
     pipelined = factors | {"pipelines": 4}

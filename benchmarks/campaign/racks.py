@@ -23,7 +23,7 @@ COLLECTIVE = "all_reduce"
 
 def measure(session: Session) -> dict[str, Any]:
     """Return what the part measured, by field of its result."""
-    cluster = session.cluster()
+    cluster = session.cluster(COLLECTIVE)
     nominal = session.topology.cluster()
     table = session.decisions(cluster, COLLECTIVE)
     cells = []

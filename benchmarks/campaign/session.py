@@ -52,11 +52,15 @@ class Session:
         if self.communicator.rank == 0:
             print(text, flush=True)
 
-    def cluster(self) -> Cluster:
-        """Return the cluster, calibrated on the first call; every rank must call it."""
+    def cluster(self, *collectives: str) -> Cluster:
+        """Return the cluster, ``collectives`` measured; every rank must call it alike.
+
+        Calibrated on the first call, and kept.
+        """
         if self._cluster is None:
-            self.say(f"calibrating, about {self.effort.calibration_s:g} s")
-            self._cluster = calibrate(self.communicator, budget_s=self.effort.calibration_s)
+            budget_s = self.effort.calibration_s * (1 + len(collectives))
+            self.say(f"calibrating {', '.join(collectives)}, about {budget_s:g} s")
+            self._cluster = calibrate(self.communicator, collectives=collectives, budget_s=budget_s)
         return self._cluster
 
     def links(self) -> Cluster:
@@ -65,7 +69,7 @@ class Session:
             self.say("calibrating the links")
             self._links = calibrate(
                 self.communicator,
-                budget_s=self.effort.calibration_s,
+                budget_s=2 * self.effort.calibration_s,
                 sizes=(64 * KIB,),
                 algorithms=(NATIVE,),
             )

@@ -36,7 +36,7 @@ class Effort:
         fewest: calls of each contender at least.
         most: calls of each contender at most.
         largest_bytes: larger messages are left out.
-        calibration_s: budget of the calibration.
+        calibration_s: budget of the calibration for the links, and for each collective.
         quick: whether this is to see that it runs.
     """
 
@@ -44,12 +44,12 @@ class Effort:
     fewest: int = 3
     most: int = 41
     largest_bytes: int = 1 << 40
-    calibration_s: float = 40.0
+    calibration_s: float = 18.0
     quick: bool = False
 
 
 FULL = Effort()
-QUICK = Effort(cell_s=0.2, fewest=1, most=3, largest_bytes=4 << 20, calibration_s=4.0, quick=True)
+QUICK = Effort(cell_s=0.2, fewest=1, most=3, largest_bytes=4 << 20, calibration_s=2.0, quick=True)
 
 
 @dataclass(frozen=True)
