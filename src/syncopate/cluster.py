@@ -57,17 +57,22 @@ class Level(Record, frozen=True, kw_only=True):
         size: fan-out, how many units of the level below one unit of this level holds; >= 1.
         latency_s: α, the start-up time of a message across this level.
         bandwidth_bytes_per_s: 1/β, what one unit sends across this level, each direction.
+        burst_bytes: what a link that was silent passes at once, before its rate holds. Rates that
+            are kept by a token bucket, in clouds or in a lab, allow it; a cable does not.
     """
 
     name: str
     size: int
     latency_s: float
     bandwidth_bytes_per_s: float
+    burst_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         if self.size < 1:
             raise InvalidValueError("level size", self.size, "an integer >= 1")
         require_time("latency_s", self.latency_s)
+        if not math.isfinite(self.burst_bytes) or self.burst_bytes < 0:
+            raise InvalidValueError("burst_bytes", self.burst_bytes, "a finite number >= 0")
         if not math.isfinite(self.bandwidth_bytes_per_s) or self.bandwidth_bytes_per_s <= 0:
             raise InvalidValueError(
                 "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "a finite number > 0"
@@ -168,6 +173,40 @@ class LinkProbe(Record, frozen=True, kw_only=True):
     points: tuple[CurvePoint, ...]
 
 
+class Handling(Record, frozen=True, kw_only=True):
+    """What messages cost besides the wire: the work of processors, as calibration measured it.
+
+    Ranks that share processors get in each other's way. So most figures are of moments at which
+    every rank has a message to send and one to receive; a round with fewer messages takes its
+    share of them, and no less than one message takes alone.
+
+    Attributes:
+        up_to_bytes: buffers up to this size are handled so; None for all that are larger than
+            other entries say.
+        call_s: start and end of a collective.
+        message_s: from one message of a rank to its next, when neither waits for anything and all
+            other ranks are idle (o of the LogP model).
+        round_s: a round in which every rank sends a message and waits for one.
+        stream_s: a message of every rank, when nobody has to wait for them one by one.
+        addition_s: a reduction of every rank, however short.
+        byte_s: a byte of every rank, sent and received.
+    """
+
+    up_to_bytes: int | None = None
+    call_s: float = 0.0
+    message_s: float = 0.0
+    round_s: float = 0.0
+    stream_s: float = 0.0
+    addition_s: float = 0.0
+    byte_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.up_to_bytes is not None and self.up_to_bytes < 0:
+            raise InvalidValueError("up_to_bytes", self.up_to_bytes, "an integer >= 0, or none")
+        for name in ("call_s", "message_s", "round_s", "stream_s", "addition_s", "byte_s"):
+            require_time(name, getattr(self, name))
+
+
 class Interference(Record, frozen=True, kw_only=True):
     """How much computation and a collective disturb each other while both run.
 
@@ -202,6 +241,8 @@ class Cluster(Artifact, frozen=True, kw_only=True):
             when rank and position are the same.
         hosts: host name of each rank; empty when unknown.
         reduction_s_per_byte: γ, time to add one byte of one buffer to another.
+        handling: what messages cost besides the wire, by ascending buffer size; empty for a
+            cluster written by hand, whose messages cost α, β and γ alone.
         curves: measured collectives; empty for a cluster written by hand.
         probes: raw link probes; empty for a cluster written by hand.
         interference: what overlap costs here.
@@ -215,6 +256,7 @@ class Cluster(Artifact, frozen=True, kw_only=True):
     placement: tuple[int, ...] = ()
     hosts: tuple[str, ...] = ()
     reduction_s_per_byte: float = 0.0
+    handling: tuple[Handling, ...] = ()
     curves: tuple[CollectiveCurve, ...] = ()
     probes: tuple[LinkProbe, ...] = ()
     interference: Interference = Interference()
@@ -224,6 +266,10 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         if not self.levels:
             raise InvalidValueError("levels", self.levels, "at least one level")
         require_time("reduction_s_per_byte", self.reduction_s_per_byte)
+        limits = [math.inf if h.up_to_bytes is None else h.up_to_bytes for h in self.handling]
+        if self.handling and (limits != sorted(set(limits)) or limits[-1] < math.inf):
+            rule = "by ascending up_to_bytes, and the last without"
+            raise InvalidValueError("handling", [h.up_to_bytes for h in self.handling], rule)
         ranks = list(range(self.world_size))
         if self.placement and sorted(self.placement) != ranks:
             raise InvalidValueError(

@@ -29,19 +29,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from syncopate.cluster import Cluster, Level, LinearFit
-from syncopate.costs.links import levels_apart, wire_times
+from syncopate.costs.messages import FloatArray, IntArray, messages_of
 from syncopate.errors import InvalidValueError
-from syncopate.schedules.base import REDUCE, Schedule, Transfers
-
-_FloatArray = NDArray[np.float64]
-_IntArray = NDArray[np.int64]
+from syncopate.schedules.base import Schedule
 
 _LARGEST_BYTES = 2.0**50
 _ROUNDING = 1e-13
@@ -57,7 +53,7 @@ def price(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
     return float(price_many(schedule, cluster, nbytes))
 
 
-def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> _FloatArray:
+def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> FloatArray:
     """Return the seconds ``schedule`` takes, for many buffer sizes at once.
 
     Args:
@@ -166,83 +162,29 @@ class _Messages:
         first: whether they are the first of their round.
     """
 
-    out: _IntArray
-    into: _IntArray
-    latency: _FloatArray
-    wire: _FloatArray
-    addition: _FloatArray
+    out: IntArray
+    into: IntArray
+    latency: FloatArray
+    wire: FloatArray
+    addition: FloatArray
     first: bool
 
 
 def _messages(
     schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
 ) -> tuple[list[_Messages], tuple[int, int]]:
-    """Merge the schedule's transfers into messages and cut its rounds at contended ports.
-
-    Returns:
-        The messages, and the numbers of ranks and of ports per rank; port k of rank r has the
-        number r times the ports per rank, plus k.
-    """
-    table = schedule.table
-    if not len(table):
+    """Return the messages of every turn, and the numbers of ranks and of ports per rank."""
+    if not len(schedule.table):
         return [], (schedule.world_size, 1)
-    begins, sent, reduced = _merge(table)
-    src, dst = table.src[begins].astype(np.int64), table.dst[begins].astype(np.int64)
-    apart = levels_apart(levels, placement, src, dst)
-    edges = np.flatnonzero(np.diff(table.round[begins], prepend=-1, append=-1)).tolist()
-    rounds = list(pairwise(edges))
-    # A single port will do where no rank has two messages in any round.
-    ports = 1
-    if any(_contended(src[low:high], dst[low:high]) for low, high in rounds):
-        ports = len(levels)
-    port = apart if ports > 1 else 0
-    out, into = src * ports + port, dst * ports + port
-    turns: list[tuple[_IntArray, bool]] = []
-    for low, high in rounds:
-        queues = _turns(out[low:high], into[low:high])
-        turns += [(queue + low, index == 0) for index, queue in enumerate(queues)]
-    numbers = np.empty(len(src), np.int64)
-    for number, (pick, _) in enumerate(turns):
-        numbers[pick] = number
-    wire = wire_times(levels, placement, (src, dst), sent, numbers, one_each=ports == 1)
-    latency = np.array([level.latency_s for level in levels])[apart]
-    wire, addition = wire / schedule.chunks, gamma * reduced / schedule.chunks
-    found = [
-        _Messages(out[pick], into[pick], latency[pick], wire[pick], addition[pick], first)
-        for pick, first in turns
+    found = messages_of(schedule, levels, placement)
+    out, into = found.out, found.into
+    latency = np.array([level.latency_s for level in levels])[found.apart]
+    addition = gamma * found.reduced / schedule.chunks
+    turns = [
+        _Messages(out[pick], into[pick], latency[pick], found.wire[pick], addition[pick], first)
+        for pick, first in found.turns
     ]
-    return found, (schedule.world_size, ports)
-
-
-def _merge(table: Transfers) -> tuple[_IntArray, _IntArray, _IntArray]:
-    """Return where each message begins, the chunks it carries, and how many are reduced."""
-    same = (table.round[1:] == table.round[:-1]) & (table.src[1:] == table.src[:-1])
-    same &= table.dst[1:] == table.dst[:-1]
-    begins = np.flatnonzero(np.concatenate(([True], ~same)))
-    chunks = (table.stop - table.start).astype(np.int64)
-    reduced = np.where(table.op == REDUCE, chunks, 0)
-    return begins, np.add.reduceat(chunks, begins), np.add.reduceat(reduced, begins)
-
-
-def _contended(out: _IntArray, into: _IntArray) -> bool:
-    """Say whether two messages of one round share an end."""
-    return bool(max(np.bincount(out).max(), np.bincount(into).max()) > 1)
-
-
-def _turns(out: _IntArray, into: _IntArray) -> list[_IntArray]:
-    """Cut the messages of one round into turns, so that none shares a port within a turn."""
-    if not _contended(out, into):
-        return [np.arange(len(out))]
-    sends: dict[int, int] = {}
-    receives: dict[int, int] = {}
-    turns: list[list[int]] = []
-    for index, (a, b) in enumerate(zip(out.tolist(), into.tolist(), strict=True)):
-        turn = max(sends.get(a, 0), receives.get(b, 0))
-        sends[a] = receives[b] = turn + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(index)
-    return [np.array(turn, np.int64) for turn in turns]
+    return turns, (schedule.world_size, found.ports)
 
 
 def _longest_path(messages: list[_Messages], ports: tuple[int, int], nbytes: float) -> _Line:
@@ -267,8 +209,8 @@ def _longest_path(messages: list[_Messages], ports: tuple[int, int], nbytes: flo
 
 
 def _entered(
-    sent: _FloatArray, received: _FloatArray, ports: tuple[int, int], nbytes: float
-) -> _FloatArray:
+    sent: FloatArray, received: FloatArray, ports: tuple[int, int], nbytes: float
+) -> FloatArray:
     """Return for every port when its rank has finished with all of them."""
     each = _later(sent, received, nbytes)
     if ports[1] == 1:
@@ -280,5 +222,5 @@ def _entered(
     return np.repeat(last, ports[1], axis=1)
 
 
-def _later(x: _FloatArray, y: _FloatArray, nbytes: float) -> _FloatArray:
+def _later(x: FloatArray, y: FloatArray, nbytes: float) -> FloatArray:
     return np.where(x[0] + x[1] * nbytes >= y[0] + y[1] * nbytes, x, y)
