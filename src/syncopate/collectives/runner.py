@@ -102,11 +102,14 @@ class Runner:
 
         def run() -> None:
             if device not in self._introduced:
-                dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+                self._introduce(device)
                 self._introduced.add(device)
             body(tensor)
 
         return Prepared(label, lambda: self._queue.queue(tensor, ready, run), waits)
+
+    def _introduce(self, device: torch.device) -> None:
+        dist.all_reduce(torch.zeros(1, device=device), group=self.group)
 
     def _named(self, request: Request, backend: str) -> tuple[str, Body]:
         """Return label and body of a request, kept for the next time."""

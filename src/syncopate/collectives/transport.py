@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -123,14 +123,33 @@ def group_of(
     ``None`` stands for all ranks, and for the default group. Otherwise as :func:`new_group`.
     """
     served = set(backends(like).values())
-    return dist.new_group(  # type: ignore[no-any-return]
-        None if ranks is None else list(ranks),
-        timeout=datetime.timedelta(seconds=timeout_s),
-        # A group made from the full configuration has no backend of its own name, which torch
-        # remarks on when the group is destroyed.
-        backend=served.pop() if len(served) == 1 else dist.get_backend_config(like),
-        use_local_synchronization=ranks is not None,
-    )
+    with contextlib.nullcontext() if ranks is None else _unbound():
+        return dist.new_group(  # type: ignore[no-any-return]
+            None if ranks is None else list(ranks),
+            timeout=datetime.timedelta(seconds=timeout_s),
+            # A group made from the full configuration has no backend of its own name, which torch
+            # remarks on when the group is destroyed.
+            backend=served.pop() if len(served) == 1 else dist.get_backend_config(like),
+            use_local_synchronization=ranks is not None,
+        )
+
+
+@contextlib.contextmanager
+def _unbound() -> Iterator[None]:
+    """Make groups as if the default group were not bound to a device.
+
+    torch splits the communicator of one that is, in which all its ranks must take part: those of
+    the new group would wait for the others for ever.
+    """
+    default: Any = distributed_c10d._get_default_group()
+    device = getattr(default, "bound_device_id", None)
+    if device is not None:
+        default.bound_device_id = None
+    try:
+        yield
+    finally:
+        if device is not None:
+            default.bound_device_id = device
 
 
 class _Destroyed:
