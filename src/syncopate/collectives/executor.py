@@ -3,19 +3,21 @@
 A schedule is compiled once per (algorithm, size, dtype) and kept. Small buffers are copied into
 memory of the program's own, whose views were all made beforehand: for them Python's time per
 message is what counts, and two copies of at most 64 KiB are cheaper than the views. Large buffers
-are worked on in place.
+are worked on in place. Messages of short buffers go through the mesh, those of long ones through
+Gloo, whose threads read and write while this one adds.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import transport
+from syncopate.collectives import mesh, transport
 from syncopate.collectives.failure import PeerError
 from syncopate.collectives.program import Op, Program, Region, compile_program
 from syncopate.schedules.base import Schedule
@@ -27,6 +29,9 @@ STAGED_BYTES = 64 * KIB
 
 CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
+
+MESH_BYTES = 256 * KIB
+"""Buffers up to this size go through the mesh."""
 
 _CACHED_PROGRAMS = 256
 _TAG_BITS = 12
@@ -41,11 +46,20 @@ _Code = list[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with tensors in place of regions."""
 
 
+class _Wire(NamedTuple):
+    """How messages travel, and what stands for a region of memory there."""
+
+    send: Callable[[Any, int, int], Any]
+    receive: Callable[[Any, int, int], Any]
+    region: Callable[[torch.Tensor], Any]
+
+
 class _Direct(NamedTuple):
     """A program that works in the caller's buffer."""
 
     program: Program
     tag_base: int
+    wire: _Wire
 
 
 class _Staged:
@@ -53,6 +67,7 @@ class _Staged:
 
     Attributes:
         buffer: elements of the collective's buffer.
+        wire: how its messages travel.
         code: bound instructions.
         works: room for the pending sends and receives.
         nbytes: memory held.
@@ -62,6 +77,7 @@ class _Staged:
         program = direct.program
         self.buffer = torch.empty(numel, dtype=dtype)
         scratch = torch.empty(program.scratch_numel, dtype=dtype)
+        self.wire = direct.wire
         self.code = _bind(direct, self.buffer, scratch)
         self.works: list[Any] = [None] * program.works
         self.nbytes = self.buffer.nbytes + scratch.nbytes
@@ -73,11 +89,22 @@ class Executor:
     Args:
         group: the channel's process group; a Gloo group, or any with CPU point-to-point.
         rank: this rank within the group.
+        timeout_s: how long a rank waits for another.
         block_bytes: length of the longest block of a transfer; the same on all ranks.
     """
 
-    def __init__(self, group: dist.ProcessGroup, rank: int, block_bytes: int = BLOCK_BYTES) -> None:
-        self._send, self._receive = transport.point_to_point(group)
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        timeout_s: float = 300.0,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._long = _Wire(*transport.point_to_point(group), lambda tensor: [tensor])
+        self._short = self._long
+        self._mesh = mesh.connect(group, timeout_s) if transport.uses_gloo(group) else None
+        if self._mesh is not None:
+            self._short = _Wire(self._mesh.send, self._mesh.receive, _bytes)
         self._rank = rank
         self._block_bytes = block_bytes
         self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
@@ -94,14 +121,25 @@ class Executor:
         flat = tensor.view(-1)
         if isinstance(program, _Staged):
             program.buffer.copy_(flat)
-            self._execute(program.code, program.works)
+            self._execute(program.wire, program.code, program.works)
             flat.copy_(program.buffer)
         else:
             scratch = self._scratch_of(program.program.scratch_numel, tensor.dtype)
-            self._execute(_bind(program, flat, scratch), [None] * program.program.works)
+            code = _bind(program, flat, scratch)
+            self._execute(program.wire, code, [None] * program.program.works)
 
-    def _execute(self, code: _Code, works: list[Any]) -> None:
-        send, receive = self._send, self._receive
+    def interrupt(self) -> None:
+        """Make messages of the mesh, here and at its other ends, fail now instead of hang."""
+        if self._mesh is not None:
+            self._mesh.interrupt()
+
+    def close(self) -> None:
+        """Close the mesh."""
+        if self._mesh is not None:
+            self._mesh.close()
+
+    def _execute(self, wire: _Wire, code: _Code, works: list[Any]) -> None:
+        send, receive, _ = wire
         peer = -1
         try:
             for op, index, region, other, tag in code:
@@ -130,7 +168,8 @@ class Executor:
             return found
         numel, itemsize = tensor.numel(), tensor.element_size()
         compiled = compile_program(schedule, self._rank, numel, itemsize, self._block_bytes)
-        direct = _Direct(compiled, _tag_base(schedule, tensor))
+        wire = self._short if tensor.nbytes <= MESH_BYTES else self._long
+        direct = _Direct(compiled, _tag_base(schedule, tensor), wire)
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
             program = _Staged(direct, numel, tensor.dtype)
@@ -162,8 +201,12 @@ def _tag_base(schedule: Schedule, tensor: torch.Tensor) -> int:
     return (mark & _TAG_HASH) << _TAG_BITS
 
 
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(torch.uint8).numpy().data
+
+
 def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
-    program, base = direct
+    program, base, wire = direct
 
     def view(region: Region) -> torch.Tensor:
         return (scratch if region.scratch else buffer)[region.start : region.stop]
@@ -171,7 +214,7 @@ def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code
     code: _Code = []
     for op, index, region, source, peer, tag in program.instructions:
         if op in (Op.POST, Op.SEND):
-            code.append((int(op), index, [view(region)], peer, base | (tag & _TAG_MASK)))
+            code.append((int(op), index, wire.region(view(region)), peer, base | (tag & _TAG_MASK)))
         elif op in (Op.ADD, Op.COPY):
             code.append((int(op), index, view(region), view(source), tag))
         else:

@@ -65,7 +65,7 @@ class Runner:
         self.group = group
         self._world_size = dist.get_world_size(group)
         self._backends = transport.backends(group)
-        self._executor = Executor(group, rank)
+        self._executor = Executor(group, rank, timeout_s)
         self._rounds = Rounds(group, rank)
         self._stages = Stages(group, rank, timeout_s)
         self._known: dict[tuple[Hashable, str], tuple[str, Body]] = {}
@@ -152,12 +152,14 @@ class Runner:
         return on_this_device(work)
 
     def interrupt(self) -> None:
-        """Make what is under way in subgroups fail now instead of hang."""
+        """Make what is under way in subgroups and in the mesh fail now instead of hang."""
         self._stages.interrupt()
+        self._executor.interrupt()
 
     def close(self) -> None:
-        """Give subgroups and process group up."""
+        """Give subgroups, mesh and process group up."""
         self._stages.close()
+        self._executor.close()
         transport.destroy_group(self.group)
 
     def barrier(self) -> None:

@@ -91,6 +91,8 @@ def close_connections(backend: Any, peers: Iterable[int]) -> tuple[int, ...]:
 def failure_kind(error: BaseException) -> Kind:
     """Read from a message of Gloo or NCCL what kind of failure it reports."""
     text = str(error).lower()
+    if "interrupted here" in text:
+        return "interrupted"
     # Gloo says this of every pair of a group once one receive passed its limit.
     if "application timeout caused pair closure" in text:
         return "interrupted"
@@ -192,6 +194,11 @@ def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
         device, _, backend = part.partition(":")
         served[device] = backend
     return served
+
+
+def uses_gloo(group: dist.ProcessGroup) -> bool:
+    """Say whether Gloo serves CPU tensors in ``group``."""
+    return _gloo(group) is not None
 
 
 def _gloo(group: dist.ProcessGroup) -> Any:

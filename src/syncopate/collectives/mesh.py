@@ -1,0 +1,373 @@
+"""Mesh: one TCP connection between every two ranks of a channel, for short messages.
+
+Gloo takes two messages and two threads on each side for one of ours: the receiver announces that
+it is ready, and its loop thread hands what arrives to the one that waits. That is nothing beside a
+megabyte, and most of what a kilobyte costs. Here the rank that waits reads the socket itself.
+
+[Note: progress] A message is handed to the kernel at once. What does not fit waits in an outbox
+and goes out whenever this rank waits for anything; and while something is in an outbox, nothing
+here blocks on a single socket. So no ring of ranks can wait for each other with full buffers. A
+message carries its tag: one that arrives before its receive was posted is kept aside.
+
+Addresses are IPv4, found as Gloo finds them: ``GLOO_SOCKET_IFNAME`` names the interface, else the
+host's name resolves to it. Where some pair of ranks cannot connect there is no mesh, and short
+messages go through Gloo as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+import time
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import torch.distributed as dist
+
+MOST_RANKS = 256
+"""Larger groups make no mesh: a process may not have that many connections open."""
+
+_CONNECT_S = 10.0
+_BUFFER_BYTES = 1 << 20
+_HEADER = struct.Struct("<II")
+_HELLO = struct.Struct("<16sI")
+_NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+_INTERRUPTED = "mesh interrupted here"
+
+
+class Pending(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return when it is over; raises ``RuntimeError`` when its connection is lost."""
+
+
+class _Sent:
+    """A message that the kernel has taken whole."""
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+
+_SENT = _Sent()
+
+
+class _Send:
+    """A message that did not fit into the kernel's buffer."""
+
+    __slots__ = ("mesh", "parts", "peer")
+
+    def __init__(self, mesh: Mesh, peer: int, parts: list[memoryview]) -> None:
+        self.mesh = mesh
+        self.peer = peer
+        self.parts = parts
+
+    def wait(self) -> None:
+        while self.parts:
+            self.mesh.progress(None)
+
+
+class _Receive:
+    """A message that somebody waits for."""
+
+    __slots__ = ("done", "mesh", "peer", "tag", "view")
+
+    def __init__(self, mesh: Mesh, view: memoryview, peer: int, tag: int) -> None:
+        self.mesh = mesh
+        self.view = view
+        self.peer = peer
+        self.tag = tag
+        self.done = False
+
+    def wait(self) -> None:
+        while not self.done:
+            self.mesh.progress(self.peer)
+
+
+class _Link:
+    """One connection: what is to be sent on it, and the message that is being read."""
+
+    def __init__(self, connection: socket.socket, peer: int) -> None:
+        self.socket = connection
+        self.peer = peer
+        self.outbox: deque[_Send] = deque()
+        self.posted: dict[int, deque[_Receive]] = {}
+        self.early: dict[int, deque[bytearray]] = {}
+        self.head = bytearray(_HEADER.size)
+        self.rest = memoryview(self.head)
+        self.receive: _Receive | None = None  # whose payload is being read
+        self.kept: bytearray | None = None  # the payload being read, when nobody has posted for it
+        self.tag = 0
+
+
+class _Address(NamedTuple):
+    host: str
+    port: int
+    token: bytes
+
+
+class Mesh:
+    """The connections of one channel; used by one thread at a time, but for :meth:`interrupt`.
+
+    Made by :func:`connect`.
+
+    Args:
+        connections: socket of every other rank.
+        timeout_s: how long to wait for a message.
+    """
+
+    def __init__(self, connections: dict[int, socket.socket], timeout_s: float) -> None:
+        self._links = {peer: _Link(found, peer) for peer, found in connections.items()}
+        self._by_file = {link.socket.fileno(): link for link in self._links.values()}
+        self._busy: set[int] = set()  # peers with something in the outbox
+        self._timeout_s = timeout_s
+        self._interrupted = False
+        limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
+        for found in connections.values():
+            found.setblocking(True)
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+
+    def send(self, view: memoryview, peer: int, tag: int) -> Pending:
+        """Send bytes to ``peer``; they must stay as they are until the message was waited for.
+
+        Raises:
+            RuntimeError: the connection is lost.
+        """
+        link = self._links[peer]
+        header = _HEADER.pack(tag, len(view))
+        sent = 0
+        if not link.outbox:
+            try:
+                sent = link.socket.sendmsg((header, view), (), _NOW)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                raise self._lost(peer, error) from error
+            if sent == len(view) + _HEADER.size:
+                return _SENT
+        parts = [memoryview(header)[sent:], view[max(sent - _HEADER.size, 0) :]]
+        message = _Send(self, peer, [part for part in parts if part])
+        link.outbox.append(message)
+        self._busy.add(peer)
+        return message
+
+    def receive(self, view: memoryview, peer: int, tag: int) -> Pending:
+        """Receive the next message of ``peer`` with this tag, as long as ``view``."""
+        link = self._links[peer]
+        message = _Receive(self, view, peer, tag)
+        early = link.early.get(tag)
+        if early:
+            self._land(message, early.popleft())
+        else:
+            link.posted.setdefault(tag, deque()).append(message)
+        return message
+
+    def progress(self, peer: int | None) -> None:
+        """Move on what can move: the outboxes, and what ``peer`` sends; block until something has.
+
+        Raises:
+            RuntimeError: a connection is lost, or nothing moved for too long.
+        """
+        if not self._busy:
+            assert peer is not None
+            self._read(self._links[peer], socket.MSG_WAITALL)
+            return
+        poll = select.poll()
+        for busy in self._busy:
+            poll.register(self._links[busy].socket, select.POLLOUT)
+        if peer is not None:
+            both = select.POLLIN | (select.POLLOUT if peer in self._busy else 0)
+            poll.register(self._links[peer].socket, both)
+        ready = poll.poll(self._timeout_s * 1e3)
+        if not ready:
+            raise self._timed_out(peer if peer is not None else min(self._busy))
+        for file, events in ready:
+            link = self._by_file[file]
+            if events & ~select.POLLIN and link.outbox:
+                self._write(link)
+            if events & ~select.POLLOUT and link.peer == peer:
+                self._read(link, socket.MSG_DONTWAIT)
+
+    def interrupt(self) -> None:
+        """End all connections; whoever waits, here or at the other end, fails now."""
+        self._interrupted = True
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close all connections."""
+        for link in self._links.values():
+            link.socket.close()
+
+    def _write(self, link: _Link) -> None:
+        message = link.outbox[0]
+        try:
+            sent = link.socket.sendmsg(message.parts, (), _NOW)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise self._lost(link.peer, error) from error
+        while message.parts and sent >= len(message.parts[0]):
+            sent -= len(message.parts.pop(0))
+        if message.parts:
+            message.parts[0] = message.parts[0][sent:]
+            return
+        link.outbox.popleft()
+        if not link.outbox:
+            self._busy.discard(link.peer)
+
+    def _read(self, link: _Link, flags: int) -> None:
+        """Read what is left of a header or of a payload, whole or as much as is there."""
+        try:
+            count = link.socket.recv_into(link.rest, 0, flags)
+        except BlockingIOError:
+            if flags == socket.MSG_DONTWAIT:
+                return
+            raise self._timed_out(link.peer) from None
+        except OSError as error:
+            raise self._lost(link.peer, error) from error
+        if count == 0:
+            raise self._lost(link.peer, None)
+        link.rest = link.rest[count:]
+        if not link.rest:
+            self._next_part(link)
+
+    def _next_part(self, link: _Link) -> None:
+        if link.receive is None and link.kept is None:
+            self._begin_payload(link)
+            return
+        if link.receive is not None:
+            link.receive.done = True
+        elif link.kept is not None:
+            waiting = link.posted.get(link.tag)
+            if waiting:
+                self._land(waiting.popleft(), link.kept)
+            else:
+                link.early.setdefault(link.tag, deque()).append(link.kept)
+        link.receive = link.kept = None
+        link.rest = memoryview(link.head)
+
+    def _begin_payload(self, link: _Link) -> None:
+        link.tag, nbytes = _HEADER.unpack(link.head)
+        waiting = link.posted.get(link.tag)
+        if waiting:
+            link.receive = waiting.popleft()
+            self._require_length(link.receive, nbytes)
+            link.rest = link.receive.view
+        else:
+            link.kept = bytearray(nbytes)
+            link.rest = memoryview(link.kept)
+
+    def _land(self, message: _Receive, payload: bytearray) -> None:
+        self._require_length(message, len(payload))
+        message.view[:] = payload
+        message.done = True
+
+    def _require_length(self, message: _Receive, nbytes: int) -> None:
+        if nbytes != len(message.view):
+            raise RuntimeError(
+                f"rank {message.peer} sent {nbytes} bytes where {len(message.view)} were expected: "
+                "the ranks run different collectives"
+            )
+
+    def _lost(self, peer: int, error: OSError | None) -> RuntimeError:
+        if self._interrupted:
+            return RuntimeError(_INTERRUPTED)
+        return RuntimeError(f"connection closed by rank {peer}" + (f": {error}" if error else ""))
+
+    def _timed_out(self, peer: int) -> RuntimeError:
+        return RuntimeError(f"timed out after {self._timeout_s:g} s, waiting for rank {peer}")
+
+
+def connect(group: dist.ProcessGroup, timeout_s: float) -> Mesh | None:
+    """Connect every two ranks of ``group``, or none; all of its ranks must call this.
+
+    Returns:
+        The mesh, on every rank; None on every rank where some pair could not connect.
+
+    Raises:
+        RuntimeError: a rank did not come.
+    """
+    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
+    if world_size > MOST_RANKS:
+        return None
+    connections: dict[int, socket.socket] = {}
+    deadline_s = time.monotonic() + min(timeout_s, _CONNECT_S)
+    with socket.create_server(("", 0), backlog=world_size) as server:
+        mine = _Address(own_address(), server.getsockname()[1], os.urandom(16))
+        addresses: list[Any] = [None] * world_size
+        dist.all_gather_object(addresses, mine, group=group)
+        try:
+            for peer in range(rank):
+                connections[peer] = _call(addresses[peer], rank, deadline_s)
+            while len(connections) < world_size - 1:
+                peer, found = _answer(server, mine.token, deadline_s)
+                connections[peer] = found
+            connected = sorted([*connections, rank]) == list(range(world_size))
+        except OSError:
+            connected = False
+    verdicts: list[Any] = [None] * world_size
+    dist.all_gather_object(verdicts, connected, group=group)
+    if all(verdicts):
+        return Mesh(connections, timeout_s)
+    for found in connections.values():
+        found.close()
+    return None
+
+
+def own_address() -> str:
+    """Return the IPv4 address by which other ranks may reach this one, as Gloo chooses it."""
+    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if name:
+        with contextlib.suppress(OSError, ImportError):
+            return _interface_address(name)
+    with contextlib.suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not found.startswith("127."):
+            return found
+    with (
+        contextlib.suppress(OSError, KeyError),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
+    ):
+        # Connecting a datagram socket sends nothing, but shows which interface leads there.
+        probe.connect((os.environ["MASTER_ADDR"], 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _interface_address(name: str) -> str:
+    import fcntl  # noqa: PLC0415 - not everywhere
+
+    request_address = 0x8915  # SIOCGIFADDR
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        packed = struct.pack("256s", name[:15].encode())
+        answer = fcntl.ioctl(any_socket.fileno(), request_address, packed)
+    return socket.inet_ntoa(answer[20:24])
+
+
+def _call(address: _Address, rank: int, deadline_s: float) -> socket.socket:
+    found = socket.create_connection(
+        (address.host, address.port), timeout=max(deadline_s - time.monotonic(), 0.1)
+    )
+    found.sendall(_HELLO.pack(address.token, rank))
+    return found
+
+
+def _answer(server: socket.socket, token: bytes, deadline_s: float) -> tuple[int, socket.socket]:
+    """Return the next rank that calls, and its connection; strangers are turned away."""
+    while True:
+        server.settimeout(max(deadline_s - time.monotonic(), 0.1))
+        found, _ = server.accept()
+        found.settimeout(max(deadline_s - time.monotonic(), 0.1))
+        with contextlib.suppress(OSError, struct.error):
+            hello = found.recv(_HELLO.size, socket.MSG_WAITALL)
+            said, rank = _HELLO.unpack(hello)
+            if said == token:
+                return rank, found
+        found.close()

@@ -1,0 +1,176 @@
+"""The mesh: real TCP connections between threads that stand for ranks."""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from syncopate.collectives import mesh
+from syncopate.collectives.mesh import Mesh, own_address
+from syncopate.collectives.transport import failure_kind
+
+LONG = 4 << 20
+"""Bytes that fit into no socket's buffer."""
+
+
+def connected() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    return near, far
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., list[Mesh]]]:
+    made: list[Mesh] = []
+
+    def make(world_size: int, timeout_s: float = 30.0) -> list[Mesh]:
+        connections: list[dict[int, socket.socket]] = [{} for _ in range(world_size)]
+        for a, b in itertools.combinations(range(world_size), 2):
+            connections[a][b], connections[b][a] = connected()
+        made.extend(Mesh(of_rank, timeout_s) for of_rank in connections)
+        return made
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def view(value: int, nbytes: int = 8) -> memoryview:
+    return memoryview(bytearray([value]) * nbytes)
+
+
+def test_a_message_arrives_under_its_tag(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b = ranks(2)
+    for tag in (1, 2, 3):
+        a.send(view(tag), 1, tag).wait()
+    third, first, second = view(0), view(0), view(0)
+    b.receive(third, 0, 3).wait()
+    waiting = b.receive(second, 0, 2)
+    b.receive(first, 0, 1).wait()
+    waiting.wait()
+    assert (first[0], second[0], third[0]) == (1, 2, 3)
+
+
+def test_messages_with_one_tag_keep_their_order(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b = ranks(2)
+    places = [view(0) for _ in range(5)]
+    early = [b.receive(place, 0, 7) for place in places[:2]]
+    for value in range(1, 6):
+        a.send(view(value), 1, 7).wait()
+    a.send(view(9), 1, 8).wait()
+    b.receive(view(0), 0, 8).wait()  # reads past all the others
+    for message in early:
+        message.wait()
+    for place in places[2:]:
+        b.receive(place, 0, 7).wait()
+    assert [place[0] for place in places] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5])
+def test_no_ring_of_ranks_waits_for_itself(
+    world_size: int, ranks: Callable[..., list[Mesh]]
+) -> None:
+    everyone = ranks(world_size)
+
+    def rank(me: int) -> list[int]:
+        landed = [view(0, LONG) for _ in range(2)]
+        before, after = (me - 1) % world_size, (me + 1) % world_size
+        sends = [everyone[me].send(view(me + 1, LONG), after, tag) for tag in (0, 1)]
+        receives = [everyone[me].receive(place, before, tag) for tag, place in enumerate(landed)]
+        for message in (*reversed(receives), *sends):
+            message.wait()
+        return [place[0] for place in landed] + [place[-1] for place in landed]
+
+    with ThreadPoolExecutor(world_size) as pool:
+        results = list(pool.map(rank, range(world_size)))
+    assert results == [[(me - 1) % world_size + 1] * 4 for me in range(world_size)]
+
+
+def test_a_long_send_is_over_when_the_other_side_has_read(
+    ranks: Callable[..., list[Mesh]],
+) -> None:
+    a, b = ranks(2)
+    message = a.send(view(5, LONG), 1, 0)
+    landed = view(0, LONG)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(b.receive(landed, 0, 0).wait)
+        message.wait()
+        reading.result()
+    assert landed == view(5, LONG)
+
+
+def test_another_length_is_refused(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b = ranks(2)
+    a.send(view(1, 8), 1, 0).wait()
+    with pytest.raises(RuntimeError, match=r"rank 0 sent 8 bytes where 12 were expected"):
+        b.receive(view(0, 12), 0, 0).wait()
+    a.send(view(1, 8), 1, 1).wait()
+    a.send(view(1, 8), 1, 2).wait()
+
+
+def test_a_lost_connection_names_the_rank(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b, c = ranks(3)
+    c.close()
+    for survivor in (a, b):
+        with pytest.raises(RuntimeError, match="connection closed by rank 2") as raised:
+            survivor.receive(view(0), 2, 0).wait()
+        assert failure_kind(raised.value) == "closed"
+    with pytest.raises(RuntimeError, match="closed by rank 2"):
+        a.send(view(0, LONG), 2, 0).wait()
+
+
+def test_an_interrupt_wakes_whoever_waits(ranks: Callable[..., list[Mesh]]) -> None:
+    a, b = ranks(2)
+    kinds = []
+
+    def wait(own: Mesh, peer: int) -> None:
+        try:
+            own.receive(view(0), peer, 0).wait()
+        except RuntimeError as error:
+            kinds.append((peer, failure_kind(error)))
+
+    threads = [threading.Thread(target=wait, args=pair) for pair in ((a, 1), (b, 0))]
+    for thread in threads:
+        thread.start()
+    a.interrupt()
+    for thread in threads:
+        thread.join(20)
+    assert sorted(kinds) == [(0, "closed"), (1, "interrupted")]
+
+
+def test_waiting_has_a_limit(ranks: Callable[..., list[Mesh]]) -> None:
+    a, _ = ranks(2, timeout_s=0.2)
+    with pytest.raises(RuntimeError, match=r"timed out after 0.2 s, waiting for rank 1") as raised:
+        a.receive(view(0), 1, 0).wait()
+    assert failure_kind(raised.value) == "timeout"
+    with pytest.raises(RuntimeError, match="timed out"):
+        a.send(view(0, LONG), 1, 0).wait()
+
+
+def test_the_address_follows_the_interface_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert own_address() == "127.0.0.1"
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    socket.inet_aton(own_address())
+
+
+def test_a_stranger_is_turned_away() -> None:
+    token = b"t" * 16
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        address = mesh._Address("127.0.0.1", port, b"x" * 16)
+        deadline_s = time.monotonic() + 20
+        stranger = mesh._call(address, 1, deadline_s)
+        rank = mesh._call(address._replace(token=token), 2, deadline_s)
+        peer, found = mesh._answer(server, token, deadline_s)
+        assert peer == 2
+        assert stranger.recv(1) == b""
+        for each in (stranger, rank, found):
+            each.close()
