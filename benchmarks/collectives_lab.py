@@ -164,7 +164,10 @@ def main() -> int:
         if obstacle:
             print(f"skipped: {obstacle}")
             return 0
-        code = measure(chosen, options)
+        try:
+            code = measure(chosen, options)
+        except KeyboardInterrupt:
+            code = 130
     tell(options)
     return code
 

@@ -101,13 +101,18 @@ def record(command: list[str]) -> tuple[Scene, ...]:
 
     Args:
         command: starts a rank of a scene, whose name is added.
+
+    Raises:
+        KeyboardInterrupt: a signal ended a scene.
     """
     found = []
     for name, plot in PLOTS.items():
         print(f"{plot.title}: {plot.topology.describe()}", flush=True)
         witness = Witness()
         with Lab(plot.topology) as lab:
-            lab.run([*command, name], sink=witness, grace_s=_GRACE_S)
+            outcome = lab.run([*command, name], sink=witness, grace_s=_GRACE_S)
+        if outcome.received is not None:
+            raise KeyboardInterrupt
         scene = Scene(title=plot.title, limit_s=plot.limit_s, by=plot.by, sayings=witness.sayings())
         for saying in scene.sayings:
             print(f"  after {saying.seconds:.1f} s, {saying.ranks}: {saying.text}", flush=True)
