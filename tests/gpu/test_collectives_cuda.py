@@ -1,24 +1,19 @@
-"""Collectives on CUDA tensors: through pinned memory on Gloo, and on streams with NCCL."""
+"""Collectives on CUDA tensors of a Gloo group, through pinned memory; streams and events alone."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.device import PinnedStage, StreamQueue, mark
-from syncopate.errors import InvalidValueError
-from syncopate.schedules.base import chunk_offsets
-from syncopate.schedules.registry import NATIVE, algorithms
+from syncopate.collectives.device import PinnedStage, StreamQueue, mark, on_this_device
+from tests.gpu.sweep import SPIN_CYCLES, sweep
 from tests.multiprocess.harness import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-SPIN_CYCLES = 200_000_000
-"""About a tenth of a second of a GPU's time, so that a missing wait shows."""
 
 
 def busy_fill(tensor: torch.Tensor, value: float) -> None:
@@ -27,75 +22,34 @@ def busy_fill(tensor: torch.Tensor, value: float) -> None:
     tensor.fill_(value)
 
 
-def on_device(rank: int, world_size: int, per_rank: bool) -> None:
-    device = torch.device("cuda", rank if per_rank else 0)
+def over_gloo(rank: int, world_size: int) -> list[str]:
+    device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     with Communicator(timeout_s=60, channels=2) as communicator:
-        for collective in ("all_reduce", "reduce_scatter", "all_gather"):
-            for algorithm in (NATIVE, *algorithms(collective)):
-                for numel in (1, 1001, 300_001):
-                    check(communicator, collective, algorithm, numel, device)
-        tensor = torch.full((7,), float(rank), device=device)
-        communicator.broadcast(tensor, src=1)
-        assert tensor.tolist() == [1.0] * 7
+        wrong = sweep(communicator, device)
         communicator.barrier()
         assert communicator.all_gather_object(rank) == list(range(world_size))
+        both = [torch.full((300_001,), rank + 1.0, device=where) for where in (device, "cpu")]
+        handles = [
+            communicator.all_reduce(tensor, algorithm="ring", channel=channel, async_op=True)
+            for channel, tensor in enumerate(both)
+        ]
+        for handle, tensor in zip(handles, both, strict=True):
+            handle.wait()
+            assert tensor.unique().tolist() == [world_size * (world_size + 1) / 2]
+    return wrong
 
 
-def check(
-    communicator: Communicator, collective: str, algorithm: str, numel: int, device: torch.device
-) -> None:
-    p, rank = communicator.world_size, communicator.rank
-    tensor = torch.empty(numel, device=device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
-        busy_fill(tensor, rank + 1.0)  # the collective must wait for this
-        handle = getattr(communicator, collective)(
-            tensor, algorithm=algorithm, channel=1, async_op=True
-        )
-        handle.wait()
-        after = tensor.clone()  # and this for the collective
-    stream.synchronize()
-    offsets = chunk_offsets(numel, p)
-    total = p * (p + 1) / 2
-    if collective == "all_reduce":
-        assert after.unique().tolist() == [total]
-    elif collective == "reduce_scatter":
-        assert after[offsets[rank] : offsets[rank + 1]].unique().tolist() in ([total], [])
-    else:
-        expected = torch.cat(
-            [torch.full((offsets[r + 1] - offsets[r],), r + 1.0) for r in range(p)]
-        )
-        assert torch.equal(after.cpu(), expected)
-    assert handle.done()
-    assert handle.finished_s >= handle.started_s
-
-
-def test_gloo_through_pinned_memory() -> None:
-    run_ranks(on_device, 2, False)
-
-
-def nccl(rank: int, world_size: int) -> None:
-    dist.destroy_process_group()
-    torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", init_method="env://", rank=rank, world_size=world_size)
-    on_device(rank, world_size, True)
-    with Communicator(timeout_s=60) as communicator, pytest.raises(InvalidValueError, match="cuda"):
-        communicator.all_reduce(torch.ones(3))
-
-
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL wants a device per rank")
-def test_nccl_on_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    probe = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(probe.port))
-    del probe
-    run_ranks(nccl, 2)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_every_collective_through_pinned_memory(world_size: int) -> None:
+    """Any number of ranks may share a GPU: only Gloo sees the others."""
+    assert run_ranks(over_gloo, world_size, timeout_s=240) == [[]] * world_size
 
 
 def test_the_stage_reads_what_the_callers_stream_wrote() -> None:
     stage, stream = PinnedStage(), torch.cuda.Stream()
     tensor = torch.zeros(1000, device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         busy_fill(tensor, 3.0)
         work = stage.staged(tensor, lambda host: host.mul_(2))
@@ -115,3 +69,46 @@ def test_a_queued_collective_is_ordered_by_streams_alone() -> None:
     assert finished_s > started_s
     assert completion.done()
     assert doubled.unique().tolist() == [10.0]
+
+
+def test_stamps_do_not_wait_for_what_the_caller_queued_later() -> None:
+    queue = StreamQueue()
+    tensor = torch.zeros(1000, device="cuda")
+    completion = queue.queue(tensor, mark(tensor.device), lambda: tensor.fill_(5.0))
+    later = torch.zeros(1000, device="cuda")
+    for _ in range(20):
+        busy_fill(later, 1.0)
+    completion.stamps()
+    assert not torch.cuda.current_stream().query()
+    torch.cuda.synchronize()
+
+
+def test_memory_that_is_freed_early_is_not_used_too_early() -> None:
+    queue = StreamQueue()
+    results = []
+    for value in range(3):
+        tensor = torch.full((1 << 20,), float(value), device="cuda")
+        kept = torch.empty_like(tensor)
+
+        def work(source: torch.Tensor = tensor, target: torch.Tensor = kept) -> None:
+            torch.cuda._sleep(SPIN_CYCLES)
+            target.copy_(source)
+
+        completion = queue.queue(tensor, mark(tensor.device), work)
+        del tensor, work
+        # The allocator would give this the memory of the tensor, were it free.
+        torch.full((1 << 20,), -1.0, device="cuda")
+        results.append((completion, kept))
+    for value, (completion, kept) in enumerate(results):
+        completion.wait()
+        assert kept.unique().tolist() == [float(value)]
+
+
+def test_work_keeps_its_device_on_another_thread() -> None:
+    devices: list[int] = []
+    torch.cuda.set_device(torch.cuda.device_count() - 1)
+    work = on_this_device(lambda: devices.append(torch.cuda.current_device()))
+    torch.cuda.set_device(0)
+    work()
+    assert devices == [torch.cuda.device_count() - 1]
+    assert torch.cuda.current_device() == 0

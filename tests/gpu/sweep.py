@@ -1,0 +1,126 @@
+"""Every collective on a device: each algorithm, option, size and dtype, ordered by streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from syncopate.collectives import Communicator
+from syncopate.schedules.base import chunk_offsets
+from syncopate.schedules.conditions import CONDITIONS, Place
+from syncopate.schedules.registry import NATIVE
+from tests.conformance.table import TABLE
+
+SPIN_CYCLES = 100_000_000
+"""About a twentieth of a second of a GPU's time, so that a missing wait shows."""
+
+NUMEL = 1003
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.complex64,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One collective; ``spins`` lets the caller's stream be busy when it is called."""
+
+    collective: str
+    algorithm: str
+    options: dict[str, Any] = field(default_factory=dict)
+    numel: int = NUMEL
+    dtype: torch.dtype = torch.float32
+    spins: bool = False
+
+
+def cases(world_size: int) -> Iterator[Case]:
+    """Yield sizes and dtypes for every algorithm, and each of its options once."""
+    known = [(row.collective, row.algorithm) for row in TABLE]
+    for collective, algorithm in [*known, *((name, NATIVE) for name in CONDITIONS)]:
+        yield Case(collective, algorithm, spins=True)
+        for numel in (1, world_size - 1, world_size, 300_001):
+            yield Case(collective, algorithm, numel=numel)
+        for dtype in DTYPES:
+            yield Case(collective, algorithm, dtype=dtype)
+    order = {"order": [*range(1, world_size), 0]}
+    for row in TABLE:
+        for options in (*row.variants(world_size), order):
+            yield Case(row.collective, row.algorithm, options)
+    for options in ({"pipelines": 3}, {"pipelines": 4, **order}):
+        yield Case("all_reduce", "blueconnect", options, numel=300_001, spins=True)
+    # Long enough for message chunks.
+    yield Case("all_reduce", "binary_tree", numel=5_000_001, spins=True)
+
+
+def inputs(rank: int, case: Case, device: torch.device) -> torch.Tensor:
+    """Return small integers, so that sums are exact in every dtype and every order."""
+    return ((torch.arange(case.numel, device=device) + 3 * rank) % 7).to(case.dtype)
+
+
+def expected(case: Case, world_size: int, root: int, device: torch.device) -> torch.Tensor:
+    """Return the result of the whole buffer."""
+    before = [inputs(rank, case, device) for rank in range(world_size)]
+    conditions = CONDITIONS[case.collective]
+    if conditions.reduces:
+        return torch.stack(before).sum(0).to(case.dtype)
+    if conditions.rooted:
+        return before[root]
+    offsets = chunk_offsets(case.numel, world_size)
+    return torch.cat([before[r][offsets[r] : offsets[r + 1]] for r in range(world_size)])
+
+
+def held(case: Case, rank: int, world_size: int, root: int) -> slice:
+    """Return where ``rank`` must hold the result."""
+    end = CONDITIONS[case.collective].end
+    if end is Place.SHARD:
+        return slice(*chunk_offsets(case.numel, world_size)[rank : rank + 2])
+    return slice(0) if end is Place.ROOT and rank != root else slice(None)
+
+
+def right(communicator: Communicator, case: Case, device: torch.device, number: int) -> bool:
+    """Run a case on a stream of its own; say whether this rank holds what it must."""
+    p, rank = communicator.world_size, communicator.rank
+    rooted = CONDITIONS[case.collective].rooted
+    root = number % p if rooted else 0
+    values = inputs(rank, case, device)
+    tensor = torch.zeros_like(values)
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    if stream is not None:
+        stream.wait_stream(torch.cuda.current_stream(device))
+    with contextlib.nullcontext() if stream is None else torch.cuda.stream(stream):
+        if case.spins and stream is not None:
+            torch.cuda._sleep(SPIN_CYCLES)
+        tensor.copy_(values)  # the collective must wait for this
+        handle = getattr(communicator, case.collective)(
+            tensor, *((root,) if rooted else ()), algorithm=case.algorithm,
+            options=case.options, channel=number % communicator.channels, async_op=True,
+        )  # fmt: skip
+        handle.wait()
+        after = tensor.clone()  # and this for the collective
+        tensor.zero_()
+    if stream is not None:
+        stream.synchronize()
+    place = held(case, rank, p, root)
+    return (
+        torch.equal(after[place], expected(case, p, root, device)[place])
+        and handle.done()
+        and handle.finished_s >= handle.started_s
+    )
+
+
+def sweep(communicator: Communicator, device: torch.device) -> list[str]:
+    """Return the cases that went wrong on this rank."""
+    found = enumerate(cases(communicator.world_size))
+    return [str(case) for number, case in found if not right(communicator, case, device, number)]
