@@ -7,10 +7,12 @@ from itertools import product
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine import distribute
+from syncopate.plan import Plan
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules import registry
 from tests.multiprocess.engine_cases import (
@@ -54,6 +56,17 @@ def _sweep_names() -> list[tuple[str, str]]:
     return [*product(POLICIES, (*FLAT, registry.NATIVE)), *product(["mg-wfbp"], others)]
 
 
+def _with_options(model: nn.Module, world_size: int) -> Plan:
+    """Every bucket with options of its own, in another order of the ranks than their numbers'."""
+    plan = plan_of(model, world_size, [2, 2, 1, 2], algorithm="lp", channels=2)
+    options = ({"blocks": 3}, {"blocks": 1}, {}, {"factors": (2, world_size // 2), "pipelines": 2})
+    buckets = tuple(
+        replace(bucket, options=told, algorithm="blueconnect" if "factors" in told else "lp")
+        for bucket, told in zip(plan.buckets, options, strict=True)
+    )
+    return replace(plan, buckets=buckets, order=tuple(reversed(range(world_size))))
+
+
 def _sweep(rank: int, world_size: int) -> int:
     torch.manual_seed(rank)
     model = _model()
@@ -66,6 +79,7 @@ def _sweep(rank: int, world_size: int) -> int:
     identical_everywhere([*model.parameters(), *model.buffers()])
     runs = [policy_plan(model, world_size, *names) for names in _sweep_names()]
     runs.append(plan_of(model, world_size, [2, 1, 3, 1], algorithm="ring", channels=2))
+    runs.append(_with_options(model, world_size))
     for plan in runs:
         model.load_state_dict(start)
         model.zero_grad()
@@ -82,4 +96,4 @@ def _sweep(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_policy_and_algorithm_trains_like_ddp(world_size: int) -> None:
-    assert run_ranks(_sweep, world_size, timeout_s=240) == [len(_sweep_names()) + 1] * world_size
+    assert run_ranks(_sweep, world_size, timeout_s=240) == [len(_sweep_names()) + 2] * world_size

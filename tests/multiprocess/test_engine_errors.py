@@ -52,6 +52,10 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
     narrow = plan_of(_model(3), WORLD_SIZE)
     more = msgspec.structs.replace(plan, world_size=WORLD_SIZE + 1)
     mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
+    told = [
+        msgspec.structs.replace(b, algorithm="ring", options={"blocks": 2}) for b in plan.buckets
+    ]
+    overtold = msgspec.structs.replace(plan, buckets=tuple(told))
     only_here = plan_of(model, WORLD_SIZE, [6] if rank else [3, 3])
     cluster = Cluster.flat(3, latency_s=1e-5, bandwidth_bytes_per_s=1e9, name="three")
     return [
@@ -75,6 +79,11 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
             UnknownNameError,
             "unknown algorithm 'rign' for all_reduce; known",
             lambda: _distribute(model, plan=mistyped),
+        ),
+        (
+            UnknownNameError,
+            r"unknown option 'blocks' for all_reduce \(ring\); known: order",
+            lambda: _distribute(model, plan=overtold),
         ),
         (
             EngineError,

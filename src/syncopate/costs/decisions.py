@@ -13,7 +13,7 @@ change algorithms for nothing. Nothing is chosen that was measured slower than t
 more than noise, and nothing beyond the sizes at which it was measured.
 
 A decision is taken at every measured size. Between two sizes it changes where the curves cross, or
-half-way (in ratio) where they do not.
+half-way (by ratio) where they do not, or where one of the two was not measured at both.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
 def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> float:
     """Return up to which size between two measured ones ``one`` is kept before ``other``."""
     behind, ahead = float(other(low) - one(low)), float(one(high) - other(high))
-    if behind > 0 and ahead > 0:
+    both_measured = other.sizes[0] <= low and one.sizes[-1] >= high
+    if both_measured and behind > 0 and ahead > 0:
         return low + (high - low) * behind / (behind + ahead)
     return math.sqrt(max(low, 1.0) * high)
 
