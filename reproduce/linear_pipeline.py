@@ -356,7 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--measured", type=Path, help="a measurement to print beside its prices")
     options = parser.parse_args(arguments)
-    paths = [options.measured] if options.measured else sorted(DATA.parent.glob(MEASURED))
+    ours = sorted(DATA.parent.glob(MEASURED), key=lambda path: (len(path.name), path.name))
+    paths = [options.measured] if options.measured else ours
     try:
         measured = [read_measured(path) for path in paths]
         durations = [item for found in measured for item in compare_with_measured(found)]

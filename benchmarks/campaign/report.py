@@ -90,8 +90,9 @@ def _summary(results: Sequence[PartResult]) -> list[str]:
         found = targets(result)
         if found:
             missed = [target.what for target in found if not target.met]
-            rows.append((result.part, f"{len(found) - len(missed)} of {len(found)}"))
-    return ["## Targets met", "", *table(("part", "met"), rows)] if rows else []
+            met = f"{len(found) - len(missed)} of {len(found)}"
+            rows.append((result.part, met, "; ".join(missed)))
+    return ["## Targets met", "", *table(("part", "met", "not met"), rows)] if rows else []
 
 
 def _verdicts(found: Sequence[Target]) -> list[str]:

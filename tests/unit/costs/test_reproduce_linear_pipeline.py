@@ -89,18 +89,30 @@ def test_prints_tables_and_json(
 ) -> None:
     monkeypatch.setattr(linear_pipeline, "scaling", lambda: SMALL)
     path = str(measurement(tmp_path))
+    linear_pipeline.main([])
+    assert "Fig. 4 measured" in capsys.readouterr().out
     linear_pipeline.main(["--measured", path])
     printed = capsys.readouterr().out
     assert "Beside the paper" in printed
     assert "Measured on lab" in printed
     linear_pipeline.main(["--json", "--measured", path])
     report = json.loads(capsys.readouterr().out)
-    assert [len(report[key]) for key in ("table_1", "scaling", "paper", "measured_ms")] == [
-        9,
-        6,
-        10,
-        3,
-    ]
+    counts = {key: len(rows) for key, rows in report.items()}
+    assert counts == {
+        "table_1": 9,
+        "scaling": 6,
+        "paper": 10,
+        "measured_ms": 3,
+        "measured_scaling": 2,
+    }
 
 
 SMALL = linear_pipeline.scaling((2, 4))
+
+
+def test_the_committed_measurements_are_read() -> None:
+    for path in linear_pipeline.DATA.parent.glob(linear_pipeline.MEASURED):
+        rows = linear_pipeline.beside_prices(linear_pipeline.read_measured(path))
+        ratios = [row.over_fewest[0] for row in rows if row.collective == "broadcast"]
+        assert len(ratios) >= 3
+        assert ratios[0] == 1.0
