@@ -13,6 +13,7 @@ VOCABULARY = {
     "artifacts",
     "benchmark",
     "cluster",
+    "decision_table",
     "workload",
     "plan",
     "timeline",

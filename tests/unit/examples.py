@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 
+from msgspec import structs
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
@@ -38,6 +39,20 @@ def cluster() -> Cluster:
         ),
         interference=Interference(compute_rate=0.8, collective_stretch=1.25),
     )
+
+
+def steady_cluster() -> Cluster:
+    """Return :func:`cluster` as measured without noise: one sample at each size, the median."""
+    curves = tuple(
+        structs.replace(
+            curve,
+            points=tuple(
+                structs.replace(point, samples_s=point.samples_s[:1]) for point in curve.points
+            ),
+        )
+        for curve in cluster().curves
+    )
+    return structs.replace(cluster(), curves=curves)
 
 
 def _curve(algorithm: str, medians_s: dict[int, float], a_s: float, b_s_per_byte: float):

@@ -9,7 +9,9 @@ import typer
 import syncopate
 from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
+from syncopate.cli.choose import choose
 from syncopate.cli.console import out
+from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
@@ -30,6 +32,8 @@ app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
 app.command()(bench)
+app.command()(choose)
+app.command()(convert)
 app.add_typer(lab)
 
 

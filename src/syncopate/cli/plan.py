@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from syncopate.cli.console import err, out
-from syncopate.cluster import NETWORKS, Cluster
-from syncopate.errors import InvalidValueError
+from syncopate.cli.machines import load_cluster
+from syncopate.cluster import NETWORKS
 from syncopate.plan import Plan
 from syncopate.workload import Workload
 
@@ -54,25 +54,11 @@ def plan(
     from syncopate.planning.registry import require_policy
 
     require_policy(policy)
-    work, where = Workload.load(workload), _cluster(cluster, network, nodes)
+    work, where = Workload.load(workload), load_cluster("--cluster", cluster, network, nodes)
     plans = compare(work, where, algorithm=algorithm)
     chosen = next(plan for plan in plans if plan.policy == policy)
     chosen.save(output)
     _show(plans, chosen, output, json)
-
-
-def _cluster(path: Path | None, network: str | None, nodes: int | None) -> Cluster:
-    if path is not None:
-        if network is not None or nodes is not None:
-            raise InvalidValueError(
-                "--cluster", str(path), "the only one of --cluster and --network with --nodes"
-            )
-        return Cluster.load(path)
-    if network is None:
-        raise InvalidValueError("--cluster", None, "given, or else --network and --nodes")
-    if nodes is None or nodes < 1:
-        raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
-    return Cluster.preset(network, nodes)
 
 
 def _show(plans: Sequence[Plan], chosen: Plan, output: Path, json: bool) -> None:

@@ -1,0 +1,86 @@
+"""``syncopate convert``: what a calibration found, in the files of other libraries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncopate.artifacts import write_atomic
+from syncopate.cli.console import err
+from syncopate.cli.machines import machines
+from syncopate.cli.options import grouped
+from syncopate.cluster import Cluster
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+if TYPE_CHECKING:
+    from syncopate.decision_table import CollectiveDecisions
+    from syncopate.reports.rules import RuleFile
+
+NCCL_TUNER = "nccl-tuner"
+OPEN_MPI = "open-mpi"
+FORMATS = (NCCL_TUNER, OPEN_MPI)
+"""What a cluster may be converted to."""
+
+
+@grouped(cluster=machines)
+def convert(
+    *,
+    cluster: Cluster,
+    to: Annotated[str, typer.Option(help=f"Format: {' or '.join(FORMATS)}.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write; standard output otherwise."),
+    ] = None,
+    protocol: Annotated[
+        str | None,
+        typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
+    ] = None,
+    channels: Annotated[
+        int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
+    ] = None,
+) -> None:
+    """Write the decisions for a cluster as rules that NCCL's or Open MPI's own tuning reads.
+
+    Where the best algorithm has no counterpart there, a note on standard error says what stands for
+    it. Needs no ranks and no torch.
+
+    For example:
+
+      syncopate convert cluster.json --to nccl-tuner -o nccl_tuner.conf
+
+      NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf torchrun
+
+      syncopate convert cluster.json --to open-mpi -o rules.json
+
+      mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename rules.json
+    """
+    if to not in FORMATS:
+        raise UnknownNameError("format", to, FORMATS)
+    for option, value in (("--protocol", protocol), ("--channels", channels)):
+        if value is not None and to != NCCL_TUNER:
+            raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
+    made = _rules(cluster, to, protocol or "", -1 if channels is None else channels)
+    for note in made.notes:
+        err().print(f"note: {note}", style="yellow", soft_wrap=True)
+    if output is None:
+        typer.echo(made.text, nl=False)
+        return
+    write_atomic(output, made.text.encode())
+    err().print(f"wrote {output}", style="dim")
+
+
+def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:
+    from syncopate.costs.tabulate import decision_table
+    from syncopate.reports.nccl_tuner import nccl_tuner
+    from syncopate.reports.open_mpi import open_mpi
+
+    def restrict(collective: str, names: tuple[str, ...]) -> CollectiveDecisions | None:
+        found = decision_table(cluster, (collective,), {collective: names}).collectives
+        return found[0] if found else None
+
+    table = decision_table(cluster)
+    if to == NCCL_TUNER:
+        return nccl_tuner(table, restrict, protocol=protocol, channels=channels)
+    return open_mpi(table, restrict)

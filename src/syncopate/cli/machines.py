@@ -1,0 +1,54 @@
+"""The options that name a cluster: a calibrated one by its file, or a typical network by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncopate.cluster import NETWORKS, Cluster
+from syncopate.errors import InvalidValueError
+
+
+def machines(
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Argument(metavar="CLUSTER", help="Cluster file, from `syncopate calibrate`."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of hosts on --network.")] = None,
+) -> Cluster:
+    """Return the cluster that the options name."""
+    return load_cluster("CLUSTER", cluster, network, nodes)
+
+
+def load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
+    """Return the cluster of a file, or of a typical network.
+
+    Args:
+        what: how the command calls the file.
+        path: the file.
+        network: one of :data:`syncopate.cluster.NETWORKS`.
+        nodes: number of hosts on the network.
+
+    Raises:
+        InvalidValueError: both or neither, or no number of hosts.
+        ArtifactError: the file is no cluster.
+        UnknownNameError: no such network.
+    """
+    if path is not None:
+        if network is not None or nodes is not None:
+            raise InvalidValueError(
+                what, str(path), f"the only one of {what} and --network with --nodes"
+            )
+        return Cluster.load(path)
+    if network is None:
+        raise InvalidValueError(what, None, "given, or else --network and --nodes")
+    if nodes is None or nodes < 1:
+        raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
+    return Cluster.preset(network, nodes)

@@ -1,0 +1,104 @@
+"""Decision report: which algorithm carries which sizes, and how far the next best is behind."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from syncopate.decision_table import (
+    MEASURED,
+    PRICED,
+    Candidate,
+    CollectiveDecisions,
+    DecisionTable,
+    SizeRange,
+)
+from syncopate.reports.rules import sizes_text
+from syncopate.units import format_bytes, format_seconds
+
+_HIDDEN = "order"
+"""The option that is the same at all sizes and as long as there are ranks."""
+
+
+def decision_report(table: DecisionTable) -> RenderableType:
+    """Return a decision table: where it comes from, then one table per collective."""
+    head = Text.assemble(
+        (table.cluster, "bold"),
+        f": {table.world_size} rank{'s' * (table.world_size != 1)} on {table.hosts} "
+        f"host{'s' * (table.hosts != 1)}\n",
+        ("sizes are total buffers; times are of one collective on an idle machine", "dim"),
+    )
+    parts: list[RenderableType] = [head]
+    for each in table.collectives:
+        title, style = _basis(each, table.probed)
+        parts += [Text.assemble((f"\n{each.collective}", "bold"), "  ", (title, style))]
+        parts += [_table(each)]
+    return Group(*parts, *(Text(line, style="dim") for line in _remarks(table)))
+
+
+def options_text(candidate: Candidate) -> str:
+    """Return the options of an algorithm for people: ``"blocks 8"``; empty for its defaults."""
+    return ", ".join(
+        f"{name} {value if isinstance(value, int) else 'x'.join(str(part) for part in value)}"
+        for name, value in sorted(candidate.options.items())
+        if name != _HIDDEN
+    )
+
+
+def _ranges(table: DecisionTable) -> list[SizeRange]:
+    return [each for decided in table.collectives for each in decided.ranges]
+
+
+def _remarks(table: DecisionTable) -> list[str]:
+    found = []
+    if any(each.basis == PRICED for each in table.collectives):
+        found.append(
+            "priced: what the schedule takes on the links of the cluster, not measured; the "
+            "backend's own algorithm has no price and is not considered"
+        )
+    if any(o.expected_s < r.chosen.expected_s for r in _ranges(table) for o in r.others[:1]):
+        found.append(
+            "a next best that is ahead is so by no more than noise: the algorithm of the next "
+            "smaller size stays, or the simpler one is taken"
+        )
+    return found
+
+
+def _basis(decided: CollectiveDecisions, probed: bool) -> tuple[str, str]:
+    """Return where the times come from, and the style to say it in."""
+    if decided.basis == MEASURED and decided.measured_bytes is not None:
+        low, high = (format_bytes(size) for size in decided.measured_bytes)
+        return f"measured from {low} to {high}", "green"
+    return f"priced on {'measured' if probed else 'nominal'} links", "yellow"
+
+
+def _table(decided: CollectiveDecisions) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in ("sizes", "algorithm", "options"):
+        table.add_column(name, no_wrap=name == "sizes", overflow="fold")
+    table.add_column("expected", justify="right", no_wrap=True)
+    table.add_column("at", justify="right", no_wrap=True)
+    table.add_column("next best", overflow="fold")
+    table.add_column("behind", justify="right", no_wrap=True)
+    for each in decided.ranges:
+        runner = each.others[0] if each.others else None
+        table.add_row(
+            sizes_text(each.min_bytes, each.max_bytes),
+            Text(each.chosen.algorithm, style="bold"),
+            options_text(each.chosen),
+            format_seconds(each.chosen.expected_s),
+            format_bytes(each.at_bytes),
+            "-" if runner is None else runner.algorithm,
+            "-" if runner is None else _behind(runner, each.chosen),
+        )
+    return table
+
+
+def _behind(runner: Candidate, chosen: Candidate) -> str:
+    """Return how much longer the next best takes: ``+12%``, or ``3.1x`` from twice as long on."""
+    if chosen.expected_s <= 0:
+        return "-"
+    ratio = runner.expected_s / chosen.expected_s
+    return f"{ratio:.1f}x" if ratio >= 2 else f"{ratio - 1:+.0%}"

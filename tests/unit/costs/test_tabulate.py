@@ -1,0 +1,69 @@
+"""Decision tables: the ranges of the decisions, the times beside them, and restricted choices."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.cluster import Cluster
+from syncopate.costs.decisions import decisions
+from syncopate.costs.model import collective_costs
+from syncopate.costs.tabulate import decision_table, host_count
+from syncopate.errors import UnknownNameError
+from syncopate.schedules.registry import collectives
+from tests.unit import examples
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 6, 8])
+def test_every_collective_has_the_ranges_of_its_decisions(nodes):
+    cluster = Cluster.preset("10gbe", nodes)
+    table = decision_table(cluster)
+    assert [each.collective for each in table.collectives] == list(collectives())
+    assert (table.world_size, table.hosts, table.probed) == (nodes, nodes, False)
+    for each in table.collectives:
+        assert each.basis == "priced"
+        assert each.measured_bytes is None
+        found = [(r.min_bytes, r.max_bytes, r.chosen.algorithm) for r in each.ranges]
+        expected = decisions(cluster, each.collective)
+        assert found == [(d.min_bytes, d.max_bytes, d.algorithm) for d in expected]
+
+
+def test_runners_up_are_all_others_the_fastest_first():
+    cluster = Cluster.preset("10gbe", 8)
+    costs = collective_costs(cluster, "all_reduce").costs
+    for each in decision_table(cluster, ("all_reduce",)).of("all_reduce").ranges:
+        assert {each.chosen.algorithm, *(o.algorithm for o in each.others)} == set(costs)
+        times = [other.expected_s for other in each.others]
+        assert times == sorted(times)
+        assert each.chosen.expected_s <= times[0]
+        for one in (each.chosen, *each.others):
+            assert one.expected_s == pytest.approx(float(costs[one.algorithm](each.at_bytes)))
+
+
+def test_measured_sizes_stand_for_their_ranges():
+    found = decision_table(examples.steady_cluster(), ("all_reduce",)).of("all_reduce")
+    assert found.basis == "measured"
+    assert found.measured_bytes == (1024, 1 << 20)
+    small, large = found.ranges
+    assert (small.chosen.algorithm, small.at_bytes) == ("recursive_doubling", 1024)
+    assert (large.chosen.algorithm, large.at_bytes) == ("ring", 1 << 20)
+    assert small.chosen.expected_s == pytest.approx(0.1e-3)
+    assert [other.algorithm for other in small.others] == ["ring"]
+
+
+def test_a_choice_can_be_restricted():
+    cluster = Cluster.preset("10gbe", 8)
+    among = {"all_reduce": ("ring", "binary_tree"), "broadcast": ("mst",)}
+    table = decision_table(cluster, among=among)
+    assert [each.collective for each in table.collectives] == ["all_reduce", "broadcast"]
+    chosen = [r.chosen.algorithm for r in table.of("all_reduce").ranges]
+    assert chosen == ["binary_tree", "ring"]
+    assert table.of("broadcast").ranges[0].others == ()
+    with pytest.raises(UnknownNameError, match="unknown collective 'reduce'"):
+        table.of("reduce")
+    with pytest.raises(UnknownNameError, match="all_redcue"):
+        decision_table(cluster, ("all_redcue",))
+
+
+def test_hosts_are_counted_by_name_or_else_by_level():
+    assert host_count(Cluster.preset("1gbe", 3)) == 3
+    assert host_count(examples.steady_cluster()) == 2
