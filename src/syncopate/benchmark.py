@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.cluster import AlgorithmOptions, require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
@@ -29,8 +29,9 @@ BACK_TO_BACK = "back-to-back"
 MODES = (BARRIER, BACK_TO_BACK)
 """Whether a barrier separates the timed calls, as OSU does it, or nothing, as nccl-tests does."""
 
-PEERS = ("gloo",)
-"""Whom a benchmark may interleave: Gloo's own collectives, called on torch.distributed directly."""
+PEERS = ("gloo", "mpi")
+"""Whom a benchmark may interleave: Gloo's own collectives, called on torch.distributed directly,
+and those of an MPI library."""
 
 
 def geometric(first: int, last: int, factor: float) -> tuple[int, ...]:
@@ -93,18 +94,22 @@ class Timing(Record, frozen=True, kw_only=True):
         return percentile(self.samples_s, percent)
 
 
-class Point(Record, frozen=True, kw_only=True):
+class Point(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One contender at one size.
 
     Attributes:
         count: elements of the total buffer; >= 1.
         nbytes: the same in bytes, S.
+        algorithm: what ran; empty for a peer.
+        options: what the algorithm was told, as far as the benchmark told it.
         out_of_place: the input copied into the output buffer and the collective run there.
         in_place: the collective alone.
     """
 
     count: int
     nbytes: int
+    algorithm: str = ""
+    options: AlgorithmOptions = {}
     out_of_place: Timing
     in_place: Timing
 
@@ -117,8 +122,8 @@ class Series(Record, frozen=True, kw_only=True):
     """One contender at every size.
 
     Attributes:
-        contender: a registered algorithm with its options, if any were asked for, ``"native"``, or
-            the name of a peer.
+        contender: a registered algorithm with its options, if any were asked for, ``"native"``,
+            ``"auto"``, or the name of a peer.
         peer: whether it is a peer to compare with, and not run by a communicator.
         points: by strictly ascending size; at least one.
     """

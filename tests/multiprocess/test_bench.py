@@ -11,10 +11,13 @@ import pytest
 import torch
 
 from syncopate.benchmark import BACK_TO_BACK, BARRIER, Benchmark
-from syncopate.calibration import bench as bench_module
-from syncopate.calibration.bench import bench, suitable
+from syncopate.calibration import contenders as bench_module
+from syncopate.calibration.bench import bench
+from syncopate.calibration.contenders import suitable
 from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
+from syncopate.costs.decisions import choose
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
 from tests.multiprocess.harness import run_ranks
@@ -99,15 +102,13 @@ def broken(rank: int, world_size: int) -> tuple[int, int, str]:
     """Let the last rank's result of every call be one element off."""
     real = bench_module._ours
 
-    def faulty(*arguments):
-        call = real(*arguments)
-
-        def run(tensor: torch.Tensor) -> None:
-            call(tensor)
+    def faulty(run, *arguments):
+        def wrong(tensor: torch.Tensor, *root: int, **asked) -> None:
+            run(tensor, *root, **asked)
             if rank == world_size - 1:
                 tensor[7] += 1
 
-        return run
+        return real(wrong, *arguments)
 
     bench_module._ours = faulty
     with Communicator(timeout_s=60) as communicator:
@@ -130,6 +131,39 @@ def test_a_wrong_element_is_found_wherever_it_is():
         assert wrong == 2  # once out of place, once in place
         assert unchecked == -1
         assert "a rank in 0..1" in message
+
+
+def on_a_known_cluster(rank: int, world_size: int) -> Benchmark:
+    cluster = Cluster.preset("1gbe", world_size)
+    algorithms = ("auto", "lp", "lp:blocks=3", "native")
+    sweep = Sweep("broadcast", (64, 8 << 20), algorithms=algorithms)
+    with Communicator(timeout_s=60) as communicator:
+        with pytest.raises(InvalidValueError, match="where no cluster is given"):
+            bench(communicator, sweep)
+        with pytest.raises(InvalidValueError, match="world size of the cluster"):
+            bench(communicator, sweep, cluster=Cluster.preset("1gbe", world_size + 1))
+        every = bench(communicator, Sweep("reduce", (64,)), Effort(1, 0), cluster=cluster)
+        assert [one.contender for one in every.series] == ["auto", *suitable("reduce", "abc")[0]]
+        return bench(communicator, sweep, Effort(1, 0), cluster=cluster)
+
+
+def test_a_known_cluster_gives_auto_and_the_options_of_every_size():
+    first, *others = run_ranks(on_a_known_cluster, 3)
+    assert all(found == first for found in others)
+    assert first.wrong == 0
+    ran = {
+        one.contender: [(point.algorithm, point.options) for point in one.points]
+        for one in first.series
+    }
+    cluster = Cluster.preset("1gbe", 3)
+    chosen = [choose(cluster, "broadcast", nbytes) for nbytes in (64, 8 << 20)]
+    assert ran["auto"] == [(choice.algorithm, choice.options) for choice in chosen]
+    small, large = ran["lp"]
+    assert small == ("lp", {"blocks": 1})
+    assert large[1]["blocks"] > 1
+    assert ran["lp:blocks=3"] == [("lp", {"blocks": 3})] * 2
+    assert ran["native"] == [("native", {})] * 2
+    assert chosen[0].algorithm != chosen[1].algorithm
 
 
 def test_ranks_on_hosts_are_offered_the_hierarchies_too():

@@ -128,7 +128,14 @@ def _pid(path: Path) -> int:
 
 @pytest.mark.parametrize(
     "line",
-    ["--version", "--help", "demo --help", "plan -w workload.json --network 10gbe --nodes 64"],
+    [
+        "--version",
+        "--help",
+        "demo --help",
+        "plan -w workload.json --network 10gbe --nodes 64",
+        "choose --network 10gbe --nodes 64",
+        "convert --network 10gbe --nodes 64 --to open-mpi",
+    ],
 )
 def test_commands_that_need_no_torch_start_without_it(tmp_path, line):
     examples.workload().save(tmp_path / "workload.json")

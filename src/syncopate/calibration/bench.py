@@ -22,29 +22,31 @@ import itertools
 import os
 import platform
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.distributed as dist
 
-from syncopate.benchmark import BARRIER, PEERS, Benchmark, Point, Series, Timing
+from syncopate.benchmark import BARRIER, Benchmark, Point, Series, Timing
 from syncopate.calibration.calibrate import cpu_name
 from syncopate.calibration.clocks import hosts_of
+from syncopate.calibration.contenders import Call, Run, line_up
 from syncopate.calibration.pattern import Pattern, distinct_values
 from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.sweep import Effort, Sweep, parse_algorithm
-from syncopate.calibration.topology import topology
-from syncopate.cluster import Cluster, Level
-from syncopate.collectives import native, transport
+from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import InvalidValueError
-from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
 from syncopate.units import dtype_bytes, format_bytes
 
-_Call = Callable[[torch.Tensor], None]
 _Durations = dict[str, list[float]]
 _PLACES = ("out", "in")
+_TOLD = (
+    *("GLOO_", "NCCL_", "OMP_", "TORCH_NCCL_"),
+    *("OMPI_MCA_", "MPICH_", "UCX_", "FI_"),
+)
+"""Beginnings of environment variables that change what collectives do."""
 
 
 def bench(
@@ -52,6 +54,7 @@ def bench(
     sweep: Sweep,
     effort: Effort | None = None,
     progress: Progress | None = None,
+    cluster: Cluster | None = None,
 ) -> Benchmark:
     """Measure ``sweep``; return the same on all ranks, every one of which must call it.
 
@@ -60,9 +63,13 @@ def bench(
         sweep: what to measure.
         effort: how; the defaults otherwise.
         progress: called before every size.
+        cluster: what is known of the ranks; the communicator uses it from now on, algorithms run
+            with the options that suit it and the size, and ``"auto"`` takes part.
 
     Raises:
-        InvalidValueError: no such root, or a dtype too narrow to verify sums of so many ranks.
+        InvalidValueError: no such root, a dtype too narrow to verify sums of so many ranks, or
+            ``"auto"`` without a cluster, or a cluster of another number of ranks.
+        CalibrationError: a peer cannot be used here.
         CollectiveError: a rank was lost.
     """
     effort = effort or Effort()
@@ -71,20 +78,18 @@ def bench(
         raise InvalidValueError("root", sweep.root, rule)
     if effort.check:
         distinct_values(sweep.dtype, communicator.world_size)
+    if cluster is not None:
+        communicator.use_cluster(cluster)
     hosts = hosts_of(communicator)
-    group = _peer_group(communicator) if sweep.against else None
-    try:
-        contenders = _contenders(communicator, sweep, hosts, group)
-        points: dict[str, list[Point]] = {name: [] for name in contenders}
+    with line_up(communicator, sweep, hosts, cluster) as field:
+        contenders = field.contenders
+        points: dict[str, list[Point]] = {one.name: [] for one in contenders}
         for index, count in enumerate(sweep.counts):
             nbytes = count * dtype_bytes(sweep.dtype)
             say(progress, f"{sweep.collective} {format_bytes(nbytes)}", index / len(sweep.counts))
-            at = _Size(communicator, sweep, count)
-            for name, point in at.measure(contenders, effort).items():
+            calls = {one.name: one.at(nbytes) for one in contenders}
+            for name, point in _Size(communicator, sweep, count).measure(calls, effort).items():
                 points[name].append(point)
-    finally:
-        if group is not None:
-            transport.destroy_group(group)
     say(progress, "measured", 1.0)
     found = Benchmark(
         collective=sweep.collective,
@@ -94,80 +99,13 @@ def bench(
         warmup=effort.warmup,
         hosts=hosts,
         series=tuple(
-            Series(contender=name, peer=name in sweep.against, points=tuple(of))
-            for name, of in points.items()
+            Series(contender=one.name, peer=one.peer, points=tuple(points[one.name]))
+            for one in contenders
         ),
-        metadata=_facts(),
+        metadata={**_facts(), **field.facts},
     )
     agreed: Benchmark = communicator.broadcast_object(found)
     return agreed
-
-
-def suitable(collective: str, hosts: Sequence[str]) -> tuple[tuple[str, ...], Cluster]:
-    """Return the algorithms that suit ranks on ``hosts``, and the cluster by which they do.
-
-    The cluster has levels, sizes and placement, and nothing measured.
-
-    Raises:
-        UnknownNameError: no such collective.
-    """
-    where = topology(hosts)
-    levels = tuple(
-        Level(name=name, size=size, latency_s=0.0, bandwidth_bytes_per_s=1e9)
-        for name, size in zip(where.names, where.sizes, strict=True)
-    )
-    cluster = Cluster(name="bench", levels=levels, placement=where.placement, hosts=where.hosts)
-    return (registry.NATIVE, *registry.candidates(collective, cluster)), cluster
-
-
-def _contenders(
-    communicator: Communicator,
-    sweep: Sweep,
-    hosts: Sequence[str],
-    group: dist.ProcessGroup | None,
-) -> dict[str, _Call]:
-    """Return every contender by name: the algorithms, then the peers."""
-    names, cluster = suitable(sweep.collective, hosts)
-    run = getattr(communicator, sweep.collective)
-    where = (sweep.root,) if conditions(sweep.collective).rooted else ()
-    found: dict[str, _Call] = {}
-    for text in dict.fromkeys(sweep.algorithms or names):
-        name, asked = parse_algorithm(sweep.collective, text)
-        fitting = {}
-        if name != registry.NATIVE:
-            fitting = registry.fitted(sweep.collective, name, cluster)
-        found[text] = _ours(run, where, name, fitting | asked)
-    if group is not None:
-        found[PEERS[0]] = _gloo(sweep, group)
-    elif sweep.against:
-        found[PEERS[0]] = lambda tensor: None
-    return found
-
-
-def _ours(
-    run: Callable[..., object], where: tuple[int, ...], name: str, options: Mapping[str, object]
-) -> _Call:
-    def call(tensor: torch.Tensor) -> None:
-        run(tensor, *where, algorithm=name, options=options)
-
-    return call
-
-
-def _gloo(sweep: Sweep, group: dist.ProcessGroup) -> _Call:
-    if sweep.collective in native.ROOTED:
-        rooted = native.ROOTED[sweep.collective]
-        return lambda tensor: rooted(tensor, sweep.root, group)
-    flat = native.NATIVE[sweep.collective]
-    return lambda tensor: flat(tensor, group)
-
-
-def _peer_group(communicator: Communicator) -> dist.ProcessGroup | None:
-    """Return a Gloo group of the same ranks; None for one rank alone, which needs no messages."""
-    if communicator.world_size == 1:
-        return None
-    ranks = communicator.all_gather_object(dist.get_rank())
-    limit = datetime.timedelta(seconds=communicator.timeout_s)
-    return dist.new_group(ranks, timeout=limit, backend="gloo")  # type: ignore[no-any-return]
 
 
 class _Size:
@@ -181,37 +119,37 @@ class _Size:
         self._source = torch.zeros(count, dtype=dtype)
         self._target = torch.zeros(count, dtype=dtype)
 
-    def measure(self, contenders: Mapping[str, _Call], effort: Effort) -> dict[str, Point]:
+    def measure(self, calls: Mapping[str, Call], effort: Effort) -> dict[str, Point]:
         """Return a point per contender, the same on all ranks."""
-        timings = {place: self._time(contenders, effort, place) for place in _PLACES}
+        runs = {name: call.run for name, call in calls.items()}
+        timings = {place: self._time(runs, effort, place) for place in _PLACES}
         return {
             name: Point(
                 count=self._count,
                 nbytes=self._source.nbytes,
+                algorithm=call.algorithm,
+                options=dict(call.options),
                 out_of_place=timings["out"][name],
                 in_place=timings["in"][name],
             )
-            for name in contenders
+            for name, call in calls.items()
         }
 
-    def _time(
-        self, contenders: Mapping[str, _Call], effort: Effort, place: str
-    ) -> dict[str, Timing]:
+    def _time(self, runs: Mapping[str, Run], effort: Effort, place: str) -> dict[str, Timing]:
         self._source.zero_()
         self._target.zero_()
-        calls = {name: self._placed(call, place) for name, call in contenders.items()}
+        calls = {name: self._placed(run, place) for name, run in runs.items()}
         for call in calls.values():
             for _ in range(effort.warmup):
                 call()
         loops = _barrier_separated if effort.mode == BARRIER else _back_to_back
         durations, totals_s = loops(self._communicator, calls, effort.iterations)
         wrong = {
-            name: self._wrong(call, place) if effort.check else -1
-            for name, call in contenders.items()
+            name: self._wrong(run, place) if effort.check else -1 for name, run in runs.items()
         }
         ranks = self._communicator.all_gather_object((durations, totals_s, wrong))
         found = {}
-        for name in contenders:
+        for name in runs:
             samples_s = [max(call) for call in zip(*(rank[0][name] for rank in ranks), strict=True)]
             total_s = max(rank[1].get(name, 0.0) for rank in ranks) or sum(samples_s)
             count = sum(rank[2][name] for rank in ranks) if effort.check else -1
@@ -220,18 +158,18 @@ class _Size:
             )
         return found
 
-    def _placed(self, call: _Call, place: str) -> Callable[[], None]:
+    def _placed(self, run: Run, place: str) -> Callable[[], None]:
         source, target = self._source, self._target
         if place == "in":
-            return lambda: call(target)
+            return lambda: run(target)
 
         def out_of_place() -> None:
             target.copy_(source)
-            call(target)
+            run(target)
 
         return out_of_place
 
-    def _wrong(self, call: _Call, place: str) -> int:
+    def _wrong(self, run: Run, place: str) -> int:
         """Run once on data that can be verified; return this rank's wrong elements."""
         pattern = Pattern(
             self._sweep.collective,
@@ -242,7 +180,7 @@ class _Size:
             self._sweep.root,
         )
         (self._source if place == "out" else self._target).copy_(pattern.input())
-        self._placed(call, place)()
+        self._placed(run, place)()
         return pattern.wrong(self._target)
 
 
@@ -286,9 +224,5 @@ def _facts() -> dict[str, str]:
         "cpu": cpu_name(),
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
-        **{
-            name: value
-            for name, value in sorted(os.environ.items())
-            if name.startswith(("GLOO_", "NCCL_", "OMP_", "TORCH_NCCL_"))
-        },
+        **{name: value for name, value in sorted(os.environ.items()) if name.startswith(_TOLD)},
     }

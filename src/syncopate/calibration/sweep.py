@@ -17,7 +17,8 @@ def parse_algorithm(collective: str, text: str) -> tuple[str, dict[str, Option]]
     """Read an algorithm and its options, such as ``"lp:blocks=8"``.
 
     A value is an integer, integers joined by ``x`` or words joined by ``+``:
-    ``"blueconnect:factors=2x4:stages=ring+recursive"``.
+    ``"blueconnect:factors=2x4:stages=ring+recursive"``. ``"auto"`` has no options: choosing them
+    is what it does.
 
     Returns:
         The algorithm's name and its options; values are checked where the world size is known.
@@ -27,9 +28,11 @@ def parse_algorithm(collective: str, text: str) -> tuple[str, dict[str, Option]]
         InvalidValueError: something that is no ``option=value``.
     """
     name, *parts = text.split(":")
-    registry.require(collective, name, allow_native=True)
     known: tuple[str, ...] = ()
-    if name != registry.NATIVE:
+    if name not in (registry.AUTO, registry.NATIVE):
+        if name not in registry.algorithms(collective):
+            everything = (registry.NATIVE, *registry.algorithms(collective), registry.AUTO)
+            raise UnknownNameError("algorithm", name, everything, collective)
         known = (*registry.ALGORITHMS[collective, name].options, ORDER)
     options: dict[str, Option] = {}
     for part in parts:
@@ -60,8 +63,9 @@ class Sweep:
         sizes: total buffers in bytes; rounded down to whole elements, at least one.
         dtype: element type, by torch's name.
         root: the root of a rooted collective; 0 for the others.
-        algorithms: registered names or ``"native"``, each with options if it takes any (see
-            :func:`parse_algorithm`); those that suit the hosts when empty.
+        algorithms: registered names, ``"native"`` or ``"auto"``, each with options if it takes any
+            (see :func:`parse_algorithm`); those that suit the hosts when empty, and ``"auto"``
+            where the cluster is known.
         against: peers to interleave, of :data:`syncopate.benchmark.PEERS`.
     """
 

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from syncopate.artifacts import write_atomic
 from syncopate.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
 from syncopate.cli import ranks
-from syncopate.cli.console import err, is_leader, out, progress_bar
+from syncopate.cli.console import ProgressFunction, err, is_leader, out, progress_bar
 from syncopate.cli.options import grouped, items
+from syncopate.cluster import Cluster
 from syncopate.errors import CalibrationError
 from syncopate.units import parse_bytes
+
+if TYPE_CHECKING:
+    from syncopate.calibration.sweep import Effort, Sweep
+    from syncopate.collectives.communicator import Communicator
 
 
 def _sizes(
@@ -35,7 +43,7 @@ def _what(
     algorithms: Annotated[
         str | None,
         typer.Option(
-            "--algorithms", "-a", help="Such as native,lp:blocks=8; all that suit otherwise."
+            "--algorithms", "-a", help="Such as native,auto,lp:blocks=8; all that suit otherwise."
         ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Element type.")] = "float32",
@@ -68,18 +76,38 @@ def _effort(
     return {"iterations": iterations, "warmup": warmup, "mode": mode, "check": check}
 
 
-@grouped(what=_what, sizes=_sizes, effort=_effort)
+def _results(
+    *,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample.")
+    ] = Path("bench.json"),
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write a page with plots, which needs no network."),
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the benchmark as JSON instead of tables.")
+    ] = False,
+) -> dict[str, Any]:
+    """Return where the results go, as the options describe it."""
+    return {"output": output, "html": html, "json": json}
+
+
+@grouped(what=_what, sizes=_sizes, effort=_effort, results=_results)
 def bench(
     *,
     what: dict[str, Any],
     sizes: tuple[int, ...],
     effort: dict[str, Any],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample.")
-    ] = Path("bench.json"),
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the benchmark as JSON instead of tables.")
-    ] = False,
+    results: dict[str, Any],
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            "--cluster",
+            "-c",
+            help="Choose options and `auto` by this calibration; `auto` calibrates otherwise.",
+        ),
+    ] = None,
     local: Annotated[
         int | None, typer.Option(help="Start this many ranks on this machine; no torchrun needed.")
     ] = None,
@@ -90,28 +118,35 @@ def bench(
 
       syncopate bench --local 4
 
+      syncopate bench --local 4 -a native,auto --against gloo --html bench.html
+
       syncopate bench broadcast --local 4 --root 2 -a native,lp:blocks=1,lp:blocks=8 --sizes 4MiB
 
       syncopate bench reduce_scatter --local 4 --against gloo --mode back-to-back
 
-      syncopate lab run --hosts 4 -- syncopate bench --from 1KiB --to 16MiB -o bench.json
+      syncopate lab run --hosts 4 -- syncopate bench --cluster cluster.json --to 16MiB
 
       torchrun --nproc-per-node 4 --no-python syncopate bench --against gloo
+
+      mpirun -n 4 syncopate bench --against gloo,mpi
     """
     from syncopate.calibration.sweep import Effort, Sweep
 
     sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
+    if results["html"] is not None:
+        from syncopate.reports.page import require_html
+
+        require_html()
+    known = Cluster.load(cluster) if cluster is not None and is_leader() else None
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
     ranks.require_ranks("bench")
-    from syncopate.calibration.bench import bench as measure
-
     title = f"measuring {sweep.collective}"
     with ranks.joined() as communicator, progress_bar(title) as progress:
-        benchmark = measure(communicator, sweep, how, progress)
+        benchmark = _measure(communicator, sweep, how, known, progress)
     if is_leader():
-        _show(benchmark, output, json)
+        _show(benchmark, **results)
     if benchmark.wrong:
         raise CalibrationError(
             f"{sweep.collective} returned {benchmark.wrong} wrong elements; do not train with it: "
@@ -119,8 +154,34 @@ def bench(
         )
 
 
-def _show(benchmark: Benchmark, output: Path, json: bool) -> None:
+def _measure(
+    communicator: Communicator,
+    sweep: Sweep,
+    effort: Effort,
+    known: Cluster | None,
+    progress: ProgressFunction,
+) -> Benchmark:
+    from syncopate.calibration.bench import bench as measure
+    from syncopate.calibration.calibrate import calibrate
+    from syncopate.schedules.registry import AUTO
+
+    # Rank 0's, whatever lies on the other hosts; and checked by all of them alike.
+    cluster: Cluster | None = communicator.broadcast_object(known)
+    if cluster is None and AUTO in sweep.algorithms:
+        cluster = calibrate(communicator, collectives=(sweep.collective,), progress=progress)
+    return measure(communicator, sweep, effort, progress, cluster)
+
+
+def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) -> None:
+    from msgspec import structs
+
+    command = shlex.join(["syncopate", *sys.argv[1:]])
+    benchmark = structs.replace(benchmark, metadata={**benchmark.metadata, "command": command})
     benchmark.save(output)
+    if html is not None:
+        from syncopate.reports.bench_page import bench_page
+
+        write_atomic(html, bench_page(benchmark).encode())
     if json:
         typer.echo(benchmark.to_json().decode(), nl=False)
         return
@@ -129,4 +190,4 @@ def _show(benchmark: Benchmark, output: Path, json: bool) -> None:
     console = out()
     console.width = max(console.width, WIDTH)
     console.print(bench_report(benchmark))
-    err().print(f"wrote {output}", style="dim")
+    err().print(f"wrote {output}" + (f" and {html}" if html else ""), style="dim")

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from syncopate.cli.launcher import LAUNCHER
+
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
 
@@ -26,7 +28,9 @@ def out() -> Console:
 
     Piped output is as wide as its tables need, so that nothing is folded away.
     """
-    console = Console(quiet=not is_leader(), highlight=False, soft_wrap=False)
+    console = Console(
+        quiet=not is_leader(), highlight=False, soft_wrap=False, force_terminal=_terminal()
+    )
     if not console.is_terminal:
         console.width = max(console.width, 160)
     return console
@@ -34,7 +38,12 @@ def out() -> Console:
 
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
-    return Console(stderr=True, quiet=not is_leader(), highlight=False)
+    return Console(stderr=True, quiet=not is_leader(), highlight=False, force_terminal=_terminal())
+
+
+def _terminal() -> bool | None:
+    """Say that nobody watches under mpirun, which lends ranks terminals of its own; else ask."""
+    return False if LAUNCHER in os.environ else None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ranks: joining those that torchrun started, or starting local ones.
+"""Ranks: joining those that torchrun or mpirun started, or starting local ones.
 
 ``--local N`` starts N copies of the same command on this machine, as ``torchrun --standalone``
 would, without its port (the ranks meet through a file) and with one error line for all of them.
@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from syncopate.cli import launcher
 from syncopate.cli.console import is_leader
 from syncopate.errors import (
     CollectiveError,
@@ -39,7 +40,7 @@ _POLL_S = 0.05
 
 
 def started() -> bool:
-    """Return whether this process is a rank, started by torchrun or by ``start_local``."""
+    """Return whether this process is a rank, of torchrun, mpirun, srun or ``start_local``."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
@@ -58,7 +59,9 @@ def start_if_asked(local: int | None) -> int | None:
     if local is None or RENDEZVOUS in os.environ:
         return None
     if started():
-        raise InvalidValueError("--local", local, "left out under torchrun, which starts the ranks")
+        raise InvalidValueError(
+            "--local", local, "left out under torchrun or mpirun, which start the ranks"
+        )
     if local < 1:
         raise InvalidValueError("--local", local, "an integer >= 1")
     return start_local(local, sys.argv[1:])
@@ -74,7 +77,8 @@ def require_ranks(command: str) -> None:
         raise SyncopateError(
             f"`syncopate {command}` runs on several ranks and this process is alone. On this "
             f"machine: `syncopate {command} --local 4`; on a cluster, on every host: "
-            f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`"
+            f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`, or "
+            f"`mpirun -n 8 --host ... syncopate {command}`"
         )
 
 
@@ -133,10 +137,13 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
     from syncopate.collectives.communicator import Communicator
 
     folder = os.environ.get(RENDEZVOUS)
+    method = f"file://{folder}/store" if folder else "env://"
     try:
+        store = launcher.meeting_store(timeout_s)
         dist.init_process_group(
             "gloo",
-            init_method=f"file://{folder}/store" if folder else "env://",
+            init_method=method if store is None else None,
+            store=store,
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
             timeout=timedelta(seconds=timeout_s),
@@ -152,6 +159,7 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
             communicator.close()
     finally:
         dist.destroy_process_group()
+    launcher.leave()
 
 
 def report_error(error: SyncopateError) -> None:

@@ -156,4 +156,5 @@ def _table(title: str) -> Table:
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,
+        min_width=len(title) + 1,  # a title is folded to its table's width
     )

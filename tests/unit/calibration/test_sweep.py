@@ -45,7 +45,8 @@ def test_sizes_become_whole_elements_once_each():
         ({"algorithms": ("lp:blocks",)}, "NAME:OPTION=VALUE"),
         ({"algorithms": ("lp:block=2",)}, "unknown option 'block' for all_reduce .lp.; known: bl"),
         ({"algorithms": ("native:blocks=2",)}, "all_reduce .native.; known: none"),
-        ({"against": ("horovod",)}, "unknown peer 'horovod'; known: gloo"),
+        ({"algorithms": ("auto:blocks=2",)}, "all_reduce .auto.; known: none"),
+        ({"against": ("horovod",)}, "unknown peer 'horovod'; known: gloo, mpi"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(options, message):
@@ -55,6 +56,7 @@ def test_what_cannot_be_measured_is_refused(options, message):
 
 def test_an_algorithm_may_bring_its_options():
     assert parse_algorithm("all_reduce", "ring") == ("ring", {})
+    assert parse_algorithm("all_reduce", "auto") == ("auto", {})
     assert parse_algorithm("reduce", "lp:blocks=8") == ("lp", {"blocks": 8})
     name, options = parse_algorithm("all_reduce", "blueconnect:factors=2x4:stages=ring+recursive")
     assert name == "blueconnect"

@@ -9,6 +9,7 @@ import pytest
 
 import syncopate
 from syncopate.cli import main
+from syncopate.decision_table import DecisionTable
 from syncopate.errors import PlanError
 from syncopate.plan import Plan
 from syncopate.planning.registry import POLICIES
@@ -37,7 +38,9 @@ def test_version(run):
     assert run("--version") == (0, f"syncopate {syncopate.__version__}\n", "")
 
 
-@pytest.mark.parametrize("command", ["calibrate", "profile", "plan", "bench", "demo"])
+@pytest.mark.parametrize(
+    "command", ["calibrate", "profile", "plan", "bench", "choose", "convert", "demo"]
+)
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
     assert code == 0
@@ -48,7 +51,8 @@ def test_help(run, command):
 def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    assert all(name in out for name in ("demo", "calibrate", "profile", "plan", "bench", "lab"))
+    names = ("demo", "calibrate", "profile", "plan", "bench", "choose", "convert", "lab")
+    assert all(name in out for name in names)
     assert run("")[1].strip() == out.strip()
 
 
@@ -90,6 +94,30 @@ def test_plan_as_json_is_every_plan(run):
     assert plans[-1] == json.loads(Plan.load("plan.json").to_json())
 
 
+def test_choose_says_which_algorithm_carries_which_sizes(run):
+    code, out, err = run("choose cluster.json --collective all_reduce")
+    assert (code, err) == (0, "")
+    assert "two hosts: 4 ranks on 2 hosts" in out
+    assert "measured from 1.0 KiB to 1.0 MiB" in out
+    code, out, _ = run("choose --network 10gbe --nodes 64 --json")
+    assert code == 0
+    table = DecisionTable.from_json(out)
+    assert table.world_size == 64
+    assert {each.basis for each in table.collectives} == {"priced"}
+
+
+def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
+    code, out, err = run("convert --network 10gbe --nodes 8 --to nccl-tuner --channels 4")
+    assert code == 0
+    assert "allreduce,0,16384,tree,ll,4,8,8,-1,-1" in out.splitlines()
+    assert err.startswith("note: allreduce up to 83.1 KiB: recursive_doubling is the fastest here")
+    code, out, err = run("convert cluster.json --to open-mpi -o new/rules.json")
+    assert (code, out) == (0, "")
+    assert err.endswith("wrote new/rules.json\n")
+    with open("new/rules.json", encoding="utf-8") as file:
+        assert "allreduce" in json.load(file)["collectives"]
+
+
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
@@ -102,6 +130,14 @@ def test_plan_as_json_is_every_plan(run):
         ("plan -w workload.json -c cluster.json --nodes 4", "the only one of --cluster and"),
         ("plan -w workload.json -c cluster.json --policy best", "unknown policy 'best'; known: wf"),
         ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
+        ("choose", "CLUSTER is None; it must be given, or else --network and --nodes"),
+        ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
+        ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
+        ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
+        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: nccl-tuner, open-mpi"),
+        ("convert cluster.json --to open-mpi --channels 4", "left out: it belongs to --to nccl"),
+        ("convert cluster.json --to nccl-tuner --channels 0", "channels is 0"),
+        ("convert cluster.json --to nccl-tuner --protocol fast", "unknown protocol 'fast'"),
         ("calibrate --local 4 --budget 0", "--budget is 0.0"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
         ("calibrate --local 0", "--local is 0"),
@@ -188,7 +224,8 @@ def test_a_module_that_is_not_there_is_one_clear_line(run):
         ("bench all_redcue", "unknown collective 'all_redcue'; known: all_reduce"),
         ("bench -a rign", "unknown algorithm 'rign' for all_reduce; known: native, ring"),
         ("bench broadcast -a ring", "unknown algorithm 'ring' for broadcast; known: native, mst"),
-        ("bench --against mpi", "unknown peer 'mpi'; known: gloo"),
+        ("bench --against horovod", "unknown peer 'horovod'; known: gloo, mpi"),
+        ("bench --cluster none.json", "none.json: cannot read this cluster file"),
         ("bench --from 1MiB --to 4KiB", "last size is 4096"),
         ("bench --sizes 4furlongs", "size is '4furlongs'"),
         ("bench --factor 1", "factor is 1.0"),

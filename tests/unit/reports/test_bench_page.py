@@ -1,0 +1,87 @@
+"""The page of a benchmark: whole, offline, escaped, and with the numbers of the benchmark."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from msgspec import structs
+
+from syncopate.errors import SyncopateError
+from syncopate.reports import page
+from syncopate.reports.bench_page import algorithm_text, bench_page, topology_line
+from tests.unit import examples
+
+plotly_script = pytest.importorskip("plotly.offline", reason="the extra html is not installed")
+
+
+def _data(text):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(found.group(1))
+
+
+@pytest.fixture(scope="module")
+def text():
+    metadata = {"torch": "2.13", "command": "syncopate bench </script> & more"}
+    benchmark = structs.replace(examples.benchmark(), metadata=metadata)
+    return bench_page(benchmark)
+
+
+def test_the_page_needs_nothing_from_elsewhere(text):
+    own = text.replace(plotly_script.get_plotlyjs(), "")
+    assert len(own) < len(text) / 10
+    assert not re.search(r"(src|href)\s*=|@import|url\(|https?://", own)
+    assert "Plotly.react" in own
+
+
+def test_what_was_measured_and_how_is_said(text):
+    for part in (
+        "all_reduce",
+        "4 ranks on 2 hosts, 2 on each",
+        "4 calls after 5 to warm up",
+        "separated by barriers",
+        "3 wrong elements",
+        "syncopate bench &lt;/script&gt; &amp; more",
+        "<dt>torch</dt><dd>2.13</dd>",
+        "2 of 2 sizes",
+        "2.00x to 2.00x its speed",
+    ):
+        assert part in text, part
+
+
+def test_every_contender_has_its_line_and_its_band(text):
+    data = _data(text)
+    assert data["sizes"] == [1024, 1 << 20]
+    assert data["labels"] == ["1.0 KiB", "1.0 MiB"]
+    assert data["factor"] == pytest.approx(1.5)
+    ring, gloo = data["series"]
+    assert (ring["name"], ring["peer"], ring["dash"]) == ("ring", False, "solid")
+    assert (gloo["name"], gloo["peer"]) == ("gloo", True)
+    assert gloo["dash"] != "solid"
+    assert ring["in"]["p50"] == pytest.approx([0.09e-3, 1.8e-3])
+    assert ring["out"]["p50"] == pytest.approx([0.18e-3, 3.6e-3])
+    assert ring["in"]["most low"] == pytest.approx([0.02e-3, 0.4e-3])
+    assert ring["in"]["most high"] == pytest.approx([0.2e-3, 4e-3])
+
+
+def test_what_ran_is_named_as_far_as_the_contender_does_not():
+    point = examples.series("lp").points[0]
+    ran = structs.replace(point, algorithm="lp", options={"blocks": 8, "order": (1, 0)})
+    assert algorithm_text("lp", ran) == "blocks=8"
+    assert algorithm_text("lp:blocks=8", ran) == ""
+    assert algorithm_text("auto", ran) == "lp:blocks=8"
+    assert algorithm_text("gloo", point) == ""
+    levels = structs.replace(point, algorithm="blueconnect", options={"factors": (2, 2)})
+    assert algorithm_text("blueconnect", levels) == "factors=2x2"
+
+
+def test_hosts_are_counted():
+    assert topology_line(("a",)) == "1 rank on 1 host"
+    assert topology_line(("a", "b", "a")) == "3 ranks on 2 hosts, [2, 1] on them"
+
+
+def test_missing_packages_are_named_with_how_to_install_them(monkeypatch):
+    monkeypatch.setattr(page, "_NEEDED", ("json", "no_such_package"))
+    with pytest.raises(SyncopateError, match=r"needs no_such_package: pip install .syncopate\[h"):
+        page.require_html()
