@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from syncopate.cluster import (
     NETWORKS,
@@ -143,6 +145,38 @@ def test_a_curve_is_found_by_collective_and_algorithm():
     assert cluster.curve("all_reduce", "ring") is curve
     assert cluster.curve("all_reduce", "native") is None
     assert cluster.curve("all_gather", "ring") is None
+
+
+def test_options_and_order_are_written_where_there_are_some():
+    plain, told = (
+        CurvePoint(nbytes=n, samples_s=(1.0,), options=options)
+        for n, options in ((1, {}), (2, {"blocks": 2}))
+    )
+    fit = LinearFit(a_s=0.0, b_s_per_byte=0.0)
+    curve = CollectiveCurve(collective="reduce", algorithm="lp", points=(plain, told), fit=fit)
+    cluster = Cluster(name="c", levels=(_level(),), curves=(curve, replace(curve, order=(1, 0))))
+    written = json.loads(cluster.to_json())["curves"]
+    # Files from before there were options have neither.
+    assert [sorted(c) for c in written] == [
+        ["algorithm", "collective", "fit", "points"],
+        ["algorithm", "collective", "fit", "order", "points"],
+    ]
+    assert written[0]["points"] == [
+        {"nbytes": 1, "samples_s": [1.0]},
+        {"nbytes": 2, "samples_s": [1.0], "options": {"blocks": 2}},
+    ]
+    assert Cluster.from_json(cluster.to_json()) == cluster
+
+
+def test_the_uncertainty_of_an_expected_duration():
+    def error_s(*samples_s):
+        return CurvePoint(nbytes=1, samples_s=samples_s).standard_error_s
+
+    assert error_s(1.0) == 0.0
+    assert error_s(1.0, 3.0) == pytest.approx(1.0)
+    assert error_s(*[1.0, 3.0] * 8) == pytest.approx(0.2582, abs=1e-4)
+    # A far outlier counts as much as the fence.
+    assert error_s(1.0, 1.0, 1.1, 1.1, 900.0) < 0.2
 
 
 @pytest.mark.parametrize("network", NETWORKS)

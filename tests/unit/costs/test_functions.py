@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.functions import FREE, CurveCost, Envelope, LinearCost
+from syncopate.costs.functions import FREE, CurveCost, Envelope, LinearCost, VariantCost
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 RING = LinearCost(LinearFit(a_s=6.0, b_s_per_byte=1.0))
@@ -97,3 +102,38 @@ def test_unknown_algorithms_are_refused_by_name() -> None:
         Envelope({"ring": RING, "tree": TREE}).of("rign")
     with pytest.raises(InvalidValueError, match="at least one algorithm"):
         Envelope({})
+
+
+def test_a_variant_cost_tells_its_options() -> None:
+    def price(options: Mapping[str, Any]) -> LinearCost:
+        blocks = options["blocks"]
+        return LinearCost(LinearFit(a_s=float(blocks), b_s_per_byte=1.0 / blocks))
+
+    cost = VariantCost([({"blocks": b}, price({"blocks": b})) for b in (1, 2, 4)], price)
+    assert cost([0, 1, 2, 4, 8, 16]).tolist() == [0, 2, 3, 4, 6, 8]
+    assert cost.option_ranges == ((2, {"blocks": 1}), (8, {"blocks": 2}), (math.inf, {"blocks": 4}))
+    assert [cost.options(n)["blocks"] for n in (0, 1, 2, 2.5, 8, 9, 1e12)] == [1, 1, 1, 2, 2, 4, 4]
+    assert cost.fixed({"blocks": 4})(100) == 29.0
+    assert cost.fixed({"blocks": 10})(100) == 20.0
+    assert Envelope({"lp": cost, "ring": RING}).bucket([9, 1]) == ("lp", {"blocks": 4}, 8.25)
+
+
+def test_a_curve_knows_the_options_it_was_measured_with() -> None:
+    points = tuple(
+        CurvePoint(nbytes=nbytes, samples_s=(1.0,), options=options)
+        for nbytes, options in ((0, {}), (100, {}), (10_000, {"blocks": 2}))
+    )
+    fit = LinearFit(a_s=1.0, b_s_per_byte=0.0)
+    piped = CollectiveCurve(collective="reduce", algorithm="lp", points=points, fit=fit)
+    cost = CurveCost(piped)
+    assert [dict(cost.options(n)) for n in (0, 1000, 1001, 1e9)] == [{}, {}] + 2 * [{"blocks": 2}]
+    assert cost.fixed({"blocks": 7}) is cost
+    ordered = CurveCost(structs.replace(piped, order=(1, 0)))
+    assert ordered.options(50) == {"order": (1, 0)}
+    assert ordered.options(10_000) == {"blocks": 2, "order": (1, 0)}
+
+
+def test_the_uncertainty_of_a_curve_is_that_of_the_nearest_size() -> None:
+    cost = CurveCost(curve({10: [1.0], 100: [2.0, 4.0], 1000: [5.0, 5.0, 5.0]}))
+    assert [cost.standard_error_s(n) for n in (1, 90, 1e6)] == [0.0, pytest.approx(1.0), 0.0]
+    assert cost.sizes == (10, 100, 1000)

@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.congestion import congestion_lines
-from syncopate.costs.model import collective_costs, fixed_cost, highest_line, schedule_cost
+from syncopate.costs.model import (
+    BLOCKS,
+    collective_costs,
+    fixed_cost,
+    highest_line,
+    schedule_cost,
+    variants,
+)
 from syncopate.costs.price import price_many
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import algorithms, build, candidates
@@ -103,6 +111,33 @@ def test_measured_curves_are_believed() -> None:
 def test_native_has_no_price() -> None:
     with pytest.raises(UnknownNameError, match="'native' for all_reduce on 'flat'"):
         collective_costs(FLAT, names=("native",))
+
+
+def test_options_suit_the_cluster() -> None:
+    placed = structs.replace(RACKS, placement=tuple(range(11, -1, -1)))
+    assert variants(FLAT, "all_reduce", "ring") == ({},)
+    assert variants(placed, "all_reduce", "ring") == ({"order": placed.placement},)
+    assert variants(FLAT, "reduce", "lp") == tuple({"blocks": blocks} for blocks in BLOCKS)
+    levels = variants(RACKS, "all_reduce", "blueconnect")
+    assert {options["factors"] for options in levels} == {(2, 2, 3)}
+    assert levels[0]["pipelines"] == 1
+    # On one level nothing works at the same time as anything else.
+    assert variants(FLAT, "all_reduce", "blueconnect") == ({"factors": (8,)},)
+
+
+@pytest.mark.parametrize("algorithm", algorithms("all_reduce"))
+def test_a_price_is_never_above_that_of_the_defaults(algorithm: str) -> None:
+    placed = structs.replace(RACKS, placement=(0, 2, 4, 6, 8, 10, 1, 3, 5, 7, 9, 11))
+    default = fixed_cost(placed, "all_reduce", algorithm, {})
+    suiting = schedule_cost(placed, "all_reduce", algorithm)
+    large = SIZES[SIZES > 1e6]
+    assert (suiting(large) <= default(large) * (1 + 1e-9)).all()
+
+
+def test_costs_are_worked_out_once() -> None:
+    assert collective_costs(RACKS) is collective_costs(RACKS)
+    assert collective_costs(RACKS, names=["ring"]) is collective_costs(RACKS, names=("ring",))
+    assert collective_costs(structs.replace(RACKS)) is not collective_costs(RACKS)
 
 
 def test_one_rank_communicates_for_nothing() -> None:

@@ -5,13 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
-from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Interference,
+    Level,
+    LinearFit,
+)
 from syncopate.costs.functions import Envelope, LinearCost
 from syncopate.costs.model import collective_costs
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.plan import Plan
 from syncopate.planning import POLICIES, compare, make_plan, predict
+from syncopate.simulation import simulate
 from syncopate.simulation.iteration import play
 from syncopate.workload import GradientTensor, Workload
 
@@ -169,3 +178,59 @@ def test_refusals_say_what_there_is() -> None:
     plan = make_plan(layers(4), cluster)
     with pytest.raises(PlanError, match="do not hold the same gradients"):
         predict(workload, plan.buckets, cluster)
+
+
+def test_buckets_carry_the_options_that_suit_the_cluster() -> None:
+    placement = (0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11)
+    racks = Cluster(
+        name="racks",
+        levels=(
+            Level(name="device", size=2, latency_s=2e-6, bandwidth_bytes_per_s=2e10),
+            Level(name="host", size=2, latency_s=3e-5, bandwidth_bytes_per_s=1e9),
+            Level(name="rack", size=3, latency_s=9e-5, bandwidth_bytes_per_s=3e8),
+        ),
+        placement=placement,
+    )
+    workload = layers(40, numel=1_000_000)
+    plan = make_plan(workload, racks, algorithm="blueconnect")
+    assert plan.order == placement
+    for bucket in plan.buckets:
+        assert bucket.options["factors"] == (2, 2, 3)
+        assert "order" not in bucket.options
+    assert max(int(bucket.options["pipelines"]) for bucket in plan.buckets) > 1
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.prediction == predict(workload, plan.buckets, racks, order=plan.order)
+    # Without its order and options a plan runs the defaults, and is predicted to.
+    bare = [structs.replace(bucket, options={}) for bucket in plan.buckets]
+    assert plan.prediction is not None
+    for buckets in (bare, plan.buckets):
+        assert predict(workload, buckets, racks).iteration_s > plan.prediction.iteration_s
+    timeline = simulate(workload, plan, racks)
+    assert timeline.duration_s == pytest.approx(plan.prediction.iteration_s)
+
+
+def test_the_options_of_a_calibrated_cluster_are_those_measured() -> None:
+    curves = tuple(
+        CollectiveCurve(
+            collective="all_reduce",
+            algorithm=name,
+            points=tuple(
+                CurvePoint(nbytes=n, samples_s=(s,), options={"blocks": n // 1000} if order else {})
+                for n, s in ((1000, small), (4_000_000, large))
+            ),
+            fit=LinearFit(a_s=small, b_s_per_byte=0.0),
+            order=order,
+        )
+        for name, small, large, order in (
+            ("native", 1e-4, 1e-2, ()),
+            ("lp", 1e-3, 5e-3, (3, 1, 2, 0)),
+        )
+    )
+    cluster = Cluster(name="c", levels=Cluster.preset("1gbe", 4).levels, curves=curves)
+    plan = make_plan(layers(8), cluster, "wfbp")
+    assert plan.order == (3, 1, 2, 0)
+    for bucket in plan.buckets:
+        piped = bucket.algorithm == "lp"
+        assert bucket.options == ({"blocks": 4000} if piped else {})
+        assert bucket.all_options(plan.order).get("order") == (plan.order if piped else None)
+    assert {bucket.algorithm for bucket in plan.buckets} == {"native", "lp"}
