@@ -47,7 +47,7 @@ class Wire:
         ranks = communicator.all_gather_object(dist.get_rank())
         part = ranks if len(ranks) < dist.get_world_size() else None
         self._group = transport.group_of(part, None, communicator.timeout_s)
-        self._send, self._receive = transport.point_to_point(self._group)
+        self._send, self._receive = transport.point_to_point(self._group, self.device)
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         """Send ``tensor`` to ``peer``; return when it may be changed again."""
