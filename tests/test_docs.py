@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.reports import bench, terminal
+from syncopate.costs.tabulate import decision_table
+from syncopate.reports import bench, decisions, terminal
 from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ def test_every_column_of_the_reports_has_its_formula():
     }
     known = metrics | {"size", "policy", "algorithms", "buckets", "level", "algorithm"}
     known |= {"tensor", "tensors", "dtype", "ready #", "elements", "#", "channel"}
-    known |= {"ring", "gloo"}
+    known |= {"ring", "gloo", "options"}
     known |= {curve.algorithm.replace("_", " ") for curve in examples.cluster().curves}
     for table in examples.tables(
         terminal.cluster_report(examples.cluster()),
@@ -49,6 +50,7 @@ def test_every_column_of_the_reports_has_its_formula():
         terminal.plans_report([examples.plan()], measured_s={"optimal": 0.1}),
         terminal.plan_report(examples.plan()),
         bench.bench_report(examples.benchmark()),
+        decisions.decision_report(decision_table(examples.cluster())),
     ):
         for column in table.columns:
             name = str(column.header).replace("\n", " ").removesuffix(" GB/s").strip()

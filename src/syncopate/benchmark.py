@@ -8,6 +8,7 @@ it comparable with the line rate at any number of ranks.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -23,6 +24,9 @@ BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "reduce": lambda ranks: 1.0,
 }
 """busbw / algbw of each collective at a number of ranks, as nccl-tests defines it."""
+
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+"""Collectives that add; what they are timed with is a sum."""
 
 BARRIER = "barrier"
 BACK_TO_BACK = "back-to-back"
@@ -192,6 +196,14 @@ class Benchmark(Artifact, frozen=True, kw_only=True):
         """Return algbw times the collective's factor."""
         return self.algbw_bytes_per_s(nbytes, time_s) * BUS_FACTORS[self.collective](
             self.world_size
+        )
+
+    def average_busbw_bytes_per_s(self, series: Series) -> float:
+        """Return the mean of a contender's bus bandwidths over sizes and places."""
+        return statistics.fmean(
+            self.busbw_bytes_per_s(point.nbytes, timing.time_s)
+            for point in series.points
+            for timing in (point.out_of_place, point.in_place)
         )
 
     @property

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.benchmark import BUS_FACTORS, Benchmark, percentile
+from syncopate.benchmark import BUS_FACTORS, REDUCING, Benchmark, percentile
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.schedules.conditions import CONDITIONS
 from tests.unit import examples
@@ -32,6 +32,7 @@ def test_bandwidths_are_those_of_nccl_tests(collective, factor):
 
 def test_every_collective_has_a_bus_factor_and_one_rank_needs_no_bus():
     assert set(BUS_FACTORS) == set(CONDITIONS)
+    assert set(REDUCING) == {name for name, needs in CONDITIONS.items() if needs.reduces}
     assert BUS_FACTORS["all_reduce"](1) == 0
 
 

@@ -12,11 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.benchmark import BARRIER, Benchmark, Series, Timing
+from syncopate.benchmark import BARRIER, REDUCING, Benchmark, Point, Series, Timing
 from syncopate.units import format_seconds
 
 PERCENTILES = (50, 95, 99)
-WIDTH = 116
+WIDTH = 122
 """Columns of the widest table, so that narrow terminals wrap lines instead of cutting them."""
 
 
@@ -32,16 +32,38 @@ def bench_report(benchmark: Benchmark) -> RenderableType:
     return Group(*parts)
 
 
+def topology_line(hosts: Sequence[str]) -> str:
+    """Return where the ranks are: ``"8 ranks on 2 hosts, 4 on each"``."""
+    counts = [hosts.count(host) for host in dict.fromkeys(hosts)]
+    ranks = f"{len(hosts)} rank{'s' * (len(hosts) != 1)}"
+    if len(counts) == 1:
+        return f"{ranks} on 1 host"
+    spread = f"{counts[0]} on each" if len(set(counts)) == 1 else f"{counts} on them"
+    return f"{ranks} on {len(counts)} hosts, {spread}"
+
+
+def algorithm_text(contender: str, point: Point) -> str:
+    """Return what ran at a point as far as the contender's name does not say it; may be empty."""
+    named = contender.split(":")
+    parts = [] if point.algorithm in ("", named[0]) else [point.algorithm]
+    for name, value in sorted(point.options.items()):
+        text = value if isinstance(value, int) else "x".join(str(part) for part in value)
+        # The order of the ranks is the same at all sizes, and as long as there are ranks.
+        if name != "order" and f"{name}={text}" not in named:
+            parts.append(f"{name}={text}")
+    return ":".join(parts)
+
+
 def _head(benchmark: Benchmark) -> Text:
     calls = "separated by barriers" if benchmark.mode == BARRIER else "back to back"
     timing = benchmark.series[0].points[0].in_place
-    hosts = len(set(benchmark.hosts))
     meta = benchmark.metadata
-    versions = ", ".join(f"{name} {meta[name]}" for name in ("syncopate", "torch") if name in meta)
+    versions = ", ".join(
+        f"{name} {meta[name]}" for name in ("syncopate", "torch", "mpi") if name in meta
+    )
     return Text.assemble(
         (benchmark.collective, "bold"),
-        f": {benchmark.world_size} ranks on {hosts} host{'s' * (hosts != 1)}"
-        f"{'; ' + versions if versions else ''}\n"
+        f": {topology_line(benchmark.hosts)}{'; ' + versions if versions else ''}\n"
         f"{len(timing.samples_s)} calls after {benchmark.warmup} to warm up, {calls}; each call's "
         "time is the maximum over ranks\n"
         "size is the total buffer; out of place is a copy of the input and the collective there",
@@ -53,6 +75,7 @@ def _bandwidths(benchmark: Benchmark, series: Series) -> Table:
     table.add_column("size\nB", justify="right", no_wrap=True)
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("dtype", no_wrap=True)
+    table.add_column("redop", no_wrap=True)
     table.add_column("root", justify="right", no_wrap=True)
     for place in ("out of place\n", "in place\n"):
         for name in (f"{place}time us", "algbw\nGB/s", "busbw\nGB/s", "#wrong"):
@@ -62,10 +85,12 @@ def _bandwidths(benchmark: Benchmark, series: Series) -> Table:
             str(point.nbytes),
             str(point.count),
             benchmark.dtype,
+            "sum" if benchmark.collective in REDUCING else "none",
             str(benchmark.root),
             *_cells(benchmark, point.nbytes, point.out_of_place),
             *_cells(benchmark, point.nbytes, point.in_place),
         )
+    table.caption = f"average busbw {benchmark.average_busbw_bytes_per_s(series) / 1e9:.3f} GB/s"
     return table
 
 
@@ -82,14 +107,18 @@ def _cells(benchmark: Benchmark, nbytes: int, timing: Timing) -> list[str | Text
 def _percentiles(series: Series) -> Table:
     table = _table(f"{series.contender}: percentiles in us")
     table.add_column("size\nB", justify="right", no_wrap=True)
+    runs = [algorithm_text(series.contender, point) for point in series.points]
+    if any(runs):
+        table.add_column("runs", no_wrap=True)
     for place in ("out of place\n", "in place\n"):
         for percent in PERCENTILES:
             head = place if percent == PERCENTILES[0] else "\n"
             table.add_column(f"{head}p{percent}", justify="right", no_wrap=True)
     table.add_column("samples", justify="right", no_wrap=True)
-    for point in series.points:
+    for point, ran in zip(series.points, runs, strict=True):
         table.add_row(
             str(point.nbytes),
+            *([ran] if any(runs) else []),
             *(
                 f"{timing.percentile_s(percent) * 1e6:.2f}"
                 for timing in (point.out_of_place, point.in_place)
@@ -153,6 +182,7 @@ def _table(title: str) -> Table:
         title=f" {title}",
         title_justify="left",
         title_style="dim",
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,

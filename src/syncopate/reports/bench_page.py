@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from syncopate.benchmark import BARRIER, BUS_FACTORS, Benchmark, Point, Series, Timing
+from syncopate.reports.bench import algorithm_text, topology_line
 from syncopate.reports.page import render_page
 from syncopate.units import format_bytes, format_seconds
 
@@ -57,28 +58,6 @@ def bench_page(benchmark: Benchmark) -> str:
         date=benchmark.metadata.get("date", "")[:10],
         command=benchmark.metadata.get("command", ""),
     )
-
-
-def topology_line(hosts: Sequence[str]) -> str:
-    """Return where the ranks are: ``"8 ranks on 2 hosts, 4 on each"``."""
-    counts = [hosts.count(host) for host in dict.fromkeys(hosts)]
-    ranks = f"{len(hosts)} rank{'s' * (len(hosts) != 1)}"
-    if len(counts) == 1:
-        return f"{ranks} on 1 host"
-    spread = f"{counts[0]} on each" if len(set(counts)) == 1 else f"{counts} on them"
-    return f"{ranks} on {len(counts)} hosts, {spread}"
-
-
-def algorithm_text(contender: str, point: Point) -> str:
-    """Return what ran at a point as far as the contender's name does not say it; may be empty."""
-    named = contender.split(":")
-    parts = [] if point.algorithm in ("", named[0]) else [point.algorithm]
-    for name, value in sorted(point.options.items()):
-        text = value if isinstance(value, int) else "x".join(str(part) for part in value)
-        # The order of the ranks is the same at all sizes, and as long as there are ranks.
-        if name != "order" and f"{name}={text}" not in named:
-            parts.append(f"{name}={text}")
-    return ":".join(parts)
 
 
 def _data(benchmark: Benchmark) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 
+from msgspec import structs
 from rich.console import Console
 
+from syncopate.benchmark import Series
 from syncopate.reports.bench import WIDTH, bench_report
 from tests.unit import examples
 
@@ -20,13 +22,15 @@ def test_every_contender_has_its_bandwidths_and_percentiles():
     ring, percentiles, _, _, times, ratios = tables
     heads = [str(column.header).split("\n")[-1] for column in ring.columns]
     half = ["time us", "GB/s", "GB/s", "#wrong"]
-    assert heads == ["B", "count", "dtype", "root", *half, *half]
+    assert heads == ["B", "count", "dtype", "redop", "root", *half, *half]
     # 1 MiB in 2 ms: 0.524 GB/s, times 3/2 on the bus of 4 ranks.
     assert _rows(ring)[1] == [
-        "1048576", "262144", "float32", "-1",
+        "1048576", "262144", "float32", "sum", "-1",
         "4000.00", "0.262", "0.393", "3",
         "2000.00", "0.524", "0.786", "0",
     ]  # fmt: skip
+    # 0.0051 and 0.0102 GB/s at 1 KiB, 0.262 and 0.524 at 1 MiB, all times 3/2, over four.
+    assert ring.caption == "average busbw 0.301 GB/s"
     assert _rows(percentiles)[0] == ["1024", "180.00"] + ["400.00"] * 2 + ["90.00"] + [
         "200.00"
     ] * 2 + ["4"]
@@ -36,11 +40,23 @@ def test_every_contender_has_its_bandwidths_and_percentiles():
 
 def test_how_it_was_taken_is_said():
     text = examples.text(bench_report(examples.benchmark()))
-    assert "4 ranks on 2 hosts" in text
+    assert "4 ranks on 2 hosts, 2 on each" in text
     assert "4 calls after 5 to warm up, separated by barriers" in text
     assert "maximum over ranks" in text
     assert "3 wrong elements" in text
     assert "back to back" in examples.text(bench_report(examples.benchmark(mode="back-to-back")))
+
+
+def test_what_ran_at_each_size_stands_beside_its_times():
+    whole = examples.benchmark()
+    points = whole.series[0].points
+    ran = [
+        structs.replace(points[0], algorithm="ring"),
+        structs.replace(points[1], algorithm="lp", options={"blocks": 8, "order": (0, 2, 1, 3)}),
+    ]
+    auto = Series(contender="auto", points=tuple(ran))
+    tables = list(examples.tables(bench_report(structs.replace(whole, series=(auto,)))))
+    assert [row[1] for row in _rows(tables[1])] == ["ring", "lp:blocks=8"]
 
 
 def test_the_widest_table_fits_its_width():

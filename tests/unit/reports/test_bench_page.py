@@ -10,7 +10,8 @@ from msgspec import structs
 
 from syncopate.errors import SyncopateError
 from syncopate.reports import page
-from syncopate.reports.bench_page import algorithm_text, bench_page, topology_line
+from syncopate.reports.bench import algorithm_text, topology_line
+from syncopate.reports.bench_page import bench_page
 from tests.unit import examples
 
 plotly_script = pytest.importorskip("plotly.offline", reason="the extra html is not installed")
