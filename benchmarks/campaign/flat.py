@@ -12,7 +12,7 @@ from .streams import Ring
 from .timing import Contender
 
 SIZES = (4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
-STREAMS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 128 * MIB)
+STREAMS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 
 
 def measure(session: Session) -> dict[str, Any]:

@@ -205,7 +205,10 @@ def _pipeline_row(result: PartResult, cell: Cell, fewest: Cell) -> list[str]:
         *(str(cell.world_size), f"`{lp.ran}`", spread(lp)),
         f"{lp.median_s / fewest.contenders['lp'].median_s:.3f}x",
         f"{bound / lp.median_s:.1%}",
-        *(f"{cell.ratio(name, 'lp'):.2f}x" for name in ("mst", "be", "native")),
+        *(
+            f"{cell.ratio(name, 'lp'):.2f}x" if name in cell.contenders else ""
+            for name in ("mst", "be", "native")
+        ),
     ]
 
 

@@ -69,7 +69,7 @@ class Session:
             self.say("calibrating the links")
             self._links = calibrate(
                 self.communicator,
-                budget_s=2 * self.effort.calibration_s,
+                budget_s=self.effort.calibration_s,
                 sizes=(64 * KIB,),
                 algorithms=(NATIVE,),
             )
@@ -113,9 +113,8 @@ class Session:
         communicator: Communicator | None = None,
     ) -> Cell:
         """Return one cell, measured on all ranks or on those of another communicator."""
-        cell = Turns(communicator or self.communicator, self.effort).measure(
-            collective, nbytes, contenders
-        )
+        turns = Turns(communicator or self.communicator, self.effort)
+        cell = turns.measure(collective, nbytes, contenders)
         medians = ", ".join(
             f"{name} {format_seconds(found.median_s)}" for name, found in cell.contenders.items()
         )

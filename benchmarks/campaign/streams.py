@@ -48,7 +48,7 @@ class Ring:
         for nbytes in (size for size in sizes if size <= effort.largest_bytes):
             for everyone in (False, True):
                 self._stream(nbytes, everyone)
-                samples = [self._stream(nbytes, everyone) for _ in range(effort.fewest + 2)]
+                samples = [self._stream(nbytes, everyone) for _ in range(effort.fewest)]
                 found.append(Stream(nbytes=nbytes, everyone=everyone, samples_s=tuple(samples)))
         return tuple(found)
 

@@ -44,7 +44,7 @@ class Effort:
     fewest: int = 3
     most: int = 41
     largest_bytes: int = 1 << 40
-    calibration_s: float = 18.0
+    calibration_s: float = 30.0
     quick: bool = False
 
 
