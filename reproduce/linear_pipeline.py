@@ -300,14 +300,14 @@ def beside_table(measured: Measured) -> Table:
         pad_edge=False,
     )
     table.add_column("collective")
-    for column in ("p", "LP ms", "over fewest", "MST / LP", "BE / LP", "Gloo / LP"):
-        table.add_column(column, justify="right")
+    for column in ("p", "LP ms", "/ fewest", "MST / LP", "BE / LP", "Gloo / LP"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in beside_prices(measured):
         cells = [f"{row.lp_s[0] * 1e3:.0f} [dim]({row.lp_s[1] * 1e3:.0f})[/]"]
         cells.append(f"{row.over_fewest[0]:.2f} [dim]({row.over_fewest[1]:.2f})[/]")
         for name in ("mst", "be", NATIVE):
             ours, priced_ratio = row.speedups.get(name, (None, None))
-            cell = "" if ours is None else f"{ours:.2f}x"
+            cell = "" if ours is None else f"{ours:.2f}"
             cells.append(cell + ("" if priced_ratio is None else f" [dim]({priced_ratio:.2f})[/]"))
         table.add_row(row.collective, str(row.ranks), *cells)
     return table

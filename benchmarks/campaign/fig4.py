@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from syncopate.calibration.sweep import parse_algorithm
+from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.units import format_rate
 
 from .results import Cell, PartResult
@@ -13,10 +14,11 @@ from .results import Cell, PartResult
 def measurement(result: PartResult) -> dict[str, Any]:
     """Return what that script reads: a network of one level, and a duration per collective.
 
+    The latency is as calibrated, the bandwidth as emulated.
+
     Args:
         result: of a pipeline part.
     """
-    slowest = min(result.levels, key=lambda level: level.bandwidth_bytes_per_s)
     rate = format_rate(result.topology.rate_bytes_per_s)
     facts = ", ".join(
         result.metadata.get(name, "unknown") for name in ("cpu", "cores", "torch", "date")
@@ -24,8 +26,8 @@ def measurement(result: PartResult) -> dict[str, Any]:
     return {
         "name": f"{result.topology.hosts} emulated hosts at {rate}",
         "source": f"{result.command}; cpu, cores, torch and date: {facts}",
-        "latency_s": slowest.latency_s,
-        "bandwidth_bytes_per_s": slowest.bandwidth_bytes_per_s,
+        "latency_s": max(level.latency_s for level in result.levels),
+        "bandwidth_bytes_per_s": result.topology.rate_bytes_per_s * TCP_GOODPUT,
         "reduction_s_per_byte": result.reduction_s_per_byte,
         "points": [
             point for cell in result.cells if "lp" in cell.contenders for point in _points(cell)

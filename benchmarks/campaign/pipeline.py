@@ -2,7 +2,7 @@
 
 All numbers of hosts are measured in one lab, the first 2, 4, 8, .. of its hosts taking part while
 the others wait, so that they can be compared. LP's blocks are those that the cost model takes for
-the links as calibrated; how much other numbers of blocks cost is measured for the broadcast. Gloo's
+the links; how much other numbers of blocks cost is measured for the broadcast. Gloo's
 own is measured in labs of up to eight hosts: on sixteen it would take most of the time.
 """
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.costs.model import schedule_cost
+from syncopate.lab import Topology
 from syncopate.units import MIB
 
 from .results import Cell, label
@@ -45,7 +46,7 @@ def measure(session: Session) -> dict[str, Any]:
         for collective in COLLECTIVES:
             for p in (p for p in RANKS if p <= hosts):
                 if p in members:
-                    where = first(cluster, p)
+                    where = first(cluster, p, session.topology)
                     contenders = _contenders(collective, nbytes, where, native=hosts <= 8)
                     cells.append(session.measure(collective, nbytes, contenders, members[p]))
                 session.communicator.barrier()
@@ -77,9 +78,13 @@ def _contenders(
     return found | {"native": Contender()} if native else found
 
 
-def first(cluster: Cluster, world_size: int) -> Cluster:
-    """Return the cluster of some of the ranks, joined by the slowest level."""
-    slowest = min(cluster.levels, key=lambda level: level.bandwidth_bytes_per_s)
-    level = msgspec.structs.replace(slowest, size=world_size)
+def first(cluster: Cluster, world_size: int, topology: Topology) -> Cluster:
+    """Return the cluster of some of the ranks: latency as calibrated, bandwidth as emulated.
+
+    A short calibration has no time for messages that are long beside the burst of a slow link.
+    """
+    (level,) = topology.cluster().levels
+    found = max(cluster.levels, key=lambda level: level.latency_s)
+    level = msgspec.structs.replace(level, size=world_size, latency_s=found.latency_s)
     bare = {"placement": (), "hosts": (), "curves": (), "probes": ()}
     return msgspec.structs.replace(cluster, levels=(level,), **bare)
