@@ -298,6 +298,7 @@ def beside_table(measured: Measured) -> Table:
         caption=measured.source or None,
         box=box.SIMPLE_HEAD,
         pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("collective")
     for column in ("p", "LP ms", "/ fewest", "MST / LP", "BE / LP", "Gloo / LP"):
