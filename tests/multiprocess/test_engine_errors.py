@@ -45,17 +45,34 @@ def _distribute(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
     return distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
 
 
+def _refused_algorithms(
+    model: nn.Module,
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """An algorithm that there is not, and an option that it does not take."""
+    mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
+    ring = plan_of(model, WORLD_SIZE, algorithm="ring")
+    told = [msgspec.structs.replace(bucket, options={"blocks": 2}) for bucket in ring.buckets]
+    overtold = msgspec.structs.replace(ring, buckets=tuple(told))
+    return [
+        (
+            UnknownNameError,
+            "unknown algorithm 'rign' for all_reduce; known",
+            lambda: _distribute(model, plan=mistyped),
+        ),
+        (
+            UnknownNameError,
+            r"unknown option 'blocks' for all_reduce \(ring\); known: order",
+            lambda: _distribute(model, plan=overtold),
+        ),
+    ]
+
+
 def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
     model = _model()
     other = _model()
     plan = plan_of(model, WORLD_SIZE)
     narrow = plan_of(_model(3), WORLD_SIZE)
     more = msgspec.structs.replace(plan, world_size=WORLD_SIZE + 1)
-    mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
-    told = [
-        msgspec.structs.replace(b, algorithm="ring", options={"blocks": 2}) for b in plan.buckets
-    ]
-    overtold = msgspec.structs.replace(plan, buckets=tuple(told))
     only_here = plan_of(model, WORLD_SIZE, [6] if rank else [3, 3])
     cluster = Cluster.flat(3, latency_s=1e-5, bandwidth_bytes_per_s=1e9, name="three")
     return [
@@ -75,16 +92,7 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
         (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
         (InvalidValueError, "plan is 'plan.json'", lambda: _distribute(model, plan="plan.json")),
-        (
-            UnknownNameError,
-            "unknown algorithm 'rign' for all_reduce; known",
-            lambda: _distribute(model, plan=mistyped),
-        ),
-        (
-            UnknownNameError,
-            r"unknown option 'blocks' for all_reduce \(ring\); known: order",
-            lambda: _distribute(model, plan=overtold),
-        ),
+        *_refused_algorithms(model),
         (
             EngineError,
             "rank 1 differs from rank 0: the plan is .*1 bucket.*2 buckets",

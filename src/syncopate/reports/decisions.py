@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from syncopate.cluster import AlgorithmOptions
 from syncopate.decision_table import (
     MEASURED,
     PRICED,
@@ -38,11 +39,11 @@ def decision_report(table: DecisionTable) -> RenderableType:
     return Group(*parts, *(Text(line, style="dim") for line in _remarks(table)))
 
 
-def options_text(candidate: Candidate) -> str:
+def options_text(options: AlgorithmOptions) -> str:
     """Return the options of an algorithm for people: ``"blocks 8"``; empty for its defaults."""
     return ", ".join(
         f"{name} {value if isinstance(value, int) else 'x'.join(str(part) for part in value)}"
-        for name, value in sorted(candidate.options.items())
+        for name, value in sorted(options.items())
         if name != _HIDDEN
     )
 
@@ -87,7 +88,7 @@ def _table(decided: CollectiveDecisions) -> Table:
         table.add_row(
             sizes_text(each.min_bytes, each.max_bytes),
             Text(each.chosen.algorithm, style="bold"),
-            options_text(each.chosen),
+            options_text(each.chosen.options),
             format_seconds(each.chosen.expected_s),
             format_bytes(each.at_bytes),
             "-" if runner is None else runner.algorithm,

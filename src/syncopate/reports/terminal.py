@@ -17,6 +17,7 @@ from rich.text import Text
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.plan import Bucket, Plan
+from syncopate.reports.decisions import options_text
 from syncopate.units import format_bytes, format_rate, format_seconds
 from syncopate.workload import Workload
 
@@ -126,10 +127,13 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
         )
     table = _table("buckets")
-    _columns(table, "algorithm", "tensors", right=("#", "size", "channel"))
+    told = any(bucket.options for bucket in plan.buckets[:most])
+    _columns(table, "algorithm", *(["options"] if told else []), "tensors")
+    _columns(table, right=("#", "size", "channel"))
     for index, bucket in enumerate(plan.buckets[:most]):
         table.add_row(
             bucket.algorithm,
+            *([options_text(bucket.options)] if told else []),
             _tensors(bucket),
             str(index),
             format_bytes(bucket.nbytes),

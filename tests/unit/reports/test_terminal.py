@@ -110,6 +110,17 @@ def test_a_plan_without_prediction_is_shown_without_one():
     assert "on an unnamed cluster" in examples.text(terminal.plan_report(plan))
 
 
+def test_a_plan_shows_options_where_there_are_some():
+    assert "options" not in examples.text(terminal.plan_report(examples.plan()))
+    told = msgspec.structs.replace(
+        examples.plan().buckets[0], algorithm="blueconnect", options={"factors": (2, 2)}
+    )
+    plan = msgspec.structs.replace(examples.plan(), buckets=(told, examples.plan().buckets[1]))
+    shown = examples.text(terminal.plan_report(plan))
+    assert "options" in shown
+    assert "factors 2x2" in shown
+
+
 def test_one_plan_shows_its_first_buckets():
     report = terminal.plan_report(examples.plan(), most=1)
     (table,) = examples.tables(report)
