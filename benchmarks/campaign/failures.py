@@ -2,12 +2,14 @@
 
 Every scene is a lab of its own. The ranks of the first two all-reduce in a loop, as training does,
 with nothing set and nothing caught. Then host 2 is lost: its process is killed, or its link goes
-down at the switch, so that nothing comes back, not even a refusal. In the third host 2's link has a
-tenth of the others' rate from the beginning, and the ranks calibrate.
+down at the switch, so that nothing comes back, not even a refusal. In the last two host 2's link
+has a tenth of the others' rate from the beginning: in one the ranks calibrate, in the other they
+all-reduce for a while, which ends well.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -15,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from syncopate.lab import Lab, Topology
@@ -35,6 +37,7 @@ _BEFORE_S = 2.0
 _LIMIT_S = 60.0
 _GRACE_S = 40.0
 _NUMEL = 1 << 18
+_SLOW_CALLS = 150
 
 
 @dataclass(frozen=True)
@@ -73,13 +76,13 @@ class Witness:
             self._lines.setdefault(rank, []).append((now_s - self._struck_s, text))
 
     def sayings(self) -> tuple[Saying, ...]:
-        """Return the last line in which each rank named the victim, or else its last line.
+        """Return the first line in which each rank named the victim, or else its last line.
 
         Ranks that said the same stand together.
         """
         groups: dict[str, dict[int, float]] = {}
         for rank, lines in sorted(self._lines.items()):
-            seconds, text = ([line for line in lines if _names(line[1])] or lines)[-1]
+            seconds, text = next((line for line in lines if _names(line[1])), lines[-1])
             groups.setdefault(text, {})[rank] = seconds
         return tuple(
             Saying(ranks=tuple(by), seconds=max(by.values()), text=text, names=_names(text))
@@ -122,6 +125,27 @@ def record(command: list[str]) -> tuple[Scene, ...]:
 
 def _all_reduce_until(strike: Callable[[], None]) -> None:
     """All-reduce for ever; on the victim ``strike`` after a while."""
+
+    def begin(rank: int) -> None:
+        if rank == VICTIM:
+            _later(_BEFORE_S, strike)
+        _later(_BEFORE_S + _LIMIT_S, _give_up)
+
+    _all_reduce(begin, itertools.count())
+
+
+def _all_reduce_slowly() -> None:
+    """All-reduce some times, in which nothing fails."""
+
+    def begin(rank: int) -> None:
+        if rank == 0:
+            print(STRUCK, flush=True)
+
+    _all_reduce(begin, range(_SLOW_CALLS))
+    print("finished, without a word", flush=True)
+
+
+def _all_reduce(begin: Callable[[int], None], calls: Iterable[int]) -> None:
     import torch  # noqa: PLC0415 - the process that makes the labs needs none of it
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -132,10 +156,8 @@ def _all_reduce_until(strike: Callable[[], None]) -> None:
     tensor = torch.zeros(_NUMEL)
     with Communicator() as communicator:
         communicator.all_reduce(tensor, algorithm="ring")
-        if communicator.rank == VICTIM:
-            _later(_BEFORE_S, strike)
-        _later(_BEFORE_S + _LIMIT_S, _give_up)
-        while True:
+        begin(communicator.rank)
+        for _ in calls:
             communicator.all_reduce(tensor, algorithm="ring")
 
 
@@ -173,6 +195,7 @@ def _calibrate() -> None:
 
 
 _FOUR = Topology(hosts=4)
+_SLOW = _FOUR.with_host_rates({VICTIM: GBIT / 10})
 _OTHERS = tuple(rank for rank in range(4) if rank != VICTIM)
 
 PLOTS: Mapping[str, Plot] = {
@@ -186,10 +209,17 @@ PLOTS: Mapping[str, Plot] = {
         _OTHERS,
         15.0,
     ),
-    "slow": Plot(
-        "The link of host 2 has a tenth of the rate",
-        _FOUR.with_host_rates({VICTIM: GBIT / 10}),
+    "slow, calibrating": Plot(
+        "The link of host 2 has a tenth of the rate, and the ranks calibrate",
+        _SLOW,
         _calibrate,
+        (0,),
+        30.0,
+    ),
+    "slow, training": Plot(
+        "The link of host 2 has a tenth of the rate, and the ranks all-reduce",
+        _SLOW,
+        _all_reduce_slowly,
         (0,),
         30.0,
     ),

@@ -237,7 +237,7 @@ def _failures(result: PartResult) -> Iterator[Target]:
         named_s = scene.named_s
         yield Target(
             part=result.part,
-            what=f"{scene.title}: until every other rank has named it",
+            what=f"{scene.title}: until it was named",
             value=NEVER_S if named_s is None else named_s,
             limit=scene.limit_s,
             at_least=False,
