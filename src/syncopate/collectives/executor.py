@@ -128,6 +128,11 @@ class Executor:
             code = _bind(program, flat, scratch)
             self._execute(program.wire, code, [None] * program.program.works)
 
+    @property
+    def meshed(self) -> bool:
+        """Whether short messages go through a mesh."""
+        return self._mesh is not None
+
     def interrupt(self) -> None:
         """Make messages of the mesh, here and at its other ends, fail now instead of hang."""
         if self._mesh is not None:

@@ -23,6 +23,7 @@ from syncopate.collectives.request import Request
 from syncopate.collectives.rounds import Rounds
 from syncopate.collectives.stages import Staged, Stages
 from syncopate.errors import InvalidValueError
+from syncopate.schedules import registry
 
 Body = Callable[[torch.Tensor], None]
 """Carries out a collective on the tensor given."""
@@ -33,6 +34,10 @@ Work = Callable[[], Completion | None]
 STAGED_BACKENDS = frozenset({"nccl"})
 """Backends whose own collectives make the stages of hierarchical algorithms. Not Gloo's: it reduces
 and scatters in three times the bytes, and the executor overlaps what its collectives cannot."""
+
+_MEETING = "recursive_doubling"
+_MEETING_BYTES = 5
+"""The all-reduce that a barrier is, of a size that nobody else uses."""
 
 _KEPT = 1024
 """Requests remembered, which training asks again and again."""
@@ -164,7 +169,11 @@ class Runner:
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
-        if self.device.type == "cuda":
+        if self._executor.meshed:
+            # Nobody has everybody's sum before everybody came.
+            meeting = registry.build("all_reduce", _MEETING, self._world_size)
+            self._executor.run(meeting, torch.zeros(_MEETING_BYTES, dtype=torch.uint8))
+        elif self.device.type == "cuda":
             dist.barrier(self.group, device_ids=[self.device.index])
         else:
             dist.barrier(self.group)
