@@ -12,8 +12,11 @@ Otherwise two calibrations of one cluster would hardly ever agree, and neighbour
 change algorithms for nothing. Nothing is chosen that was measured slower than the backend's own by
 more than noise, and nothing beyond the sizes at which it was measured.
 
-A decision is taken at every measured size. Between two sizes it changes where the curves cross, or
-half-way (by ratio) where they do not, or where one of the two was not measured at both.
+Prices know no scatter, but they are no more exact than that: the algorithm of the next smaller
+sizes stays as long as it costs no more than ``NOISE`` above the cheapest.
+
+By curves, a decision is taken at every measured size. Between two sizes it changes where the curves
+cross, or half-way (by ratio) where they do not, or where one of the two was not measured at both.
 """
 
 from __future__ import annotations
@@ -148,11 +151,19 @@ _Ranges = list[tuple[float, str]]
 
 def _from_prices(costs: Envelope) -> _Ranges:
     pieces = costs.pieces
-    # Piece 0 is the message of no bytes, which nobody sends.
-    return [
-        (float(upper), costs.names[int(owner)])
-        for upper, owner in zip(pieces.upper_bytes[1:], pieces.owner[1:], strict=True)
-    ]
+    ranges: _Ranges = []
+    for (low, _), (high, owner) in pairwise(
+        zip(pieces.upper_bytes.tolist(), pieces.owner.tolist(), strict=True)
+    ):
+        name = costs.names[owner]
+        if ranges and ranges[-1][1] != name:
+            # Both costs are lines here, so their ratio is the largest at one of the ends.
+            ends = [math.nextafter(low, math.inf), min(high, LARGEST_BYTES)]
+            incumbent = costs.of(ranges[-1][1])
+            if (incumbent(ends) <= (1 + NOISE) * costs(ends)).all():
+                name = ranges[-1][1]
+        ranges.append((high, name))
+    return ranges
 
 
 def _from_curves(costs: Envelope) -> _Ranges:
