@@ -53,18 +53,22 @@ def enter(namespace: str, hostname: str, hosts_file: str) -> None:
         hosts = os.fsencode(hosts_file)
         _check(libc.mount(hosts, b"/etc/hosts", None, _MS_BIND, None), "mount /etc/hosts")
     _show_own_interfaces(libc)
-    _use_cubic()
+    _tune_tcp()
     _let_sends_end()
 
 
-def _use_cubic() -> None:
-    """Give the host's TCP Linux's own congestion control, whatever this machine has chosen.
+def _tune_tcp() -> None:
+    """Give the host's TCP Linux's own congestion control, and let it keep its window when idle.
 
     BBR keeps a shaped link up to 5% emptier while short flows come and go, so that a lab would
-    measure the machine's setting. A kernel without cubic, or a read-only ``/proc``, keeps its own.
+    measure the machine's setting. And a connection that was idle for 200 ms starts over with ten
+    segments: that is over in ten round trips, which between hosts are half a millisecond, but here
+    are of processes that wait for a core: 2 MB among four hosts took 20 ms in place of 14. A kernel
+    without cubic, or a read-only ``/proc``, keeps its own.
     """
-    with suppress(OSError):
-        Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
+    for name, value in (("congestion_control", "cubic"), ("slow_start_after_idle", "0")):
+        with suppress(OSError):
+            Path(f"/proc/sys/net/ipv4/tcp_{name}").write_text(value)
 
 
 def _let_sends_end() -> None:
