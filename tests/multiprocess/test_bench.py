@@ -151,6 +151,7 @@ def test_a_known_cluster_gives_auto_and_the_options_of_every_size():
     first, *others = run_ranks(on_a_known_cluster, 3)
     assert all(found == first for found in others)
     assert first.wrong == 0
+    assert first.metadata["cluster"] == "3 nodes, 1gbe"
     ran = {
         one.contender: [(point.algorithm, point.options) for point in one.points]
         for one in first.series

@@ -102,7 +102,7 @@ def bench(
             Series(contender=one.name, peer=one.peer, points=tuple(points[one.name]))
             for one in contenders
         ),
-        metadata={**_facts(), **field.facts},
+        metadata={**_facts(cluster), **field.facts},
     )
     agreed: Benchmark = communicator.broadcast_object(found)
     return agreed
@@ -213,8 +213,9 @@ def _back_to_back(
     return durations, totals_s
 
 
-def _facts() -> dict[str, str]:
-    return {
+def _facts(cluster: Cluster | None) -> dict[str, str]:
+    known = {} if cluster is None else {"cluster": cluster.name}
+    return known | {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "backend": str(dist.get_backend_config()),
         "syncopate": importlib.metadata.version("syncopate"),

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from syncopate.calibration.sweep import Sweep
+from syncopate.calibration.sweep import MPI_NEEDED, Sweep
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.base import chunk_offsets
@@ -52,10 +52,7 @@ def load_mpi() -> Any:
         return import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         # RuntimeError: mpi4py's wheels look for an MPI library when they are imported.
-        raise CalibrationError(
-            f"MPI cannot be used here: {error}. Install an MPI library and mpi4py "
-            "(pip install 'syncopate[mpi]'), or leave mpi out of --against"
-        ) from None
+        raise CalibrationError(f"MPI cannot be used here: {error}; {MPI_NEEDED}") from None
 
 
 class MpiPeer:

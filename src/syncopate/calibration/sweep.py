@@ -12,6 +12,12 @@ from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import ORDER, Option
 from syncopate.units import dtype_bytes
 
+MPI_NEEDED = (
+    "install an MPI library and mpi4py (pip install 'syncopate[mpi]'), or leave mpi out of "
+    "--against"
+)
+"""What to do where MPI cannot be used."""
+
 
 def parse_algorithm(collective: str, text: str) -> tuple[str, dict[str, Option]]:
     """Read an algorithm and its options, such as ``"lp:blocks=8"``.

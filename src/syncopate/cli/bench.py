@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -130,13 +131,14 @@ def bench(
 
       mpirun -n 4 syncopate bench --against gloo,mpi
     """
-    from syncopate.calibration.sweep import Effort, Sweep
+    from syncopate.calibration.sweep import MPI_NEEDED, Effort, Sweep
+    from syncopate.reports.page import require_html
 
     sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
     if results["html"] is not None:
-        from syncopate.reports.page import require_html
-
         require_html()
+    if "mpi" in sweep.against and find_spec("mpi4py") is None:
+        raise CalibrationError(f"MPI cannot be used here: mpi4py is not installed; {MPI_NEEDED}")
     known = Cluster.load(cluster) if cluster is not None and is_leader() else None
     code = ranks.start_if_asked(local)
     if code is not None:

@@ -25,10 +25,13 @@ _HIDDEN = "order"
 
 def decision_report(table: DecisionTable) -> RenderableType:
     """Return a decision table: where it comes from, then one table per collective."""
+    size = (
+        f"{table.world_size} rank{'s' * (table.world_size != 1)} on {table.hosts} "
+        f"host{'s' * (table.hosts != 1)}"
+    )
     head = Text.assemble(
         (table.cluster, "bold"),
-        f": {table.world_size} rank{'s' * (table.world_size != 1)} on {table.hosts} "
-        f"host{'s' * (table.hosts != 1)}\n",
+        "\n" if table.cluster == size else f": {size}\n",
         ("sizes are total buffers; times are of one collective on an idle machine", "dim"),
     )
     parts: list[RenderableType] = [head]

@@ -248,3 +248,14 @@ def test_bench_alone_says_how_to_start_ranks(run):
     code, _, err = run("bench")
     assert code == 1
     assert "syncopate bench --local 4" in err
+
+
+def test_bench_asks_for_what_it_will_need_before_it_measures(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    code, out, err = run("bench --local 2 --against mpi")
+    assert (code, out) == (1, "")
+    assert "mpi4py is not installed; install an MPI library" in err
+    monkeypatch.setattr("syncopate.reports.page._NEEDED", ("no_such_package",))
+    code, out, err = run("bench --local 2 --html bench.html")
+    assert (code, out) == (1, "")
+    assert "pip install 'syncopate[html]'" in err
