@@ -1,4 +1,4 @@
-"""``algorithm="auto"`` on CUDA tensors: over Gloo on any number of GPUs, over NCCL with one each."""
+"""``algorithm="auto"`` on CUDA tensors: over Gloo on any number of GPUs, over NCCL on one each."""
 
 from __future__ import annotations
 
