@@ -3,8 +3,7 @@
 A schedule is compiled once per (algorithm, size, dtype) and kept. Small buffers are copied into
 memory of the program's own, whose views were all made beforehand: for them Python's time per
 message is what counts, and two copies of at most 64 KiB are cheaper than the views. Large buffers
-are worked on in place. Messages of short buffers go through the mesh, those of long ones through
-Gloo, whose threads read and write while this one adds.
+are worked on in place. Messages go through the mesh, or through Gloo where ranks cannot connect.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ STAGED_BYTES = 64 * KIB
 
 CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
-
-MESH_BYTES = 256 * KIB
-"""Buffers up to this size go through the mesh."""
 
 _CACHED_PROGRAMS = 256
 _TAG_BITS = 12
@@ -100,11 +96,11 @@ class Executor:
         timeout_s: float = 300.0,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._long = _Wire(*transport.point_to_point(group), lambda tensor: [tensor])
-        self._short = self._long
         self._mesh = mesh.connect(group, timeout_s) if transport.uses_gloo(group) else None
-        if self._mesh is not None:
-            self._short = _Wire(self._mesh.send, self._mesh.receive, _bytes)
+        if self._mesh is None:
+            self._wire = _Wire(*transport.point_to_point(group), lambda tensor: [tensor])
+        else:
+            self._wire = _Wire(self._mesh.send, self._mesh.receive, _bytes)
         self._rank = rank
         self._block_bytes = block_bytes
         self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
@@ -130,7 +126,7 @@ class Executor:
 
     @property
     def meshed(self) -> bool:
-        """Whether short messages go through a mesh."""
+        """Whether messages go through a mesh."""
         return self._mesh is not None
 
     def interrupt(self) -> None:
@@ -173,8 +169,7 @@ class Executor:
             return found
         numel, itemsize = tensor.numel(), tensor.element_size()
         compiled = compile_program(schedule, self._rank, numel, itemsize, self._block_bytes)
-        wire = self._short if tensor.nbytes <= MESH_BYTES else self._long
-        direct = _Direct(compiled, _tag_base(schedule, tensor), wire)
+        direct = _Direct(compiled, _tag_base(schedule, tensor), self._wire)
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
             program = _Staged(direct, numel, tensor.dtype)

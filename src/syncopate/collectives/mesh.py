@@ -1,8 +1,10 @@
-"""Mesh: one TCP connection between every two ranks of a channel, for short messages.
+"""Mesh: one TCP connection between every two ranks of a channel.
 
-Gloo takes two messages and two threads on each side for one of ours: the receiver announces that
-it is ready, and its loop thread hands what arrives to the one that waits. That is nothing beside a
-megabyte, and most of what a kilobyte costs. Here the rank that waits reads the socket itself.
+Gloo takes three messages and two threads on each side for one of ours: both ends announce that they
+are ready, and its loop thread hands what arrives to the one that waits. That is most of what a
+kilobyte costs, and of a megabyte still a tenth. Here the rank that waits reads the socket itself.
+A kernel's buffer of one megabyte per connection keeps the link busy while the rank adds, and is
+short enough that a message to the next rank soon has the link to itself.
 
 [Note: progress] A message is handed to the kernel at once. What does not fit waits in an outbox
 and goes out whenever this rank waits for anything; and while something is in an outbox, nothing
@@ -10,8 +12,8 @@ here blocks on a single socket. So no ring of ranks can wait for each other with
 message carries its tag: one that arrives before its receive was posted is kept aside.
 
 Addresses are IPv4, found as Gloo finds them: ``GLOO_SOCKET_IFNAME`` names the interface, else the
-host's name resolves to it. Where some pair of ranks cannot connect there is no mesh, and short
-messages go through Gloo as well.
+host's name resolves to it. Where some pair of ranks cannot connect there is no mesh, and messages
+go through Gloo.
 """
 
 from __future__ import annotations
