@@ -41,15 +41,16 @@ def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedP
 
 def test_from_calibration_to_a_plan_on_local_ranks(tmp_path):
     line = "calibrate --local 2 --budget 2 --sizes 1KiB,64KiB --algorithms native,ring"
-    done = _syncopate(line, tmp_path)
+    done = _syncopate(f"{line} --collectives all_reduce,broadcast", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("linear fits") == 1
+    assert done.stdout.count("linear fits") == 2
     assert done.stderr.strip() == "wrote cluster.json"
     cluster = Cluster.load(tmp_path / "cluster.json")
     assert cluster.world_size == 2
     measured = [c for c in cluster.curves if c.collective == "all_reduce"]
     assert {curve.algorithm for curve in measured} == {"native", "ring"}
     assert [point.nbytes for point in measured[0].points] == [1024, 65536]
+    assert cluster.curve("broadcast", "native") is not None
 
     line = "profile tests.multiprocess.builders:small --local 2 --iterations 2 --warmup 1"
     done = _syncopate(line, tmp_path)

@@ -57,6 +57,9 @@ def calibrate(
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = registry.collectives() if collectives == "all" else tuple(items(collectives))
+    if not names:
+        rule = f"all, or some of {', '.join(registry.collectives())}"
+        raise InvalidValueError("--collectives", collectives, rule)
     for name in names:
         conditions(name)
     code = ranks.start_if_asked(local)

@@ -141,6 +141,8 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("calibrate --local 4 --budget 0", "--budget is 0.0"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
         ("calibrate --local 0", "--local is 0"),
+        ("calibrate --local 4 --collectives all_redcue", "unknown collective 'all_redcue'; known"),
+        ("calibrate --local 4 --collectives ,", "it must be all, or some of all_reduce, "),
         ("profile m:f --iterations 0", "--iterations is 0"),
         ("profile m:f --warmup -1", "--warmup is -1"),
         ("profile syncopate.zoo:nothing", "nothing"),
