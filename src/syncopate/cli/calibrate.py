@@ -50,18 +50,10 @@ def calibrate(
 
       syncopate calibrate --local 4 --collectives all --budget 40
     """
-    from syncopate.schedules import registry
-    from syncopate.schedules.conditions import conditions
-
     if budget <= 0:
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
     size_list = [parse_bytes(size) for size in items(sizes)] or None
-    names = registry.collectives() if collectives == "all" else tuple(items(collectives))
-    if not names:
-        rule = f"all, or some of {', '.join(registry.collectives())}"
-        raise InvalidValueError("--collectives", collectives, rule)
-    for name in names:
-        conditions(name)
+    names = _collectives(collectives)
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
@@ -77,6 +69,22 @@ def calibrate(
         )
     if is_leader():
         _show(cluster, output, json)
+
+
+def _collectives(text: str) -> tuple[str, ...]:
+    """Return the collectives that ``--collectives`` names; refused here, before any rank starts."""
+    from syncopate.schedules import registry
+    from syncopate.schedules.conditions import conditions
+
+    if text == "all":
+        return registry.collectives()
+    names = tuple(items(text))
+    if not names:
+        rule = f"all, or some of {', '.join(registry.collectives())}"
+        raise InvalidValueError("--collectives", text, rule)
+    for name in names:
+        conditions(name)
+    return names
 
 
 def _show(cluster: Cluster, output: Path, json: bool) -> None:
