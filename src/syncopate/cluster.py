@@ -176,34 +176,33 @@ class LinkProbe(Record, frozen=True, kw_only=True):
 class Handling(Record, frozen=True, kw_only=True):
     """What messages cost besides the wire: the work of processors, as calibration measured it.
 
-    Ranks that share processors get in each other's way. So most figures are of moments at which
-    every rank has a message to send and one to receive; a round with fewer messages takes its
-    share of them, and no less than one message takes alone.
+    Ranks that share processors get in each other's way. So figures are of moments at which every
+    rank has a message to send and one to receive, unless said otherwise; a round with fewer
+    messages takes its share of them, and no less than one message takes alone.
 
     Attributes:
         up_to_bytes: buffers up to this size are handled so; None for all that are larger than
             other entries say.
         call_s: start and end of a collective.
-        message_s: from one message of a rank to its next, when neither waits for anything and all
-            other ranks are idle (o of the LogP model).
-        round_s: a round in which every rank sends a message and waits for one.
-        stream_s: a message of every rank, when nobody has to wait for them one by one.
-        addition_s: a reduction of every rank, however short.
-        byte_s: a byte of every rank, sent and received.
+        round_s: a round in which every rank waits for its message.
+        stream_s: a message, where nobody has to wait for them one by one.
+        addition_s: a reduction, however short.
+        byte_s: a byte.
+        burst_byte_s: a byte of one message alone that a link's burst lets through at once.
     """
 
     up_to_bytes: int | None = None
     call_s: float = 0.0
-    message_s: float = 0.0
     round_s: float = 0.0
     stream_s: float = 0.0
     addition_s: float = 0.0
     byte_s: float = 0.0
+    burst_byte_s: float = 0.0
 
     def __post_init__(self) -> None:
         if self.up_to_bytes is not None and self.up_to_bytes < 0:
             raise InvalidValueError("up_to_bytes", self.up_to_bytes, "an integer >= 0, or none")
-        for name in ("call_s", "message_s", "round_s", "stream_s", "addition_s", "byte_s"):
+        for name in self.__struct_fields__[1:]:
             require_time(name, getattr(self, name))
 
 

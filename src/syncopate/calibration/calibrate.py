@@ -17,11 +17,9 @@ from msgspec import structs
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.curves import DEFAULT_SIZES, Curves, measure_curves, suiting
 from syncopate.calibration.interference import Load, measure_interference
-from syncopate.calibration.links import measure_links
-from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.reduction import measure_reduction
+from syncopate.calibration.network import measure_network
+from syncopate.calibration.progress import Progress, part, say
 from syncopate.calibration.topology import Topology, topology
-from syncopate.calibration.wire import Wire
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -29,7 +27,7 @@ from syncopate.schedules import registry
 from syncopate.schedules.options import ORDER
 from syncopate.units import KIB, MIB, format_bytes
 
-LINKS_SHARE = 0.15
+NETWORK_SHARE = 0.25
 INTERFERENCE_SHARE = 0.2
 """Shares of the time budget; what is left goes to the curves."""
 
@@ -87,23 +85,13 @@ def _measure(
     communicator: Communicator, where: Topology, effort: _Effort, progress: Progress | None
 ) -> Cluster:
     start_s = time.perf_counter()
-    before_curves, before_load = LINKS_SHARE, 1 - INTERFERENCE_SHARE
-    with Wire(communicator) as wire:
-        levels, probes = measure_links(
-            communicator,
-            wire,
-            where,
-            budget_s=effort.budget_s * LINKS_SHARE,
-            progress=_part(progress, 0.0, before_curves),
-        )
-    bare = Cluster(
-        name=_name(where),
-        levels=levels,
-        placement=where.placement,
-        hosts=where.hosts,
-        reduction_s_per_byte=measure_reduction(communicator),
-        probes=probes,
-    )
+    before_curves, before_load = NETWORK_SHARE, 1 - INTERFERENCE_SHARE
+    bare = measure_network(
+        communicator,
+        where,
+        budget_s=effort.budget_s * NETWORK_SHARE,
+        progress=part(progress, 0.0, before_curves),
+    ).cluster
     curves: list[Curves] = []
     for index, collective in enumerate(effort.algorithms):
         share = (before_load - before_curves) / len(effort.algorithms)
@@ -119,14 +107,14 @@ def _measure(
                 suiting(communicator, bare, collective, names, effort.sizes),
                 budget_s=left_s / (len(effort.algorithms) - index),
                 shared_clock=len(set(where.hosts)) == 1,
-                progress=_part(progress, begin, begin + share),
+                progress=part(progress, begin, begin + share),
             )
         )
     interference = measure_interference(
         communicator,
         _loads([curve for found in curves for curve in found.curves]),
         budget_s=effort.budget_s * INTERFERENCE_SHARE,
-        progress=_part(progress, before_load, 1.0),
+        progress=part(progress, before_load, 1.0),
     )
     elapsed_s = time.perf_counter() - start_s
     return structs.replace(
@@ -136,11 +124,6 @@ def _measure(
         metadata=_facts(communicator, where, curves)
         | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
     )
-
-
-def _part(progress: Progress | None, begin: float, end: float) -> Progress:
-    """Return a progress for one stage, which takes the whole from ``begin`` to ``end``."""
-    return lambda what, done: say(progress, what, begin + (end - begin) * done)
 
 
 def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
@@ -199,12 +182,6 @@ def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
         ]
         loads[nearest] = min(found, key=lambda load: load.alone_s)
     return list(loads.values())
-
-
-def _name(where: Topology) -> str:
-    hosts = len(set(where.hosts))
-    ranks = len(where.hosts)
-    return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
 
 
 def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]) -> dict[str, str]:

@@ -1,12 +1,19 @@
-"""Links: α and β of every level, from messages that go back and forth between pairs of ranks.
+"""Links: α, β and burst of every level, from messages that go back and forth between pairs.
 
 Pairs are neighbours, so p ranks need O(p) messages, and they take turns, so that each has the
-network for itself. A one-way time is half a round trip. α and β are those of an undisturbed link:
-the fit goes through the lowest decile of each size's samples.
+network for itself. A one-way time is half a round trip. The figures are those of an undisturbed
+link: they come from the lowest decile of each size's samples, the median over pairs.
+
+[Note: reading the times] The smallest message shows α. β is the slope between 128 KiB and the
+largest: a line through all sizes would lean on the many small ones, and a link with a token bucket
+passes those at the speed of the processor. What such a link passes at once, its burst, is how much
+further a message gets than α and β alone would let it. It is believed only where small messages
+show it too, by passing at twice the rate of large ones at least.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -18,7 +25,6 @@ from syncopate.calibration.topology import Topology
 from syncopate.calibration.wire import Wire
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
-from syncopate.costs.fits import fit_linear
 from syncopate.units import KIB, MIB
 
 PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
@@ -27,7 +33,8 @@ PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)
 _MOST_SAMPLES = 60
 _BATCH = 3
 _WARM_UPS = 2
-_LEAST_LARGEST_BYTES = 128 * KIB
+_LARGE_BYTES = 128 * KIB
+_SMALL_BYTES = 4 * KIB
 _NO_LINK_BYTES_PER_S = 1e12
 
 
@@ -59,32 +66,75 @@ def measure_links(
         elif communicator.rank == dst:
             _pong(wire, src)
         probes[src, dst] = communicator.broadcast_object(mine, src=src)
-    levels = tuple(
-        _level(name, size, [probes[pair] for pair in pairs])
+    found = tuple(probes[pair] for pair in every)
+    return levels_of(where, found), found
+
+
+def levels_of(where: Topology, probes: Sequence[LinkProbe]) -> tuple[Level, ...]:
+    """Return the levels that raw times speak of; see [Note: reading the times].
+
+    Args:
+        where: which pairs were probed, by level.
+        probes: one for each of them.
+    """
+    of_pair = {(probe.src, probe.dst): probe for probe in probes}
+    return tuple(
+        _level(name, size, [of_pair[pair] for pair in pairs])
         for name, size, pairs in zip(where.names, where.sizes, where.pairs, strict=True)
     )
-    return levels, tuple(probes[pair] for pair in every)
 
 
 def _level(name: str, size: int, probes: Sequence[LinkProbe]) -> Level:
-    points = [point for probe in probes for point in probe.points]
-    if not points:
+    times_s = _times(probes)
+    if not times_s:
         return Level(
             name=name, size=size, latency_s=0.0, bandwidth_bytes_per_s=_NO_LINK_BYTES_PER_S
         )
-    times_s = [lowest_decile(point.samples_s) for point in points]
-    fit = fit_linear([float(point.nbytes) for point in points], times_s)
+    latency_s = min(times_s.values())
+    far, far_s = max(times_s.items())
+    near = max((n for n in times_s if n < far and n <= _LARGE_BYTES), default=far)
+    near_s = times_s[near]
+    seen = far_s > near_s
     # Where noise hid the slope, the largest message still bounds the bandwidth from below.
-    largest, largest_s = max(
-        (point.nbytes, time_s) for point, time_s in zip(points, times_s, strict=True)
-    )
-    byte_time_s = fit.b_s_per_byte or largest_s / largest
+    byte_time_s = (far_s - near_s) / (far - near) if seen else far_s / far
+    byte_time_s = max(byte_time_s, 1.0 / _NO_LINK_BYTES_PER_S)
+    burst_bytes = near - (near_s - latency_s) / byte_time_s
+    small = [n for n in times_s if _SMALL_BYTES <= n <= min(burst_bytes, near)]
+    passes = seen and bool(small) and times_s[small[-1]] - latency_s < small[-1] * byte_time_s / 2
     return Level(
         name=name,
         size=size,
-        latency_s=fit.a_s,
-        bandwidth_bytes_per_s=1.0 / max(byte_time_s, 1.0 / _NO_LINK_BYTES_PER_S),
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=1.0 / byte_time_s,
+        burst_bytes=burst_bytes if passes else 0.0,
     )
+
+
+def burst_byte_time(levels: Sequence[Level], probes: Sequence[LinkProbe]) -> float:
+    """Return what each byte adds to a message that a burst lets through at once, in s.
+
+    Args:
+        levels: as :func:`measure_links` found them.
+        probes: their raw times.
+
+    Returns:
+        The slope below the smallest burst; 0 where no level has one.
+    """
+    bursts = [level.burst_bytes for level in levels if level.burst_bytes]
+    times_s = {n: s for n, s in _times(probes).items() if n <= min(bursts, default=0.0)}
+    if len(times_s) < 2:
+        return 0.0
+    (near, near_s), *_, (far, far_s) = sorted(times_s.items())
+    return max((far_s - near_s) / (far - near), 0.0)
+
+
+def _times(probes: Sequence[LinkProbe]) -> dict[int, float]:
+    """Return the undisturbed one-way time of every size, by ascending size."""
+    found: dict[int, list[float]] = {}
+    for probe in probes:
+        for point in probe.points:
+            found.setdefault(point.nbytes, []).append(lowest_decile(point.samples_s))
+    return {nbytes: statistics.median(times_s) for nbytes, times_s in sorted(found.items())}
 
 
 def _ping(wire: Wire, peer: int, budget_s: float) -> LinkProbe:
@@ -105,7 +155,7 @@ def _ping(wire: Wire, peer: int, budget_s: float) -> LinkProbe:
         first_s = min(trips(index, _WARM_UPS))
         samples[index] = []
         growth = PROBE_SIZES[min(index + 1, len(PROBE_SIZES) - 1)] / nbytes
-        if nbytes >= _LEAST_LARGEST_BYTES and growth * first_s * _BATCH * 4 > budget_s:
+        if nbytes >= _LARGE_BYTES and growth * first_s * _BATCH * 4 > budget_s:
             break
     while True:
         for index, of_size in samples.items():

@@ -1,4 +1,7 @@
-"""Wire: messages between two ranks of a communicator, outside any collective."""
+"""Wire: messages between two ranks of a communicator, outside any collective.
+
+They travel as those of collectives do: through a mesh where there is one.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from typing import Self
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import transport
+from syncopate.collectives import mesh, transport
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError
 
@@ -42,27 +45,39 @@ class Wire:
         self.rank = communicator.rank
         self.device = device_of(communicator)
         self._group: dist.ProcessGroup | None = None
+        self._mesh: mesh.Mesh | None = None
         if communicator.world_size == 1:
             return
         ranks = communicator.all_gather_object(dist.get_rank())
         part = ranks if len(ranks) < dist.get_world_size() else None
         self._group = transport.group_of(part, None, communicator.timeout_s)
         self._send, self._receive = transport.point_to_point(self._group, self.device)
+        if self.device.type == "cpu" and transport.uses_gloo(self._group):
+            self._mesh = mesh.connect(self._group, communicator.timeout_s)
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         """Send ``tensor`` to ``peer``; return when it may be changed again."""
         with _named(self.rank, peer):
+            if self._mesh is not None:
+                self._mesh.send(_bytes(tensor), peer, _TAG).wait()
+                return
             self._send([tensor], peer, _TAG).wait()
             synchronize(self.device)
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
         """Receive what ``peer`` sends into ``tensor``."""
         with _named(self.rank, peer):
+            if self._mesh is not None:
+                self._mesh.receive(_bytes(tensor), peer, _TAG).wait()
+                return
             self._receive([tensor], peer, _TAG).wait()
             synchronize(self.device)
 
     def close(self) -> None:
-        """Give the process group back."""
+        """Give mesh and process group back."""
+        if self._mesh is not None:
+            self._mesh.close()
+            self._mesh = None
         if self._group is not None:
             transport.destroy_group(self._group)
             self._group = None
@@ -77,6 +92,10 @@ class Wire:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 @contextlib.contextmanager

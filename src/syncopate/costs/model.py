@@ -14,6 +14,7 @@ from typing import Any
 from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.blocks import PIPELINES
 from syncopate.costs.congestion import congestion_lines
+from syncopate.costs.execution import execution_cost
 from syncopate.costs.functions import (
     FREE,
     CostFunction,
@@ -120,14 +121,18 @@ def fixed_cost(
 ) -> PiecewiseCost:
     """Return the price of an algorithm's schedule with given options, as a cost function.
 
-    A price is the length of a longest path, the maximum of the lines that ``price_lines`` finds;
-    where ranks share links, it is at least what the busiest link needs (``congestion.py``).
+    On a calibrated cluster that is what the executor is expected to take (``execution.py``). By
+    the papers' model, which is all that is known of a cluster written by hand, it is the length of
+    a longest path, the maximum of the lines that ``price_lines`` finds; where ranks share links, at
+    least what the busiest link needs (``congestion.py``).
 
     Raises:
         UnknownNameError: no such algorithm or option.
         InvalidValueError: no such value of an option.
     """
     schedule = build(collective, algorithm, cluster.world_size, **options)
+    if cluster.handling:
+        return PiecewiseCost(execution_cost(schedule, cluster))
     return PiecewiseCost(
         highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
     )

@@ -1,0 +1,83 @@
+"""Network: what prices rest on: levels, reduction, and what messages cost beside."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec import structs
+
+from syncopate.calibration.handling import Sample, handling_of, measure_samples
+from syncopate.calibration.links import burst_byte_time, measure_links
+from syncopate.calibration.progress import Progress, part
+from syncopate.calibration.reduction import measure_reduction
+from syncopate.calibration.topology import Topology
+from syncopate.calibration.wire import Wire
+from syncopate.cluster import Cluster
+from syncopate.collectives.communicator import Communicator
+
+_LINKS_SHARE = 0.6
+
+
+class Network(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        cluster: levels, γ, handling and raw link probes; no curves.
+        samples: what handling was fitted to.
+    """
+
+    cluster: Cluster
+    samples: tuple[Sample, ...]
+
+
+def measure_network(
+    communicator: Communicator,
+    where: Topology,
+    *,
+    budget_s: float,
+    progress: Progress | None = None,
+) -> Network:
+    """Measure links, reduction and handling; return the same on all ranks.
+
+    Every rank must call it with the same arguments, while nothing else uses the communicator.
+
+    Args:
+        communicator: the ranks.
+        where: which ranks sit where.
+        budget_s: about how long to take.
+        progress: called with what is measured and how much of the whole is done.
+    """
+    with Wire(communicator) as wire:
+        levels, probes = measure_links(
+            communicator,
+            wire,
+            where,
+            budget_s=budget_s * _LINKS_SHARE,
+            progress=part(progress, 0.0, _LINKS_SHARE),
+        )
+    bare = Cluster(
+        name=_name(where),
+        levels=levels,
+        placement=where.placement,
+        hosts=where.hosts,
+        reduction_s_per_byte=measure_reduction(communicator),
+        probes=probes,
+    )
+    samples = measure_samples(
+        communicator,
+        bare,
+        budget_s=budget_s * (1 - _LINKS_SHARE),
+        progress=part(progress, _LINKS_SHARE, 1.0),
+    )
+    # Fitted once: in floating point, ranks on different machines might not agree.
+    handling = None
+    if communicator.rank == 0:
+        handling = handling_of(bare, samples, burst_byte_time(levels, probes))
+    agreed = communicator.broadcast_object(handling)
+    return Network(structs.replace(bare, handling=agreed), samples)
+
+
+def _name(where: Topology) -> str:
+    hosts = len(set(where.hosts))
+    ranks = len(where.hosts)
+    return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
