@@ -145,7 +145,7 @@ class _Run:
         ends = turn.stop[:, None], turn.start[:, None]
         stop, start = (end * self._whole + np.minimum(end, self._left) for end in ends)
         nbytes = (stop - start) * self._itemsize
-        return nbytes if turn.parts is None else np.add.reduceat(nbytes, turn.parts, axis=0)
+        return np.asarray(nbytes if turn.parts is None else np.add.reduceat(nbytes, turn.parts))
 
     def _work(self, turns: tuple[Turn, ...], carried: list[FloatArray]) -> FloatArray:
         """Count the work of a round; return what it takes of the processors that ranks share."""
@@ -222,7 +222,7 @@ def _handling(cluster: Cluster, nbytes: float) -> Handling:
 
 def block_counts(nbytes: FloatArray) -> FloatArray:
     """Return :func:`~syncopate.schedules.blocks.block_count` elementwise."""
-    return np.searchsorted(_longest_of_blocks(), nbytes, side="left") + 1.0
+    return np.asarray(np.searchsorted(_longest_of_blocks(), nbytes, side="left") + 1.0)
 
 
 @lru_cache(maxsize=1)
