@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -128,8 +128,12 @@ def line_up(
         "mpi": _nothing if mpi is None else mpi.run,
     }
     peers = [_peer(name, runs[name]) for name in dict.fromkeys(sweep.against)]
+    watch = communicator.watch
     try:
-        yield Field((*ours, *peers), {} if mpi is None else {"mpi": mpi.version})
+        with (
+            nullcontext() if group is None or watch is None else watch.guest("bench of gloo", group)
+        ):
+            yield Field((*ours, *peers), {} if mpi is None else {"mpi": mpi.version})
         if mpi is not None:
             mpi.close()
     finally:

@@ -8,6 +8,8 @@ such a mistake, by ``SYNCOPATE_CHECK=1``.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,11 +21,27 @@ VARIABLE = "SYNCOPATE_CHECK"
 """The environment variable that switches the comparison on: anything but empty or ``0``."""
 
 _ROW_BYTES = 160
+_Result = TypeVar("_Result")
 
 
 def wanted() -> bool:
     """Say whether the environment asks for the comparison; must be the same on all ranks."""
     return os.environ.get(VARIABLE, "0") not in {"", "0"}
+
+
+def checked(
+    call: Call,
+    work: Callable[[], _Result],
+    group: dist.ProcessGroup,
+    device: torch.device,
+) -> Callable[[], _Result]:
+    """Return ``work``, preceded by :func:`require_agreement`."""
+
+    def run() -> _Result:
+        require_agreement(call, group, device)
+        return work()
+
+    return run
 
 
 def require_agreement(call: Call, group: dist.ProcessGroup, device: torch.device) -> None:

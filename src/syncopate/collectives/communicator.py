@@ -27,6 +27,7 @@ from syncopate.collectives.choices import Choices
 from syncopate.collectives.failure import Call
 from syncopate.collectives.groups import new_groups
 from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.messages import Messages
 from syncopate.collectives.request import DTYPES, Request, require_tensor
 from syncopate.collectives.runner import Runner, Work
 from syncopate.collectives.watch import Watch
@@ -125,6 +126,17 @@ class Communicator:
     def world_size(self) -> int:
         """Number of ranks in the group."""
         return self._world_size
+
+    @property
+    def watch(self) -> Watch | None:
+        """What notices that ranks are lost; None for a rank alone, which cannot lose any."""
+        return self._watch
+
+    def messages(self) -> Messages:
+        """Return messages between two of these ranks, on channel 0; not for a rank alone."""
+        if self._watch is None:
+            raise InvalidValueError("messages", "of a rank alone", "between two ranks")
+        return Messages(self._runners[0], self._watch)
 
     @property
     def channels(self) -> int:
@@ -354,16 +366,17 @@ class Communicator:
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
         call = Call(label, place.channel, channel.take_number(), numel, dtype)
-        checked = self._runners[place.channel].here(
-            self._checked(call, work) if self._check else work
-        )
+        runner = self._runners[place.channel]
+        if self._check:
+            work = agreement.checked(call, work, runner.group, runner.device)
+        work = runner.here(work)
 
         def job() -> None:
             error: BaseException | None = None
             completion: Completion | None = None
             started_s = time.perf_counter()
             try:
-                completion = watch.run(call, checked)
+                completion = watch.run(call, work)
             except BaseException as caught:  # raised again where the handle is waited for
                 error = caught
             handle._finish(started_s, time.perf_counter(), error, completion)
@@ -372,15 +385,6 @@ class Communicator:
         if not place.background:
             handle.wait()
         return handle
-
-    def _checked(self, call: Call, work: Work) -> Work:
-        runner = self._runners[call.channel]
-
-        def run() -> Completion | None:
-            agreement.require_agreement(call, runner.group, runner.device)
-            return work()
-
-        return run
 
     def _require_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._world_size:

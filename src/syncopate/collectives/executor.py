@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import mesh, transport
+from syncopate.collectives import mesh, rescue, transport
 from syncopate.collectives.failure import PeerError
 from syncopate.collectives.program import Op, Program, Region, compile_program
 from syncopate.schedules.base import Schedule
@@ -33,6 +33,7 @@ _CACHED_PROGRAMS = 256
 _TAG_BITS = 12
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _TAG_HASH = (1 << 17) - 1
+_MESSAGE_TAG = 1 << 29
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 _AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
@@ -106,6 +107,7 @@ class Executor:
         self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._works: list[Any] = []
 
     def run(self, schedule: Schedule, tensor: torch.Tensor) -> None:
         """Run ``schedule`` in place on ``tensor``, a contiguous CPU tensor with elements.
@@ -130,9 +132,38 @@ class Executor:
         return self._mesh is not None
 
     def interrupt(self) -> None:
-        """Make messages of the mesh, here and at its other ends, fail now instead of hang."""
+        """Make messages under way fail now instead of hang.
+
+        Those of the mesh fail at its other ends too. The waits for those of Gloo, whose connections
+        must have been closed before, return as if the messages were there.
+        """
         if self._mesh is not None:
             self._mesh.interrupt()
+        rescue.abort(self._works)
+
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Send a tensor to ``peer``, outside any schedule; return when it may be changed again.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        self._carry_out(self._wire.send, tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> None:
+        """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        self._carry_out(self._wire.receive, tensor, peer)
+
+    def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
+        try:
+            work = start(self._wire.region(tensor), peer, _MESSAGE_TAG)
+            self._works = [work]
+            work.wait()
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
 
     def close(self) -> None:
         """Close the mesh."""
@@ -142,6 +173,7 @@ class Executor:
     def _execute(self, wire: _Wire, code: _Code, works: list[Any]) -> None:
         send, receive, _ = wire
         peer = -1
+        self._works = works
         try:
             for op, index, region, other, tag in code:
                 if op in _AWAIT:

@@ -9,35 +9,17 @@ because they are dead or never came. See :func:`blame`.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
 from syncopate.units import format_seconds
 
-GRACE_S = 2.0
-"""How long a rank that failed waits for the posts of the others."""
-
-_POLL_S = 0.05
 _LATE_S = 0.25
 
 Kind = Literal["timeout", "closed", "interrupted", "error", "left"]
-
-
-class Store(Protocol):
-    """What this module needs of a torch.distributed store."""
-
-    def set(self, key: str, value: str) -> None:
-        """Store ``value``."""
-
-    def get(self, key: str) -> bytes:
-        """Return the value, waiting for it."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Say whether all ``keys`` are there."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -46,7 +28,8 @@ class Call(msgspec.Struct, frozen=True):
     Attributes:
         label: collective and algorithm, such as ``"all_reduce (ring)"``.
         channel: the channel it ran on.
-        number: its number on that channel, counted from 0.
+        number: its number on that channel, counted from 0; negative for messages between some
+            of the ranks, which are no collective.
         numel: elements of its tensor; 0 when there is none.
         dtype: of its tensor.
     """
@@ -65,6 +48,8 @@ class Call(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """For messages: ``"all_reduce (ring) #3 of channel 0, 1024 float32"``."""
+        if self.number < 0:
+            return self.label
         detail = f", {self.numel} {self.dtype}" if self.numel else ""
         return f"{self.label} #{self.number} of channel {self.channel}{detail}"
 
@@ -88,6 +73,18 @@ class Post(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class Entry(msgspec.Struct, frozen=True):
+    """Where a rank is.
+
+    Attributes:
+        host: its host's name.
+        entered: number of the last collective it entered, by channel.
+    """
+
+    host: str
+    entered: dict[int, int]
+
+
 class PeerError(RuntimeError):
     """An operation with one known peer failed; raised inside the package only."""
 
@@ -107,99 +104,6 @@ class Verdict:
 
     ranks: tuple[int, ...]
     reason: str
-
-
-class Board:
-    """The posts of a group, in its store.
-
-    Args:
-        store: the group's own store, with a short time limit.
-        rank: this rank.
-        world_size: number of ranks.
-    """
-
-    def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        self._store = store
-        self._rank = rank
-        self.ranks = frozenset(range(world_size))
-
-    def put(self, post: Post) -> None:
-        """Publish this rank's post.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
-        self._store.set(str(self._rank), msgspec.json.encode(post).decode())
-        if post.kind != "left":
-            self._store.set("failed", "")
-
-    def announce(self, call: Call) -> None:
-        """Publish what this rank has been doing for a while.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
-        key = f"at/{call.channel}/{self._rank}"
-        self._store.set(key, msgspec.json.encode(call).decode())
-
-    def disagrees(self, call: Call) -> bool:
-        """Say whether some rank has announced another collective in the place of ``call``.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
-        keys = [f"at/{call.channel}/{rank}" for rank in self.ranks if rank != self._rank]
-        return any(
-            call.differs(msgspec.json.decode(self._store.get(key), type=Call))
-            for key in keys
-            if self._store.check([key])
-        )
-
-    def failed(self) -> bool:
-        """Say whether any rank has posted a failure.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
-        return self._store.check(["failed"])
-
-    def read(self, known: Mapping[int, Post]) -> dict[int, Post]:
-        """Return the posts there are, asking only for those not in ``known``.
-
-        Raises:
-            RuntimeError: the store is gone.
-        """
-        posts = dict(known)
-        for rank in self.ranks:
-            if (rank not in posts or posts[rank].kind == "left") and self._store.check([str(rank)]):
-                posts[rank] = msgspec.json.decode(self._store.get(str(rank)), type=Post)
-        return posts
-
-
-def collect(board: Board, rank: int, own: Post, grace_s: float = GRACE_S) -> dict[int, Post]:
-    """Return every post that appears within ``grace_s``, this rank's ``own`` among them.
-
-    Ends early once nobody is left who could still post: a rank posts before it closes a
-    connection, so one that closed a connection without a post is dead.
-
-    Raises:
-        RuntimeError: the store is gone.
-    """
-    posts = {rank: own}
-    deadline_s = time.monotonic() + grace_s
-    while True:
-        posts = board.read(posts)
-        dead = {
-            peer
-            for post in posts.values()
-            if post.kind == "closed"
-            for peer in post.waiting_on
-            if peer not in posts
-        }
-        silent = board.ranks - posts.keys() - dead
-        if not silent or time.monotonic() >= deadline_s:
-            return posts
-        time.sleep(_POLL_S)
 
 
 def blame(posts: Mapping[int, Post], rank: int, world_size: int) -> Verdict:
@@ -303,6 +207,71 @@ def _blame_present(failed: Mapping[int, Post], rank: int) -> Verdict:
     return Verdict(peers, f"the connection{whom} broke although every rank is alive")
 
 
+def blame_silent(silent: Mapping[int, str], limit_s: float, here: str = "") -> Verdict:
+    """Return the verdict on ranks whose hosts do not answer.
+
+    Args:
+        silent: the ranks, and the names of their hosts.
+        limit_s: how long they have been silent at least.
+        here: this host, where it may as well be this one that is cut off.
+    """
+    ranks = tuple(sorted(silent))
+    hosts = list(dict.fromkeys(silent[rank] for rank in ranks))
+    verb = "are" if len(hosts) > 1 else "is"
+    cause = f"{', '.join(hosts)} {verb} down or cut off from the network"
+    if here:
+        cause = f"either {cause}, or {here} is cut off"
+    return Verdict(
+        ranks,
+        f"{name_placed(silent)} {'are' if len(ranks) > 1 else 'is'} unreachable: no answer for "
+        f"{format_seconds(limit_s)}; {cause}",
+    )
+
+
+def blame_lost(lost: Mapping[int, str]) -> Verdict:
+    """Return the verdict on ranks that died while others need them, with their hosts' names."""
+    were = "were" if len(lost) > 1 else "was"
+    reason = f"{name_placed(lost)} {were} lost: the connection closed, probably a dead process"
+    return Verdict(tuple(sorted(lost)), reason)
+
+
+def describe_slow(
+    call: Call, taken_s: float, entries: Mapping[int, Entry], ranks: Iterable[int]
+) -> str:
+    """Return a warning about a collective that takes long: whom it waits for.
+
+    Args:
+        call: the collective.
+        taken_s: how long it has taken.
+        entries: where the ranks are, as far as they have said so.
+        ranks: all ranks of the group.
+    """
+    late = {
+        rank: entries[rank].host if rank in entries else ""
+        for rank in sorted(ranks)
+        if rank not in entries or entries[rank].entered.get(call.channel, -1) < call.number
+    }
+    what = f"{call.title} has taken {format_seconds(taken_s)}"
+    if late:
+        verb = "have" if len(late) > 1 else "has"
+        return f"{what}; waiting for {name_placed(late)}, which {verb} not come to it yet"
+    return (
+        f"{what}; every rank is in it, so it waits for the network: "
+        "`syncopate calibrate` measures every link and names a slow one"
+    )
+
+
 def name_ranks(ranks: Sequence[int]) -> str:
     """Return ``"rank 2"`` or ``"ranks 2, 3"``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def name_placed(hosts: Mapping[int, str]) -> str:
+    """Return ranks with their hosts: ``"rank 2 (host1)"``, ``"ranks 2, 3 (host1), rank 4"``."""
+    ranks_on: dict[str, list[int]] = {}
+    for rank, host in sorted(hosts.items()):
+        ranks_on.setdefault(host, []).append(rank)
+    return ", ".join(
+        f"{name_ranks(ranks)} ({host})" if host else name_ranks(ranks)
+        for host, ranks in ranks_on.items()
+    )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from syncopate.collectives.rescue import finish
 from syncopate.collectives.shards import bounds, fill, rows, summable, take_back
 
 # torch 2.13 renamed both, and warns about the older names.
@@ -21,7 +22,7 @@ _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_sc
 def all_reduce(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     """Sum ``tensor`` over the ranks, in place."""
     wider = summable(tensor)
-    dist.all_reduce(wider, group=group)
+    finish(dist.all_reduce, wider, group=group)
     take_back(tensor, wider)
 
 
@@ -33,10 +34,10 @@ def reduce_scatter(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
     wider = summable(flat)
     if flat.numel() % world_size:
         matrix = rows(wider, world_size)
-        _reduce_scatter(matrix[rank], matrix.flatten(0, 1), group=group)
+        finish(_reduce_scatter, matrix[rank], matrix.flatten(0, 1), group=group)
         take_back(flat[begin:end], matrix[rank, : end - begin])
     else:
-        _reduce_scatter(wider[begin:end], wider, group=group)
+        finish(_reduce_scatter, wider[begin:end], wider, group=group)
         take_back(flat[begin:end], wider[begin:end])
 
 
@@ -50,21 +51,21 @@ def all_gather(tensor: torch.Tensor, group: dist.ProcessGroup) -> None:
         matrix = flat.new_empty((world_size, -(-flat.numel() // world_size)))
         matrix[rank, : end - begin].copy_(flat[begin:end])
         raw = matrix.view(torch.uint8)
-        _all_gather(raw.view(-1), raw[rank], group=group)
+        finish(_all_gather, raw.view(-1), raw[rank], group=group)
         fill(flat, matrix)
     else:
-        _all_gather(flat.view(torch.uint8), flat[begin:end].view(torch.uint8), group=group)
+        finish(_all_gather, flat.view(torch.uint8), flat[begin:end].view(torch.uint8), group=group)
 
 
 def broadcast(tensor: torch.Tensor, src: int, group: dist.ProcessGroup) -> None:
     """Overwrite ``tensor`` with that of rank ``src`` of the group."""
-    dist.broadcast(tensor.view(-1).view(torch.uint8), group_src=src, group=group)
+    finish(dist.broadcast, tensor.view(-1).view(torch.uint8), group_src=src, group=group)
 
 
 def reduce(tensor: torch.Tensor, dst: int, group: dist.ProcessGroup) -> None:
     """Sum ``tensor`` over the ranks into that of rank ``dst``; the others' are undefined."""
     wider = summable(tensor)
-    dist.reduce(wider, group_dst=dst, group=group)
+    finish(dist.reduce, wider, group_dst=dst, group=group)
     take_back(tensor, wider)
 
 

@@ -167,6 +167,28 @@ class Runner:
         self._executor.close()
         transport.destroy_group(self.group)
 
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Send a tensor to ``peer``, outside any collective.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        if tensor.is_cuda:
+            dist.send(tensor, group=self.group, group_dst=peer)
+        else:
+            self._executor.send(tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> None:
+        """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        if tensor.is_cuda:
+            dist.recv(tensor, group=self.group, group_src=peer)
+        else:
+            self._executor.receive(tensor, peer)
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         if self._executor.meshed:

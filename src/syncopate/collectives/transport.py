@@ -8,8 +8,10 @@ name with a leading underscore.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import datetime
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
@@ -17,7 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from syncopate.collectives.failure import Kind, Store
+from syncopate.collectives.board import Store
+from syncopate.collectives.failure import Kind
 
 Send = Callable[[list[torch.Tensor], int, int], Any]
 """``send([tensor], peer, tag) -> work``; ``peer`` is a rank of the group."""
@@ -37,7 +40,7 @@ def point_to_point(group: dist.ProcessGroup, device: torch.device = _CPU) -> tup
     ``RuntimeError`` when the connection is already known to be lost.
     """
     # Gloo itself would take a CUDA tensor's address for one of the host's.
-    backend = _gloo(group) if device.type == "cpu" else None
+    backend = gloo_backend(group) if device.type == "cpu" else None
     if backend is not None:
         return backend.send, backend.recv
 
@@ -72,7 +75,7 @@ def hang_up(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
     Returns:
         The peers whose connection turned out to be closed by them already.
     """
-    backend = _gloo(group)
+    backend = gloo_backend(group)
     return () if backend is None else close_connections(backend, peers)
 
 
@@ -107,9 +110,7 @@ def failure_kind(error: BaseException) -> Kind:
 def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.ProcessGroup:
     """Return a further process group over the ranks of ``group``, of the same backend.
 
-    Every rank of ``group`` must call this in the same order. For a part of the job torch derives
-    the new group's name from its ranks and the number of groups this process has had: that number
-    must be the same on all of them.
+    Every rank of ``group`` must call this in the same order.
 
     Raises:
         RuntimeError: not every rank arrived in time.
@@ -126,7 +127,7 @@ def group_of(
     ``None`` stands for all ranks, and for the default group. Otherwise as :func:`new_group`.
     """
     served = set(backends(like).values())
-    with contextlib.nullcontext() if ranks is None else _unbound():
+    with contextlib.nullcontext() if ranks is None else _part_of_the_job(ranks):
         return dist.new_group(  # type: ignore[no-any-return]
             None if ranks is None else list(ranks),
             timeout=datetime.timedelta(seconds=timeout_s),
@@ -137,20 +138,34 @@ def group_of(
         )
 
 
-@contextlib.contextmanager
-def _unbound() -> Iterator[None]:
-    """Make groups as if the default group were not bound to a device.
+_parts: collections.Counter[tuple[int, ...]] = collections.Counter()
+"""How many groups this process has made over each set of ranks that is a part of the job."""
 
-    torch splits the communicator of one that is, in which all its ranks must take part: those of
-    the new group would wait for the others for ever.
+
+@contextlib.contextmanager
+def _part_of_the_job(ranks: Sequence[int]) -> Iterator[None]:
+    """Make groups of some ranks without the others.
+
+    torch would derive the name of the group from how many groups this process has had, so ranks
+    that share another group with others would wait under another name. And where the default group
+    is bound to a device torch splits its communicator, in which all its ranks must take part: those
+    of the new group would wait for the others for ever.
     """
+    key = tuple(ranks)
+    _parts[key] += 1
+    name = hashlib.sha1(f"{key} {_parts[key]}".encode(), usedforsecurity=False).hexdigest()
+    naming = getattr(distributed_c10d, "_hash_ranks_to_str", None)
     default: Any = distributed_c10d._get_default_group()
     device = getattr(default, "bound_device_id", None)
+    if naming is not None:
+        distributed_c10d._hash_ranks_to_str = lambda ranks: name
     if device is not None:
         default.bound_device_id = None
     try:
         yield
     finally:
+        if naming is not None:
+            distributed_c10d._hash_ranks_to_str = naming
         if device is not None:
             default.bound_device_id = device
 
@@ -188,6 +203,15 @@ def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Stor
     return cast(Store, store)
 
 
+def store_address() -> tuple[str, int] | None:
+    """Return host and port of the job's rendezvous store; None when it is not reached by TCP."""
+    store: Any = distributed_c10d._get_default_store()
+    while isinstance(store, distributed_c10d.PrefixStore):
+        store = store.underlying_store
+    host = getattr(store, "host", None)
+    return None if host is None else (host, store.port)
+
+
 def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     """Return which backend serves each device type, such as ``{"cpu": "gloo"}``."""
     served = {}
@@ -199,11 +223,11 @@ def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
 
 def uses_gloo(group: dist.ProcessGroup) -> bool:
     """Say whether Gloo serves CPU tensors in ``group``."""
-    return _gloo(group) is not None
+    return gloo_backend(group) is not None
 
 
-def _gloo(group: dist.ProcessGroup) -> Any:
-    """Return the Gloo backend object that serves CPU tensors, or ``None``."""
+def gloo_backend(group: dist.ProcessGroup) -> Any:
+    """Return torch's Gloo backend that serves CPU tensors in ``group``, or ``None``."""
     try:
         backend = group._get_backend(_CPU)
     except (AttributeError, RuntimeError):

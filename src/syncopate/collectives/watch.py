@@ -3,37 +3,29 @@
 [Note: why a failure spreads] A rank blocked in Gloo notices only its own neighbour. When rank 2
 dies, rank 3 fails at once, but rank 0, which waits for rank 3, would sit out its whole time limit.
 So a rank that fails closes all its connections, which fails its neighbours, and theirs. A rank
-that the chain does not reach learns it from the board: a thread looks there while a collective
-takes long, and closes the connections from this side. The same thread announces the collective
-that takes long, and finds there when another rank is in a different one.
+that the chain does not reach learns it from the board or from the pulse, see
+:mod:`syncopate.collectives.lookout`, and closes the connections from its side.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 import torch.distributed as dist
 
-from syncopate.collectives import transport
-from syncopate.collectives.failure import (
-    GRACE_S,
-    Board,
-    Call,
-    PeerError,
-    Post,
-    Verdict,
-    blame,
-    collect,
-    name_ranks,
-)
+from syncopate.collectives import rescue, transport
+from syncopate.collectives.board import GRACE_S, Board, collect
+from syncopate.collectives.failure import Call, PeerError, Post, Verdict, blame, name_ranks
+from syncopate.collectives.handle import Completion
+from syncopate.collectives.lookout import LOOK_S, STORE_LIMIT_S, Busy, Lookout
+from syncopate.collectives.question import Question, ask
 from syncopate.errors import CollectiveError, SyncopateError
 
-_Result = TypeVar("_Result")
-_LOOK_S = 0.5
-_STORE_LIMIT_S = 3.0
+_POLL_S = 0.05
 
 
 class Watch:
@@ -44,6 +36,9 @@ class Watch:
         rank: this rank.
         world_size: number of ranks.
         further: what else makes collectives under way fail now instead of hang.
+
+    Raises:
+        InvalidValueError: the environment gives no usable time of silence.
     """
 
     def __init__(
@@ -53,20 +48,19 @@ class Watch:
         world_size: int,
         further: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self._groups = groups
+        self._groups = list(groups)
         self._further = further
+        self._gloo = set(transport.backends(groups[0]).values()) == {"gloo"}
         self._rank = rank
         self._world_size = world_size
         self._peers = [peer for peer in range(world_size) if peer != rank]
-        store = transport.group_store(groups[0], "syncopate", _STORE_LIMIT_S)
+        store = transport.group_store(groups[0], "syncopate", STORE_LIMIT_S)
         self._board = Board(store, rank, world_size)
         self._broken: tuple[str, Verdict] | None = None
+        self._interrupted = False
         self._diagnosing = threading.Lock()
-        self._running: dict[int, tuple[float, Call]] = {}
-        self._announced: dict[int, Call] = {}
-        self._closed = threading.Event()
-        thread = threading.Thread(target=self._look, name="syncopate-watch", daemon=True)
-        thread.start()
+        self._busy = Busy()
+        self._lookout = Lookout(self._board, rank, self._busy, self._give_up)
 
     def require_whole(self, call: Call) -> None:
         """Refuse a collective after an earlier one failed.
@@ -83,109 +77,163 @@ class Watch:
                 verdict.ranks,
             )
 
-    def run(self, call: Call, work: Callable[[], _Result]) -> _Result:
-        """Run ``work``, the body of ``call``.
+    def run(self, call: Call, work: Callable[[], Completion | None]) -> Completion | None:
+        """Run ``work``, the body of ``call``, and watch over it until its completion.
 
         Raises:
             CollectiveError: it failed; names the ranks held responsible.
         """
-        self.require_whole(call)
-        began_s = time.perf_counter()
-        self._running[call.channel] = began_s, call
+        with _Watched(self, call):
+            completion = work()
+        if completion is not None:
+            self._busy.queue(call, completion)
+        return completion
+
+    def beside(self, label: str) -> AbstractContextManager[None]:
+        """Watch over a block of messages between some of the ranks, as over a collective.
+
+        Its ``RuntimeError`` becomes a ``CollectiveError`` that names the ranks lost.
+        """
+        return _Watched(self, Call(label, -1, -1))
+
+    @contextmanager
+    def guest(self, label: str, group: dist.ProcessGroup) -> Iterator[None]:
+        """Watch over a block as :meth:`beside` does; break ``group`` when the communicator breaks.
+
+        Args:
+            label: what the block does.
+            group: a group over the same ranks that the block uses.
+        """
+        self._groups.append(group)
         try:
-            return work()
-        except SyncopateError as error:
-            self._broken = self._broken or (call.title, Verdict((), str(error)))
-            raise
-        except RuntimeError as error:
-            raise self._failed(call, error, time.perf_counter() - began_s) from error
-        except BaseException:
-            # Interrupted midway (Ctrl-C): the peers are waiting for messages that never come.
-            self._broken = self._broken or (
-                call.title,
-                Verdict((self._rank,), f"rank {self._rank} was interrupted"),
-            )
-            raise
+            with self.beside(label):
+                yield
         finally:
-            self._running.pop(call.channel, None)
+            self._groups.remove(group)
 
     def stop(self) -> None:
         """End the thread; of no consequence for the peers."""
-        self._closed.set()
+        # Ranks that wait in Gloo find the connections closed; in other backends nothing tells them.
+        self._lookout.stop(left=self._gloo)
 
     def close(self) -> None:
-        """End the thread, say goodbye on the board, and close the connections.
+        """End the thread, say goodbye, and close the connections.
 
         A rank that still waits for this one then fails at once, and finds the goodbye.
         """
-        self.stop()
+        self._lookout.stop(left=True)
         if self._broken is None:
             left = Post(Call("close", 0, 0), "left")
-            _bounded(lambda: self._board.put(left), _STORE_LIMIT_S)
+            ask(lambda: self._board.put(left), STORE_LIMIT_S)
         for group in self._groups:
             transport.hang_up(group, self._peers)
 
     def interrupt(self) -> tuple[int, ...]:
         """Break every connection; return the peers that had closed theirs before."""
         closed: set[int] = set()
-        for group in self._groups:
+        self._interrupted = True
+        for group in list(self._groups):
+            rescue.BREAKING.note(group)
             closed.update(transport.break_connections(group, self._peers))
         for interrupt in self._further:
             interrupt()
         return tuple(sorted(closed))
 
+    def _ended(self, call: Call, error: BaseException | None, waited_s: float) -> None:
+        """Turn the end of ``call`` into a :class:`CollectiveError` where it failed."""
+        self._busy.leave(call)
+        if error is None and self._interrupted:
+            error = RuntimeError(rescue.INTERRUPTED)
+        if error is None:
+            return
+        if isinstance(error, SyncopateError):
+            self._break(call, Verdict((), str(error)))
+        elif isinstance(error, RuntimeError):
+            raise self._failed(call, error, waited_s) from error
+        else:
+            # Interrupted midway (Ctrl-C): the peers are waiting for messages that never come.
+            self._break(call, Verdict((self._rank,), f"rank {self._rank} was interrupted"))
+
+    def _break(self, call: Call, verdict: Verdict) -> Verdict:
+        """Note why the communicator is at its end, and tell the others; the first reason holds."""
+        if self._broken is None:
+            self._broken = (call.title, verdict)
+            self._lookout.tell(verdict)
+        return self._broken[1]
+
+    def _give_up(self, call: Call, verdict: Verdict | None) -> None:
+        """Break a collective that cannot finish; why may still have to be found out."""
+        if verdict is not None:
+            self._break(call, verdict)
+        self.interrupt()
+
     def _failed(self, call: Call, error: RuntimeError, waited_s: float) -> CollectiveError:
         # One diagnosis per communicator: threads of other channels fail soon after, and wait here.
         with self._diagnosing:
             if self._broken is None:
-                self._broken = (call.title, self._diagnose(call, error, waited_s))
-        verdict = self._broken[1]
+                verdict = self._break(call, self._diagnose(call, error, waited_s))
+            else:
+                verdict = self._broken[1]
         return CollectiveError(call.title, verdict.reason, verdict.ranks)
 
     def _diagnose(self, call: Call, error: RuntimeError, waited_s: float) -> Verdict:
+        known = self._lookout.known() or self._lookout.store_is_gone()
+        if known is not None:
+            self.interrupt()
+            return known
         peers = (error.peer,) if isinstance(error, PeerError) else ()
         kind = transport.failure_kind(error)
         text = _first_line(error) if kind == "error" else ""
         post = Post(call, kind, peers, waited_s, text)
-        posted = _bounded(lambda: self._board.put(post), _STORE_LIMIT_S)
+        ask(lambda: self._board.put(post), STORE_LIMIT_S)
         closed = self.interrupt()
         if kind == "closed" and not peers:
             post = Post(call, kind, closed, waited_s)
-            posted = posted and _bounded(lambda: self._board.put(post), _STORE_LIMIT_S)
-        verdict: list[Verdict] = []
-        if posted:
-            _bounded(
-                lambda: verdict.append(
-                    blame(collect(self._board, self._rank, post), self._rank, self._world_size)
-                ),
-                GRACE_S + _STORE_LIMIT_S,
-            )
-        return verdict[0] if verdict else _without_store(post, closed, error)
+            ask(lambda: self._board.put(post), STORE_LIMIT_S)
+        return self._consult(post) or _without_store(post, closed, error)
 
-    def _look(self) -> None:
-        while not self._closed.wait(_LOOK_S):
-            now_s = time.perf_counter()
-            slow = [
-                call for began_s, call in list(self._running.values()) if now_s - began_s > _LOOK_S
-            ]
-            if not slow or self._broken is not None:
-                continue
-            try:
-                if self._trouble(slow):
-                    self.interrupt()
-                    return
-            except RuntimeError:
-                return  # without a store there is nothing to look at
+    def _consult(self, post: Post) -> Verdict | None:
+        """Return what the board says, or the pulse; None when neither says anything."""
+        question = Question(lambda: self._read_board(post))
+        began_s = time.monotonic()
+        # Where the store's host went silent, the board never answers. A neighbour may have found
+        # that out, and closed its connections, a moment before this rank does.
+        limit_s = max(GRACE_S + STORE_LIMIT_S, self._lookout.limit_s)
+        while time.monotonic() - began_s < limit_s:
+            known = self._lookout.known() or self._lookout.store_is_gone()
+            if known is not None:
+                return known
+            if question.wait(_POLL_S):
+                if question.answered:
+                    return question.answer()
+                limit_s = 2 * LOOK_S  # the store is gone; whether rank 0 died, shows soon
+                time.sleep(_POLL_S)
+        return None
 
-    def _trouble(self, slow: list[Call]) -> bool:
-        """Say whether the collectives ``slow`` cannot finish; tell the others what they are."""
-        if self._board.failed():
-            return True
-        for call in slow:
-            if self._announced.get(call.channel) != call:
-                self._announced[call.channel] = call
-                self._board.announce(call)
-        return any(self._board.disagrees(call) for call in slow)
+    def _read_board(self, post: Post) -> Verdict:
+        return blame(collect(self._board, self._rank, post), self._rank, self._world_size)
+
+
+class _Watched:
+    """A collective under watch, from its beginning to its end."""
+
+    def __init__(self, watch: Watch, call: Call) -> None:
+        self._watch = watch
+        self._call = call
+        self._began_s = 0.0
+
+    def __enter__(self) -> None:
+        self._watch.require_whole(self._call)
+        self._began_s = time.perf_counter()
+        self._watch._busy.enter(self._call, self._began_s)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._watch._ended(self._call, error, time.perf_counter() - self._began_s)
 
 
 def _without_store(post: Post, closed: tuple[int, ...], error: RuntimeError) -> Verdict:
@@ -203,23 +251,3 @@ def _without_store(post: Post, closed: tuple[int, ...], error: RuntimeError) -> 
 
 def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
-
-
-def _bounded(action: Callable[[], None], limit_s: float) -> bool:
-    """Run ``action`` on a thread of its own; say whether it succeeded within ``limit_s``.
-
-    A store client blocks without limit when the store's host vanishes; a diagnosis may not hang.
-    """
-    done: list[bool] = []
-
-    def body() -> None:
-        try:
-            action()
-        except RuntimeError:
-            return
-        done.append(True)
-
-    thread = threading.Thread(target=body, name="syncopate-store", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    return bool(done)

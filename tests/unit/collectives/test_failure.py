@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.collectives.failure import Board, Call, Kind, Post, blame, collect, name_ranks
+from syncopate.collectives.board import Board, collect
+from syncopate.collectives.failure import Call, Kind, Post, blame, name_ranks
 from syncopate.collectives.transport import failure_kind
 
 CALL = Call("all_reduce (ring)", 0, 3, 8, "float32")
@@ -30,6 +31,10 @@ class FakeStore:
 
     def check(self, keys: list[str]) -> bool:
         return all(key in self.values for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        self.values[key] = str(int(self.values.get(key, "0")) + amount)
+        return int(self.values[key])
 
 
 def test_a_dead_neighbour() -> None:

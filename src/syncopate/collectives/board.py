@@ -1,0 +1,141 @@
+"""Board: what the ranks of a group tell each other through its store when something is wrong.
+
+Every entry has one writer or is the same from all of them, and what a rank reads does not grow
+with the number of ranks, except after a failure: rank 0, which mostly hosts the store, serves a
+few requests per rank and second at most.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from syncopate.collectives.failure import Call, Entry, Post
+from syncopate.collectives.pulse import Meeting
+
+GRACE_S = 2.0
+"""How long a rank that failed waits for the posts of the others."""
+
+_POLL_S = 0.05
+_PLACES = 16
+_FAILED, _MEETING = "failed", "pulse"
+
+
+class Store(Protocol):
+    """What this module needs of a torch.distributed store."""
+
+    def set(self, key: str, value: str) -> None:
+        """Store ``value``."""
+
+    def get(self, key: str) -> bytes:
+        """Return the value, waiting for it."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Say whether all ``keys`` are there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Add to a number that starts at 0; return the sum."""
+
+
+class Board:
+    """The posts of a group, in its store.
+
+    Every method raises ``RuntimeError`` when the store is gone, and blocks without limit when the
+    store's host is silent.
+
+    Args:
+        store: the group's own store, with a short time limit.
+        rank: this rank.
+        world_size: number of ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self.ranks = frozenset(range(world_size))
+
+    def put(self, post: Post) -> None:
+        """Publish this rank's post."""
+        self._store.set(str(self._rank), msgspec.json.encode(post).decode())
+        if post.kind != "left":
+            self._store.set(_FAILED, "")
+
+    def failed(self) -> bool:
+        """Say whether any rank has posted a failure."""
+        return self._store.check([_FAILED])
+
+    def read(self, known: Mapping[int, Post]) -> dict[int, Post]:
+        """Return the posts there are, asking only for those not in ``known``."""
+        posts = dict(known)
+        for rank in self.ranks:
+            if (rank not in posts or posts[rank].kind == "left") and self._store.check([str(rank)]):
+                posts[rank] = msgspec.json.decode(self._store.get(str(rank)), type=Post)
+        return posts
+
+    def put_entry(self, entry: Entry) -> None:
+        """Publish where this rank is."""
+        self._store.set(f"at/{self._rank}", msgspec.json.encode(entry).decode())
+
+    def roll(self) -> dict[int, Entry]:
+        """Return where the ranks are that have said so; asks for every rank."""
+        found = {}
+        for rank in sorted(self.ranks):
+            key = f"at/{rank}"
+            if self._store.check([key]):
+                found[rank] = msgspec.json.decode(self._store.get(key), type=Entry)
+        return found
+
+    def disagrees(self, call: Call) -> bool:
+        """Say whether some rank is in another collective in the place of ``call``.
+
+        The first rank to ask leaves its call for the others to compare theirs with. When several
+        are first, they find each other's the next time.
+        """
+        key = f"in/{call.channel}/{call.number % _PLACES}"
+        if self._store.check([key]):
+            there = msgspec.json.decode(self._store.get(key), type=Call)
+            if there.number >= call.number:
+                return call.differs(there)
+        self._store.set(key, msgspec.json.encode(call).decode())
+        return False
+
+    def first(self, what: str) -> bool:
+        """Say whether no rank of the group has asked this about ``what`` before."""
+        return self._store.add(f"first/{what}", 1) == 1
+
+    def put_meeting(self, meeting: Meeting) -> None:
+        """Publish where rank 0 waits for the others' pulse."""
+        self._store.set(_MEETING, msgspec.json.encode(meeting).decode())
+
+    def meeting(self) -> Meeting:
+        """Return what rank 0 published; it may take the store's time limit for that."""
+        return msgspec.json.decode(self._store.get(_MEETING), type=Meeting)
+
+
+def collect(board: Board, rank: int, own: Post, grace_s: float = GRACE_S) -> dict[int, Post]:
+    """Return every post that appears within ``grace_s``, this rank's ``own`` among them.
+
+    Ends early once nobody is left who could still post: a rank posts before it closes a
+    connection, so one that closed a connection without a post is dead.
+
+    Raises:
+        RuntimeError: the store is gone.
+    """
+    posts = {rank: own}
+    deadline_s = time.monotonic() + grace_s
+    while True:
+        posts = board.read(posts)
+        dead = {
+            peer
+            for post in posts.values()
+            if post.kind == "closed"
+            for peer in post.waiting_on
+            if peer not in posts
+        }
+        silent = board.ranks - posts.keys() - dead
+        if not silent or time.monotonic() >= deadline_s:
+            return posts
+        time.sleep(_POLL_S)

@@ -1,0 +1,227 @@
+"""Lookout: the thread of a communicator that looks around while its collectives run.
+
+Twice a second it takes note of what the pulse found out
+(:mod:`syncopate.collectives.pulse`). While a collective takes long it also reads the board: has
+another rank failed, is another rank in a different collective? It does not act on silence or death
+while no collective waits: a network that is back before anybody needs it did no harm.
+
+Once per communicator, when a collective has taken half a minute, it logs whom the ranks wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+
+from syncopate.collectives import pulse, sockets, transport
+from syncopate.collectives.board import Board
+from syncopate.collectives.failure import (
+    Call,
+    Entry,
+    Verdict,
+    blame_lost,
+    blame_silent,
+    describe_slow,
+)
+from syncopate.collectives.handle import Completion
+from syncopate.collectives.question import Question
+
+LOOK_S = 0.5
+"""How often to look; and how long a collective takes at least that takes long."""
+
+STORE_LIMIT_S = 3.0
+"""How long a store may take to answer."""
+
+LONG_S = 30.0
+"""After how long a collective is worth a warning."""
+
+_CONNECT_S = 1.0
+_ROLL_S = 5.0
+_Answer = TypeVar("_Answer")
+_log = logging.getLogger("syncopate")
+
+
+class Busy:
+    """The collectives that this rank is in."""
+
+    def __init__(self) -> None:
+        self.entered: dict[int, int] = {}
+        self._running: dict[int, tuple[float, Call]] = {}
+        self._queued: dict[int, tuple[float, Call, Completion]] = {}
+
+    def enter(self, call: Call, now_s: float) -> None:
+        """Note that ``call`` begins, at ``now_s`` by ``time.perf_counter``."""
+        self._running[call.channel] = now_s, call
+        if call.number >= 0:
+            self.entered[call.channel] = call.number
+
+    def leave(self, call: Call) -> None:
+        """Note that its host call returned."""
+        self._running.pop(call.channel, None)
+
+    def queue(self, call: Call, completion: Completion) -> None:
+        """Note that it goes on on a stream."""
+        self._queued[call.channel] = time.perf_counter(), call, completion
+
+    def slow(self) -> list[tuple[float, Call]]:
+        """Return the collectives that take long, with the seconds they have taken."""
+        for channel, (_, _, completion) in list(self._queued.items()):
+            over = True
+            with suppress(RuntimeError):  # CUDA may be in a state that answers no question
+                over = completion.done()
+            if over:
+                self._queued.pop(channel, None)
+        now_s = time.perf_counter()
+        under_way = [
+            *list(self._running.values()),
+            *((began_s, call) for began_s, call, _ in list(self._queued.values())),
+        ]
+        return [(now_s - began_s, call) for began_s, call in under_way if now_s - began_s > LOOK_S]
+
+
+class Lookout:
+    """The thread; started when made.
+
+    Args:
+        board: the group's.
+        rank: this rank.
+        busy: what it is in.
+        give_up: called when a collective cannot finish, with the reason if that is known already.
+
+    Raises:
+        InvalidValueError: the environment gives no usable time of silence.
+    """
+
+    def __init__(
+        self, board: Board, rank: int, busy: Busy, give_up: Callable[[Call, Verdict | None], None]
+    ) -> None:
+        self._board = board
+        self._rank = rank
+        self._busy = busy
+        self._give_up = give_up
+        self._host = socket.gethostname()
+        self._silence_s = pulse.silence_s()
+        self._deaf = self._given_up = self._warned = False
+        self._pulse = self._find_pulse()
+        self._looking = threading.Lock()
+        self._rolled: tuple[float, dict[int, int]] = (0.0, {})
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="syncopate-watch", daemon=True).start()
+
+    @property
+    def limit_s(self) -> float:
+        """After how long :meth:`known` knows at the latest that a host is silent."""
+        return self._silence_s + STORE_LIMIT_S + 2 * LOOK_S
+
+    def stop(self, *, left: bool) -> None:
+        """End the thread and the pulse; with ``left`` in good order."""
+        if left:
+            self._pulse.tell(pulse.News(left=True))
+        self._closed.set()
+
+    def tell(self, verdict: Verdict) -> None:
+        """Tell the other ranks, as far as this one can, why the communicator is at its end."""
+        if self._rank == pulse.HUB:
+            self._pulse.tell(pulse.News(ranks=verdict.ranks, reason=verdict.reason))
+
+    def store_is_gone(self) -> Verdict | None:
+        """Return the verdict when rank 0 died and took the store along; asking it would be noisy.
+
+        torchrun hosts the store in a process of its own, which may outlive rank 0.
+        """
+        address = transport.store_address()
+        hub = self._pulse.lost.get(pulse.HUB)
+        if hub is None or address is None:
+            return None
+        if not self._deaf and sockets.answers(address, _CONNECT_S):
+            return None
+        self._deaf = True
+        return blame_lost({pulse.HUB: hub[0]})
+
+    def known(self) -> Verdict | None:
+        """Return what the pulse says about the end of the communicator, without the board."""
+        with self._looking:
+            self._pulse.look()
+        news = self._pulse.news
+        if self._pulse.silent:
+            here = self._host if self._pulse.doubtful else ""
+            return blame_silent(self._pulse.silent, self._silence_s, here)
+        if news.reason:
+            return Verdict(news.ranks, news.reason)
+        others = {rank: host for rank, host in news.silent.items() if rank != self._rank}
+        return blame_silent(others, self._silence_s) if others else None
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            verdict = self.known()
+            slow = self._busy.slow()
+            if slow and not self._given_up:
+                self._judge(verdict, slow)
+            self._call_the_roll()
+        self._pulse.close()
+
+    def _judge(self, verdict: Verdict | None, slow: list[tuple[float, Call]]) -> None:
+        """Give up the collectives that take long, if they cannot finish."""
+        verdict = verdict or self._lost()
+        self.store_is_gone()
+        calls = [call for _, call in slow]
+        if verdict or self._ask(lambda: self._in_trouble(calls)):
+            self._given_up = True
+            self._give_up(calls[0], verdict)
+        else:
+            self._warn(*max(slow, key=lambda item: item[0]))
+
+    def _lost(self) -> Verdict | None:
+        """Return who died, once everybody has had the time to end what goes on without them."""
+        before_s = time.monotonic() - (self._silence_s or pulse.SILENCE_S)
+        dead = {rank: host for rank, (host, at_s) in self._pulse.lost.items() if at_s < before_s}
+        return blame_lost(dead) if dead else None
+
+    def _in_trouble(self, calls: list[Call]) -> bool:
+        return self._board.failed() or any(self._board.disagrees(call) for call in calls)
+
+    def _warn(self, taken_s: float, call: Call) -> None:
+        if self._warned or taken_s < LONG_S:
+            return
+        self._warned = True
+        # One rank asks for all, and for the first collective alone.
+        entries = self._ask(lambda: self._board.roll() if self._board.first("slow") else {})
+        if entries:
+            _log.warning(describe_slow(call, taken_s, entries, self._board.ranks))
+
+    def _call_the_roll(self) -> None:
+        rolled_s, rolled = self._rolled
+        if time.monotonic() - rolled_s > _ROLL_S and rolled != self._busy.entered:
+            entered = dict(self._busy.entered)
+            self._rolled = time.monotonic(), entered
+            self._ask(lambda: self._board.put_entry(Entry(self._host, entered)))
+
+    def _ask(self, action: Callable[[], _Answer]) -> _Answer | None:
+        """Return what ``action`` on the board returns; None when the store does not answer."""
+        if self._deaf:
+            return None
+        question = Question(action)
+        question.wait(STORE_LIMIT_S)
+        self._deaf = not question.answered
+        return question.answer()
+
+    def _find_pulse(self) -> pulse.Pulse:
+        """Return this rank's end; a deaf one where there is no store to meet by."""
+        address = transport.store_address()
+        if address is None:
+            return pulse.Deaf()
+        if self._rank != pulse.HUB:
+            find = partial(self._ask, self._board.meeting)
+            return pulse.Spoke(find, address[0], self._rank, self._silence_s)
+        try:
+            hub = pulse.Hub(address, self._silence_s)
+            self._board.put_meeting(hub.meeting)
+        except (OSError, RuntimeError):
+            return pulse.Deaf()
+        return hub

@@ -1,0 +1,350 @@
+"""Pulse: which ranks of a group are still there, as the kernels of their hosts see it.
+
+[Note: why the kernel keeps watch] A host that loses power or its cable closes no connection: TCP
+just goes silent, and would for a quarter of an hour. Ranks could send each other signs of life,
+but a thread that sends them stops whenever another holds Python's lock, in a long import, a
+garbage collection or a debugger, and a living rank would be given up. So each rank holds one idle
+connection to rank 0, the *hub*, and lets the kernels exchange TCP keep-alive probes on it, one a
+second. A kernel answers for a process that computes, sleeps or is stopped; only a host that is
+down or cut off does not. It costs a few packets per rank and second, and no time of any rank.
+
+The hub learns who is silent and tells the others; they learn from their own connection when the
+hub is silent, or died. A rank that was silent and comes back connects again. When the hub gives a
+collective up it says why before it raises, for its end takes the rendezvous store along, from
+which the others would have learnt it. Whoever leaves in good order says so.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import msgspec
+
+from syncopate.collectives import sockets
+from syncopate.errors import InvalidValueError
+
+VARIABLE = "SYNCOPATE_HEARTBEAT_S"
+"""The environment variable for the seconds of silence after which a host is given up; 0: never.
+
+A host that is suspended for longer, or a network that is repaired, asks for more.
+"""
+
+SILENCE_S = 6.0
+"""How long a host may be silent unless :data:`VARIABLE` says otherwise."""
+
+HUB = 0
+"""The rank to which all others hold a connection."""
+
+_SHORTEST_S = 2.0
+_CONNECT_S = 1.0
+_SETTLE_S = 1.0
+_ATTEMPTS = 5
+_HELLO = struct.Struct("!16sI")
+_READ_BYTES = 64 * 1024
+
+
+class Meeting(msgspec.Struct, frozen=True):
+    """Where the hub waits for the others.
+
+    Attributes:
+        address: the hub's address; empty when it is that of the rendezvous store.
+        port: its port.
+        token: what a rank says first, so that strangers are told apart.
+        host: the hub's host name.
+    """
+
+    address: str
+    port: int
+    token: str
+    host: str
+
+
+class News(msgspec.Struct, frozen=True):
+    """What one end tells the other; the latest holds.
+
+    Attributes:
+        silent: from the hub: the ranks whose hosts do not answer it, with the hosts' names.
+        ranks: from the hub: the ranks held responsible for the end of the communicator.
+        reason: why it ended; empty as long as it is whole.
+        left: whether this end leaves in good order.
+    """
+
+    silent: dict[int, str] = {}
+    ranks: tuple[int, ...] = ()
+    reason: str = ""
+    left: bool = False
+
+
+class Pulse(Protocol):
+    """One rank's end of the connections: :meth:`look` belongs to one thread, the rest to all.
+
+    Attributes:
+        silent: ranks whose hosts do not answer this one, with the hosts' names.
+        doubtful: whether it may as well be this host that the others do not hear.
+        lost: ranks that died, with their hosts' names and when, by ``time.monotonic``.
+        news: what the hub said last.
+    """
+
+    silent: dict[int, str]
+    doubtful: bool
+    lost: dict[int, tuple[str, float]]
+    news: News
+
+    def look(self) -> None:
+        """Take note of what the kernel found out; blocks for a second at most."""
+
+    def tell(self, news: News) -> None:
+        """Tell the other ends."""
+
+    def close(self) -> None:
+        """Close the connections; they need not be open."""
+
+
+def silence_s() -> float:
+    """Return how long a host may be silent, in seconds; 0 for as long as it likes.
+
+    Raises:
+        InvalidValueError: the environment says something else.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    try:
+        seconds = float(text) if text else SILENCE_S
+    except ValueError:
+        seconds = math.nan
+    if not (seconds == 0 or _SHORTEST_S <= seconds < math.inf):
+        rule = f"a number of seconds >= {_SHORTEST_S:g}, or 0 to wait for ever"
+        raise InvalidValueError(VARIABLE, text, rule)
+    return seconds
+
+
+class Deaf:
+    """The end of a rank without connections, and what the other ends start with."""
+
+    def __init__(self) -> None:
+        self.silent: dict[int, str] = {}
+        self.doubtful = False
+        self.lost: dict[int, tuple[str, float]] = {}
+        self.news = News()
+
+    def look(self) -> None:
+        """See :meth:`Pulse.look`."""
+
+    def tell(self, news: News) -> None:
+        """See :meth:`Pulse.tell`."""
+
+    def close(self) -> None:
+        """See :meth:`Pulse.close`."""
+
+
+class _Line:
+    """One connection, with the half of a message that has not all come yet."""
+
+    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+        self.connection = connection
+        self.fault: int | None = None
+        self._heard = b""
+        sockets.keep_alive(connection, limit_s)
+
+    def read(self) -> list[News]:
+        """Return what came; sets :attr:`fault` at the end, to 0 when the other end closed."""
+        try:
+            data = self.connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return []
+        except OSError as error:
+            self.fault = error.errno or errno.EIO
+            return []
+        if not data:
+            self.fault = 0
+        *lines, self._heard = (self._heard + data).split(b"\n")
+        try:
+            return [msgspec.json.decode(line, type=News) for line in lines]
+        except msgspec.DecodeError:
+            self.fault = errno.EPROTO
+            return []
+
+    def write(self, news: News) -> None:
+        """Send; what the kernel does not take at once is of no use to anybody."""
+        with suppress(OSError):
+            self.connection.send(msgspec.json.encode(news) + b"\n")
+
+
+class Hub(Deaf):
+    """The end of rank 0.
+
+    Args:
+        store_address: host and port of the rendezvous store, by which the others find this host.
+        limit_s: how long a host may be silent.
+
+    Raises:
+        OSError: this host's network offers nothing to listen on.
+    """
+
+    def __init__(self, store_address: tuple[str, int], limit_s: float) -> None:
+        super().__init__()
+        self._limit_s = limit_s
+        self._listener = sockets.listener()
+        self.meeting = Meeting(
+            address=""
+            if sockets.is_here(store_address[0])
+            else sockets.address_towards(store_address),
+            port=self._listener.getsockname()[1],
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+        )
+        self._found: dict[int, str] = {}
+        self._found_s = 0.0
+        self._newcomers: set[socket.socket] = set()
+        self._lines: dict[_Line, tuple[int, str]] = {}
+        self._last: News | None = None
+        self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """See :meth:`Pulse.look`."""
+        with suppress(OSError), self._lock:
+            while True:
+                self._newcomers.add(self._listener.accept()[0])
+        with self._lock:
+            for newcomer in sockets.signalled(self._newcomers):
+                self._newcomers.discard(newcomer)
+                self._greet(newcomer)
+            of = {line.connection: line for line in self._lines}
+            for connection in sockets.signalled(of):
+                self._read(of[connection])
+        # Together: the kernel finds the ranks of one host silent within a second of each other.
+        if self._found != self.silent and time.monotonic() - self._found_s > _SETTLE_S:
+            others = {host for _, host in self._lines.values()} - {self.meeting.host}
+            self.doubtful = not others - set(self._found.values())
+            self.silent = dict(self._found)
+            self.tell(News(silent=self.silent))
+
+    def tell(self, news: News) -> None:
+        """See :meth:`Pulse.tell`; after a reason no other news count."""
+        with self._lock:
+            if self._last is None or not self._last.reason:
+                self._last = news
+                for line in self._lines:
+                    line.write(news)
+
+    def close(self) -> None:
+        """See :meth:`Pulse.close`."""
+        with self._lock:
+            for connection in (self._listener, *self._newcomers):
+                connection.close()
+            for line in self._lines:
+                line.connection.close()
+
+    def _greet(self, newcomer: socket.socket) -> None:
+        """Note who a newcomer is, or turn it away."""
+        with suppress(OSError, ValueError, struct.error):
+            newcomer.setblocking(False)
+            token, rank = _HELLO.unpack(newcomer.recv(_HELLO.size))
+            host = newcomer.recv(_READ_BYTES).decode()
+            if secrets.compare_digest(token, self.meeting.token.encode()):
+                line = _Line(newcomer, self._limit_s)
+                self._lines[line] = (rank, host)
+                self._found.pop(rank, None)
+                if self._last is not None:
+                    line.write(self._last)
+                return
+        newcomer.close()
+
+    def _read(self, line: _Line) -> None:
+        left = any(news.left for news in line.read())
+        if line.fault is None and not left:
+            return
+        rank, host = self._lines.pop(line)
+        line.connection.close()
+        if left or any(rank == other for other, _ in self._lines.values()):
+            return
+        if line.fault in sockets.SILENCE:
+            self._found[rank] = host
+            self._found_s = time.monotonic()
+        else:
+            self.lost = {**self.lost, rank: (host, time.monotonic())}
+
+
+class Spoke(Deaf):
+    """The end of every other rank.
+
+    Made before any collective can fail, so that the hub knows of every rank that dies.
+
+    Args:
+        find: returns what the hub published, waiting for it; None when the store does not answer.
+        store_host: host of the rendezvous store, as this rank knows it.
+        rank: this rank.
+        limit_s: how long a host may be silent.
+    """
+
+    def __init__(
+        self, find: Callable[[], Meeting | None], store_host: str, rank: int, limit_s: float
+    ) -> None:
+        super().__init__()
+        self.doubtful = True
+        self._find = find
+        self._store_host = store_host
+        self._rank = rank
+        self._limit_s = limit_s
+        self._meeting: Meeting | None = None
+        self._line: _Line | None = None
+        self._attempts_left = _ATTEMPTS
+        self._connect()
+
+    def look(self) -> None:
+        """See :meth:`Pulse.look`."""
+        line = self._line
+        if line is None:
+            self._connect()
+            return
+        if not sockets.signalled([line.connection]):
+            return
+        for self.news in line.read():
+            pass
+        if line.fault is None:
+            return
+        line.connection.close()
+        self._line = None
+        host = self._meeting.host if self._meeting else ""
+        self._attempts_left = 0
+        if line.fault in sockets.SILENCE:
+            self.silent = {HUB: host}
+            self._attempts_left = -1  # until it answers again
+        elif not self.news.left:
+            self.lost = {HUB: (host, time.monotonic())}
+
+    def tell(self, news: News) -> None:
+        """See :meth:`Pulse.tell`."""
+        line = self._line
+        if line is not None:
+            line.write(news)
+
+    def close(self) -> None:
+        """See :meth:`Pulse.close`."""
+        line = self._line
+        if line is not None:
+            line.connection.close()
+
+    def _connect(self) -> None:
+        if not self._attempts_left:
+            return
+        self._meeting = self._meeting or self._find()
+        if self._meeting is None:
+            return
+        self._attempts_left -= 1
+        address = (self._meeting.address or self._store_host, self._meeting.port)
+        hello = _HELLO.pack(self._meeting.token.encode(), self._rank)
+        with suppress(OSError):
+            connection = socket.create_connection(address, timeout=_CONNECT_S)
+            connection.sendall(hello + socket.gethostname().encode())
+            self._line = _Line(connection, self._limit_s)
+            self.silent = {}

@@ -1,0 +1,93 @@
+"""Sockets: TCP connections whose kernels notice that the other host is gone."""
+
+from __future__ import annotations
+
+import errno
+import select
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+
+SILENCE = frozenset(
+    {
+        errno.ETIMEDOUT,
+        errno.EHOSTUNREACH,
+        errno.ENETUNREACH,
+        errno.EHOSTDOWN,
+        errno.ENETDOWN,
+    }
+)
+"""Errors of a connection whose other end did not answer, rather than close it."""
+
+_MOST_PROBES = 60
+_BACKLOG = 1024
+
+
+def keep_alive(connection: socket.socket, limit_s: float) -> None:
+    """Let the kernel probe the other end every second or so, and give it up after ``limit_s``.
+
+    With 0 it never does. The connection does not block any more either way.
+    """
+    connection.setblocking(False)
+    if not limit_s:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # macOS calls the first of them otherwise.
+    idle = getattr(socket, "TCP_KEEPIDLE", None) or getattr(socket, "TCP_KEEPALIVE", None)
+    period_s = max(1, round(limit_s / _MOST_PROBES))
+    for option, value in (
+        (idle, period_s),
+        (getattr(socket, "TCP_KEEPINTVL", None), period_s),
+        (getattr(socket, "TCP_KEEPCNT", None), max(1, round(limit_s / period_s) - 1)),
+    ):
+        if option is not None:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def signalled(connections: Iterable[socket.socket]) -> list[socket.socket]:
+    """Return the connections with something to read or to report."""
+    known = {connection.fileno(): connection for connection in connections}
+    poll = select.poll()
+    for descriptor in known:
+        poll.register(descriptor, select.POLLIN)
+    return [known[descriptor] for descriptor, _ in poll.poll(0)]
+
+
+def listener() -> socket.socket:
+    """Return a socket that listens on all addresses, without blocking."""
+    made = None
+    if socket.has_dualstack_ipv6():
+        with suppress(OSError):
+            made = socket.create_server(
+                ("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+            )
+    made = made or socket.create_server(("", 0), backlog=_BACKLOG)
+    made.setblocking(False)
+    return made
+
+
+def answers(address: tuple[str, int], limit_s: float) -> bool:
+    """Say whether somebody listens at ``address``, within ``limit_s`` seconds."""
+    try:
+        with socket.create_connection(address, timeout=limit_s):
+            return True
+    except OSError:
+        return False
+
+
+def is_here(host: str) -> bool:
+    """Say whether ``host`` is an address of this machine: only then can it be bound."""
+    with suppress(OSError):
+        for family, *_, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind(address)
+                return True
+    return False
+
+
+def address_towards(address: tuple[str, int]) -> str:
+    """Return this host's address on the way to ``address``; sends nothing."""
+    family, kind, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])
