@@ -1,123 +1,233 @@
 """Every algorithm, run on real processes, gives what the collective promises.
 
-Sweep: algorithm x world size x dtype x element count, as mpi4py sweeps its collectives. All cases
-of a world size share its processes. Each result is compared with a float64 reference and, where
-several ranks hold it, bit by bit between them.
+Nine processes make groups of their first 1 to 9 ranks in turn, each with a communicator of its own,
+and sweep algorithm x dtype x element count x root, as mpi4py sweeps its collectives, then the
+options of every algorithm. Each result is compared with a float64 reference and, where several
+ranks hold it, bit by bit between them.
 """
 
 from __future__ import annotations
 
-import hashlib
+import functools
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
 
-import pytest
 import torch
+import torch.distributed as dist
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, Place
-from tests.conformance.table import TABLE, Row
+from syncopate.units import DTYPE_BYTES
+from tests.conformance.table import EXECUTED, TABLE, Options, Row
 from tests.multiprocess.harness import run_ranks
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64)
-LARGEST = 100_003
+DTYPES = tuple(getattr(torch, name) for name in DTYPE_BYTES)
+LARGEST = 1_100_003
+"""Elements of the largest buffer, 4 MiB of float32: transfers of several blocks."""
+
+MOST = 65_537
+"""Elements of the largest buffer of every dtype."""
+
+TURNS = 7
+"""Every world size takes one in so many pairs of dtype and element count, each another one."""
+
+LARGE_TURNS = 3
+"""Every world size takes the largest buffer of one in so many algorithms."""
+
 GUARD = 7
 """Elements before and after the buffer, and a value in them, that no collective may touch."""
 
 
+class Case(NamedTuple):
+    """One collective to run."""
+
+    row: Row
+    dtype: torch.dtype
+    numel: int
+    root: int
+    options: Options
+
+    def __str__(self) -> str:
+        return f"{self.row} {self.options} of {self.numel} x {self.dtype}, root {self.root}"
+
+
 def numels(world_size: int) -> list[int]:
-    """Return the element counts to sweep: none, few, around p, uneven, many blocks."""
-    return sorted({0, 1, world_size - 1, world_size, world_size + 1, 1000, LARGEST})
+    """Return the element counts to sweep.
+
+    None, few, around p, primes, both sides of where chunks become uneven, and more than the
+    executor keeps copies of (64 KiB) and sends as short messages (256 KiB).
+    """
+    even = 64 * world_size
+    around = [world_size - 1, world_size, world_size + 1, even - 1, even, even + 1]
+    return [0, 1, 2, *around, 31, 1009, 16_384, 16_411, MOST]
 
 
-def inputs(world_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return what each rank contributes, shape (p, LARGEST); the same on every rank."""
-    generator = torch.Generator().manual_seed(world_size)
-    if dtype == torch.int64:
-        return torch.randint(-(2**40), 2**40, (world_size, LARGEST), generator=generator)
-    return torch.randn(world_size, LARGEST, generator=generator, dtype=torch.float64).to(dtype)
+def roots(row: Row, world_size: int) -> list[int]:
+    """Return the first, a middle and the last rank where the collective has a root."""
+    rooted = CONDITIONS[row.collective].rooted
+    return sorted({0, world_size // 2, world_size - 1}) if rooted else [0]
 
 
-def root_of(row: Row, world_size: int) -> int:
-    """Return the root to test a rooted collective with: neither the first nor the last rank."""
-    return world_size // 2 if CONDITIONS[row.collective].rooted else 0
+def cases(world_size: int) -> Iterator[Case]:
+    """Return what to run on ``world_size`` ranks, in the same order on all of them."""
+    turn = 0
+    for place, row in enumerate(TABLE):
+        if world_size not in row.executed:
+            continue
+        found = roots(row, world_size)
+        for which, dtype in enumerate(DTYPES):
+            for index, numel in enumerate(numels(world_size)):
+                if (which + index + world_size) % TURNS == 0:
+                    turn += 1
+                    yield Case(row, dtype, numel, found[turn % len(found)], {})
+        order = list(range(world_size))[::-1]
+        for options in (*row.variants(world_size), {"order": order[1:] + order[:1]}):
+            turn += 1
+            numel = (world_size + 1, 1009)[turn % 2]
+            yield Case(row, torch.float32, numel, found[turn % len(found)], options)
+        if (place + world_size) % LARGE_TURNS == 0:
+            yield Case(row, torch.float32, LARGEST, found[-1], {})
 
 
-def expected(row: Row, data: torch.Tensor, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the result of the whole buffer and how far off each element may be."""
-    world_size = len(data)
-    if CONDITIONS[row.collective].start is Place.ROOT:
-        return data[root_of(row, world_size), :numel], torch.zeros(numel, dtype=torch.float64)
-    if not CONDITIONS[row.collective].reduces:
-        offsets = chunk_offsets(numel, world_size)
-        shards = [data[r, offsets[r] : offsets[r + 1]] for r in range(world_size)]
-        return torch.cat(shards), torch.zeros(numel, dtype=torch.float64)
-    if data.dtype == torch.int64:
-        return data[:, :numel].sum(0), torch.zeros(numel, dtype=torch.float64)
-    values = data[:, :numel].double()
-    # Each of p - 1 additions rounds a partial sum that is at most the sum of magnitudes.
-    return values.sum(0), values.abs().sum(0) * torch.finfo(data.dtype).eps * world_size
+class Data:
+    """What each of ``world_size`` ranks contributes, and what comes out; the same on every rank."""
+
+    def __init__(self, numbers: torch.Tensor, world_size: int) -> None:
+        self._numbers = numbers[:world_size]  # float64, (p, LARGEST)
+        self.world_size = world_size
+        self._inputs = {dtype: self._as(dtype) for dtype in DTYPES}
+
+    def of(self, rank: int, case: Case) -> torch.Tensor:
+        """Return the first elements of one rank's input."""
+        return self._inputs[case.dtype][rank, : case.numel]
+
+    def expected(self, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the result of the whole buffer, as :func:`reals`, and how far off each may be."""
+        rule = CONDITIONS[case.row.collective]
+        if rule.reduces:
+            return self._sum(case.dtype, case.numel)
+        owners, offsets = [case.root], (0, case.numel)
+        if rule.start is Place.SHARD:
+            owners = list(range(self.world_size))
+            offsets = chunk_offsets(case.numel, self.world_size)
+        parts = [self.of(o, case)[offsets[i] : offsets[i + 1]] for i, o in enumerate(owners)]
+        exact = reals(torch.cat(parts))
+        return exact, torch.zeros_like(exact)
+
+    @functools.cache  # noqa: B019 - it lives as long as the processes of the test
+    def _sum(self, dtype: torch.dtype, numel: int) -> tuple[torch.Tensor, torch.Tensor]:
+        values = torch.stack([reals(row[:numel]) for row in self._inputs[dtype]])
+        if values.dtype == torch.int64:
+            exact = values.sum(0).to(dtype).to(torch.int64)
+            return exact, torch.zeros_like(exact)
+        # Higham, Accuracy and Stability of Numerical Algorithms, (4.4): whatever the order of the
+        # p - 1 additions; twice in double precision, in which the reference rounds as well.
+        unit = torch.finfo(dtype).eps / 2
+        bound = (self.world_size - 1) * unit / (1 - self.world_size * unit)
+        again = 2 if unit == torch.finfo(values.dtype).eps / 2 else 1
+        return values.sum(0), values.abs().sum(0) * bound * again
+
+    def _as(self, dtype: torch.dtype) -> torch.Tensor:
+        numbers = self._numbers if dtype == torch.float32 else self._numbers[:, :MOST]
+        if dtype.is_complex:
+            return torch.complex(numbers, self._numbers[:, 1 : MOST + 1]).to(dtype)
+        if dtype.is_floating_point:
+            return numbers.to(dtype)
+        # Sums leave the range of narrow integers, and wrap around.
+        return (numbers * 2.0 ** (torch.iinfo(dtype).bits - 5)).to(torch.int64).to(dtype)
 
 
-def run_one(
-    communicator: Communicator, row: Row, data: torch.Tensor, numel: int
-) -> tuple[bool, torch.Tensor]:
+def reals(values: torch.Tensor) -> torch.Tensor:
+    """Return ``values`` as float64 or int64, complex numbers as two."""
+    flat = torch.view_as_real(values).flatten() if values.is_complex() else values
+    return flat.to(torch.float64 if flat.is_floating_point() else torch.int64)
+
+
+def run_one(communicator: Communicator, case: Case, data: Data) -> tuple[bool, torch.Tensor]:
     """Run one case; return whether this rank's result is right, and the result."""
-    rank = communicator.rank
+    rank, numel = communicator.rank, case.numel
+    rule = CONDITIONS[case.row.collective]
     offsets = chunk_offsets(numel, communicator.world_size)
     shard = slice(offsets[rank], offsets[rank + 1])
-    buffer = torch.full((numel + 2 * GUARD,), GUARD, dtype=data.dtype)
+    buffer = torch.full((numel + 2 * GUARD,), GUARD, dtype=case.dtype)
     tensor = buffer[GUARD : GUARD + numel]
-    if CONDITIONS[row.collective].start is Place.SHARD:
-        tensor[shard] = data[rank, shard]
-    else:
-        tensor.copy_(data[rank, :numel])
-    call = getattr(communicator, row.collective)
-    root = root_of(row, communicator.world_size)
-    where = (root,) if CONDITIONS[row.collective].rooted else ()
-    call(tensor, *where, algorithm=row.algorithm).wait()
+    start = shard if rule.start is Place.SHARD else slice(None)
+    tensor[start] = data.of(rank, case)[start]
+    call = getattr(communicator, case.row.collective)
+    where = (case.root,) if rule.rooted else ()
+    call(tensor, *where, algorithm=case.row.algorithm, options=case.options).wait()
     place = {
         Place.EVERYWHERE: slice(None),
         Place.SHARD: shard,
-        Place.ROOT: slice(None) if rank == root else slice(0),
-    }[CONDITIONS[row.collective].end]
-    result, (reference, allowed) = tensor[place], expected(row, data, numel)
-    wide = torch.int64 if data.dtype == torch.int64 else torch.float64
-    error = (result.to(wide) - reference[place].to(wide)).abs()
+        Place.ROOT: slice(None) if rank == case.root else slice(0),
+    }[rule.end]
+    reference, allowed = data.expected(case)
+    begin, end, _ = place.indices(numel)
+    parts = 2 if case.dtype.is_complex else 1
+    inside = slice(begin * parts, end * parts)
+    error = (reals(tensor[place]) - reference[inside]).abs()
     untouched = torch.cat([buffer[:GUARD], buffer[GUARD + numel :]])
-    right = bool((error <= allowed[place]).all() and (untouched == GUARD).all())
-    return right, result
+    right = bool((error <= allowed[inside]).all() and (untouched == GUARD).all())
+    return right, tensor[place]
 
 
-def running(world_size: int) -> list[Row]:
-    """Return the rows to run on ``world_size`` ranks."""
-    return [row for row in TABLE if world_size in row.executed]
+def sweep(rank: int, processes: int) -> dict[int, tuple[list[str], list[int], int]]:
+    """Return per world size: the cases wrong on this rank, a checksum of each result, the count."""
+    found = {}
+    generator = torch.Generator().manual_seed(processes)
+    shape = (processes, LARGEST)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float64).clamp_(-7, 7)
+    for world_size in EXECUTED:
+        group = dist.new_group(range(world_size))
+        if rank < world_size:
+            found[world_size] = sweep_group(group, Data(numbers, world_size))
+        dist.barrier()
+    return found
 
 
-def sweep(rank: int, world_size: int) -> tuple[list[str], dict[str, str], int]:
-    """Return the cases that are wrong on this rank, a digest of each result, the count."""
-    digests = {}
-    wrong = []
-    cases = 0
-    with Communicator(timeout_s=120) as communicator:
-        for dtype in DTYPES:
-            data = inputs(world_size, dtype)
-            for row in running(world_size):
-                for numel in numels(world_size):
-                    right, result = run_one(communicator, row, data, numel)
-                    name = f"{row}, {world_size} ranks, {numel} x {dtype}"
-                    wrong += [] if right else [name]
-                    cases += 1
-                    if CONDITIONS[row.collective].end is Place.EVERYWHERE:
-                        content = result.view(torch.uint8).numpy().tobytes()
-                        digests[name] = hashlib.sha256(content).hexdigest()
-    return wrong, digests, cases
+def sweep_group(group: dist.ProcessGroup, data: Data) -> tuple[list[str], list[int], int]:
+    """Run the cases of one world size."""
+    wrong: list[str] = []
+    checksums = []
+    world_size = data.world_size
+    with Communicator(group, timeout_s=120) as communicator:
+        assert communicator.world_size == world_size
+        for case in cases(world_size):
+            right, result = run_one(communicator, case, data)
+            wrong += [] if right else [str(case)]
+            if CONDITIONS[case.row.collective].end is Place.EVERYWHERE:
+                checksums.append(zlib.crc32(result.view(torch.uint8).numpy().tobytes()))
+    return wrong, checksums, len(list(cases(world_size)))
 
 
-@pytest.mark.parametrize("world_size", sorted({p for row in TABLE for p in row.executed}))
-def test_results_are_right_and_bit_identical(world_size: int):
-    rows = running(world_size)
-    by_rank = run_ranks(sweep, world_size, timeout_s=240)
-    for wrong, digests, cases in by_rank:
-        assert wrong == []
-        assert cases == len(DTYPES) * len(rows) * len(numels(world_size))
-        assert digests == by_rank[0][1]
+def test_results_are_right_and_bit_identical() -> None:
+    by_rank = run_ranks(sweep, max(EXECUTED), timeout_s=240)
+    for world_size in EXECUTED:
+        _, checksums, count = by_rank[0][world_size]
+        assert count > len(TABLE) * len(DTYPES)
+        for rank in range(world_size):
+            assert by_rank[rank][world_size] == ([], checksums, count)
+
+
+def test_everything_has_its_turn() -> None:
+    """What one world size leaves out another takes: every pair of dtype and count, every size."""
+    for row in TABLE:
+        seen = {
+            (case.dtype, index)
+            for world_size in EXECUTED
+            for case in cases(world_size)
+            if case.row is row and not case.options
+            for index, numel in enumerate([*numels(world_size), LARGEST])
+            if numel == case.numel
+        }
+        every = {(dtype, index) for dtype in DTYPES for index in range(len(numels(9)))}
+        assert seen == every | {(torch.float32, len(numels(9)))}
+
+
+def test_every_root_has_its_turn() -> None:
+    for row in TABLE:
+        for world_size in EXECUTED:
+            seen = {case.root for case in cases(world_size) if case.row is row}
+            assert seen == set(roots(row, world_size))

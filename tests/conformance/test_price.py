@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
 from syncopate.costs.closed_forms import closed_form
 from syncopate.costs.price import price, price_lines
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import build
+from tests.conformance.drawn import Drawn, drawn
 from tests.conformance.table import TABLE, Row
+from tests.unit.costs.test_price import replay
 
 ALPHA_S, RATE, GAMMA = 45.26e-6, 9.4e9 / 8, 2.5e-10
 SIZES = (1.0, 1e3, 1e6, 1e9)
@@ -71,3 +75,42 @@ def test_price_on_levels_lies_between_those_on_the_best_and_the_worst(row: Row):
                 )
             )
             assert low < price(schedule, cluster, nbytes) <= high * (1 + 1e-12)
+
+
+@settings(max_examples=200)
+@given(case=drawn(64), nbytes=st.floats(1e-3, 1e12), gamma=st.sampled_from([0.0, GAMMA]))
+def test_any_price_on_one_level_is_its_closed_form(
+    case: Drawn, nbytes: float, gamma: float
+) -> None:
+    cluster = Cluster.flat(
+        case.world_size,
+        latency_s=ALPHA_S,
+        bandwidth_bytes_per_s=RATE,
+        reduction_s_per_byte=gamma,
+    )
+    assume(case.options.get("pipelines", 1) == 1)  # there is no closed form for more
+    options = {name: value for name, value in case.options.items() if name != "order"}
+    terms = closed_form(case.collective, case.algorithm, case.world_size, **options)
+    expected = terms.startups * ALPHA_S + nbytes * (terms.wire / RATE + terms.additions * gamma)
+    assert price(case.schedule(), cluster, nbytes) == pytest.approx(expected, rel=1e-12)
+
+
+@settings(max_examples=60)
+@given(case=drawn(16), data=st.data())
+def test_any_price_on_levels_is_what_playing_the_messages_takes(
+    case: Drawn, data: st.DataObject
+) -> None:
+    splits = [(1, case.world_size)]
+    splits += [(a, case.world_size // a) for a in (2, 3, 4) if case.world_size % a == 0]
+    sizes = data.draw(st.sampled_from(splits))
+    rates = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 10.0]) for _ in sizes]))
+    levels = tuple(
+        Level(name="level", size=size, latency_s=1.0, bandwidth_bytes_per_s=rate)
+        for size, rate in zip(sizes, rates, strict=True)
+    )
+    placement = data.draw(st.just(()) | st.permutations(range(case.world_size)).map(tuple))
+    cluster = Cluster(name="any", levels=levels, placement=placement, reduction_s_per_byte=0.25)
+    nbytes = data.draw(st.sampled_from([0.3, 7.0, 1e4]))
+    schedule = case.schedule()
+    expected = replay(schedule, cluster, nbytes)
+    assert price(schedule, cluster, nbytes) == pytest.approx(expected, rel=1e-11)

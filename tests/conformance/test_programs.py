@@ -1,30 +1,46 @@
 """Every algorithm with its options compiles into programs that run right, however slow the network.
 
 The programs of all ranks are interpreted at once; no message moves before both its ends wait for
-it, and touching memory that a message still uses fails the test.
+it, and touching memory that a message still uses fails the test. That is the network at its
+slowest; hypothesis draws any other speed, too.
 """
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from syncopate.collectives.program import compile_program
+from syncopate.collectives.program import Program, compile_program
 from syncopate.schedules.base import Schedule, chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, chunks_at
 from syncopate.schedules.registry import build
+from syncopate.units import MIB
+from tests.conformance.drawn import Drawn, drawn
 from tests.conformance.table import TABLE, Row
-from tests.unit.collectives.test_program import play
+from tests.unit.collectives.test_program import Values, _Rank, advance, deliver, play
 
 BLOCK_BYTES = 24
 ITEM_BYTES = 8
 
+Play = Callable[[list[Program], list[Values]], None]
 
-def run(schedule: Schedule, numel: int) -> None:
+
+def run(
+    schedule: Schedule,
+    numel: int,
+    block_bytes: int = BLOCK_BYTES,
+    item_bytes: int = ITEM_BYTES,
+    play: Play = play,
+) -> None:
     p, rule = schedule.world_size, CONDITIONS[schedule.collective]
     before = list(np.random.default_rng(numel).integers(-1000, 1000, (p, numel)))
     after = [values.copy() for values in before]
-    programs = [compile_program(schedule, r, numel, ITEM_BYTES, BLOCK_BYTES) for r in range(p)]
+    programs = [compile_program(schedule, r, numel, item_bytes, block_bytes) for r in range(p)]
     play(programs, after)
     offsets = chunk_offsets(numel, schedule.chunks)
 
@@ -58,3 +74,37 @@ def test_programs_in_pipelines(factors: tuple[int, ...]) -> None:
     for pipelines in (2, 3):
         options = {"factors": factors, "pipelines": pipelines}
         run(build("all_reduce", "blueconnect", world_size, **options), 61)
+
+
+def at_any_speed(speeds: random.Random) -> Play:
+    """Return a play in which ranks and messages move on in any order that they can."""
+
+    def play(programs: list[Program], buffers: list[Values]) -> None:
+        ranks = [_Rank(program, values) for program, values in zip(programs, buffers, strict=True)]
+        while any(rank.position < len(rank.code) for rank in ranks):
+            eager = speeds.random()
+            moved = speeds.random() < eager and deliver(ranks, speeds.choice)
+            for rank in speeds.sample(ranks, len(ranks)):
+                moved |= advance(rank, speeds.randint(0, 3))
+            if not moved:
+                moved = any(map(advance, ranks)) or deliver(ranks, speeds.choice)
+                assert moved, "deadlock"
+        assert not any(rank.pending for rank in ranks)
+
+    return play
+
+
+@settings(max_examples=150)
+@given(
+    case=drawn(12),
+    numel=st.integers(0, 200),
+    block_bytes=st.sampled_from([1, 8, 24, 100, 4096]),
+    item_bytes=st.sampled_from([1, 8, MIB // 16, MIB]),
+    speeds=st.none() | st.randoms(use_true_random=False),
+)
+def test_any_world_root_options_order_blocks_and_speed(
+    case: Drawn, numel: int, block_bytes: int, item_bytes: int, speeds: random.Random | None
+) -> None:
+    """Large items take the ways of large buffers: memory shared by several rounds."""
+    how = play if speeds is None else at_any_speed(speeds)
+    run(case.schedule(), numel, block_bytes * item_bytes, item_bytes, how)

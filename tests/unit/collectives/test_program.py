@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -20,6 +22,9 @@ ROWS = [
     for name in registry.algorithms(collective)
 ]
 Values = npt.NDArray[np.int64]
+
+Delivery = tuple[int, int, int, int]
+"""(source, its send, destination, its receive)."""
 
 
 class _Rank:
@@ -50,9 +55,11 @@ def play(programs: list[Program], buffers: list[Values]) -> None:
             assert deliver(ranks), "deadlock"
 
 
-def advance(rank: _Rank) -> bool:
+def advance(rank: _Rank, most: int | None = None) -> bool:
+    """Run instructions, at most so many, until one has to wait; say whether there was any."""
     moved = False
-    while rank.position < len(rank.code):
+    end = len(rank.code) if most is None else min(rank.position + most, len(rank.code))
+    while rank.position < end:
         op, work, region, source, peer, tag = rank.code[rank.position]
         if op in {Op.AWAIT_RECEIVE, Op.AWAIT_SEND}:
             if work in rank.pending:
@@ -70,18 +77,28 @@ def advance(rank: _Rank) -> bool:
     return moved
 
 
-def deliver(ranks: list[_Rank]) -> bool:
+def deliver(ranks: list[_Rank], choose: Callable[[list[Delivery]], Delivery] | None = None) -> bool:
+    """Deliver a message for which both sides have posted; say whether there was one."""
+    found = deliverable(ranks)
+    for delivery in found:
+        src, work, dst, other = delivery if choose is None else choose([delivery, *found])
+        region, landing = ranks[src].pending[work][1], ranks[dst].pending[other][1]
+        assert region.stop - region.start == landing.stop - landing.start
+        ranks[dst].view(landing)[:] = ranks[src].view(region)
+        del ranks[src].pending[work], ranks[dst].pending[other]
+        return True
+    return False
+
+
+def deliverable(ranks: list[_Rank]) -> Iterator[Delivery]:
     for src, sender in enumerate(ranks):
-        for work, (op, region, dst, tag) in sender.pending.items():
+        for work, (op, _, dst, tag) in sender.pending.items():
             if op is not Op.SEND:
                 continue
-            for other, (kind, landing, peer, tag_there) in ranks[dst].pending.items():
+            for other, (kind, _, peer, tag_there) in ranks[dst].pending.items():
                 if kind is Op.POST and (peer, tag_there) == (src, tag):
-                    assert region.stop - region.start == landing.stop - landing.start
-                    ranks[dst].view(landing)[:] = sender.view(region)
-                    del sender.pending[work], ranks[dst].pending[other]
-                    return True
-    return False
+                    yield src, work, dst, other
+                    break
 
 
 def run(schedule: Schedule, numel: int, block_bytes: int, itemsize: int = 8) -> None:

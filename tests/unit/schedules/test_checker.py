@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +12,7 @@ from syncopate.schedules.base import Schedule, Transfer, Transfers, chunk_offset
 from syncopate.schedules.checker import check
 from syncopate.schedules.conditions import chunks_at, conditions
 from syncopate.schedules.registry import ALGORITHMS, build
+from tests.conformance.drawn import drawn
 from tests.unit.schedules.play import play, promised
 
 
@@ -219,27 +217,13 @@ def test_what_is_proved_also_computes(key):
 
 
 @settings(max_examples=150)
-@given(st.data())
-def test_any_world_root_options_and_order(data):
+@given(drawn(48), st.data())
+def test_any_world_root_options_and_order(case, data):
     """No p, factorisation, root, number of blocks or order is wrong, proved and computed."""
-    key = data.draw(st.sampled_from(list(ALGORITHMS)))
-    row = ALGORITHMS[key]
-    few_factors = st.lists(st.integers(1, 7), min_size=1, max_size=4)
-    factors = data.draw(few_factors.filter(lambda found: math.prod(found) <= 48))
-    p = math.prod(factors)
-    options: dict[str, Any] = {"order": data.draw(st.permutations(range(p)))}
-    if "factors" in row.options:
-        options["factors"] = factors
-    if "stages" in row.options:
-        names = st.sampled_from(["ring", "recursive"])
-        options["stages"] = [data.draw(names) for _ in factors]
-    for name in {"blocks", "pipelines"} & set(row.options):
-        options[name] = data.draw(st.integers(1, 9))
-    root = data.draw(st.integers(0, p - 1)) if conditions(row.collective).rooted else 0
-    schedule = build(*key, p, root, **options)
+    schedule = case.schedule()
     check(schedule)
     numel = data.draw(st.integers(0, 2 * schedule.chunks))
-    compute(schedule, numel, seed=p)
+    compute(schedule, numel, seed=case.world_size)
 
 
 def compute(schedule: Schedule, numel: int, seed: int) -> None:

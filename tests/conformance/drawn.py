@@ -1,0 +1,57 @@
+"""Draws any algorithm on any world, with any root and options that it takes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from hypothesis import strategies as st
+
+from syncopate.schedules.base import Schedule
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.registry import ALGORITHMS, build
+
+MOST_BLOCKS = 9
+
+
+class Drawn(NamedTuple):
+    """One schedule, and what it was built from."""
+
+    collective: str
+    algorithm: str
+    world_size: int
+    root: int
+    options: dict[str, Any]
+
+    def schedule(self) -> Schedule:
+        """Build it."""
+        name = self.collective, self.algorithm
+        return build(*name, self.world_size, self.root, **self.options)
+
+
+@st.composite
+def drawn(draw: st.DrawFn, most_ranks: int, *, ordered: bool = True) -> Drawn:
+    """Draw an algorithm, p by its factorisation, a root, and every option that it takes.
+
+    Args:
+        draw: hypothesis'.
+        most_ranks: the largest world.
+        ordered: whether the ranks come in any order, rather than in that of their numbers.
+    """
+    collective, algorithm = draw(st.sampled_from(list(ALGORITHMS)))
+    row = ALGORITHMS[collective, algorithm]
+    some = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+    factors = draw(some.filter(lambda found: math.prod(found) <= most_ranks))
+    p = math.prod(factors)
+    options: dict[str, Any] = {}
+    if ordered:
+        options["order"] = draw(st.permutations(range(p)))
+    if "factors" in row.options:
+        options["factors"] = factors
+    if "stages" in row.options:
+        names = st.sampled_from(["ring", "recursive"])
+        options["stages"] = [draw(names) for _ in factors]
+    for name in sorted({"blocks", "pipelines"} & set(row.options)):
+        options[name] = draw(st.integers(1, MOST_BLOCKS))
+    root = draw(st.integers(0, p - 1)) if conditions(collective).rooted else 0
+    return Drawn(collective, algorithm, p, root, options)
