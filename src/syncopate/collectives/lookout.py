@@ -175,7 +175,9 @@ class Lookout:
             self._given_up = True
             self._give_up(calls[0], verdict)
         else:
-            self._warn(*max(slow, key=lambda item: item[0]))
+            collectives = [item for item in slow if item[1].number >= 0]
+            if collectives:
+                self._warn(*max(collectives, key=lambda item: item[0]))
 
     def _lost(self) -> Verdict | None:
         """Return who died, once everybody has had the time to end what goes on without them."""
@@ -184,7 +186,9 @@ class Lookout:
         return blame_lost(dead) if dead else None
 
     def _in_trouble(self, calls: list[Call]) -> bool:
-        return self._board.failed() or any(self._board.disagrees(call) for call in calls)
+        return self._board.failed() or any(
+            self._board.disagrees(call) for call in calls if call.number >= 0
+        )
 
     def _warn(self, taken_s: float, call: Call) -> None:
         if self._warned or taken_s < LONG_S:

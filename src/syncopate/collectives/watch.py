@@ -97,18 +97,27 @@ class Watch:
         return _Watched(self, Call(label, -1, -1))
 
     @contextmanager
-    def guest(self, label: str, group: dist.ProcessGroup) -> Iterator[None]:
+    def guest(
+        self,
+        label: str,
+        group: dist.ProcessGroup,
+        interrupt: Callable[[], None] | None = None,
+    ) -> Iterator[None]:
         """Watch over a block as :meth:`beside` does; break ``group`` when the communicator breaks.
 
         Args:
             label: what the block does.
             group: a group over the same ranks that the block uses.
+            interrupt: what else makes the block fail then.
         """
+        further = self._further
         self._groups.append(group)
+        self._further = further if interrupt is None else (*further, interrupt)
         try:
             with self.beside(label):
                 yield
         finally:
+            self._further = further
             self._groups.remove(group)
 
     def stop(self) -> None:

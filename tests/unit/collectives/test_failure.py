@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from syncopate.collectives.board import Board, collect
-from syncopate.collectives.failure import Call, Kind, Post, blame, name_ranks
+from syncopate.collectives.failure import (
+    Call,
+    Entry,
+    Kind,
+    Post,
+    blame,
+    blame_silent,
+    describe_slow,
+    name_ranks,
+)
+from syncopate.collectives.lookout import Lookout
 from syncopate.collectives.transport import failure_kind
 
 CALL = Call("all_reduce (ring)", 0, 3, 8, "float32")
@@ -132,3 +142,46 @@ def test_kinds_are_read_from_messages(text: str, kind: str) -> None:
 def test_names() -> None:
     assert name_ranks([2]) == "rank 2"
     assert name_ranks((2, 5)) == "ranks 2, 5"
+
+
+class FakeLookout(Lookout):
+    """A lookout without thread or pulse, to be asked what it thinks of its board."""
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+
+
+def test_messages_between_ranks_are_no_collective_to_compare() -> None:
+    """Two ranks that exchange messages say different things, and neither is wrong."""
+    store = FakeStore()
+    out, into = Call("message to rank 1", -1, -1), Call("message from rank 0", -1, -1)
+    assert not FakeLookout(Board(store, 0, 2))._in_trouble([out])
+    assert not FakeLookout(Board(store, 1, 2))._in_trouble([into])
+
+
+def test_ranks_in_different_collectives_find_each_other_in_one_place() -> None:
+    store = FakeStore()
+    other = Call("all_gather (ring)", 0, 3, 8, "float32")
+    assert not Board(store, 0, 3).disagrees(CALL)
+    assert not Board(store, 1, 3).disagrees(CALL)
+    assert Board(store, 2, 3).disagrees(other)
+    later = Call("all_gather (ring)", 0, 4, 8, "float32")
+    assert not Board(store, 2, 3).disagrees(later)
+
+
+def test_silent_hosts_are_named_with_their_ranks() -> None:
+    verdict = blame_silent({4: "host2", 5: "host2"}, 6.0)
+    assert verdict.ranks == (4, 5)
+    assert verdict.reason == (
+        "ranks 4, 5 (host2) are unreachable: no answer for 6.00 s; "
+        "host2 is down or cut off from the network"
+    )
+    assert "or host1 is cut off" in blame_silent({0: "host0"}, 6.0, "host1").reason
+
+
+def test_a_slow_collective_names_who_has_not_come() -> None:
+    entries = {0: Entry("host0", {0: 3}), 1: Entry("host1", {0: 3}), 2: Entry("host2", {0: 2})}
+    text = describe_slow(CALL, 30.0, entries, range(3))
+    assert "has taken 30.00 s; waiting for rank 2 (host2), which has not come to it yet" in text
+    assert "waiting for rank 2, which" in describe_slow(CALL, 30.0, {0: entries[0]}, (0, 2))
+    assert "every rank is in it" in describe_slow(CALL, 30.0, entries, range(2))

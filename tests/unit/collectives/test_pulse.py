@@ -1,0 +1,104 @@
+"""Pulse: who is there, who left, who died, and who came back; silence itself is tested in a lab."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+
+from syncopate.collectives import pulse, sockets
+from syncopate.collectives.pulse import Hub, News, Pulse, Spoke
+from syncopate.errors import InvalidValueError
+
+STORE = ("127.0.0.1", 1)
+
+
+def spoke(hub: Hub, rank: int) -> Spoke:
+    return Spoke(lambda: hub.meeting, STORE[0], rank, 6.0)
+
+
+def comes_true(condition: Callable[[], bool], *ends: Pulse) -> bool:
+    deadline_s = time.monotonic() + 10
+    while not condition() and time.monotonic() < deadline_s:
+        for end in ends:
+            end.look()
+        time.sleep(0.01)
+    return condition()
+
+
+def lines(hub: Hub) -> int:
+    return len(hub._lines)
+
+
+@pytest.fixture
+def hub():
+    made = Hub(STORE, 6.0)
+    yield made
+    made.close()
+
+
+def test_a_rank_that_dies_is_lost_and_one_that_leaves_is_not(hub: Hub) -> None:
+    dying, leaving = spoke(hub, 1), spoke(hub, 2)
+    assert comes_true(lambda: lines(hub) == 2, hub)
+    leaving.tell(News(left=True))
+    leaving.close()
+    dying.close()
+    assert comes_true(lambda: lines(hub) == 0, hub)
+    assert hub.lost.keys() == {1}
+    assert hub.silent == {}
+
+
+def test_a_hub_says_why_before_it_ends(hub: Hub) -> None:
+    end = spoke(hub, 3)
+    assert comes_true(lambda: lines(hub) == 1, hub)
+    hub.tell(News(ranks=(2,), reason="rank 2 was lost"))
+    hub.tell(News(left=True))
+    hub.close()
+    assert comes_true(lambda: bool(end.lost), end)
+    assert (end.news.ranks, end.news.reason) == ((2,), "rank 2 was lost")
+    end.look()
+
+
+def test_a_rank_that_comes_late_hears_it_too(hub: Hub) -> None:
+    hub.tell(News(ranks=(2,), reason="rank 2 was lost"))
+    end = spoke(hub, 1)
+    assert comes_true(lambda: bool(end.news.reason), hub, end)
+
+
+def test_silence_ends_when_the_host_comes_back(hub: Hub, monkeypatch) -> None:
+    """A closed connection stands for a silent one: the kernel takes seconds to report those."""
+    monkeypatch.setattr(sockets, "SILENCE", frozenset({0}))
+    end = spoke(hub, 1)
+    assert comes_true(lambda: lines(hub) == 1, hub)
+    assert end._line is not None
+    end._line.connection.shutdown(socket.SHUT_RDWR)
+    assert comes_true(lambda: hub.silent == {1: socket.gethostname()}, hub)
+    assert comes_true(lambda: bool(end.silent), end)
+    assert comes_true(lambda: not hub.silent and not end.silent, hub, end)
+
+
+def test_strangers_are_turned_away(hub: Hub) -> None:
+    with socket.create_connection(("127.0.0.1", hub.meeting.port), timeout=10) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(20))
+        assert comes_true(lambda: not hub._newcomers and not lines(hub), hub)
+        hub.look()
+        stranger.settimeout(10)
+        with suppress(ConnectionResetError):
+            assert stranger.recv(1) == b""
+    assert not hub.lost
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("", pulse.SILENCE_S), ("0", 0.0), ("12.5", 12.5)])
+def test_the_environment_says_how_long(monkeypatch, text: str, seconds: float) -> None:
+    monkeypatch.setenv(pulse.VARIABLE, text)
+    assert pulse.silence_s() == seconds
+
+
+@pytest.mark.parametrize("text", ["1", "-3", "soon", "inf", "nan"])
+def test_other_times_are_refused(monkeypatch, text: str) -> None:
+    monkeypatch.setenv(pulse.VARIABLE, text)
+    with pytest.raises(InvalidValueError, match=r"seconds >= 2, or 0"):
+        pulse.silence_s()
