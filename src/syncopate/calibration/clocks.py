@@ -31,12 +31,12 @@ def clock_offsets(communicator: Communicator) -> tuple[float, ...]:
     offsets = [0.0] * communicator.world_size
     if not strangers:
         return tuple(offsets)
-    with Wire(communicator) as wire:
-        for rank in strangers:
-            if communicator.rank == 0:
-                offsets[rank] = _ask(wire, rank)
-            elif communicator.rank == rank:
-                _answer(wire)
+    wire = Wire(communicator)
+    for rank in strangers:
+        if communicator.rank == 0:
+            offsets[rank] = _ask(wire, rank)
+        elif communicator.rank == rank:
+            _answer(wire)
     offsets = communicator.broadcast_object(offsets)
     return tuple(offsets)
 

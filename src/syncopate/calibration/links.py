@@ -40,7 +40,6 @@ _NO_LINK_BYTES_PER_S = 1e12
 
 def measure_links(
     communicator: Communicator,
-    wire: Wire,
     where: Topology,
     *,
     budget_s: float,
@@ -50,7 +49,6 @@ def measure_links(
 
     Args:
         communicator: the ranks; all of them must call this.
-        wire: their point-to-point messages.
         where: which pairs to probe.
         budget_s: about how long to take.
         progress: called before every pair.
@@ -62,9 +60,9 @@ def measure_links(
         mine: LinkProbe | None = None
         communicator.barrier()
         if communicator.rank == src:
-            mine = _ping(wire, dst, budget_s / len(every))
+            mine = _ping(Wire(communicator), dst, budget_s / len(every))
         elif communicator.rank == dst:
-            _pong(wire, src)
+            _pong(Wire(communicator), src)
         probes[src, dst] = communicator.broadcast_object(mine, src=src)
     found = tuple(probes[pair] for pair in every)
     return levels_of(where, found), found

@@ -11,7 +11,6 @@ from syncopate.calibration.links import burst_byte_time, measure_links
 from syncopate.calibration.progress import Progress, part
 from syncopate.calibration.reduction import measure_reduction
 from syncopate.calibration.topology import Topology
-from syncopate.calibration.wire import Wire
 from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 
@@ -47,14 +46,12 @@ def measure_network(
         budget_s: about how long to take.
         progress: called with what is measured and how much of the whole is done.
     """
-    with Wire(communicator) as wire:
-        levels, probes = measure_links(
-            communicator,
-            wire,
-            where,
-            budget_s=budget_s * _LINKS_SHARE,
-            progress=part(progress, 0.0, _LINKS_SHARE),
-        )
+    levels, probes = measure_links(
+        communicator,
+        where,
+        budget_s=budget_s * _LINKS_SHARE,
+        progress=part(progress, 0.0, _LINKS_SHARE),
+    )
     bare = Cluster(
         name=_name(where),
         levels=levels,

@@ -1,23 +1,14 @@
-"""Wire: messages between two ranks of a communicator, outside any collective.
+"""Wire: messages between two ranks of a communicator, on the device of its collectives.
 
-They travel as those of collectives do: through a mesh where there is one.
+They travel as those of collectives do, and are watched over in the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from types import TracebackType
-from typing import Self
-
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import mesh, transport
 from syncopate.collectives.communicator import Communicator
-from syncopate.errors import CalibrationError
-
-_TAG = 0
 
 
 def device_of(communicator: Communicator) -> torch.device:
@@ -35,74 +26,30 @@ def synchronize(device: torch.device) -> None:
 
 
 class Wire:
-    """Blocking point-to-point messages among a communicator's ranks, on a group of their own.
+    """Blocking messages between ranks of a communicator, of at least two ranks.
 
-    Every rank of the communicator must create it. Peers are ranks of the communicator. In a world
-    of one rank there is nobody to write to, and no group.
+    No collective of the communicator may run between two ranks while they exchange messages.
     """
 
     def __init__(self, communicator: Communicator) -> None:
         self.rank = communicator.rank
         self.device = device_of(communicator)
-        self._group: dist.ProcessGroup | None = None
-        self._mesh: mesh.Mesh | None = None
-        if communicator.world_size == 1:
-            return
-        ranks = communicator.all_gather_object(dist.get_rank())
-        part = ranks if len(ranks) < dist.get_world_size() else None
-        self._group = transport.group_of(part, None, communicator.timeout_s)
-        self._send, self._receive = transport.point_to_point(self._group, self.device)
-        if self.device.type == "cpu" and transport.uses_gloo(self._group):
-            self._mesh = mesh.connect(self._group, communicator.timeout_s)
+        self._messages = communicator.messages()
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
-        """Send ``tensor`` to ``peer``; return when it may be changed again."""
-        with _named(self.rank, peer):
-            if self._mesh is not None:
-                self._mesh.send(_bytes(tensor), peer, _TAG).wait()
-                return
-            self._send([tensor], peer, _TAG).wait()
-            synchronize(self.device)
+        """Send ``tensor`` to ``peer``; return when it may be changed again.
+
+        Raises:
+            CollectiveError: a rank was lost.
+        """
+        self._messages.send(tensor, peer)
+        synchronize(self.device)
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
-        """Receive what ``peer`` sends into ``tensor``."""
-        with _named(self.rank, peer):
-            if self._mesh is not None:
-                self._mesh.receive(_bytes(tensor), peer, _TAG).wait()
-                return
-            self._receive([tensor], peer, _TAG).wait()
-            synchronize(self.device)
+        """Receive what ``peer`` sends into ``tensor``.
 
-    def close(self) -> None:
-        """Give mesh and process group back."""
-        if self._mesh is not None:
-            self._mesh.close()
-            self._mesh = None
-        if self._group is not None:
-            transport.destroy_group(self._group)
-            self._group = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
-
-
-@contextlib.contextmanager
-def _named(rank: int, peer: int) -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise CalibrationError(
-            f"the link between ranks {rank} and {peer} failed while it was measured: {error}"
-        ) from error
+        Raises:
+            CollectiveError: a rank was lost.
+        """
+        self._messages.receive(tensor, peer)
+        synchronize(self.device)

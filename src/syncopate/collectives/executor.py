@@ -234,7 +234,7 @@ def _tag_base(schedule: Schedule, tensor: torch.Tensor) -> int:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(torch.uint8).numpy().data
+    return tensor.view(-1).view(torch.uint8).numpy().data
 
 
 def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:

@@ -32,15 +32,14 @@ _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
 
 
-def point_to_point(group: dist.ProcessGroup, device: torch.device = _CPU) -> tuple[Send, Receive]:
-    """Return the cheapest ``(send, receive)`` for tensors on ``device`` on ``group``.
+def point_to_point(group: dist.ProcessGroup) -> tuple[Send, Receive]:
+    """Return the cheapest ``(send, receive)`` for CPU tensors on ``group``.
 
     Messages between two ranks match by tag, in the order in which each side posted them. The
     returned work must be kept until its ``wait()``, and waited for once. Both calls raise
     ``RuntimeError`` when the connection is already known to be lost.
     """
-    # Gloo itself would take a CUDA tensor's address for one of the host's.
-    backend = gloo_backend(group) if device.type == "cpu" else None
+    backend = gloo_backend(group)
     if backend is not None:
         return backend.send, backend.recv
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from syncopate.benchmark import BARRIER, REDUCING, Benchmark, Point, Series, Timing
+from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
 PERCENTILES = (50, 95, 99)
@@ -178,13 +178,6 @@ def _foot(benchmark: Benchmark) -> Text:
 
 
 def _table(title: str) -> Table:
-    return Table(
-        title=f" {title}",
-        title_justify="left",
-        title_style="dim",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-        min_width=len(title) + 1,  # a title is folded to its table's width
-    )
+    table = titled_table(title)
+    table.min_width = len(title) + 1  # a title is folded to its table's width
+    return table

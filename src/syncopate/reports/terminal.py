@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 
-from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,6 +17,7 @@ from syncopate.benchmark import BUS_FACTORS
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.plan import Bucket, Plan
 from syncopate.reports.decisions import options_text
+from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_rate, format_seconds
 from syncopate.workload import Workload
 
@@ -51,7 +51,7 @@ def workload_report(workload: Workload, top: int = 10) -> RenderableType:
         f"backward {format_seconds(workload.backward_s)} + "
         f"update {format_seconds(workload.update_s)}",
     )
-    table = _table(f"largest {min(top, len(workload.tensors))} tensors")
+    table = titled_table(f"largest {min(top, len(workload.tensors))} tensors")
     _columns(table, "tensor", "dtype", right=("ready #", "elements", "size", "share", "ready at"))
     ready_s = workload.ready_s
     order = sorted(range(len(ready_s)), key=lambda i: -workload.tensors[i].nbytes)[:top]
@@ -88,7 +88,7 @@ def plans_report(
     """
     bounds = {plan.prediction.bound_s for plan in plans if plan.prediction}
     suffix = f"; bound {format_seconds(min(bounds))}" if bounds else ""
-    table = _table(f"plans{suffix}")
+    table = titled_table(f"plans{suffix}")
     _columns(table, "policy", right=("buckets", "predicted", "exposed", "above\nbound"))
     if measured_s is None:
         _columns(table, "algorithms")
@@ -126,7 +126,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             f"of which {format_seconds(prediction.exposed_s)} exposed; "
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
         )
-    table = _table("buckets")
+    table = titled_table("buckets")
     told = any(bucket.options for bucket in plan.buckets[:most])
     _columns(table, "algorithm", *(["options"] if told else []), "tensors")
     _columns(table, right=("#", "size", "channel"))
@@ -161,7 +161,7 @@ def fit_error(curve: CollectiveCurve) -> float:
 
 
 def _levels(cluster: Cluster) -> Table:
-    table = _table("levels, innermost first")
+    table = titled_table("levels, innermost first")
     _columns(table, "level", right=("size", "latency", "bandwidth"))
     for level in cluster.levels:
         table.add_row(
@@ -174,7 +174,7 @@ def _levels(cluster: Cluster) -> Table:
 
 
 def _fits(curves: Sequence[CollectiveCurve]) -> Table:
-    table = _table(f"{curves[0].collective}: linear fits T(n) = a + b n")
+    table = titled_table(f"{curves[0].collective}: linear fits T(n) = a + b n")
     _columns(table, "algorithm", right=("a", "1/b", "fit error"))
     for curve in curves:
         slope = curve.fit.b_s_per_byte
@@ -201,7 +201,7 @@ def _curves(curves: Sequence[CollectiveCurve], world_size: int) -> Table:
     }
     fastest = {nbytes: min(here, key=here.__getitem__) for nbytes, here in by_nbytes.items()}
     shown = [name for name in expected_s if name in fastest.values() or name == "native"]
-    table = _table(f"{collective}: measured, * the fastest")
+    table = titled_table(f"{collective}: measured, * the fastest")
     _columns(table, right=("size", *(name.replace("_", "\n") for name in shown)))
     _columns(table, right=("busbw\nGB/s",))
     if len(shown) < len(expected_s):
@@ -242,18 +242,6 @@ def _measured(plan: Plan, seconds: float | None) -> list[str]:
 def _tensors(bucket: Bucket) -> str:
     first, count = bucket.tensors[0], len(bucket.tensors)
     return first if count == 1 else f"{first} ... {bucket.tensors[-1]} ({count})"
-
-
-def _table(title: str) -> Table:
-    return Table(
-        title=f" {title}",
-        title_justify="left",
-        title_style="dim",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        pad_edge=False,
-    )
 
 
 def _columns(table: Table, *left: str, right: Sequence[str] = ()) -> None:
