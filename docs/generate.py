@@ -120,7 +120,8 @@ def _names(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> str:
 def _default(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> str:
     if parameter.required:
         return "required"
-    return "" if parameter.default in (None, False) else f"`{parameter.default}`"
+    absent = parameter.default is None or parameter.default is False
+    return "" if absent else f"`{parameter.default}`"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

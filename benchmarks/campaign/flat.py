@@ -1,15 +1,23 @@
-"""Parts ``flat4`` and ``flat8``: every collective, ``auto`` beside Gloo's own, 4 B to 64 MiB."""
+"""Parts ``flat4`` and ``flat8``: every collective, ``auto`` beside Gloo's own, 4 B to 64 MiB.
+
+Gloo has two ways to reduce and scatter: ``reduce_scatter_tensor`` is ``native``, and
+``reduce_scatter``, which takes a list of shards, stands beside it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.units import KIB, MIB
 
 from .session import Session, found_by
 from .streams import Ring
-from .timing import Contender
+from .targets import LISTED
+from .timing import ITEM_BYTES, Contender
 
 SIZES = (4, KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB)
 STREAMS = (MIB, 4 * MIB, 16 * MIB, 64 * MIB)
@@ -29,6 +37,9 @@ def measure(session: Session) -> dict[str, Any]:
                 "auto": session.auto(cluster, collective, nbytes),
                 "native": Contender(),
             }
+            equal = nbytes // ITEM_BYTES % session.communicator.world_size == 0
+            if collective == "reduce_scatter" and equal:
+                contenders[LISTED] = Contender(call=_reduce_scatter_of_list)
             cells.append(session.measure(collective, nbytes, contenders))
     return {
         "cells": tuple(cells),
@@ -36,3 +47,9 @@ def measure(session: Session) -> dict[str, Any]:
         "decisions": tuple(table),
         **found_by(cluster),
     }
+
+
+def _reduce_scatter_of_list(tensor: torch.Tensor) -> None:
+    """Reduce and scatter in place by Gloo's collective of a list of equal shards."""
+    shards = list(tensor.chunk(dist.get_world_size()))
+    dist.reduce_scatter(shards[dist.get_rank()], shards)

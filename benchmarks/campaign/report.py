@@ -15,7 +15,8 @@ from .targets import Target, share_of_bound, targets
 _HEAD = f"""\
 Hosts are emulated on one machine (`syncopate lab`): each has a network namespace and one shaped
 link, and all share the machine's processors. Times are medians of calls that a barrier separates,
-of each the longest rank's; contenders took turns. In brackets are the quartiles. *Gloo* is the
+each from the last rank's start to the last rank's end, which one clock for all hosts shows;
+contenders took turns. In brackets are the quartiles. *Gloo* is the
 backend's own collective (`native`). The *bound* is the least bytes that a host must send or receive
 (all-reduce 2(p-1)/p n; reduce-scatter and all-gather (p-1)/p n; broadcast and reduce n), over the
 rate that TCP's payload gets: 1448 bytes of a frame of 1514, {TCP_GOODPUT:.1%} of the link's rate. A

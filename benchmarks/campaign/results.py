@@ -19,7 +19,8 @@ class Sampled(Record, frozen=True, kw_only=True):
     """One contender at one size.
 
     Attributes:
-        samples_s: duration of each call, the maximum over ranks, in seconds.
+        samples_s: each call, from the last rank's start to the last rank's end, in seconds.
+        own_s: the longest of the ranks' own durations of each call.
         ran: the algorithm and options that ran, where the name does not say it: what ``auto`` took.
         link_bytes: link -> bytes that it sent in one call, counted at its interface; empty where
             nobody counted.
@@ -27,6 +28,7 @@ class Sampled(Record, frozen=True, kw_only=True):
     """
 
     samples_s: tuple[float, ...]
+    own_s: tuple[float, ...] = ()
     ran: str = ""
     link_bytes: dict[str, float] = {}
     scheduled_bytes: dict[str, float] = {}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from syncopate.artifacts import Artifact, Record
+from syncopate.schedules.registry import NATIVE
 from syncopate.units import KIB, MIB, format_bytes
 
 from .bounds import bound_s
@@ -18,6 +19,11 @@ from .results import Cell, PartResult
 
 SHARDED = ("all_reduce", "reduce_scatter", "all_gather")
 ROOTED = ("broadcast", "reduce")
+
+LISTED = "native, of a list"
+"""Gloo's reduce-scatter of a list of shards; ``"native"`` is that of one tensor."""
+
+GLOO = (NATIVE, LISTED)
 
 NEVER_S = 1e9
 """Stands for never: JSON has no infinity."""
@@ -111,15 +117,16 @@ def _flat(result: PartResult) -> Iterator[Target]:
     )
     for cell in result.cells:
         wanted = _wanted_ratio(cell)
-        if wanted:
+        for peer in (name for name in GLOO if wanted and name in cell.contenders):
             what = f"{cell.collective} of {format_bytes(cell.nbytes)}: faster than Gloo's own"
             yield Target(
                 part=result.part,
-                what=what,
-                value=cell.ratio("native", "auto"),
+                what=what + (", of a list of shards" if peer == LISTED else ""),
+                value=cell.ratio(peer, "auto"),
                 limit=wanted,
                 unit="x",
-                note=f"auto took {cell.contenders['auto'].ran}",
+                note=f"auto took {cell.contenders['auto'].ran}; "
+                f"{peer} reached {share_of_bound(result, cell, peer):.1%} of the bound",
             )
 
 

@@ -1,7 +1,10 @@
 """Timing: collectives by contenders that take turns, a barrier before every call.
 
-Each rank times its own call and a sample is the longest of the ranks'. Contenders run in one order
-and then in the other, so that none always follows the same one. Before, each runs once on data that
+All hosts of a lab read one clock, so a sample lasts from the last rank's start to the last rank's
+end: ranks leave a barrier one after the other, and waiting for the last is no part of a collective.
+The longest of the ranks' own durations, which is what ranks without a common clock can tell, is
+kept beside it. Contenders run in one order and then in the other, so that none always follows the
+same one. Before, each runs once on data that
 can be verified, which is its warm-up too. How often is agreed from the first timed calls, so that
 large messages take their share of the time and no more.
 """
@@ -11,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +26,9 @@ from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import NATIVE
 
 from .results import Cell, Sampled
+
+Span = tuple[float, float]
+"""Start and end of a rank's call."""
 
 DTYPE = torch.float32
 ITEM_BYTES = 4
@@ -62,6 +69,7 @@ class Contender:
         ran: what to report that ran; empty where the name says it.
         communicator: where to run it; the one that is measured on when left out.
         stands_for: what ``"auto"`` runs.
+        call: what to run on the tensor in place of all that.
     """
 
     algorithm: str = NATIVE
@@ -69,6 +77,7 @@ class Contender:
     ran: str = ""
     communicator: Communicator | None = None
     stands_for: Choice | None = None
+    call: Callable[[torch.Tensor], object] | None = None
 
 
 class Turns:
@@ -93,19 +102,25 @@ class Turns:
         wrong = sum(self._verify(collective, tensor, call) for call in calls.values())
         tensor.zero_()
         mine = {name: [self._once(call)] for name, call in calls.items()}
-        first_s = max(self._gathered([sum(found[0] for found in mine.values())])[0])
+        first = sum(end_s - start_s for ((start_s, end_s),) in mine.values())
+        first_s = max(self._communicator.all_gather_object(first))
         effort = self._effort
         count = min(max(round(effort.cell_s / first_s), effort.fewest), effort.most)
         for turn in range(1, count):
             for name in list(calls)[:: -1 if turn % 2 else 1]:
                 mine[name].append(self._once(calls[name]))
-        longest = {name: max_of(self._gathered(found)) for name, found in mine.items()}
+        gathered = {name: self._gathered(found) for name, found in mine.items()}
         return Cell(
             collective=collective,
             nbytes=nbytes,
             world_size=self._communicator.world_size,
             contenders={
-                name: Sampled(samples_s=longest[name], ran=contenders[name].ran) for name in calls
+                name: Sampled(
+                    samples_s=tuple(map(from_last_start, found)),
+                    own_s=tuple(map(longest, found)),
+                    ran=contenders[name].ran,
+                )
+                for name, found in gathered.items()
             },
             wrong=sum(self._communicator.all_gather_object(wrong)),
         )
@@ -113,6 +128,8 @@ class Turns:
     def _call(
         self, collective: str, tensor: torch.Tensor, contender: Contender
     ) -> Callable[[], object]:
+        if contender.call is not None:
+            return partial(contender.call, tensor)
         run = getattr(contender.communicator or self._communicator, collective)
         root = (0,) if conditions(collective).rooted else ()
         return lambda: run(
@@ -128,17 +145,22 @@ class Turns:
         call()
         return pattern.wrong(tensor)
 
-    def _once(self, call: Callable[[], object]) -> float:
+    def _once(self, call: Callable[[], object]) -> Span:
         self._communicator.barrier()
         start_s = time.perf_counter()
         call()
-        return time.perf_counter() - start_s
+        return start_s, time.perf_counter()
 
-    def _gathered(self, mine: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return, per call, what every rank took."""
+    def _gathered(self, mine: Sequence[Span]) -> list[tuple[Span, ...]]:
+        """Return, per call, the span of every rank."""
         return list(zip(*self._communicator.all_gather_object(list(mine)), strict=True))
 
 
-def max_of(gathered: Sequence[Sequence[float]]) -> tuple[float, ...]:
-    """Return the longest rank's time of every call."""
-    return tuple(max(call) for call in gathered)
+def from_last_start(spans: Sequence[Span]) -> float:
+    """Return how long one call took from the last rank's start to the last rank's end."""
+    return max(end_s for _, end_s in spans) - max(start_s for start_s, _ in spans)
+
+
+def longest(spans: Sequence[Span]) -> float:
+    """Return the longest of the ranks' own durations of one call."""
+    return max(end_s - start_s for start_s, end_s in spans)

@@ -14,23 +14,13 @@ from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, Place
 from syncopate.schedules.registry import NATIVE
 from tests.conformance.table import TABLE
+from tests.multiprocess.harness import REAL_DTYPES
 
 SPIN_CYCLES = 100_000_000
 """About a twentieth of a second of a GPU's time, so that a missing wait shows."""
 
 NUMEL = 1003
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.complex64,
-)
+DTYPES = (*REAL_DTYPES, torch.complex64)
 
 
 @dataclass(frozen=True)

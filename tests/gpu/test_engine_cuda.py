@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.engine import distribute
 from syncopate.plan import Plan
 from tests.gpu.test_collectives_nccl import SEVERAL, start_nccl
-from tests.multiprocess.engine_cases import TIMEOUT_S, data, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    convnet,
+    data,
+    identical_everywhere,
+    plan_of,
+    train_convnet,
+)
 from tests.multiprocess.harness import run_ranks
 
 pytestmark = [
@@ -23,28 +29,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 STEPS = 10
-
-
-def small_model() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(4 * 36, 24),
-        nn.ReLU(),
-        nn.Linear(24, 5),
-    )
-
-
-def train(model: Any, rank: int, parameters: list[nn.Parameter], device: torch.device) -> None:
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
-    wanted = torch.arange(6, device=device) % 5
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        images = data(rank, step, 6, 1, 8, 8).to(device)
-        nn.functional.cross_entropy(model(images), wanted).backward()
-        optimizer.step()
+OUTCOMES = {"optimal", "threshold"}
+"""Policies with which planning by itself may end: its own, or DDP's buckets."""
 
 
 def plans(model: nn.Module, world_size: int) -> list[Plan]:
@@ -64,11 +50,11 @@ def plans(model: nn.Module, world_size: int) -> list[Plan]:
 
 def sweep(rank: int, world_size: int, device: torch.device) -> int:
     torch.manual_seed(rank)
-    model = small_model().to(device)
+    model = convnet().to(device)
     reference = copy.deepcopy(model)
     wrapped = DistributedDataParallel(reference)
     start = copy.deepcopy(reference.state_dict())
-    train(wrapped, rank, list(reference.parameters()), device)
+    train_convnet(wrapped, rank, reference.parameters(), STEPS, device)
     expected = dict(reference.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, _ = distribute(model, optimizer, plan=plan_of(model, world_size), timeout_s=TIMEOUT_S)
@@ -77,7 +63,7 @@ def sweep(rank: int, world_size: int, device: torch.device) -> int:
         model.load_state_dict(start)
         model.zero_grad()
         model.syncopate.install(plan)
-        train(model, rank, list(model.parameters()), device)
+        train_convnet(model, rank, model.parameters(), STEPS, device)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(parameter, expected[name], rtol=1e-3, atol=1e-4)
         identical_everywhere([*model.parameters(), *model.buffers()])
@@ -119,7 +105,7 @@ def by_itself(rank: int, world_size: int, nccl: bool) -> str:
         start_nccl(rank, world_size, "cpu:gloo,cuda:nccl", False) if nccl else shared_device(rank)
     )
     torch.manual_seed(0)
-    model = small_model().to(device)
+    model = convnet().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     model, optimizer = distribute(model, optimizer, timeout_s=TIMEOUT_S)
     wanted = torch.arange(6, device=device) % 5
@@ -128,21 +114,22 @@ def by_itself(rank: int, world_size: int, nccl: bool) -> str:
         images = data(rank, step, 6, 1, 8, 8).to(device)
         nn.functional.cross_entropy(model(images), wanted).backward()
         optimizer.step()
+    assert model.syncopate.workload is not None  # it has profiled
     if dist.get_world_size() > 1:
         identical_everywhere(model.parameters())
     return model.syncopate.plan.policy
 
 
 def test_planning_by_itself_on_a_shared_gpu() -> None:
-    assert all(run_ranks(by_itself, 2, False, timeout_s=240))
+    assert set(run_ranks(by_itself, 2, False, timeout_s=240)) <= OUTCOMES
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch built with NCCL")
 def test_alone_over_nccl() -> None:
-    assert all(run_ranks(by_itself, 1, True, timeout_s=120))
+    assert set(run_ranks(by_itself, 1, True, timeout_s=120)) <= OUTCOMES
 
 
 @SEVERAL
 def test_planning_by_itself_with_a_gpu_per_rank() -> None:
     world_size = min(torch.cuda.device_count(), 8)
-    assert all(run_ranks(by_itself, world_size, True, timeout_s=240))
+    assert set(run_ranks(by_itself, world_size, True, timeout_s=240)) <= OUTCOMES

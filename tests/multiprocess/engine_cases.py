@@ -162,6 +162,35 @@ def mlp(width: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 4))
 
 
+def convnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, bias=False),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(4 * 36, 24),
+        nn.ReLU(),
+        nn.Linear(24, 5),
+    )
+
+
+def train_convnet(
+    model: nn.Module,
+    rank: int,
+    parameters: Iterable[nn.Parameter],
+    steps: int,
+    device: torch.device | str = "cpu",
+) -> None:
+    """Train :func:`convnet`, wrapped or not, on batches that differ by rank and step."""
+    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
+    wanted = torch.arange(6, device=device) % 5
+    for step in range(steps):
+        optimizer.zero_grad()
+        images = data(rank, step, 6, 1, 8, 8).to(device)
+        nn.functional.cross_entropy(model(images), wanted).backward()
+        optimizer.step()
+
+
 def run_case(case: Callable[[int], None], rank: int) -> None:
     """Run one case on this rank; a failure says which it was."""
     try:

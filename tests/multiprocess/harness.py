@@ -23,6 +23,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncopate.units import DTYPE_BYTES
+
+REAL_DTYPES: tuple[torch.dtype, ...] = tuple(
+    getattr(torch, name) for name in DTYPE_BYTES if not name.startswith("complex")
+)
+"""Every dtype of a gradient but the complex ones, which not every backend adds."""
+
 _START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 
 

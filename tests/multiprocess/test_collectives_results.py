@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,20 +17,9 @@ from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameErro
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.registry import NATIVE, build
 from tests.conformance.table import EXECUTED, TABLE
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import REAL_DTYPES, run_ranks
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather")
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-)
 LARGE = 500_003
 """Elements of float32 that take several blocks, unequal shards, and no staging."""
 
@@ -43,7 +33,7 @@ def cases(world_size: int) -> Iterator[tuple[str, str, int, torch.dtype]]:
     for collective, algorithm in [*rows, *((name, NATIVE) for name in COLLECTIVES)]:
         for numel in (0, 1, 2, world_size - 1, world_size, 2 * world_size + 1, 1000):
             yield collective, algorithm, numel, torch.float32
-        for dtype in DTYPES:
+        for dtype in REAL_DTYPES:
             yield collective, algorithm, 1001, dtype
         yield collective, algorithm, LARGE, torch.float32
         yield collective, algorithm, LARGE, torch.bfloat16
@@ -199,10 +189,12 @@ def test_part_of_the_job_again_and_again() -> None:
 
 def other_ways(rank: int, world_size: int) -> None:
     """The public point-to-point calls, and the batched rounds that NCCL gets, on CPU."""
-    transport._gloo = lambda group: None
     group = dist.new_group(list(range(world_size)))
     rounds, chunks = Rounds(group, rank), Rounds(group, rank, chunk_bytes=40_000)
-    with Communicator(timeout_s=60) as communicator:
+    with mock.patch.object(transport, "gloo_backend", return_value=None):
+        communicator = Communicator(timeout_s=60)
+    assert not communicator._runners[0]._executor.meshed
+    with communicator:
         for row in [row for row in TABLE if row.collective in COLLECTIVES]:
             for numel in (1, 60_001):
                 before = [inputs(peer, numel, torch.float32) for peer in range(world_size)]

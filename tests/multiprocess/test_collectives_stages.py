@@ -19,24 +19,13 @@ from syncopate.collectives.stages import Stages
 from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.registry import build
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import REAL_DTYPES, run_ranks
 
 KINDS = (
     ("all_reduce", "blueconnect"),
     ("all_reduce", "two_level"),
     ("reduce_scatter", "hierarchical"),
     ("all_gather", "hierarchical"),
-)
-DTYPES = (
-    torch.float64,
-    torch.bfloat16,
-    torch.float16,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.complex64,
 )
 GRIDS = {
     4: ((2, 2), None),
@@ -92,7 +81,7 @@ def cases(world_size: int) -> Iterator[tuple[str, str, dict[str, Any], int, torc
         yield collective, algorithm, {**options, "order": other_order}, 5 * p - 1, float32
         for numel in (p + 1, 3 * p, 1001) if algorithm == "blueconnect" else ():
             yield collective, algorithm, {**options, "pipelines": 3}, numel, float32
-        for dtype in DTYPES if factors == GRIDS[p][0] else ():
+        for dtype in (*REAL_DTYPES, torch.complex64) if factors == GRIDS[p][0] else ():
             yield collective, algorithm, options, 103, dtype
 
 

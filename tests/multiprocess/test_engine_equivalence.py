@@ -17,37 +17,16 @@ from syncopate.planning.registry import POLICIES
 from syncopate.schedules import registry
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
-    data,
+    convnet,
     identical_everywhere,
     plan_of,
     policy_plan,
+    train_convnet,
 )
 from tests.multiprocess.harness import run_ranks
 
 STEPS = 20
 FLAT = ("ring", "recursive_doubling", "halving_doubling", "binary_tree")
-
-
-def _model() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3, bias=False),
-        nn.BatchNorm2d(4),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(4 * 36, 24),
-        nn.ReLU(),
-        nn.Linear(24, 5),
-    )
-
-
-def _train(model: nn.Module, rank: int, parameters: list[nn.Parameter]) -> None:
-    optimizer = torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=0.01)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(
-            model(data(rank, step, 6, 1, 8, 8)), torch.arange(6) % 5
-        ).backward()
-        optimizer.step()
 
 
 def _sweep_names() -> list[tuple[str, str]]:
@@ -69,11 +48,11 @@ def _with_options(model: nn.Module, world_size: int) -> Plan:
 
 def _sweep(rank: int, world_size: int) -> int:
     torch.manual_seed(rank)
-    model = _model()
+    model = convnet()
     reference = copy.deepcopy(model)
     wrapped = DistributedDataParallel(reference)
     start = copy.deepcopy(reference.state_dict())
-    _train(wrapped, rank, list(reference.parameters()))
+    train_convnet(wrapped, rank, reference.parameters(), STEPS)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model, _ = distribute(model, optimizer, plan=plan_of(model, world_size), timeout_s=TIMEOUT_S)
     identical_everywhere([*model.parameters(), *model.buffers()])
@@ -85,7 +64,7 @@ def _sweep(rank: int, world_size: int) -> int:
         model.zero_grad()
         model.syncopate.install(plan)
         assert model.syncopate.plan == plan
-        _train(model, rank, list(model.parameters()))
+        train_convnet(model, rank, model.parameters(), STEPS)
         for name, parameter in model.named_parameters():
             torch.testing.assert_close(
                 parameter, dict(reference.named_parameters())[name], rtol=1e-4, atol=1e-5

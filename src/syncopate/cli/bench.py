@@ -40,7 +40,9 @@ def _sizes(
 
 def _what(
     *,
-    collective: Annotated[str, typer.Argument(help=", ".join(BUS_FACTORS) + ".")] = "all_reduce",
+    collective: Annotated[
+        str, typer.Argument(metavar="COLLECTIVE", help=", ".join(BUS_FACTORS) + ".")
+    ] = "all_reduce",
     algorithms: Annotated[
         str | None,
         typer.Option(

@@ -6,7 +6,7 @@ import json
 import math
 
 import pytest
-from benchmarks.campaign import bounds, fig4, parts, report, results, targets
+from benchmarks.campaign import bounds, fig4, parts, report, results, targets, timing
 from benchmarks.campaign.results import Cell, PartResult, Sampled, Saying, Scene, Stream
 from reproduce import linear_pipeline
 
@@ -68,6 +68,12 @@ def cell(collective: str, nbytes: int, ranks: int, **medians_s: float) -> Cell:
     return Cell(
         collective=collective, nbytes=nbytes, world_size=ranks, contenders=contenders, wrong=0
     )
+
+
+def test_a_call_lasts_from_the_last_start_to_the_last_end():
+    spans = [(10.0, 15.0), (12.0, 15.5)]
+    assert timing.from_last_start(spans) == 3.5
+    assert timing.longest(spans) == 5.0
 
 
 def test_noise_is_a_small_difference_or_quartiles_that_overlap():

@@ -84,9 +84,8 @@ def test_other_options():
         )
         for count in (1, 2, 4, 8)
     }
-    assert costs[1] >= min(costs.values())
     best = price(build("all_reduce", "blueconnect", 8, **found), RACKS, 1e7)
-    assert best <= min(costs.values())
+    assert best <= min(costs.values()) < costs[1]
     flat = Cluster.flat(8, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     assert best_options("all_reduce", "blueconnect", flat, 1e7) == {"factors": (8,)}
 

@@ -111,7 +111,9 @@ SMALL = linear_pipeline.scaling((2, 4))
 
 
 def test_the_committed_measurements_are_read() -> None:
-    for path in linear_pipeline.DATA.parent.glob(linear_pipeline.MEASURED):
+    paths = list(linear_pipeline.DATA.parent.glob(linear_pipeline.MEASURED))
+    assert paths
+    for path in paths:
         rows = linear_pipeline.beside_prices(linear_pipeline.read_measured(path))
         ratios = [row.over_fewest[0] for row in rows if row.collective == "broadcast"]
         assert len(ratios) >= 3
