@@ -11,9 +11,15 @@ and goes out whenever this rank waits for anything; and while something is in an
 here blocks on a single socket. So no ring of ranks can wait for each other with full buffers. A
 message carries its tag: one that arrives before its receive was posted is kept aside.
 
-Addresses are IPv4, found as Gloo finds them: ``GLOO_SOCKET_IFNAME`` names the interface, else the
-host's name resolves to it. Where some pair of ranks cannot connect there is no mesh, and messages
-go through Gloo.
+[Note: low water] Every segment that arrives, 30 to 60 KB, wakes the rank that waits, unless that
+rank asked to be woken when more is there: for 16 MiB among eight hosts, two cores worked 420 ms and
+now work 320. Only polling respects the wish without a trap: a blocking read takes what is there and
+then waits for as much again, which may never come. The kernel makes the window as large as the
+first wish, and never smaller again; were it no larger than what one waits for, the sender would
+stand still until the reader has woken up.
+
+Addresses are IPv4 (:mod:`syncopate.collectives.address`). Where some pair of ranks cannot connect
+there is no mesh, and messages go through Gloo.
 """
 
 from __future__ import annotations
@@ -29,11 +35,17 @@ from typing import Any, NamedTuple, Protocol
 
 import torch.distributed as dist
 
+from syncopate.collectives.address import own_address
+from syncopate.collectives.failure import PeerError
+
 MOST_RANKS = 256
 """Larger groups make no mesh: a process may not have that many connections open."""
 
 _CONNECT_S = 10.0
 _BUFFER_BYTES = 1 << 20
+_WINDOW_BYTES = 4 << 20
+_LOW_WATER_BYTES = 1 << 20
+_SHORT_BYTES = 64 << 10
 _HEADER = struct.Struct("<II")
 _HELLO = struct.Struct("<16sI")
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -44,7 +56,7 @@ class Pending(Protocol):
     """A message under way."""
 
     def wait(self) -> None:
-        """Return when it is over; raises ``RuntimeError`` when its connection is lost."""
+        """Return when it is over; raises ``PeerError`` when one of the connections is lost."""
 
 
 class _Sent:
@@ -103,6 +115,19 @@ class _Link:
         self.receive: _Receive | None = None  # whose payload is being read
         self.kept: bytearray | None = None  # the payload being read, when nobody has posted for it
         self.tag = 0
+        self.low_water = 1
+
+    def wait_for_much(self) -> bool:
+        """Let polling end only when much of a long message is there; say whether one is awaited.
+
+        See [Note: low water].
+        """
+        rest = len(self.rest)
+        wanted = min(rest, _LOW_WATER_BYTES) if rest > _SHORT_BYTES else 1
+        if wanted != self.low_water:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
+            self.low_water = wanted
+        return wanted > 1
 
 
 class _Address(NamedTuple):
@@ -133,6 +158,8 @@ class Mesh:
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
             found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            for low_water in (_WINDOW_BYTES, 1):  # [Note: low water]
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def send(self, view: memoryview, peer: int, tag: int) -> Pending:
         """Send bytes to ``peer``; they must stay as they are until the message was waited for.
@@ -175,16 +202,17 @@ class Mesh:
         Raises:
             RuntimeError: a connection is lost, or nothing moved for too long.
         """
-        if not self._busy:
-            assert peer is not None
-            self._read(self._links[peer], socket.MSG_WAITALL)
-            return
+        if peer is not None:
+            link = self._links[peer]
+            if not link.wait_for_much() and not self._busy:
+                self._read(link, socket.MSG_WAITALL)
+                return
         poll = select.poll()
         for busy in self._busy:
             poll.register(self._links[busy].socket, select.POLLOUT)
         if peer is not None:
             both = select.POLLIN | (select.POLLOUT if peer in self._busy else 0)
-            poll.register(self._links[peer].socket, both)
+            poll.register(link.socket, both)
         ready = poll.poll(self._timeout_s * 1e3)
         if not ready:
             raise self._timed_out(peer if peer is not None else min(self._busy))
@@ -281,10 +309,12 @@ class Mesh:
     def _lost(self, peer: int, error: OSError | None) -> RuntimeError:
         if self._interrupted:
             return RuntimeError(_INTERRUPTED)
-        return RuntimeError(f"connection closed by rank {peer}" + (f": {error}" if error else ""))
+        text = f"connection closed by rank {peer}" + (f": {error}" if error else "")
+        return PeerError(peer, RuntimeError(text))
 
     def _timed_out(self, peer: int) -> RuntimeError:
-        return RuntimeError(f"timed out after {self._timeout_s:g} s, waiting for rank {peer}")
+        text = f"timed out after {self._timeout_s:g} s, waiting for rank {peer}"
+        return PeerError(peer, RuntimeError(text))
 
 
 def connect(group: dist.ProcessGroup, timeout_s: float) -> Mesh | None:
@@ -321,36 +351,6 @@ def connect(group: dist.ProcessGroup, timeout_s: float) -> Mesh | None:
     for found in connections.values():
         found.close()
     return None
-
-
-def own_address() -> str:
-    """Return the IPv4 address by which other ranks may reach this one, as Gloo chooses it."""
-    name = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
-    if name:
-        with contextlib.suppress(OSError, ImportError):
-            return _interface_address(name)
-    with contextlib.suppress(OSError):
-        found = socket.gethostbyname(socket.gethostname())
-        if not found.startswith("127."):
-            return found
-    with (
-        contextlib.suppress(OSError, KeyError),
-        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe,
-    ):
-        # Connecting a datagram socket sends nothing, but shows which interface leads there.
-        probe.connect((os.environ["MASTER_ADDR"], 9))
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _interface_address(name: str) -> str:
-    import fcntl  # noqa: PLC0415 - not everywhere
-
-    request_address = 0x8915  # SIOCGIFADDR
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        packed = struct.pack("256s", name[:15].encode())
-        answer = fcntl.ioctl(any_socket.fileno(), request_address, packed)
-    return socket.inet_ntoa(answer[20:24])
 
 
 def _call(address: _Address, rank: int, deadline_s: float) -> socket.socket:
