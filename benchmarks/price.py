@@ -2,6 +2,7 @@
 
     python benchmarks/price.py                            # as root on Linux: 4 hosts at 1 Gbit/s
     python benchmarks/price.py --hosts 8 --json price_8hosts.json
+    python benchmarks/price.py --hosts 4 --ranks-per-host 2 --largest 32
     python benchmarks/price.py --from-json price_8hosts.json      # prices anew, measures nothing
 
 Started plainly it makes a lab (network namespaces, shaped links) and runs itself on every host. The
@@ -84,7 +85,7 @@ class Cell(NamedTuple):
 
 def repetitions(nbytes: int) -> int:
     """Return how often to measure a size."""
-    return 21 if nbytes <= 128 * KIB else 9 if nbytes <= 2 * MIB else 5 if nbytes <= 8 * MIB else 3
+    return 16 if nbytes <= 512 * KIB else 8 if nbytes <= 2 * MIB else 4 if nbytes <= 8 * MIB else 3
 
 
 def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
@@ -92,6 +93,8 @@ def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
     found = []
     for collective in registry.collectives():
         for name in registry.candidates(collective, cluster):
+            if not registry.ALGORITHMS[collective, name].carries(nbytes):
+                continue
             fitting = registry.fitted(collective, name, cluster)
             chosen = schedule_cost(cluster, collective, name).options(nbytes)
             options = [dict(chosen)] + ([fitting] if chosen != fitting else [])
@@ -108,14 +111,13 @@ def rank_main(options: argparse.Namespace) -> None:
         network = measure_network(communicator, where, budget_s=options.calibration)
         cluster = communicator.broadcast_object(network.cluster)
         starts = Starts(communicator, shared_clock=True)
-        cells: list[Cell] = []
-        for nbytes in (size for size in SIZES if size <= options.largest * MIB):
-            cells += measure(communicator, starts, contenders(cluster, nbytes))
-            if communicator.rank == 0:
-                print(f"measured {format_bytes(nbytes)}", flush=True)
+        sizes = [size for size in SIZES if size <= options.largest * MIB]
+        cells = [cell for nbytes in sizes for cell in contenders(cluster, nbytes)]
+        cells = measure(communicator, starts, cells)
         if communicator.rank == 0:
             stored = {
                 "hosts": options.hosts,
+                "ranks_per_host": options.ranks_per_host,
                 "cluster": json.loads(cluster.to_json()),
                 "samples": network.samples,
                 "cells": cells,
@@ -127,15 +129,24 @@ def rank_main(options: argparse.Namespace) -> None:
 
 
 def measure(communicator: Communicator, starts: Starts, cells: Sequence[Cell]) -> list[Cell]:
-    """Return the cells, which are of one size, with samples; the same on all ranks."""
-    tensor = torch.zeros(cells[0].nbytes // 4)
-    calls = [call_of(communicator, cell, tensor) for cell in cells]
+    """Return the cells with samples; the same on all ranks.
+
+    All sizes take turns, large ones more rarely, so that a disturbance of the machine hits all of
+    them alike.
+    """
+    tensors = {cell.nbytes: torch.zeros(cell.nbytes // 4) for cell in cells}
+    calls = [call_of(communicator, cell, tensors[cell.nbytes]) for cell in cells]
     for call in calls:
         call()
+    turns = max(repetitions(cell.nbytes) for cell in cells)
     mine: list[list[float]] = [[] for _ in cells]
-    for _ in range(repetitions(cells[0].nbytes)):
-        for seconds, call in zip(mine, calls, strict=True):
-            seconds.append(starts.timed(call))
+    for turn in range(turns):
+        for cell, seconds, call in zip(cells, mine, calls, strict=True):
+            wanted = repetitions(cell.nbytes)
+            if turn * wanted // turns != (turn + 1) * wanted // turns:
+                seconds.append(starts.timed(call))
+        if communicator.rank == 0:
+            print(f"turn {turn + 1} of {turns}", flush=True)
     ranks = communicator.all_gather_object(mine)
     return [
         cell._replace(samples_s=[max(of) for of in zip(*(r[i] for r in ranks), strict=True)])
@@ -247,8 +258,9 @@ def main() -> int:
     """Start the lab, or be one of its ranks, or read a file."""
     parser = argparse.ArgumentParser(description="Prices against measurement.")
     parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", default="1gbit", help="rate of each host's link")
-    parser.add_argument("--calibration", type=float, default=8.0, help="seconds of calibration")
+    parser.add_argument("--calibration", type=float, default=20.0, help="seconds of calibration")
     parser.add_argument("--largest", type=int, default=64, help="largest size in MiB")
     parser.add_argument("--quick", action="store_true", help="little, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
@@ -267,7 +279,12 @@ def main() -> int:
     if obstacle:
         print(f"skipped: {obstacle}")
         return 0
-    with Lab(Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))) as lab:
+    emulated = Topology(
+        hosts=options.hosts,
+        ranks_per_host=options.ranks_per_host,
+        rate_bytes_per_s=parse_rate(options.rate),
+    )
+    with Lab(emulated) as lab:
         return lab.run([sys.executable, __file__, "--rank", *sys.argv[1:]]).exit_code
 
 

@@ -3,10 +3,11 @@
 All hosts of a lab read one clock, so a sample lasts from the last rank's start to the last rank's
 end: ranks leave a barrier one after the other, and waiting for the last is no part of a collective.
 The longest of the ranks' own durations, which is what ranks without a common clock can tell, is
-kept beside it. Contenders run in one order and then in the other, so that none always follows the
-same one. Before, each runs once on data that
-can be verified, which is its warm-up too. How often is agreed from the first timed calls, so that
-large messages take their share of the time and no more.
+kept beside it. After its call a rank rests for a moment: where hosts share processors, its next
+barrier would take one from a rank that is still in the call. Contenders run in one order and then
+in the other, so that none always follows the same one. Before, each runs once on data that can be
+verified, which is its warm-up too. How often is agreed from the first timed calls, so that large
+messages take their share of the time and no more.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ Span = tuple[float, float]
 
 DTYPE = torch.float32
 ITEM_BYTES = 4
+
+_REST_S = 3e-3
 
 
 @dataclass(frozen=True)
@@ -149,7 +152,9 @@ class Turns:
         self._communicator.barrier()
         start_s = time.perf_counter()
         call()
-        return start_s, time.perf_counter()
+        end_s = time.perf_counter()
+        time.sleep(_REST_S)
+        return start_s, end_s
 
     def _gathered(self, mine: Sequence[Span]) -> list[tuple[Span, ...]]:
         """Return, per call, the span of every rank."""

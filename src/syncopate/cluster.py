@@ -189,6 +189,9 @@ class Handling(Record, frozen=True, kw_only=True):
         addition_s: a reduction, however short.
         byte_s: a byte.
         burst_byte_s: a byte of one message alone that a link's burst lets through at once.
+        exposed: share of this work that is not hidden behind the wire of a link that is busy.
+        left_over: share of a message, up to what the kernel buffers of it, that is still to leave
+            when its sender goes on to another rank, and shares the link with what goes there.
     """
 
     up_to_bytes: int | None = None
@@ -198,6 +201,8 @@ class Handling(Record, frozen=True, kw_only=True):
     addition_s: float = 0.0
     byte_s: float = 0.0
     burst_byte_s: float = 0.0
+    exposed: float = 0.0
+    left_over: float = 0.0
 
     def __post_init__(self) -> None:
         if self.up_to_bytes is not None and self.up_to_bytes < 0:
@@ -245,6 +250,7 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         curves: measured collectives; empty for a cluster written by hand.
         probes: raw link probes; empty for a cluster written by hand.
         interference: what overlap costs here.
+        warnings: what calibration found wrong, a sentence each: a slow host, say.
         metadata: versions, hardware, date: whatever makes the figures reproducible.
     """
 
@@ -259,6 +265,7 @@ class Cluster(Artifact, frozen=True, kw_only=True):
     curves: tuple[CollectiveCurve, ...] = ()
     probes: tuple[LinkProbe, ...] = ()
     interference: Interference = Interference()
+    warnings: tuple[str, ...] = ()
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:

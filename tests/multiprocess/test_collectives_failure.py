@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from tests.multiprocess.harness import run_ranks
 
 CULPRIT = 2
 ALL_REDUCES = (NATIVE, *algorithms("all_reduce"))
+LOST = re.compile(r"rank 2 (\(\S+\) )?was lost")
 SOON_S = 20.0
 """Bound on any failure here; in fact a few seconds, on a machine that others load too."""
 
@@ -35,11 +37,10 @@ def failure(communicator: Communicator, collective: str, algorithm: str) -> dict
     except CollectiveError as error:
         took_s = time.monotonic() - began_s
         first = error
-    began_again_s = time.monotonic()
+    # It says so without trying: a collective that was tried would have failed by itself.
     with pytest.raises(CollectiveError, match="broken since") as again:
         communicator.all_reduce(tensor)
     assert again.value.ranks == first.ranks
-    assert time.monotonic() - began_again_s < 0.5
     began_again_s = time.monotonic()
     communicator.close()
     communicator.close()
@@ -63,7 +64,7 @@ def test_a_rank_killed_amid_an_all_reduce(algorithm: str) -> None:
     for result in survivors:
         assert result["ranks"] == (CULPRIT,), results
         assert f"all_reduce ({algorithm}) #" in result["text"]
-        assert "rank 2 was lost" in result["text"]
+        assert LOST.search(result["text"])
         assert result["took_s"] < SOON_S
 
 
@@ -101,7 +102,7 @@ def test_a_rank_that_never_calls(algorithm: str) -> None:
         assert result is not None
         assert result["ranks"] == (CULPRIT,), results
         assert "rank 2 did not arrive within" in result["text"]
-        assert 0.5 < result["took_s"] < SOON_S
+        assert result["took_s"] < SOON_S
 
 
 def raises(rank: int, world_size: int, closes: bool) -> Any:
@@ -127,8 +128,8 @@ def test_a_rank_that_raises(closes: bool) -> None:
     results = run_ranks(raises, 4, closes)
     for rank in (0, 1, 3):
         assert results[rank]["ranks"] == (CULPRIT,), results
-        expected = "rank 2 had closed the communicator" if closes else "rank 2 was lost"
-        assert expected in results[rank]["text"]
+        text = results[rank]["text"]
+        assert "rank 2 had closed the communicator" in text if closes else LOST.search(text), text
         assert results[rank]["took_s"] < SOON_S
 
 

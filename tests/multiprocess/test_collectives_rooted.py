@@ -153,7 +153,7 @@ def test_refusals_name_what_is_known() -> None:
     for messages in run_ranks(refusals, 3):
         assert len(messages) == 12
         assert "a rank in 0..2" in messages[0]
-        assert "known: native, mst, be, lp" in messages[1]
+        assert "known: native, mst, flat_tree, be, lp" in messages[1]
         assert "unknown option 'blocks' for all_reduce (ring)" in messages[2]
         assert "known: none" in messages[3]
         assert "unknown option 'root' for reduce (lp)" in messages[4]

@@ -12,6 +12,7 @@ from collections.abc import Generator
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from syncopate.cluster import Cluster
@@ -154,6 +155,8 @@ def test_both_outcomes() -> None:
 
 
 def test_a_configured_log_gets_the_line_and_standard_error_does_not() -> None:
+    cluster = Cluster.flat(1, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    warned = replace(cluster, warnings=("host3 is slow",))
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -168,10 +171,11 @@ def test_a_configured_log_gets_the_line_and_standard_error_does_not() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        selfplan._say(Alone, "hello")  # type: ignore[arg-type]
+        for known in (None, cluster, warned):
+            SelfPlanner(Alone, "m", known, "optimal", 1)._say("hello")  # type: ignore[arg-type]
     finally:
         logger.removeHandler(handler)
-    assert lines == ["hello"]
+    assert lines == ["hello", "hello", "hello; warning: host3 is slow"]
 
 
 _LONELY = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -166,6 +167,21 @@ def test_options_and_order_are_written_where_there_are_some():
         {"nbytes": 2, "samples_s": [1.0], "options": {"blocks": 2}},
     ]
     assert Cluster.from_json(cluster.to_json()) == cluster
+
+
+def test_the_cluster_that_the_documents_write_by_hand():
+    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    cluster = Cluster.from_json(text.split("```json\n")[1].split("```")[0])
+    assert [(level.name, level.size) for level in cluster.levels] == [("host", 4), ("rack", 2)]
+    assert {cluster.coordinates(rank)[1] for rank in (0, 2, 4, 6)} == {0}
+
+
+def test_files_from_before_there_were_warnings_have_none():
+    cluster = Cluster(name="c", levels=(_level(),), warnings=("host1 is slow",))
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    written = json.loads(cluster.to_json())
+    del written["warnings"]
+    assert Cluster.from_json(json.dumps(written)) == replace(cluster, warnings=())
 
 
 def test_the_uncertainty_of_an_expected_duration():

@@ -16,10 +16,11 @@ from msgspec import structs
 
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.curves import DEFAULT_SIZES, Curves, measure_curves, suiting
+from syncopate.calibration.discovery import discover
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.progress import Progress, part, say
-from syncopate.calibration.topology import Topology, topology
+from syncopate.calibration.topology import Topology
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -27,6 +28,7 @@ from syncopate.schedules import registry
 from syncopate.schedules.options import ORDER
 from syncopate.units import KIB, MIB, format_bytes
 
+DISCOVERY_SHARE = 0.15
 NETWORK_SHARE = 0.25
 INTERFERENCE_SHARE = 0.2
 """Shares of the time budget; what is left goes to the curves."""
@@ -68,7 +70,7 @@ def calibrate(
     if not budget_s > 0:
         raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
     effort = _Effort(_sizes(sizes), _algorithms(collectives, algorithms), budget_s)
-    cluster = _measure(communicator, topology(hosts_of(communicator)), effort, progress)
+    cluster = _measure(communicator, effort, progress)
     say(progress, "calibrated", 1.0)
     agreed: Cluster = communicator.broadcast_object(cluster)
     return agreed
@@ -81,16 +83,20 @@ class _Effort:
     budget_s: float
 
 
-def _measure(
-    communicator: Communicator, where: Topology, effort: _Effort, progress: Progress | None
-) -> Cluster:
+def _measure(communicator: Communicator, effort: _Effort, progress: Progress | None) -> Cluster:
     start_s = time.perf_counter()
-    before_curves, before_load = NETWORK_SHARE, 1 - INTERFERENCE_SHARE
+    before_curves, before_load = DISCOVERY_SHARE + NETWORK_SHARE, 1 - INTERFERENCE_SHARE
+    where = discover(
+        communicator,
+        hosts_of(communicator),
+        effort.budget_s * DISCOVERY_SHARE,
+        part(progress, 0.0, DISCOVERY_SHARE),
+    )
     bare = measure_network(
         communicator,
         where,
         budget_s=effort.budget_s * NETWORK_SHARE,
-        progress=part(progress, 0.0, before_curves),
+        progress=part(progress, DISCOVERY_SHARE, before_curves),
     ).cluster
     curves: list[Curves] = []
     for index, collective in enumerate(effort.algorithms):

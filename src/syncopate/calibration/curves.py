@@ -43,7 +43,7 @@ from syncopate.costs.model import schedule_cost
 from syncopate.errors import CalibrationError
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import ORDER
-from syncopate.schedules.registry import NATIVE
+from syncopate.schedules.registry import ALGORITHMS, NATIVE
 from syncopate.units import KIB, MIB, format_bytes
 
 DEFAULT_SIZES: tuple[int, ...] = tuple(
@@ -108,15 +108,20 @@ def suiting(
         cluster: the links.
         collective: such as ``"all_reduce"``.
         algorithms: registered names or ``"native"``, which takes none.
-        sizes: message sizes in bytes.
+        sizes: message sizes in bytes; those that an algorithm had better not carry are left out.
     """
     found: Options = {}
     if communicator.rank == 0:
         costs = {n: schedule_cost(cluster, collective, n) for n in algorithms if n != NATIVE}
         found = {
-            name: {size: costs[name].options(size) if name in costs else {} for size in sizes}
+            name: {
+                size: costs[name].options(size) if name in costs else {}
+                for size in sizes
+                if name == NATIVE or ALGORITHMS[collective, name].carries(size)
+            }
             for name in algorithms
         }
+        found = {name: told for name, told in found.items() if told}
     agreed: Options = communicator.broadcast_object(found)
     return agreed
 
@@ -151,7 +156,7 @@ def measure_curves(
     for index, nbytes in enumerate(coarse_first(sizes)):
         say(progress, f"{collective} {format_bytes(nbytes)}", index / len(sizes))
         left_s = budget_s - bench.elapsed_s()
-        names = [name for name in options if not hopeless(name, points)]
+        names = [n for n in options if nbytes in options[n] and not hopeless(n, points)]
         if index >= ALWAYS_MEASURED:
             names = affordable(names, points, nbytes, left_s)
         if not names:
@@ -170,7 +175,7 @@ def measure_curves(
         curves=tuple(
             _curve(collective, name, curve, options[name]) for name, curve in points.items()
         ),
-        left_out=_left_out(points, sizes),
+        left_out=_left_out(points, options),
         repetitions=dict(sorted(counts.items())),
     )
 
@@ -315,9 +320,10 @@ def _expected_s(curve: Mapping[int, CurvePoint], nbytes: int) -> float:
     return _typical_s(curve[near]) * max(nbytes, FLAT_BYTES) / max(near, FLAT_BYTES)
 
 
-def _left_out(points: Points, sizes: Sequence[int]) -> dict[str, str]:
+def _left_out(points: Points, options: Options) -> dict[str, str]:
     reasons = {}
     for name, curve in points.items():
+        sizes = options[name]
         missing = [size for size in sizes if size not in curve]
         if missing:
             ratio = _ratio_if_hopeless(name, points)

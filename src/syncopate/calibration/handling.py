@@ -1,12 +1,14 @@
-"""Handling: what messages cost besides the wire, fitted to a few collectives of small messages.
+"""Handling: what messages cost besides the wire, fitted to a few collectives.
 
-Five collectives show the five figures of :class:`~syncopate.cluster.Handling` at two sizes each: an
-all-gather along a ring is p - 1 rounds of all ranks, a recursive one log2 p of them, an all-reduce
-along a ring adds as well; a chain broadcast in one block is a message at a time, and in many it is
-a stream. What they took is held against what :mod:`syncopate.costs.execution` expects, which is
-close to linear in the figures: so the fit is a non-negative least squares of relative errors, a few
-times over. Buffers that the executor copies and those in which it works in place have figures of
-their own.
+Eight collectives show the figures of :class:`~syncopate.cluster.Handling` at a few sizes each. An
+all-gather along a ring is p - 1 rounds of all ranks, a recursive one log2 p of them; an all-reduce
+along a ring adds as well. A chain broadcast in one block is a message at a time, and in many it is
+a stream. Recursive doubling and halving go on from rank to rank with everything that all ranks
+have, a tree with what one has.
+
+What they took is held against what :mod:`syncopate.costs.execution` expects; the fit is a least
+squares of the ratio's logarithm. Buffers that the executor copies and those in which it works in
+place have figures of their own.
 
 Everything else that is priced on a calibrated cluster, all other algorithms, options and sizes, is
 a prediction.
@@ -14,6 +16,7 @@ a prediction.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from msgspec import structs
-from scipy.optimize import nnls
+from scipy.optimize import least_squares
 
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.starts import Starts
@@ -41,6 +43,9 @@ PROBES: tuple[tuple[str, str, Mapping[str, int]], ...] = (
     ("all_gather", "ring", {}),
     ("all_gather", "recursive", {}),
     ("all_reduce", "ring", {}),
+    ("all_reduce", "recursive_doubling", {}),
+    ("reduce_scatter", "recursive", {}),
+    ("broadcast", "mst", {}),
     ("broadcast", "lp", {"blocks": 1}),
     ("broadcast", "lp", {"blocks": 16}),
 )
@@ -48,20 +53,24 @@ PROBES: tuple[tuple[str, str, Mapping[str, int]], ...] = (
 
 SIZES: tuple[tuple[int | None, tuple[int, ...]], ...] = (
     (STAGED_BYTES, (4 * KIB, 64 * KIB)),
-    (None, (128 * KIB, 4 * MIB)),
+    (None, (128 * KIB, MIB, 4 * MIB)),
 )
 """Sizes in bytes at which they are measured, by the largest buffer that they speak for."""
 
 MOST_RANKS = 128
 """Beyond, the small messages of a ring take longer than a calibration may."""
 
-_FITTED = ("call_s", "round_s", "stream_s", "addition_s", "byte_s")
+_FITTED = ("call_s", "round_s", "stream_s", "addition_s", "byte_s", "exposed", "left_over")
 _FEWEST_SAMPLES, _MOST_SAMPLES = 1, 15
 _RARELY = 3
 _SMALL_BYTES = 128 * KIB
-_STEPS = 8
-_NUDGES = np.diag([1e-7, 1e-7, 1e-7, 1e-7, 1e-12])
-_UNFELT = 1e-6
+_STEPS = 30
+_NEAR = 0.1
+_NUDGE = 1e-4
+_ENOUGH = 1e-4
+_SCALE = np.array([1e-3, 1e-4, 1e-4, 1e-4, 1e-8, 1.0, 1.0])
+_MOST = np.array([*([np.inf] * 5), 1.0, 1.0])
+_UNFELT = 1e-9
 
 
 class Sample(NamedTuple):
@@ -72,14 +81,19 @@ class Sample(NamedTuple):
         algorithm: its name.
         options: of the algorithm.
         nbytes: size of the buffer.
-        seconds: the median over turns of the longest rank's time.
+        samples_s: the longest rank's time of every turn; at least one.
     """
 
     collective: str
     algorithm: str
     options: Mapping[str, Any]
     nbytes: int
-    seconds: float
+    samples_s: Sequence[float]
+
+    @property
+    def seconds(self) -> float:
+        """Their median."""
+        return statistics.median(self.samples_s)
 
 
 def measure_samples(
@@ -98,7 +112,8 @@ def measure_samples(
         progress: called before every size.
 
     Returns:
-        All probes at all sizes; none for a single rank, or for more than ``MOST_RANKS``.
+        All probes at all sizes, but for the largest where these would take more than the budget;
+        none for a single rank, or for more than ``MOST_RANKS``.
     """
     if not 1 < communicator.world_size <= MOST_RANKS:
         return ()
@@ -143,13 +158,20 @@ class _Bench:
             for nbytes in sizes
             for collective, name, options in PROBES
         ]
-        self._buffer = torch.zeros(max(sizes) // 4, device=device_of(communicator))
+        # One each, as gradients have: so none finds its own data in a processor's cache.
+        device = device_of(communicator)
+        self._buffers = [torch.zeros(probe[-1] // 4, device=device) for probe in self._probes]
 
     def measure(self, budget_s: float, progress: Progress | None) -> tuple[Sample, ...]:
         """Return a sample per probe, the same on all ranks."""
-        calls = [self._call(*probe) for probe in self._probes]
-        for call in calls:
-            call()
+        calls = self._affordable(
+            [
+                self._call(buffer, *probe[:-1])
+                for buffer, probe in zip(self._buffers, self._probes, strict=True)
+            ],
+            budget_s,
+        )
+        probes = self._probes[: len(calls)]
         seconds: list[list[float]] = [[] for _ in calls]
         began_s = time.perf_counter()
         for turn in range(_MOST_SAMPLES * _RARELY):
@@ -158,58 +180,78 @@ class _Bench:
             if turn >= _FEWEST_SAMPLES * _RARELY and spent > 1:
                 break
             say(progress, "small messages", spent)
-            for times_s, call, probe in zip(seconds, calls, self._probes, strict=True):
+            for times_s, call, probe in zip(seconds, calls, probes, strict=True):
                 if probe[-1] <= _SMALL_BYTES or turn % _RARELY == 0:
                     times_s.append(self._starts.timed(call))
         ranks = self._communicator.all_gather_object(seconds)
         longest = [zip(*(rank[i] for rank in ranks), strict=True) for i in range(len(calls))]
         return tuple(
-            Sample(*probe, statistics.median(max(times_s) for times_s in repetitions))
-            for probe, repetitions in zip(self._probes, longest, strict=True)
+            Sample(*probe, tuple(max(times_s) for times_s in repetitions))
+            for probe, repetitions in zip(probes, longest, strict=True)
         )
 
+    def _affordable(
+        self, calls: list[Callable[[], object]], budget_s: float
+    ) -> list[Callable[[], object]]:
+        """Make the calls once, by ascending size; return those before they become too long.
+
+        Each size, of which the next takes in proportion, may take half the budget. The sizes up to
+        ``_SMALL_BYTES`` are called whatever they take.
+        """
+        spent_s, before, done = 0.0, 0, 0
+        for nbytes, some in itertools.groupby(self._probes, key=lambda probe: probe[-1]):
+            if nbytes > _SMALL_BYTES and spent_s * nbytes / before > budget_s / 2:
+                break
+            count = len(list(some))
+            began_s = time.perf_counter()
+            for call in calls[done : done + count]:
+                call()
+            spent_s = self._communicator.broadcast_object(time.perf_counter() - began_s)
+            before, done = nbytes, done + count
+        return calls[:done]
+
     def _call(
-        self, collective: str, algorithm: str, options: Mapping[str, Any], nbytes: int
+        self, buffer: torch.Tensor, collective: str, algorithm: str, options: Mapping[str, Any]
     ) -> Callable[[], object]:
-        view = self._buffer[: nbytes // 4]
         run = getattr(self._communicator, collective)
         root = (0,) if conditions(collective).rooted else ()
-        return lambda: run(view, *root, algorithm=algorithm, options=dict(options))
+        return lambda: run(buffer, *root, algorithm=algorithm, options=dict(options))
 
 
 def fit(cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> dict[str, float]:
     """Return the figures with which the expected times are closest to the measured ones.
 
+    Close by ratio; beyond a tenth a sample that is off pulls in proportion, not in square.
+
     Args:
         cluster: levels, placement and γ.
-        samples: at least one; with few of them some figures may be 0.
+        samples: at least one; a share that none of them feels is 0.
         burst_byte_s: the figure that is known already.
     """
-    measured = np.array([sample.seconds for sample in samples])
+    measured = np.log([sample.seconds for sample in samples])
+    expected = _Expected(cluster, samples, burst_byte_s)
 
-    def predicted(figures: FloatArray) -> FloatArray:
-        handling = Handling(
-            burst_byte_s=burst_byte_s, **dict(zip(_FITTED, figures.tolist(), strict=True))
-        )
-        return _expected(structs.replace(cluster, handling=(handling,)), samples)
+    def off(scaled: FloatArray) -> FloatArray:
+        return np.asarray(expected.logarithms(scaled[None])[0] - measured)
 
-    best = figures = _guess(cluster.world_size, samples)
-    least = np.inf
-    for _ in range(_STEPS):
-        here = predicted(figures)
-        error = float(np.square(here / measured - 1).sum())
-        if error < least:
-            best, least = figures, error
-        slopes = np.stack([(predicted(figures + d) - here) / d.sum() for d in _NUDGES], axis=1)
-        slopes /= measured[:, None]
-        # A figure that is nowhere in the way cannot be told, and stays as it is.
-        felt = np.abs(slopes).max(axis=0) * figures.clip(_NUDGES.max(axis=0)) > _UNFELT
-        target = 1 - here / measured + slopes[:, felt] @ figures[felt]
-        scale = np.abs(slopes[:, felt]).max(axis=0)
-        found = figures.copy()
-        found[felt] = nnls(slopes[:, felt] / scale, target)[0] / scale
-        figures = (found + best) / 2 if error > least else found
-    return dict(zip(_FITTED, best.tolist(), strict=True))
+    def slopes(scaled: FloatArray) -> FloatArray:
+        nudges = np.where(scaled + _NUDGE < _MOST, _NUDGE, -_NUDGE)
+        here, *there = expected.logarithms(scaled + np.diag(np.append(0.0, nudges))[:, 1:])
+        return np.asarray((np.stack(there, axis=1) - here[:, None]) / nudges)
+
+    found = least_squares(
+        off,
+        _guess(cluster.world_size, samples) / _SCALE,
+        slopes,
+        bounds=(0.0, _MOST),
+        loss="soft_l1",
+        f_scale=_NEAR,
+        ftol=_ENOUGH,
+        max_nfev=_STEPS,
+    )
+    # What nothing shows is not charged; costs keep their guess, which others may hide.
+    shown = (np.abs(found.jac).max(axis=0) > _UNFELT) | np.isinf(_MOST)
+    return dict(zip(_FITTED, np.where(shown, found.x * _SCALE, 0.0).tolist(), strict=True))
 
 
 def _guess(ranks: int, samples: Sequence[Sample]) -> FloatArray:
@@ -217,18 +259,35 @@ def _guess(ranks: int, samples: Sequence[Sample]) -> FloatArray:
     shortest_s = min(sample.seconds for sample in samples)
     rounds_s = [s.seconds / (ranks - 1) for s in samples if s[:2] == ("all_gather", "ring")]
     round_s = min(rounds_s, default=shortest_s)
-    return np.array([shortest_s / 2, round_s, round_s / 2, round_s / 10, 1e-9])
+    return np.array([shortest_s / 2, round_s, round_s / 2, round_s / 10, 1e-9, 0.5, 0.5])
 
 
-def _expected(cluster: Cluster, samples: Sequence[Sample]) -> FloatArray:
-    """Return what each sample is expected to take."""
-    rows: dict[Schedule, list[int]] = {}
-    for row, sample in enumerate(samples):
-        schedule = registry.build(
-            sample.collective, sample.algorithm, cluster.world_size, **sample.options
-        )
-        rows.setdefault(schedule, []).append(row)
-    found = np.empty(len(samples))
-    for schedule, those in rows.items():
-        found[those] = execution_times(schedule, cluster, [samples[row].nbytes for row in those])
-    return found
+class _Expected:
+    """What each sample is expected to take, for many sets of figures at once."""
+
+    def __init__(self, cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> None:
+        self._cluster = cluster
+        self._burst_byte_s = burst_byte_s
+        self._samples = len(samples)
+        self._rows: dict[Schedule, list[tuple[int, int]]] = {}
+        for row, (collective, name, options, nbytes, _) in enumerate(samples):
+            schedule = registry.build(collective, name, cluster.world_size, **options)
+            self._rows.setdefault(schedule, []).append((row, nbytes))
+
+    def logarithms(self, scaled: FloatArray) -> FloatArray:
+        """Return the logarithm of every sample's seconds, shape (sets, samples).
+
+        Args:
+            scaled: sets of figures over ``_SCALE``, shape (sets, figures).
+        """
+        entries = [
+            Handling(burst_byte_s=self._burst_byte_s, **dict(zip(_FITTED, figures, strict=True)))
+            for figures in (scaled * _SCALE).tolist()
+        ]
+        found = np.empty((len(entries), self._samples))
+        for schedule, those in self._rows.items():
+            sizes = [nbytes for _ in entries for _, nbytes in those]
+            handling = [entry for entry in entries for _ in those]
+            seconds = execution_times(schedule, self._cluster, sizes, handling=handling)
+            found[:, [row for row, _ in those]] = seconds.reshape(len(entries), len(those))
+        return np.asarray(np.log(found))

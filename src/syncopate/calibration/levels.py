@@ -113,10 +113,10 @@ class Observed:
         self.typical_bytes_per_s = float(np.median(best))
         able = [best[end].min(axis=1) for end in ends]
         shares = [rate / most for rate, most in zip(rates, able, strict=True)]
-        tops = np.array([_fast(share) for share in shares])
+        tops = np.array([middle_of_fast(share) for share in shares])
         busiest = max(rate.sum() for rate in rates)
         fast = [
-            max(top, _fast(tops) if rate.sum() < _CROWDED * busiest else 0.0)
+            max(top, middle_of_fast(tops) if rate.sum() < _CROWDED * busiest else 0.0)
             for top, rate in zip(tops, rates, strict=True)
         ]
         ratio = np.concatenate([s / f for s, f in zip(shares, fast, strict=True)])
@@ -223,8 +223,8 @@ def sizes_of(labels: IntArray, groups: int) -> IntArray:
     return np.bincount(flat.ravel(), minlength=len(labels) * groups).reshape(-1, groups)
 
 
-def _fast(rates: FloatArray) -> float:
-    """Return the middle of the rates that are as fast as any, but for noise."""
+def middle_of_fast(rates: FloatArray) -> float:
+    """Return the middle of the rates that are as fast as any, but for noise; shape (n,), n >= 1."""
     return float(np.median(rates[rates >= _ALIKE * rates.max()]))
 
 
@@ -232,7 +232,9 @@ def _best_of_hosts(hosts: int, ends: Sequence[IntArray], rates: Sequence[FloatAr
     """Return the best rate of each host, shape (hosts,); 0 for one that was in no pair."""
     host, rate = np.concatenate(ends).T, np.concatenate(rates)
     both, twice = np.concatenate(list(host)), np.concatenate([rate, rate])
-    return np.array([_fast(twice[both == one]) if one in both else 0.0 for one in range(hosts)])
+    return np.array(
+        [middle_of_fast(twice[both == one]) if one in both else 0.0 for one in range(hosts)]
+    )
 
 
 def _noise(rounds: Sequence[Round]) -> float:

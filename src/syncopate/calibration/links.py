@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 
 import torch
+from msgspec import structs
 
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.quantiles import lowest_decile
@@ -76,9 +77,25 @@ def levels_of(where: Topology, probes: Sequence[LinkProbe]) -> tuple[Level, ...]
         probes: one for each of them.
     """
     of_pair = {(probe.src, probe.dst): probe for probe in probes}
+    rates = where.rates_bytes_per_s or (0.0,) * len(where.names)
     return tuple(
-        _level(name, size, [of_pair[pair] for pair in pairs])
-        for name, size, pairs in zip(where.names, where.sizes, where.pairs, strict=True)
+        _at_rate(_level(name, size, [of_pair[pair] for pair in pairs]), rate)
+        for name, size, pairs, rate in zip(
+            where.names, where.sizes, where.pairs, rates, strict=True
+        )
+    )
+
+
+def _at_rate(level: Level, bytes_per_s: float) -> Level:
+    """Return ``level`` with a bandwidth that is known otherwise, where it is not 0.
+
+    A slower link saves up no more time for its burst.
+    """
+    if not bytes_per_s:
+        return level
+    slower = min(bytes_per_s / level.bandwidth_bytes_per_s, 1.0)
+    return structs.replace(
+        level, bandwidth_bytes_per_s=bytes_per_s, burst_bytes=level.burst_bytes * slower
     )
 
 

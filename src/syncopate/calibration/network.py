@@ -14,7 +14,7 @@ from syncopate.calibration.topology import Topology
 from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 
-_LINKS_SHARE = 0.6
+_LINKS_SHARE = 0.4
 
 
 class Network(NamedTuple):
@@ -59,6 +59,7 @@ def measure_network(
         hosts=where.hosts,
         reduction_s_per_byte=measure_reduction(communicator),
         probes=probes,
+        warnings=where.warnings,
     )
     samples = measure_samples(
         communicator,

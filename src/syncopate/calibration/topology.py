@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 _MOST_PAIRS = 16
 
@@ -21,6 +22,9 @@ class Topology:
         placement: the rank at each position; empty when rank and position are the same.
         pairs: per level, the pairs of ranks to probe.
         note: what the levels leave out; empty when nothing.
+        rates_bytes_per_s: per level, its bandwidth where many exchanges at the same time showed it,
+            which one pair cannot; 0.0 where probes tell. Empty when they tell everywhere.
+        warnings: what its users should know of the hosts.
     """
 
     hosts: tuple[str, ...]
@@ -29,45 +33,83 @@ class Topology:
     placement: tuple[int, ...]
     pairs: tuple[tuple[tuple[int, int], ...], ...]
     note: str = ""
+    rates_bytes_per_s: tuple[float, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def topology(hosts: Sequence[str]) -> Topology:
-    """Return one level of ranks, or two when several hosts hold equally many ranks, above one.
+class _Levels(NamedTuple):
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    pairs: tuple[tuple[tuple[int, int], ...], ...]
+    note: str = ""
+
+
+def topology(hosts: Sequence[str], racks: Sequence[Sequence[str]] = ()) -> Topology:
+    """Return the levels: devices where hosts hold several ranks, hosts, and racks where known.
+
+    Only what is regular makes a level: hosts of equally many ranks, racks of equally many hosts.
+    The placement keeps the ranks of a host together, and the hosts of a rack, in any case.
 
     Args:
         hosts: host name of every rank; at least one.
+        racks: the hosts of each rack, every host in one of them; none where all stand in one.
     """
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, host in enumerate(hosts):
         ranks_of[host].append(rank)
-    groups = list(ranks_of.values())
-    counts = {len(group) for group in groups}
-    if len(groups) == 1 or counts == {1}:
-        everyone = range(len(hosts))
-        return Topology(tuple(hosts), ("host",), (len(hosts),), (), (_neighbours(everyone),))
-    firsts = [group[0] for group in groups]
-    if len(counts) > 1:
-        # Unequal hosts make no regular level; links between hosts rule a collective over all.
-        note = f"hosts hold {sorted(counts)} ranks each, so the levels do not tell them apart"
-        pairs = (_neighbours(firsts),)
-        return Topology(tuple(hosts), ("host",), (len(hosts),), (), pairs, note)
-    placement = tuple(rank for group in groups for rank in group)
-    inside = [pair for group in groups for pair in _neighbours(group)]
+    grouped = [[ranks_of[host] for host in rack] for rack in racks or [list(ranks_of)]]
+    by_host = [ranks for rack in grouped for ranks in rack]
+    placement = tuple(rank for ranks in by_host for rank in ranks)
+    levels = _levels(grouped)
     return Topology(
         hosts=tuple(hosts),
-        names=("device", "host"),
-        sizes=(counts.pop(), len(groups)),
+        names=levels.names,
+        sizes=levels.sizes,
         placement=() if placement == tuple(range(len(hosts))) else placement,
-        pairs=(_thinned(inside), _neighbours(firsts)),
+        pairs=levels.pairs,
+        note=levels.note,
     )
 
 
+def _levels(racks: Sequence[Sequence[Sequence[int]]]) -> _Levels:
+    """Return the levels of racks of hosts of ranks."""
+    by_host = [ranks for rack in racks for ranks in rack]
+    firsts = [[ranks[0] for ranks in rack] for rack in racks]
+    total = sum(len(ranks) for ranks in by_host)
+    in_racks = _thinned([pair for rack in firsts for pair in _ring(rack)])
+    if len(by_host) == 1:
+        return _Levels(("host",), (total,), (_neighbours(by_host[0]),))
+    counts = sorted({len(ranks) for ranks in by_host})
+    if len(counts) > 1:
+        # Unequal hosts make no regular level; links between hosts rule a collective over all.
+        note = f"hosts hold {counts} ranks each, so the levels do not tell them apart"
+        return _Levels(("host",), (total,), (in_racks,), note)
+    lengths = sorted({len(rack) for rack in racks})
+    equal = len(lengths) == 1
+    names, sizes, pairs = ["host"], [lengths[0] if equal else len(by_host)], [in_racks]
+    if counts != [1]:
+        inside = [pair for ranks in by_host for pair in _neighbours(ranks)]
+        names.insert(0, "device")
+        sizes.insert(0, counts[0])
+        pairs.insert(0, _thinned(inside))
+    if equal and len(racks) > 1:
+        names.append("rack")
+        sizes.append(len(racks))
+        pairs.append(_neighbours(rack[0] for rack in firsts))
+    note = f"racks hold {lengths} hosts each, so the levels do not tell them apart"
+    return _Levels(tuple(names), tuple(sizes), tuple(pairs), "" if equal else note)
+
+
 def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    return _thinned(_ring(ranks))
+
+
+def _ring(ranks: Iterable[int]) -> list[tuple[int, int]]:
     ring = list(ranks)
     pairs = list(pairwise(ring))
     if len(ring) > 2:
         pairs.append((ring[-1], ring[0]))
-    return _thinned(pairs)
+    return pairs
 
 
 def _thinned(pairs: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

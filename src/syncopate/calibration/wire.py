@@ -5,10 +5,13 @@ They travel as those of collectives do, and are watched over in the same way.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 import torch.distributed as dist
 
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.messages import Exchange
 
 
 def device_of(communicator: Communicator) -> torch.device:
@@ -26,7 +29,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class Wire:
-    """Blocking messages between ranks of a communicator, of at least two ranks.
+    """Messages between ranks of a communicator, of at least two ranks.
 
     No collective of the communicator may run between two ranks while they exchange messages.
     """
@@ -53,3 +56,11 @@ class Wire:
         """
         self._messages.receive(tensor, peer)
         synchronize(self.device)
+
+    def exchange(self, peer: int) -> AbstractContextManager[Exchange]:
+        """Watch over a block of messages to and from ``peer`` at the same time.
+
+        Raises:
+            CollectiveError: a rank was lost.
+        """
+        return self._messages.exchange(peer)

@@ -91,6 +91,8 @@ def _show(cluster: Cluster, output: Path, json: bool) -> None:
     cluster.save(output)
     if json:
         typer.echo(cluster.to_json().decode(), nl=False)
+        for warning in cluster.warnings:
+            err().print(f"warning: {warning}", markup=False)
         return
     from syncopate.reports.terminal import cluster_report
 

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives.failure import Call
+from syncopate.collectives.rescue import finish
 from syncopate.errors import CollectiveError
 
 VARIABLE = "SYNCOPATE_CHECK"
@@ -54,7 +55,7 @@ def require_agreement(call: Call, group: dist.ProcessGroup, device: torch.device
     text = call.title.encode()[:_ROW_BYTES].ljust(_ROW_BYTES)
     mine = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
     rows = [torch.empty_like(mine) for _ in range(world_size)]
-    dist.all_gather(rows, mine, group=group)
+    finish(dist.all_gather, rows, mine, group=group)
     titles = [bytes(row.tolist()).decode(errors="replace").rstrip() for row in rows]
     if len(set(titles)) > 1:
         listed = "; ".join(f"rank {rank}: {title}" for rank, title in enumerate(titles))

@@ -3,25 +3,32 @@
 Every entry has one writer or is the same from all of them, and what a rank reads does not grow
 with the number of ranks, except after a failure: rank 0, which mostly hosts the store, serves a
 few requests per rank and second at most.
+
+[Note: who closes says so first] A rank whose collective fails closes its connections, and whoever
+sees a connection close must not take that rank for the one that was lost. So it posts before it
+closes, whatever it closes for, and a rank that is found closed and has posted is not to blame. As
+a post may be late on a busy store, a closed connection alone is no proof either: those who read
+the board wait until the pulse has confirmed the death, for as long as they wait for posts. The
+first rank that has come to a verdict leaves it there, and all others take it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol
 
 import msgspec
 
-from syncopate.collectives.failure import Call, Entry, Post
+from syncopate.collectives.failure import Call, Entry, Post, Verdict, blame
 from syncopate.collectives.pulse import Meeting
 
-GRACE_S = 2.0
-"""How long a rank that failed waits for the posts of the others."""
+GRACE_S = 3.0
+"""How long a rank that failed waits for the posts of the others, and for the pulse."""
 
 _POLL_S = 0.05
 _PLACES = 16
-_FAILED, _MEETING = "failed", "pulse"
+_FAILED, _MEETING, _VERDICT = "failed", "pulse", "verdict"
 
 
 class Store(Protocol):
@@ -38,6 +45,21 @@ class Store(Protocol):
 
     def add(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0; return the sum."""
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        """Store ``value`` if ``expected`` is there, or ``""`` and nothing; return what is there."""
+
+
+class Losses(NamedTuple):
+    """What the pulse knows of the ranks' deaths.
+
+    Attributes:
+        hosts: the ranks that died, with their hosts' names.
+        complete: whether there would be any other, if it had died a second ago.
+    """
+
+    hosts: Mapping[int, str] = {}
+    complete: bool = False
 
 
 class Board:
@@ -110,32 +132,56 @@ class Board:
         """Publish where rank 0 waits for the others' pulse."""
         self._store.set(_MEETING, msgspec.json.encode(meeting).decode())
 
-    def meeting(self) -> Meeting:
-        """Return what rank 0 published; it may take the store's time limit for that."""
+    def meeting(self) -> Meeting | None:
+        """Return what rank 0 published; None when it has not yet."""
+        if not self._store.check([_MEETING]):
+            return None
         return msgspec.json.decode(self._store.get(_MEETING), type=Meeting)
 
+    def verdict(self) -> Verdict | None:
+        """Return the group's verdict; None when no rank has come to one yet."""
+        if not self._store.check([_VERDICT]):
+            return None
+        return msgspec.json.decode(self._store.get(_VERDICT), type=Verdict)
 
-def collect(board: Board, rank: int, own: Post, grace_s: float = GRACE_S) -> dict[int, Post]:
-    """Return every post that appears within ``grace_s``, this rank's ``own`` among them.
+    def settle(self, verdict: Verdict) -> Verdict:
+        """Publish a verdict; return the group's, which is that of the rank that came first."""
+        text = msgspec.json.encode(verdict).decode()
+        return msgspec.json.decode(self._store.compare_set(_VERDICT, "", text), type=Verdict)
 
-    Ends early once nobody is left who could still post: a rank posts before it closes a
-    connection, so one that closed a connection without a post is dead.
+
+def judge(
+    board: Board,
+    rank: int,
+    own: Post,
+    losses: Callable[[], Losses] = Losses,
+    grace_s: float = GRACE_S,
+) -> Verdict:
+    """Return the group's verdict, or come to one with the posts that appear within ``grace_s``.
+
+    Ends early once nobody is left who could still post. See [Note: who closes says so first].
+
+    Args:
+        board: the group's.
+        rank: this rank.
+        own: its post.
+        losses: asks the pulse.
+        grace_s: how long to wait.
 
     Raises:
         RuntimeError: the store is gone.
     """
     posts = {rank: own}
     deadline_s = time.monotonic() + grace_s
-    while True:
+    while (verdict := board.verdict()) is None:
         posts = board.read(posts)
-        dead = {
-            peer
-            for post in posts.values()
-            if post.kind == "closed"
-            for peer in post.waiting_on
-            if peer not in posts
-        }
-        silent = board.ranks - posts.keys() - dead
-        if not silent or time.monotonic() >= deadline_s:
-            return posts
+        lost, complete = losses()
+        dead = lost.keys() if complete else lost.keys() | _closed(posts)
+        if board.ranks - posts.keys() <= dead or time.monotonic() >= deadline_s:
+            return board.settle(blame(posts, rank, len(board.ranks), lost))
         time.sleep(_POLL_S)
+    return verdict
+
+
+def _closed(posts: Mapping[int, Post]) -> set[int]:
+    return {peer for post in posts.values() if post.kind == "closed" for peer in post.waiting_on}

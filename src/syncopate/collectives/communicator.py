@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.cluster import Cluster
-from syncopate.collectives import agreement, choices
+from syncopate.collectives import agreement, choices, objects
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.failure import Call
@@ -286,10 +286,11 @@ class Communicator:
         self._require_rank("src", src)
         if not self._runners:
             return obj
-        held, group = [obj], self._runners[0].group
+        held: list[Any] = []
+        group, device = self._runners[0].group, self._runners[0].device
         self._submit(
             "broadcast_object",
-            lambda: dist.broadcast_object_list(held, group_src=src, group=group),
+            lambda: held.append(objects.broadcast_object(obj, src, group, device)),
         )
         return held[0]
 
@@ -301,10 +302,11 @@ class Communicator:
         """
         if not self._runners:
             return [obj]
-        gathered: list[Any] = [None] * self._world_size
-        group = self._runners[0].group
+        gathered: list[Any] = []
+        group, device = self._runners[0].group, self._runners[0].device
         self._submit(
-            "all_gather_object", lambda: dist.all_gather_object(gathered, obj, group=group)
+            "all_gather_object",
+            lambda: gathered.extend(objects.all_gather_object(obj, group, device)),
         )
         return gathered
 

@@ -34,6 +34,7 @@ _TAG_BITS = 12
 _TAG_MASK = (1 << _TAG_BITS) - 1
 _TAG_HASH = (1 << 17) - 1
 _MESSAGE_TAG = 1 << 29
+_UNDER_WAY = 16
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 _AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
@@ -156,6 +157,24 @@ class Executor:
             PeerError: the message failed.
         """
         self._carry_out(self._wire.receive, tensor, peer)
+
+    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
+        """Start to send to and to receive from ``peer`` at the same time, outside any schedule.
+
+        Returns:
+            Both messages, to be waited for; those of later calls may be under way meanwhile.
+
+        Raises:
+            PeerError: a connection is lost.
+        """
+        send, receive, region = self._wire
+        try:
+            started = [receive(region(incoming), peer, _MESSAGE_TAG)]
+            started.append(send(region(outgoing), peer, _MESSAGE_TAG))
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+        self._works = [*self._works[-_UNDER_WAY:], *started]
+        return started
 
     def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
         try:

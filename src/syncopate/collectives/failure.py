@@ -4,7 +4,8 @@ The rank on which a collective fails first is rarely the one that caused it: it 
 neighbour, which waits for another. So every rank that fails *posts* on a board in the group's
 store what it was doing and whom it was waiting for, and then reads the posts of the others. Ranks
 that are only waiting post too; following the posts from rank to rank ends at those who did not,
-because they are dead or never came. See :func:`blame`.
+because they are dead or never came. Whom the pulse knows dead and who has not posted needs no
+following. See :func:`blame`.
 """
 
 from __future__ import annotations
@@ -41,9 +42,12 @@ class Call(msgspec.Struct, frozen=True):
     dtype: str = ""
 
     def differs(self, other: Call) -> bool:
-        """Say whether two ranks' same collective by count is not the same collective."""
+        """Say whether two ranks' same collective by count is not the same collective.
+
+        Messages between some of the ranks are no collective, and differ from nothing.
+        """
         same_place = (self.channel, self.number) == (other.channel, other.number)
-        return same_place and self != other
+        return self.number >= 0 and same_place and self != other
 
     @property
     def title(self) -> str:
@@ -86,11 +90,17 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class PeerError(RuntimeError):
-    """An operation with one known peer failed; raised inside the package only."""
+    """An operation with one known peer failed; raised inside the package only.
+
+    Args:
+        peer: whom it was with. A cause that knows its peer knows better: whoever waits for one
+            rank also sends to others meanwhile, and may find those gone.
+        cause: what happened.
+    """
 
     def __init__(self, peer: int, cause: BaseException) -> None:
         super().__init__(str(cause))
-        self.peer = peer
+        self.peer: int = cause.peer if isinstance(cause, PeerError) else peer
 
 
 @dataclass(frozen=True)
@@ -106,16 +116,21 @@ class Verdict:
     reason: str
 
 
-def blame(posts: Mapping[int, Post], rank: int, world_size: int) -> Verdict:
+def blame(
+    posts: Mapping[int, Post], rank: int, world_size: int, lost: Mapping[int, str] | None = None
+) -> Verdict:
     """Return who kept the collective from finishing, as ``rank`` sees it.
 
     Follows *waiting on* from ``rank`` to the ranks that did not fail themselves. A native
-    collective does not say whom it waits for; then every rank without a post is meant.
+    collective does not say whom it waits for; then every rank without a post is meant. A rank that
+    died without a post comes first, unless somebody sat out a whole time limit: whom that one
+    waited for was late long before.
 
     Args:
         posts: what each rank said, ``rank``'s own among them.
         rank: the rank that asks.
         world_size: number of ranks in the group.
+        lost: ranks that died as far as the pulse knows, with their hosts' names.
     """
     failed = {peer: post for peer, post in posts.items() if post.kind != "left"}
     faulty = tuple(sorted(peer for peer, post in failed.items() if post.kind == "error"))
@@ -125,6 +140,9 @@ def blame(posts: Mapping[int, Post], rank: int, world_size: int) -> Verdict:
     different = _blame_different(failed)
     if different is not None:
         return different
+    silent = {peer: host for peer, host in (lost or {}).items() if peer not in posts}
+    if silent and all(post.kind != "timeout" for post in failed.values()):
+        return blame_lost(silent)
     ends = _chain_ends(failed, rank)
     if not ends:
         ends = set(range(world_size)) - failed.keys()

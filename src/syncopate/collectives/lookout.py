@@ -17,10 +17,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from syncopate.collectives import pulse, sockets, transport
-from syncopate.collectives.board import Board
+from syncopate.collectives.board import Board, Losses
 from syncopate.collectives.failure import (
     Call,
     Entry,
@@ -40,6 +40,9 @@ STORE_LIMIT_S = 3.0
 
 LONG_S = 30.0
 """After how long a collective is worth a warning."""
+
+GiveUp = Callable[[Call, float, Verdict | None], None]
+"""Takes a call, the seconds that it has taken, and the verdict where that is known."""
 
 _CONNECT_S = 1.0
 _ROLL_S = 5.0
@@ -92,15 +95,14 @@ class Lookout:
         board: the group's.
         rank: this rank.
         busy: what it is in.
-        give_up: called when a collective cannot finish, with the reason if that is known already.
+        give_up: called once, when a collective cannot finish, with the seconds that it has taken,
+            and with the reason if that is known.
 
     Raises:
         InvalidValueError: the environment gives no usable time of silence.
     """
 
-    def __init__(
-        self, board: Board, rank: int, busy: Busy, give_up: Callable[[Call, Verdict | None], None]
-    ) -> None:
+    def __init__(self, board: Board, rank: int, busy: Busy, give_up: GiveUp) -> None:
         self._board = board
         self._rank = rank
         self._busy = busy
@@ -108,6 +110,7 @@ class Lookout:
         self._host = socket.gethostname()
         self._silence_s = pulse.silence_s()
         self._deaf = self._given_up = self._warned = False
+        self._asked: Question[Any] | None = None
         self._pulse = self._find_pulse()
         self._looking = threading.Lock()
         self._rolled: tuple[float, dict[int, int]] = (0.0, {})
@@ -129,6 +132,22 @@ class Lookout:
         """Tell the other ranks, as far as this one can, why the communicator is at its end."""
         if self._rank == pulse.HUB:
             self._pulse.tell(pulse.News(ranks=verdict.ranks, reason=verdict.reason))
+
+    def say_failed(self) -> None:
+        """Tell rank 0 that this rank's connections are about to close because others failed."""
+        if self._rank != pulse.HUB:
+            self._pulse.tell(pulse.News(failed=True))
+
+    @property
+    def losses(self) -> Losses:
+        """Who died, as far as the pulse has found out."""
+        hosts = {rank: host for rank, (host, _) in self._pulse.lost.items()}
+        return Losses(hosts, self._pulse.connected)
+
+    @property
+    def deaf(self) -> bool:
+        """Whether the store is known to be gone, or its host to be silent."""
+        return self._deaf or pulse.HUB in self._pulse.silent
 
     def store_is_gone(self) -> Verdict | None:
         """Return the verdict when rank 0 died and took the store along; asking it would be noisy.
@@ -170,10 +189,11 @@ class Lookout:
         """Give up the collectives that take long, if they cannot finish."""
         verdict = verdict or self._lost()
         self.store_is_gone()
-        calls = [call for _, call in slow]
-        if verdict or self._ask(lambda: self._in_trouble(calls)):
+        found = slow[0] if verdict else self._ask(lambda: self._in_trouble(slow))
+        if found:
+            taken_s, call = found
             self._given_up = True
-            self._give_up(calls[0], verdict)
+            self._give_up(call, taken_s, verdict)
         else:
             collectives = [item for item in slow if item[1].number >= 0]
             if collectives:
@@ -185,10 +205,12 @@ class Lookout:
         dead = {rank: host for rank, (host, at_s) in self._pulse.lost.items() if at_s < before_s}
         return blame_lost(dead) if dead else None
 
-    def _in_trouble(self, calls: list[Call]) -> bool:
-        return self._board.failed() or any(
-            self._board.disagrees(call) for call in calls if call.number >= 0
-        )
+    def _in_trouble(self, slow: list[tuple[float, Call]]) -> tuple[float, Call] | None:
+        """Return the call that is another one elsewhere, or any if a rank has failed."""
+        for taken_s, call in slow:
+            if call.number >= 0 and self._board.disagrees(call):
+                return taken_s, call
+        return slow[0] if self._board.failed() else None
 
     def _warn(self, taken_s: float, call: Call) -> None:
         if self._warned or taken_s < LONG_S:
@@ -207,12 +229,15 @@ class Lookout:
             self._ask(lambda: self._board.put_entry(Entry(self._host, entered)))
 
     def _ask(self, action: Callable[[], _Answer]) -> _Answer | None:
-        """Return what ``action`` on the board returns; None when the store does not answer."""
-        if self._deaf:
+        """Return what ``action`` on the board returns; None when the store does not answer.
+
+        A store that is slow is asked again once it has answered; one that refused is gone.
+        """
+        if self._deaf or not (self._asked is None or self._asked.over):
             return None
-        question = Question(action)
-        question.wait(STORE_LIMIT_S)
-        self._deaf = not question.answered
+        self._asked = question = Question(action)
+        if question.wait(STORE_LIMIT_S) and not question.answered:
+            self._deaf = True
         return question.answer()
 
     def _find_pulse(self) -> pulse.Pulse:

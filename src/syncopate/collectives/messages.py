@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
+from syncopate.collectives.failure import PeerError
 from syncopate.collectives.runner import Runner
 from syncopate.collectives.watch import Watch
 
 
+class Exchange:
+    """Messages to and from one rank, several under way at the same time.
+
+    The other rank starts and finishes as many. Made by :meth:`Messages.exchange`.
+
+    Args:
+        runner: the channel's.
+        peer: the other rank.
+    """
+
+    def __init__(self, runner: Runner, peer: int) -> None:
+        self._runner = runner
+        self._peer = peer
+        self._under_way: deque[list[Any]] = deque()
+
+    def start(self, outgoing: torch.Tensor, incoming: torch.Tensor) -> None:
+        """Start to send ``outgoing`` and to receive into ``incoming``, at the same time.
+
+        Raises:
+            PeerError: the connection is lost.
+        """
+        self._under_way.append(self._runner.exchange(outgoing, incoming, self._peer))
+
+    def finish(self) -> None:
+        """Wait for what was started first: its incoming tensor is there, the other may be changed.
+
+        Raises:
+            PeerError: the connection is lost.
+        """
+        try:
+            for message in self._under_way.popleft():
+                message.wait()
+        except RuntimeError as error:
+            raise PeerError(self._peer, error) from error
+
+
 class Messages:
-    """Blocking messages on a channel of a communicator, watched over as its collectives are.
+    """Messages on a channel of a communicator, watched over as its collectives are.
 
     They travel as those of collectives do. While two ranks exchange messages, no collective may
     run between them on that channel.
@@ -40,3 +82,13 @@ class Messages:
         """
         with self._watch.beside(f"message from rank {peer}"):
             self._runner.receive(tensor, peer)
+
+    @contextmanager
+    def exchange(self, peer: int) -> Iterator[Exchange]:
+        """Watch over a block of messages to and from rank ``peer`` at the same time.
+
+        Raises:
+            CollectiveError: a rank was lost.
+        """
+        with self._watch.beside(f"messages to and from rank {peer}"):
+            yield Exchange(self._runner, peer)

@@ -11,7 +11,9 @@ down or cut off does not. It costs a few packets per rank and second, and no tim
 The hub learns who is silent and tells the others; they learn from their own connection when the
 hub is silent, or died. A rank that was silent and comes back connects again. When the hub gives a
 collective up it says why before it raises, for its end takes the rendezvous store along, from
-which the others would have learnt it. Whoever leaves in good order says so.
+which the others would have learnt it. Whoever leaves in good order says so, and whoever ends
+because a collective failed says that: of all ranks whose connection closes, only those that said
+nothing are lost.
 """
 
 from __future__ import annotations
@@ -47,6 +49,8 @@ HUB = 0
 
 _SHORTEST_S = 2.0
 _CONNECT_S = 1.0
+_PATIENCE_S = 10.0
+_POLL_S = 0.02
 _SETTLE_S = 1.0
 _ATTEMPTS = 5
 _HELLO = struct.Struct("!16sI")
@@ -74,15 +78,19 @@ class News(msgspec.Struct, frozen=True):
 
     Attributes:
         silent: from the hub: the ranks whose hosts do not answer it, with the hosts' names.
+        lost: from the hub: the ranks that died, with the hosts' names.
         ranks: from the hub: the ranks held responsible for the end of the communicator.
         reason: why it ended; empty as long as it is whole.
         left: whether this end leaves in good order.
+        failed: to the hub: whether a collective failed here, so that this end closes for a reason.
     """
 
     silent: dict[int, str] = {}
+    lost: dict[int, str] = {}
     ranks: tuple[int, ...] = ()
     reason: str = ""
     left: bool = False
+    failed: bool = False
 
 
 class Pulse(Protocol):
@@ -99,6 +107,10 @@ class Pulse(Protocol):
     doubtful: bool
     lost: dict[int, tuple[str, float]]
     news: News
+
+    @property
+    def connected(self) -> bool:
+        """Whether this end would learn of any other rank's death."""
 
     def look(self) -> None:
         """Take note of what the kernel found out; blocks for a second at most."""
@@ -136,6 +148,11 @@ class Deaf:
         self.lost: dict[int, tuple[str, float]] = {}
         self.news = News()
 
+    @property
+    def connected(self) -> bool:
+        """See :attr:`Pulse.connected`."""
+        return False
+
     def look(self) -> None:
         """See :meth:`Pulse.look`."""
 
@@ -149,10 +166,10 @@ class Deaf:
 class _Line:
     """One connection, with the half of a message that has not all come yet."""
 
-    def __init__(self, connection: socket.socket, limit_s: float) -> None:
+    def __init__(self, connection: socket.socket, limit_s: float, heard: bytes = b"") -> None:
         self.connection = connection
         self.fault: int | None = None
-        self._heard = b""
+        self._heard = heard
         sockets.keep_alive(connection, limit_s)
 
     def read(self) -> list[News]:
@@ -206,14 +223,21 @@ class Hub(Deaf):
         self._found_s = 0.0
         self._newcomers: set[socket.socket] = set()
         self._lines: dict[_Line, tuple[int, str]] = {}
+        self._failed: set[int] = set()
         self._last: News | None = None
         self._lock = threading.Lock()
+
+    @property
+    def connected(self) -> bool:
+        """See :attr:`Pulse.connected`."""
+        return True
 
     def look(self) -> None:
         """See :meth:`Pulse.look`."""
         with suppress(OSError), self._lock:
             while True:
                 self._newcomers.add(self._listener.accept()[0])
+        lost = self.lost
         with self._lock:
             for newcomer in sockets.signalled(self._newcomers):
                 self._newcomers.discard(newcomer)
@@ -226,7 +250,11 @@ class Hub(Deaf):
             others = {host for _, host in self._lines.values()} - {self.meeting.host}
             self.doubtful = not others - set(self._found.values())
             self.silent = dict(self._found)
-            self.tell(News(silent=self.silent))
+        elif self.lost == lost:
+            return
+        self.tell(
+            News(silent=self.silent, lost={rank: host for rank, (host, _) in self.lost.items()})
+        )
 
     def tell(self, news: News) -> None:
         """See :meth:`Pulse.tell`; after a reason no other news count."""
@@ -242,6 +270,8 @@ class Hub(Deaf):
             for connection in (self._listener, *self._newcomers):
                 connection.close()
             for line in self._lines:
+                # What is left unread would have the kernel take back what was told.
+                line.read()
                 line.connection.close()
 
     def _greet(self, newcomer: socket.socket) -> None:
@@ -249,10 +279,10 @@ class Hub(Deaf):
         with suppress(OSError, ValueError, struct.error):
             newcomer.setblocking(False)
             token, rank = _HELLO.unpack(newcomer.recv(_HELLO.size))
-            host = newcomer.recv(_READ_BYTES).decode()
+            host, _, heard = newcomer.recv(_READ_BYTES).partition(b"\n")
             if secrets.compare_digest(token, self.meeting.token.encode()):
-                line = _Line(newcomer, self._limit_s)
-                self._lines[line] = (rank, host)
+                line = _Line(newcomer, self._limit_s, heard)
+                self._lines[line] = (rank, host.decode())
                 self._found.pop(rank, None)
                 if self._last is not None:
                     line.write(self._last)
@@ -260,12 +290,15 @@ class Hub(Deaf):
         newcomer.close()
 
     def _read(self, line: _Line) -> None:
-        left = any(news.left for news in line.read())
+        news = line.read()
+        left = any(each.left for each in news)
+        if any(each.failed for each in news):
+            self._failed.add(self._lines[line][0])
         if line.fault is None and not left:
             return
         rank, host = self._lines.pop(line)
         line.connection.close()
-        if left or any(rank == other for other, _ in self._lines.values()):
+        if left or rank in self._failed or any(rank == other for other, _ in self._lines.values()):
             return
         if line.fault in sockets.SILENCE:
             self._found[rank] = host
@@ -280,7 +313,7 @@ class Spoke(Deaf):
     Made before any collective can fail, so that the hub knows of every rank that dies.
 
     Args:
-        find: returns what the hub published, waiting for it; None when the store does not answer.
+        find: returns what the hub published; None when it has not yet, or the store is silent.
         store_host: host of the rendezvous store, as this rank knows it.
         rank: this rank.
         limit_s: how long a host may be silent.
@@ -298,7 +331,16 @@ class Spoke(Deaf):
         self._meeting: Meeting | None = None
         self._line: _Line | None = None
         self._attempts_left = _ATTEMPTS
+        deadline_s = time.monotonic() + _PATIENCE_S
+        while self._meeting is None and time.monotonic() < deadline_s:
+            self._meeting = find()
+            time.sleep(_POLL_S)
         self._connect()
+
+    @property
+    def connected(self) -> bool:
+        """See :attr:`Pulse.connected`."""
+        return self._line is not None
 
     def look(self) -> None:
         """See :meth:`Pulse.look`."""
@@ -309,7 +351,7 @@ class Spoke(Deaf):
         if not sockets.signalled([line.connection]):
             return
         for self.news in line.read():
-            pass
+            self._note_lost()
         if line.fault is None:
             return
         line.connection.close()
@@ -320,7 +362,7 @@ class Spoke(Deaf):
             self.silent = {HUB: host}
             self._attempts_left = -1  # until it answers again
         elif not self.news.left:
-            self.lost = {HUB: (host, time.monotonic())}
+            self.lost = {**self.lost, HUB: (host, time.monotonic())}
 
     def tell(self, news: News) -> None:
         """See :meth:`Pulse.tell`."""
@@ -334,6 +376,11 @@ class Spoke(Deaf):
         if line is not None:
             line.connection.close()
 
+    def _note_lost(self) -> None:
+        for rank, host in self.news.lost.items():
+            if rank not in self.lost and rank != self._rank:
+                self.lost = {**self.lost, rank: (host, time.monotonic())}
+
     def _connect(self) -> None:
         if not self._attempts_left:
             return
@@ -345,6 +392,6 @@ class Spoke(Deaf):
         hello = _HELLO.pack(self._meeting.token.encode(), self._rank)
         with suppress(OSError):
             connection = socket.create_connection(address, timeout=_CONNECT_S)
-            connection.sendall(hello + socket.gethostname().encode())
+            connection.sendall(hello + socket.gethostname().encode() + b"\n")
             self._line = _Line(connection, self._limit_s)
             self.silent = {}

@@ -30,6 +30,11 @@ class Question(Generic[_Answer]):
         return self._over.wait(limit_s)
 
     @property
+    def over(self) -> bool:
+        """Whether the action has ended, well or badly."""
+        return self._over.is_set()
+
+    @property
     def answered(self) -> bool:
         """Whether the action succeeded, so far."""
         return bool(self._answers)

@@ -10,7 +10,7 @@ is one of all ranks: the messages of a schedule's round may be among few of them
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from syncopate.collectives.device import PinnedStage, StreamQueue, mark, on_this
 from syncopate.collectives.executor import Executor
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.request import Request
+from syncopate.collectives.rescue import finish
 from syncopate.collectives.rounds import Rounds
 from syncopate.collectives.stages import Staged, Stages
 from syncopate.errors import InvalidValueError
@@ -189,6 +190,21 @@ class Runner:
         else:
             self._executor.receive(tensor, peer)
 
+    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
+        """Start to send to and to receive from ``peer`` at the same time, outside any collective.
+
+        Returns:
+            What is to be waited for; those of later calls may be under way meanwhile.
+
+        Raises:
+            PeerError: a connection is lost.
+        """
+        if not outgoing.is_cuda:
+            return self._executor.exchange(outgoing, incoming, peer)
+        send = dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=peer)
+        receive = dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=peer)
+        return dist.batch_isend_irecv([send, receive])
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         if self._executor.meshed:
@@ -198,7 +214,7 @@ class Runner:
         elif self.device.type == "cuda":
             dist.barrier(self.group, device_ids=[self.device.index])
         else:
-            dist.barrier(self.group)
+            finish(dist.barrier, group=self.group)
 
     def _backend(self, tensor: torch.Tensor) -> str:
         try:

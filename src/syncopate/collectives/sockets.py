@@ -26,7 +26,8 @@ _BACKLOG = 1024
 def keep_alive(connection: socket.socket, limit_s: float) -> None:
     """Let the kernel probe the other end every second or so, and give it up after ``limit_s``.
 
-    With 0 it never does. The connection does not block any more either way.
+    With 0 it never does. The connection does not block any more either way. Linux sends no probe
+    while something that was sent has not been acknowledged: that has a limit of its own there.
     """
     connection.setblocking(False)
     if not limit_s:
@@ -39,6 +40,7 @@ def keep_alive(connection: socket.socket, limit_s: float) -> None:
         (idle, period_s),
         (getattr(socket, "TCP_KEEPINTVL", None), period_s),
         (getattr(socket, "TCP_KEEPCNT", None), max(1, round(limit_s / period_s) - 1)),
+        (getattr(socket, "TCP_USER_TIMEOUT", None), round(limit_s * 1e3)),
     ):
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)

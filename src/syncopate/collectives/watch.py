@@ -4,7 +4,8 @@
 dies, rank 3 fails at once, but rank 0, which waits for rank 3, would sit out its whole time limit.
 So a rank that fails closes all its connections, which fails its neighbours, and theirs. A rank
 that the chain does not reach learns it from the board or from the pulse, see
-:mod:`syncopate.collectives.lookout`, and closes the connections from its side.
+:mod:`syncopate.collectives.lookout`, and closes the connections from its side. Whoever closes
+them has said so before, on the board and to rank 0: see [Note: who closes says so first].
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from types import TracebackType
 import torch.distributed as dist
 
 from syncopate.collectives import rescue, transport
-from syncopate.collectives.board import GRACE_S, Board, collect
-from syncopate.collectives.failure import Call, PeerError, Post, Verdict, blame, name_ranks
+from syncopate.collectives.board import GRACE_S, Board, judge
+from syncopate.collectives.failure import Call, PeerError, Post, Verdict, name_ranks
 from syncopate.collectives.handle import Completion
-from syncopate.collectives.lookout import LOOK_S, STORE_LIMIT_S, Busy, Lookout
+from syncopate.collectives.lookout import STORE_LIMIT_S, Busy, Lookout
 from syncopate.collectives.question import Question, ask
 from syncopate.errors import CollectiveError, SyncopateError
 
 _POLL_S = 0.05
+_CLOSE = Call("close", 0, 0)
 
 
 class Watch:
@@ -132,12 +134,22 @@ class Watch:
         """
         self._lookout.stop(left=True)
         if self._broken is None:
-            left = Post(Call("close", 0, 0), "left")
-            ask(lambda: self._board.put(left), STORE_LIMIT_S)
+            ask(lambda: self._board.put(Post(_CLOSE, "left")), STORE_LIMIT_S)
         for group in self._groups:
             transport.hang_up(group, self._peers)
 
-    def interrupt(self) -> tuple[int, ...]:
+    def interrupt(self) -> None:
+        """Break every connection, in good order: what is under way fails."""
+        self._announce(Post(_CLOSE, "left"))
+        self._disconnect()
+
+    def _announce(self, post: Post) -> None:
+        """Say what happened here, before the others see it; [Note: who closes says so first]."""
+        self._lookout.say_failed()
+        if not self._lookout.deaf:
+            ask(lambda: self._board.put(post), STORE_LIMIT_S)
+
+    def _disconnect(self) -> tuple[int, ...]:
         """Break every connection; return the peers that had closed theirs before."""
         closed: set[int] = set()
         self._interrupted = True
@@ -170,11 +182,12 @@ class Watch:
             self._lookout.tell(verdict)
         return self._broken[1]
 
-    def _give_up(self, call: Call, verdict: Verdict | None) -> None:
+    def _give_up(self, call: Call, waited_s: float, verdict: Verdict | None) -> None:
         """Break a collective that cannot finish; why may still have to be found out."""
         if verdict is not None:
             self._break(call, verdict)
-        self.interrupt()
+        self._announce(Post(call, "interrupted", (), waited_s))
+        self._disconnect()
 
     def _failed(self, call: Call, error: RuntimeError, waited_s: float) -> CollectiveError:
         # One diagnosis per communicator: threads of other channels fail soon after, and wait here.
@@ -186,16 +199,20 @@ class Watch:
         return CollectiveError(call.title, verdict.reason, verdict.ranks)
 
     def _diagnose(self, call: Call, error: RuntimeError, waited_s: float) -> Verdict:
-        known = self._lookout.known() or self._lookout.store_is_gone()
-        if known is not None:
-            self.interrupt()
-            return known
         peers = (error.peer,) if isinstance(error, PeerError) else ()
         kind = transport.failure_kind(error)
-        text = _first_line(error) if kind == "error" else ""
-        post = Post(call, kind, peers, waited_s, text)
-        ask(lambda: self._board.put(post), STORE_LIMIT_S)
-        closed = self.interrupt()
+        post = Post(call, kind, peers, waited_s, _first_line(error) if kind == "error" else "")
+        if kind == "closed":
+            # Where rank 0 died its pulse ends a moment later, and then nobody asks its store: for
+            # every question to a store that is gone torch prints a page.
+            time.sleep(_POLL_S)
+        known = self._lookout.known() or self._lookout.store_is_gone()
+        if known is not None:
+            self._break(call, known)
+        self._announce(post)
+        closed = self._disconnect()
+        if known is not None:
+            return known
         if kind == "closed" and not peers:
             post = Post(call, kind, closed, waited_s)
             ask(lambda: self._board.put(post), STORE_LIMIT_S)
@@ -203,24 +220,25 @@ class Watch:
 
     def _consult(self, post: Post) -> Verdict | None:
         """Return what the board says, or the pulse; None when neither says anything."""
-        question = Question(lambda: self._read_board(post))
+        question = Question(lambda: self._judge(post))
         began_s = time.monotonic()
         # Where the store's host went silent, the board never answers. A neighbour may have found
-        # that out, and closed its connections, a moment before this rank does.
+        # that out, and closed its connections, a moment before this rank does. And where the store
+        # is gone with rank 0, the pulse has yet to bring what rank 0 said, or that it died.
         limit_s = max(GRACE_S + STORE_LIMIT_S, self._lookout.limit_s)
         while time.monotonic() - began_s < limit_s:
             known = self._lookout.known() or self._lookout.store_is_gone()
             if known is not None:
                 return known
-            if question.wait(_POLL_S):
-                if question.answered:
-                    return question.answer()
-                limit_s = 2 * LOOK_S  # the store is gone; whether rank 0 died, shows soon
+            if question.answered:
+                return question.answer()
+            question.wait(_POLL_S)
+            if question.over:
                 time.sleep(_POLL_S)
         return None
 
-    def _read_board(self, post: Post) -> Verdict:
-        return blame(collect(self._board, self._rank, post), self._rank, self._world_size)
+    def _judge(self, post: Post) -> Verdict:
+        return judge(self._board, self._rank, post, lambda: self._lookout.losses)
 
 
 class _Watched:

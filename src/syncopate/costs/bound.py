@@ -5,8 +5,6 @@ To all-reduce n bytes over u units, each unit has to send at least ``2 (u-1)/u n
 groups that its links join, and an iteration takes at least as long as its computation:
 
     bound = max(compute, max over levels of 2 (u-1)/u n / bandwidth)
-
-where bandwidth is the highest of this and the outer levels.
 """
 
 from __future__ import annotations
@@ -17,7 +15,10 @@ import numpy as np
 
 from syncopate.cluster import Cluster
 from syncopate.costs.functions import CurveCost
+from syncopate.units import MIB
 from syncopate.workload import Workload
+
+_LONG_BYTES = MIB
 
 
 def wire_bytes(world_size: int, nbytes: float) -> float:
@@ -32,13 +33,10 @@ def wire_s(cluster: Cluster, nbytes: float) -> float:
     ranks share memory; then its fastest measured rate is the line rate.
     """
     units, seconds = 1, 0.0
-    fastest = math.inf
     for level in reversed(cluster.levels):
         units *= level.size
         if level.size > 1:
-            # What leaves a unit may cross this level or one further out, if that is faster.
-            fastest = min(fastest, level.byte_time_s)
-            seconds = max(seconds, wire_bytes(units, nbytes) * fastest)
+            seconds = max(seconds, wire_bytes(units, nbytes) * level.byte_time_s)
     return min(seconds, nbytes * _measured_s_per_byte(cluster))
 
 
@@ -47,8 +45,10 @@ def _measured_s_per_byte(cluster: Cluster) -> float:
     rates = [math.inf]
     for curve in cluster.curves:
         if curve.collective == "all_reduce":
-            # Beyond the largest measured size a message approaches the slope of the curve's end.
-            rates.append(float(CurveCost(curve).pieces.slope_s_per_byte[-1]))
+            if curve.points[-1].nbytes >= _LONG_BYTES:
+                # Beyond the largest size a message approaches the slope of the curve's end, which
+                # between short ones is noise.
+                rates.append(float(CurveCost(curve).pieces.slope_s_per_byte[-1]))
             rates += [float(np.median(p.samples_s)) / p.nbytes for p in curve.points if p.nbytes]
     return min(rates)
 

@@ -81,6 +81,10 @@ def _tree(p: int) -> Terms:
     return Terms(_log2_ceil(p), _log2_ceil(p), _log2_ceil(p))
 
 
+def _flat_tree(p: int) -> Terms:
+    return Terms(p - 1, p - 1, p - 1)
+
+
 def _there_and_back(scatter: Terms) -> Terms:
     return Terms(2 * scatter.startups, 2 * scatter.wire, scatter.additions)
 
@@ -144,6 +148,7 @@ CLOSED_FORMS: dict[tuple[str, str], Callable[..., Terms]] = {
     ("all_reduce", "binary_tree"): lambda p: _there_and_back(_tree(p)),
     ("all_reduce", "mst"): lambda p: _there_and_back(_tree(p)),
     ("all_reduce", "be"): lambda p: _there_and_back(_recursive_scatter(p)),
+    ("all_reduce", "flat_tree"): lambda p: _there_and_back(_flat_tree(p)),
     ("all_reduce", "lp"): _chain_all_reduce,
     ("all_reduce", "two_level"): _two_level,
     ("all_reduce", "blueconnect"): _blueconnect,
@@ -156,9 +161,11 @@ CLOSED_FORMS: dict[tuple[str, str], Callable[..., Terms]] = {
         _hierarchical_scatter(p, **options)
     ),
     ("broadcast", "mst"): lambda p: _copies(_tree(p)),
+    ("broadcast", "flat_tree"): lambda p: _copies(_flat_tree(p)),
     ("broadcast", "be"): lambda p: _copies(_there_and_back(_recursive_scatter(p))),
     ("broadcast", "lp"): lambda p, **options: _copies(_chain(p, **options)),
     ("reduce", "mst"): _tree,
+    ("reduce", "flat_tree"): _flat_tree,
     ("reduce", "be"): lambda p: _there_and_back(_recursive_scatter(p)),
     ("reduce", "lp"): _chain,
 }

@@ -23,9 +23,7 @@ from syncopate.schedules.base import Schedule
 def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
     """Return one line through the origin per shared level: seconds its busiest link needs.
 
-    Traffic is counted twice. A unit's traffic to its siblings, the units that it is that level
-    apart from, needs its bytes over the level's bandwidth. All traffic that leaves it needs at
-    least its bytes over the highest bandwidth of this and the outer levels.
+    All traffic that leaves a unit passes its link, wherever it goes.
 
     Returns:
         Lines with no start-up; none on a cluster of one level, whose ranks share nothing.
@@ -50,10 +48,8 @@ def _lines(
         # Level 0 joins single ranks, whose ports the longest path already counts.
         if index and level.size > 1:
             here, there = position[src] // unit_ranks, position[dst] // unit_ranks
-            fastest = min(outer.byte_time_s for outer in levels[index:] if outer.size > 1)
-            siblings = _busiest(here, there, share, apart == index) * level.byte_time_s
-            leaving = _busiest(here, there, share, apart >= index) * fastest
-            lines.append(LinearFit(a_s=0.0, b_s_per_byte=max(siblings, leaving)))
+            leaving = _busiest(here, there, share, apart >= index)
+            lines.append(LinearFit(a_s=0.0, b_s_per_byte=leaving * level.byte_time_s))
         unit_ranks *= level.size
     return tuple(lines)
 

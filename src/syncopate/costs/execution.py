@@ -10,11 +10,16 @@ what a schedule is expected to take:
 * *Blocks*: a message is cut as the executor cuts it (:mod:`syncopate.schedules.blocks`). The first
   block of the data just received goes on to the next rank when it has arrived and been reduced, the
   last no earlier than it has; all reductions but the last are hidden behind the wire. Not so
-  towards the rank that the data came from, whose announcements queue behind its own data.
+  towards the rank that the data came from, whose announcements queue behind its own data, nor
+  where the sender still has something on its way to another rank.
 * *Burst*: a link that was silent for a while passes some bytes at once. So the link's clock may lag
   behind by the time that they take: the time that latency leaves the link idle is not lost.
 * *Processors*: a round in which k of p ranks send takes k/p of what a round of all ranks takes, and
-  all rounds so far take at least the sum of their messages, additions and bytes.
+  all rounds so far take at least the sum of their messages, additions and bytes. Part of that sum
+  keeps busy links waiting.
+* *Left over*: when its sender goes on to another rank, some of a message is still in the kernel's
+  buffer, and shares the link with what goes there. So it arrives later than it would alone. No
+  more than the buffer holds is left over, nor does what is shorter hold it up for longer.
 * *Elements*: chunks are whole elements, and empty ones are not sent, which is what counts where
   there are hardly more elements than ranks.
 
@@ -23,6 +28,7 @@ Many sizes are played side by side, and :func:`execution_cost` joins them to a c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -36,15 +42,25 @@ from syncopate.costs.relay import Turn, rounds_of
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import MAX_BLOCKS, block_count
+from syncopate.units import MIB
 
 ITEM_BYTES = 4
 """Bytes per element, unless said otherwise: float32."""
 
+BUFFERED_BYTES = MIB
+"""What the kernel takes of a message before it has left."""
+
 _LARGEST_BYTES = 1 << 30
+_FREE = Handling()
 
 
 def execution_times(
-    schedule: Schedule, cluster: Cluster, nbytes: ArrayLike, *, itemsize: int = ITEM_BYTES
+    schedule: Schedule,
+    cluster: Cluster,
+    nbytes: ArrayLike,
+    *,
+    itemsize: int = ITEM_BYTES,
+    handling: Sequence[Handling] | None = None,
 ) -> FloatArray:
     """Return the seconds that the executor takes over ``schedule``, for many buffer sizes at once.
 
@@ -53,6 +69,7 @@ def execution_times(
         cluster: levels, placement, γ and handling; its measured curves play no part.
         nbytes: sizes of the whole buffer in bytes, any shape; >= 0, rounded up to whole elements.
         itemsize: bytes per element.
+        handling: what messages cost at each of the sizes; as the cluster says where left out.
 
     Raises:
         InvalidValueError: a size is negative or not finite, or the schedule is for another number
@@ -70,7 +87,9 @@ def execution_times(
     counts = np.ceil(sizes / itemsize)
     if not len(schedule.table) or not counts.any():
         return np.zeros(sizes.shape)
-    run = _Run(schedule, cluster, counts.ravel(), itemsize)
+    if handling is None:
+        handling = [_handling(cluster, size) for size in (counts.ravel() * itemsize).tolist()]
+    run = _Run(schedule, cluster, (counts.ravel(), itemsize), handling)
     busiest = max((line.b_s_per_byte for line in congestion_lines(schedule, cluster)), default=0.0)
     seconds = run.call_s + np.maximum(run.seconds(), busiest * run.nbytes)
     return np.asarray(np.where(counts > 0, seconds.reshape(sizes.shape), 0.0))
@@ -104,22 +123,28 @@ class _Run:
     """
 
     def __init__(
-        self, schedule: Schedule, cluster: Cluster, counts: FloatArray, itemsize: int
+        self,
+        schedule: Schedule,
+        cluster: Cluster,
+        elements: tuple[FloatArray, int],
+        handling: Sequence[Handling],
     ) -> None:
+        counts, itemsize = elements
         self.nbytes = counts * itemsize
         self._rounds = rounds_of(schedule, cluster.levels, cluster.placement)
         self._ranks = schedule.world_size
         self._itemsize = itemsize
         self._whole, self._left = np.divmod(counts, schedule.chunks)
         self._gamma = cluster.reduction_s_per_byte
-        handling = [_handling(cluster, nbytes) for nbytes in self.nbytes.tolist()]
-        self._by_hand = not cluster.handling
+        self._by_hand = all(entry == _FREE for entry in handling)
         self.call_s = np.array([h.call_s for h in handling])
         self._burst_byte = np.array([h.burst_byte_s for h in handling])
         self._round = np.array([h.round_s for h in handling])
         self._stream = np.array([h.stream_s for h in handling])
         self._addition = np.array([h.addition_s for h in handling])
         self._byte = np.array([h.byte_s for h in handling])
+        self._exposed = np.array([h.exposed for h in handling])
+        self._left_over = np.array([h.left_over for h in handling])
         shape = (self._ranks, len(counts))
         self._entered, self._before, self._first = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._blocks = np.ones(shape)
@@ -133,11 +158,11 @@ class _Run:
         """Return when the last rank has all its data, shape (sizes,)."""
         for turns in self._rounds.turns:
             carried = [self._carried(turn) for turn in turns]
-            busy = self._work(turns, carried)
+            busy, held = self._work(turns, carried)
             begun = self._entered.copy(), self._before.copy(), self._first.copy(), self._blocks
             self._blocks = self._blocks.copy()
             for turn, nbytes in zip(turns, carried, strict=True):
-                self._play(turn, nbytes, busy, begun)
+                self._play(turn, nbytes, (busy, held), begun)
         return np.asarray(self._entered.max(axis=0))
 
     def _carried(self, turn: Turn) -> FloatArray:
@@ -147,35 +172,49 @@ class _Run:
         nbytes = (stop - start) * self._itemsize
         return np.asarray(nbytes if turn.parts is None else np.add.reduceat(nbytes, turn.parts))
 
-    def _work(self, turns: tuple[Turn, ...], carried: list[FloatArray]) -> FloatArray:
-        """Count the work of a round; return what it takes of the processors that ranks share."""
+    def _work(
+        self, turns: tuple[Turn, ...], carried: list[FloatArray]
+    ) -> tuple[FloatArray, FloatArray]:
+        """Count the work of a round.
+
+        Returns:
+            What it takes of the processors that ranks share, and what of that keeps a busy link.
+        """
         sent = sum((nbytes > 0).sum(axis=0) for nbytes in carried)
         added = sum(
             ((nbytes > 0) & turn.adds[:, None]).sum(axis=0)
             for turn, nbytes in zip(turns, carried, strict=True)
         )
-        beside = added * self._addition + sum(n.sum(axis=0) for n in carried) * self._byte
-        self._worked = self._worked + (sent * self._stream + beside) / self._ranks
-        return np.asarray((sent * self._round + beside) / self._ranks)
+        bytes_worked = sum(
+            turn.worked @ nbytes for turn, nbytes in zip(turns, carried, strict=True)
+        )
+        beside = added * self._addition + bytes_worked * self._byte
+        stream = (sent * self._stream + beside) / self._ranks
+        self._worked = self._worked + stream
+        return (sent * self._round + beside) / self._ranks, self._exposed * stream
 
     def _play(
         self,
         turn: Turn,
         nbytes: FloatArray,
-        busy: FloatArray,
+        work: tuple[FloatArray, FloatArray],
         begun: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
     ) -> None:
         """Let the messages of a turn through, and set the clocks of both their ends."""
         blocks = block_counts(nbytes)
+        busy, held = work
         latency, lag = turn.latency_s[:, None], turn.lag_s[:, None]
-        wire = nbytes * turn.wire_s_per_byte[:, None]
+        wire = nbytes * turn.wire_s_per_byte[:, None] + held
         start, last = self._ready(turn, blocks, begun)
         start = np.maximum(start, self._idle[turn.out])
         last = np.maximum(start, last)
         link = np.maximum(np.maximum(self._up[turn.out], self._down[turn.into]), start - lag) + wire
         through = np.maximum(link, last - lag + wire / blocks)
+        buffered = np.minimum(nbytes * turn.beside[:, None], BUFFERED_BYTES)
+        left = buffered * turn.wire_s_per_byte[:, None] - lag
+        shared = self._left_over * np.maximum(left, 0.0)
         alone = nbytes * self._burst_byte
-        arrived = np.maximum(through, last + alone / blocks) + latency
+        arrived = np.maximum(through + shared, last + alone / blocks) + latency
         arrived = np.maximum(arrived, start + latency + alone)
         arrived = np.maximum(arrived, np.maximum(start + busy, self._worked))
         first = np.maximum(link - wire * (1 - 1 / blocks), start + alone / blocks) + latency
@@ -217,7 +256,7 @@ def _handling(cluster: Cluster, nbytes: float) -> Handling:
     for entry in cluster.handling:
         if entry.up_to_bytes is None or nbytes <= entry.up_to_bytes:
             return entry
-    return Handling()
+    return _FREE
 
 
 def block_counts(nbytes: FloatArray) -> FloatArray:

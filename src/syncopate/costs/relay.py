@@ -35,11 +35,15 @@ class Turn:
         latency_s: α.
         lag_s: how far the link's clock may be behind, the time that a burst takes.
         wire_s_per_byte: β, longer where the link is shared.
+        worked: share of its bytes that a processor handles besides the link. Within a host, where
+            others go further, the link is a processor already.
         reduced: share of the message that is added.
         adds: whether any of it is.
         forwards: whether it hands on what its sender received last.
         offset: where it begins in that, as a share.
         share: how long it is, as a share of that.
+        beside: how long the message is that its sender sends another rank right after it, up to
+            its own length, as a share of that; 0 where there is none.
     """
 
     src: IntArray
@@ -52,11 +56,13 @@ class Turn:
     latency_s: FloatArray
     lag_s: FloatArray
     wire_s_per_byte: FloatArray
+    worked: FloatArray
     reduced: FloatArray
     adds: _BoolArray
     forwards: _BoolArray
     offset: FloatArray
     share: FloatArray
+    beside: FloatArray
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,12 @@ def rounds_of(schedule: Schedule, levels: tuple[Level, ...], placement: tuple[in
     """
     found = messages_of(schedule, levels, placement)
     source, offset, share = _handed_on(schedule, found)
+    beside = _followed(schedule, found)
     latency = np.array([level.latency_s for level in levels])[found.apart]
     lag = np.array([level.burst_bytes * level.byte_time_s for level in levels])[found.apart]
     wire = found.wire * schedule.chunks / found.chunks
+    inside = np.array([level.name == "device" for level in levels[:-1]] + [False])
+    worked = np.where(inside[found.apart], 0.0, 1.0)
     ends = np.append(found.begins[1:], len(schedule.table))
     out, into = found.out, found.into
     rounds: list[list[Turn]] = []
@@ -107,11 +116,13 @@ def rounds_of(schedule: Schedule, levels: tuple[Level, ...], placement: tuple[in
                 latency_s=latency[pick],
                 lag_s=lag[pick],
                 wire_s_per_byte=wire[pick],
+                worked=worked[pick],
                 reduced=found.reduced[pick] / found.chunks[pick],
                 adds=found.reduced[pick] > 0,
                 forwards=source[pick] >= 0,
                 offset=offset[pick],
                 share=share[pick],
+                beside=beside[pick],
             )
         )
     return Rounds(tuple(tuple(turns) for turns in rounds), found.ports)
@@ -121,7 +132,9 @@ def _handed_on(schedule: Schedule, found: Messages) -> tuple[IntArray, FloatArra
     """Return which message each one hands on (-1 for none), from where and how much of it.
 
     A message hands on what its sender received in the last round that it took part in, if that was
-    one message, both are one transfer, they share a chunk, and the data does not go back.
+    one message, both are one transfer, they share a chunk, and the data does not go back. If its
+    sender sent as well then, it did so to the same rank: the executor holds messages to others back
+    for one another.
     """
     table = schedule.table
     count = np.append(found.begins[1:], len(table)) - found.begins
@@ -136,9 +149,37 @@ def _handed_on(schedule: Schedule, found: Messages) -> tuple[IntArray, FloatArra
     received, index, times = np.unique(receives, return_index=True, return_counts=True)
     at = np.minimum(np.searchsorted(received, earlier), len(received) - 1)
     known &= (received[at] == earlier) & (times[at] == 1)
+    known &= ~_beside_another(found, sends, earlier)
     source = index[at]
     known &= (count == 1) & (count[source] == 1) & (found.src[source] != found.dst)
     known &= (start < stop[source]) & (stop > start[source])
     length = np.maximum(stop[source] - start[source], 1.0)
     offset = np.maximum(start - start[source], 0.0) / length
     return np.where(known, source, -1), offset, (stop - start) / length
+
+
+def _beside_another(found: Messages, sends: IntArray, moments: IntArray) -> _BoolArray:
+    """Say of every message whether its sender sent another rank something at ``moments``."""
+    known, of = np.unique(sends, return_inverse=True)
+    lowest, highest = np.full(len(known), found.dst.max()), np.zeros(len(known), np.int64)
+    np.minimum.at(lowest, of, found.dst)
+    np.maximum.at(highest, of, found.dst)
+    at = np.minimum(np.searchsorted(known, moments), len(known) - 1)
+    others = (lowest[at] != found.dst) | (highest[at] != found.dst)
+    return np.asarray((known[at] == moments) & others)
+
+
+def _followed(schedule: Schedule, found: Messages) -> FloatArray:
+    """Return :attr:`Turn.beside` of every message.
+
+    Right after it is what its sender sends across the same level in the same round or the next.
+    """
+    number = schedule.table.round[found.begins].astype(np.int64)
+    order = np.lexsort((number, found.src))
+    src, dst, number = found.src[order], found.dst[order], number[order]
+    apart, chunks = found.apart[order], found.chunks[order].astype(float)
+    follows = (src[1:] == src[:-1]) & (dst[1:] != dst[:-1]) & (apart[1:] == apart[:-1])
+    follows &= number[1:] - number[:-1] <= 1
+    beside = np.zeros(len(order))
+    beside[order[:-1]] = np.where(follows, np.minimum(chunks[1:] / chunks[:-1], 1.0), 0.0)
+    return beside

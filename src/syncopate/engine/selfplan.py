@@ -106,16 +106,21 @@ class SelfPlanner:
         except CollectiveError:
             raise
         except SyncopateError as error:
-            _say(self._engine, f"stays on DDP's buckets, because planning failed: {error}")
+            self._say(f"stays on DDP's buckets, because planning failed: {error}")
             return
         if _same_buckets(safe, plan):
             self._engine.adopt(safe)
-            _say(self._engine, f"plan {self._policy!r} is DDP's own {_buckets(safe)}: kept")
+            self._say(f"plan {self._policy!r} is DDP's own {_buckets(safe)}: kept")
             return
         safe_s, plan_s = yield from self._compare(safe, plan)
         faster = plan_s < safe_s
         self._engine.adopt(plan if faster else safe)
-        _say(self._engine, _verdict(plan, safe, plan_s, safe_s, faster))
+        self._say(_verdict(plan, safe, plan_s, safe_s, faster))
+
+    def _say(self, message: str) -> None:
+        """Log what became of it, and what is wrong with the cluster, in one line."""
+        warnings = self._cluster.warnings if self._cluster else ()
+        _say(self._engine, "; ".join([message, *(f"warning: {text}" for text in warnings)]))
 
     def _profile(self) -> Generator[None, Step, Workload]:
         reducer = self._engine.reducer
@@ -151,7 +156,9 @@ class SelfPlanner:
     def _plan(self, measured: Workload) -> tuple[Plan, Plan]:
         """Return the safe plan in true ready order and the policy's, rank 0's on every rank."""
         communicator = self._engine.communicator
-        cluster = self._cluster or calibrate(communicator, budget_s=CALIBRATION_BUDGET_S)
+        if self._cluster is None:
+            self._cluster = calibrate(communicator, budget_s=CALIBRATION_BUDGET_S)
+        cluster = self._cluster
         answer: tuple[Plan, Plan] | str = ""
         if communicator.rank == 0:
             try:

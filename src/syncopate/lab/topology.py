@@ -188,8 +188,8 @@ class Topology(Record, frozen=True, kw_only=True):
     def cluster(self) -> Cluster:
         """Return this topology as a cluster with nominal figures: rates given, latency guessed.
 
-        A level's bandwidth is what one message gets when it is alone, as calibration measures it:
-        TCP's share of the slowest host's rate, and across racks no more than the uplink.
+        A level's bandwidth is what one of its units sends, as calibration measures it: TCP's share
+        of the slowest host's rate, and between racks, of the narrowest uplink.
         """
         slowest = min(self.rate_of(host) for host in range(self.hosts))
         levels = []
@@ -199,8 +199,11 @@ class Topology(Record, frozen=True, kw_only=True):
             rate = slowest * TCP_GOODPUT
             levels.append(_level("host", self.hosts_per_rack, HOST_LATENCY_S, rate))
         if self.racks > 1:
-            uplink = min(slowest, *(self.uplink_of(rack) for rack in range(self.racks)))
-            levels.append(_level("rack", self.racks, RACK_LATENCY_S, uplink * TCP_GOODPUT))
+            rate = min(self.uplink_of(rack) for rack in range(self.racks))
+            if self.hosts_per_rack == 1:
+                # No level below says what a host can do.
+                rate = min(rate, slowest)
+            levels.append(_level("rack", self.racks, RACK_LATENCY_S, rate * TCP_GOODPUT))
         local = range(self.ranks_per_host)
         by_position = [h * self.ranks_per_host + i for r in range(self.racks)
                        for h in self.hosts_of(r) for i in local]  # fmt: skip

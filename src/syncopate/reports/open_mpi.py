@@ -14,6 +14,7 @@ halving_doubling, be   rabenseifner           all-reduce
 recursive              recursive_doubling     all-gather; bruck-k-fanout of 2 if p is no power of 2
 recursive              recursive_halving      reduce-scatter; butterfly if p is no power of two
 mst                    binomial               broadcast, reduce
+flat_tree              basic_linear           all-reduce, broadcast; linear for reduce
 be                     scatter_allgather      broadcast
 be                     rabenseifner           reduce
 lp                     pipeline               broadcast, reduce, in segments as long as the blocks
@@ -71,6 +72,7 @@ def _counterparts(world_size: int) -> tuple[Counterparts, ...]:
                 "recursive_doubling": "recursive_doubling",
                 "halving_doubling": "rabenseifner",
                 "be": "rabenseifner",
+                "flat_tree": "basic_linear",
             },
         ),
         Counterparts("reduce_scatter", "reduce_scatter", {"ring": "ring", "recursive": halving}),
@@ -81,10 +83,19 @@ def _counterparts(world_size: int) -> tuple[Counterparts, ...]:
             {"ring": "ring", "recursive": "recursive_doubling" if even else _BRUCK},
         ),
         Counterparts(
-            "broadcast", "bcast", {"mst": "binomial", "be": "scatter_allgather", "lp": "pipeline"}
+            "broadcast",
+            "bcast",
+            {
+                "mst": "binomial",
+                "flat_tree": "basic_linear",
+                "be": "scatter_allgather",
+                "lp": "pipeline",
+            },
         ),
         Counterparts(
-            "reduce", "reduce", {"mst": "binomial", "be": "rabenseifner", "lp": "pipeline"}
+            "reduce",
+            "reduce",
+            {"mst": "binomial", "flat_tree": "linear", "be": "rabenseifner", "lp": "pipeline"},
         ),
     )
 

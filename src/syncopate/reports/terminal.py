@@ -23,7 +23,7 @@ from syncopate.workload import Workload
 
 
 def cluster_report(cluster: Cluster) -> RenderableType:
-    """Return a cluster: its levels, and for each measured collective the fits and the curves."""
+    """Return a cluster: warnings, levels, and each measured collective's fits and curves."""
     interference = cluster.interference
     lines = Text.assemble(
         (cluster.name, "bold"),
@@ -34,7 +34,8 @@ def cluster_report(cluster: Cluster) -> RenderableType:
         f"beside a collective computation runs at {interference.compute_rate:.0%}, "
         f"beside computation a collective takes {interference.collective_stretch:.2f}x",
     )
-    parts: list[RenderableType] = [lines, _levels(cluster)]
+    warnings = [Text(f"warning: {warning}", style="bold yellow") for warning in cluster.warnings]
+    parts: list[RenderableType] = [lines, *warnings, _levels(cluster)]
     for collective in dict.fromkeys(curve.collective for curve in cluster.curves):
         curves = [curve for curve in cluster.curves if curve.collective == collective]
         parts += [_fits(curves), _curves(curves, cluster.world_size)]

@@ -2,8 +2,9 @@
 
 A new algorithm is one file and one row: a module with a function from world size to
 :class:`~syncopate.schedules.base.Schedule` (world size and root for a rooted collective), and an
-:class:`Algorithm` in ``_ROWS`` below. Planner, calibration, executor, command line and generated
-documents read the table, and the conformance tests fail until the row is listed there.
+:class:`~syncopate.schedules.catalogue.Algorithm` in
+:data:`~syncopate.schedules.catalogue.ROWS`. Planner, calibration, executor, command line and
+generated documents read the table, and the conformance tests fail until the row is listed there.
 
 An algorithm may take options, such as the number of blocks in a pipeline. Its row names them, its
 function has a default for each, and every algorithm takes ``order``, the ranks in the order that it
@@ -16,26 +17,14 @@ An algorithm of one's own can also be added from outside, by the same function::
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.plan import NATIVE as _NATIVE
-from syncopate.schedules import (
-    bidirectional_exchange,
-    binary_tree,
-    blueconnect,
-    halving_doubling,
-    linear_pipeline,
-    mst,
-    recursive_doubling,
-    ring,
-    two_level,
-)
 from syncopate.schedules.base import Schedule
+from syncopate.schedules.catalogue import ROWS, Algorithm
 from syncopate.schedules.compose import relabelled, topology_order
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import cluster_factors
@@ -46,36 +35,6 @@ NATIVE = _NATIVE
 
 AUTO = "auto"
 """What a caller of a communicator says who wants it to choose the algorithm; a name of none."""
-
-
-@dataclass(frozen=True)
-class Algorithm:
-    """One row: an algorithm of a collective.
-
-    Attributes:
-        collective: a name in :data:`syncopate.schedules.conditions.CONDITIONS`.
-        name: how plans and users call it.
-        build: world size to schedule; world size and root for a rooted collective.
-        summary: one line: rounds and bytes per rank.
-        source: where it comes from.
-        options: what ``build`` takes by name, each with a default.
-        hierarchical: whether it is made for clusters of several levels.
-        twin: an algorithm of the same collective that costs the same on every flat cluster, so
-            that measuring both is in vain; empty when there is none.
-    """
-
-    collective: str
-    name: str
-    build: Callable[..., Schedule]
-    summary: str
-    source: str
-    options: tuple[str, ...] = ()
-    hierarchical: bool = False
-    twin: str = ""
-
-    def applies(self, cluster: Cluster) -> bool:
-        """Say whether it can be of use on ``cluster``: a hierarchy needs two levels of units."""
-        return not self.hierarchical or len(cluster_factors(cluster)) > 1
 
 
 ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
@@ -207,174 +166,5 @@ def _built(algorithm: Algorithm, world_size: int, root: int, options: Options) -
     return schedule if order is None else relabelled(schedule, order)
 
 
-_PATARASUK = "Patarasuk and Yuan 2009"
-_RABENSEIFNER = "Rabenseifner 2004; Träff 2024"
-_THAKUR = "Thakur, Rabenseifner and Gropp 2005"
-_LP = "LP (Wang et al. 2017)"
-_CHAN = "Chan et al. 2007; LP, Table 1"
-_BLUECONNECT = "BlueConnect (Cho et al. 2019)"
-
-_ROWS = (
-    Algorithm(
-        "all_reduce",
-        "ring",
-        ring.all_reduce,
-        "2(p-1) rounds, 2(p-1)/p n bytes",
-        _PATARASUK,
-    ),
-    Algorithm(
-        "all_reduce",
-        "recursive_doubling",
-        recursive_doubling.all_reduce,
-        "log2 p rounds of n bytes; ceil(log2 p) + 1 when p is no power of two",
-        _THAKUR,
-    ),
-    Algorithm(
-        "all_reduce",
-        "halving_doubling",
-        halving_doubling.all_reduce,
-        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes",
-        _RABENSEIFNER,
-    ),
-    Algorithm(
-        "all_reduce",
-        "binary_tree",
-        binary_tree.all_reduce,
-        "2 ceil(log2 p) rounds of n bytes",
-        _THAKUR,
-    ),
-    Algorithm(
-        "all_reduce",
-        "mst",
-        mst.all_reduce,
-        "2 ceil(log2 p) rounds of n bytes",
-        _CHAN,
-        twin="binary_tree",
-    ),
-    Algorithm(
-        "all_reduce",
-        "be",
-        bidirectional_exchange.all_reduce,
-        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes; farthest ranks first",
-        _CHAN,
-        twin="halving_doubling",
-    ),
-    Algorithm(
-        "all_reduce",
-        "lp",
-        linear_pipeline.all_reduce,
-        "2(p-2+B)-1 rounds, 2n bytes, in B blocks",
-        _LP,
-        options=("blocks",),
-    ),
-    Algorithm(
-        "all_reduce",
-        "two_level",
-        two_level.all_reduce,
-        "p = p0 p1: 4(p0-1)/p0 n bytes in the node, 2(p1-1)/p1 n bytes between leaders",
-        "Jia et al. 2018; BlueConnect, Eq. 4",
-        options=("factors",),
-        hierarchical=True,
-    ),
-    Algorithm(
-        "all_reduce",
-        "blueconnect",
-        blueconnect.all_reduce,
-        "p = p0 .. pk: 2(p-1)/p n bytes, of which 2(pi-1)/(p0 .. pi) n bytes at level i",
-        _BLUECONNECT,
-        options=("factors", "stages", "pipelines"),
-        hierarchical=True,
-    ),
-    Algorithm(
-        "reduce_scatter",
-        "ring",
-        ring.reduce_scatter,
-        "p-1 rounds, (p-1)/p n bytes",
-        _PATARASUK,
-    ),
-    Algorithm(
-        "reduce_scatter",
-        "recursive",
-        halving_doubling.reduce_scatter,
-        "ceil(log2 p) rounds, (p-1)/p n bytes",
-        _RABENSEIFNER,
-    ),
-    Algorithm(
-        "reduce_scatter",
-        "hierarchical",
-        blueconnect.reduce_scatter,
-        "p = p0 .. pk: (p-1)/p n bytes, of which (pi-1)/(p0 .. pi) n bytes at level i",
-        _BLUECONNECT,
-        options=("factors", "stages"),
-        hierarchical=True,
-    ),
-    Algorithm(
-        "all_gather",
-        "ring",
-        ring.all_gather,
-        "p-1 rounds, (p-1)/p n bytes",
-        _PATARASUK,
-    ),
-    Algorithm(
-        "all_gather",
-        "recursive",
-        halving_doubling.all_gather,
-        "ceil(log2 p) rounds, (p-1)/p n bytes",
-        "Bruck et al. 1997; Träff 2024",
-    ),
-    Algorithm(
-        "all_gather",
-        "hierarchical",
-        blueconnect.all_gather,
-        "p = p0 .. pk: (p-1)/p n bytes, of which (pi-1)/(p0 .. pi) n bytes at level i",
-        _BLUECONNECT,
-        options=("factors", "stages"),
-        hierarchical=True,
-    ),
-    Algorithm(
-        "broadcast",
-        "mst",
-        mst.broadcast,
-        "ceil(log2 p) rounds of n bytes",
-        _CHAN,
-    ),
-    Algorithm(
-        "broadcast",
-        "be",
-        bidirectional_exchange.broadcast,
-        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes",
-        _CHAN,
-    ),
-    Algorithm(
-        "broadcast",
-        "lp",
-        linear_pipeline.broadcast,
-        "p-2+B rounds, n bytes, in B blocks",
-        _LP,
-        options=("blocks",),
-    ),
-    Algorithm(
-        "reduce",
-        "mst",
-        mst.reduce,
-        "ceil(log2 p) rounds of n bytes",
-        _CHAN,
-    ),
-    Algorithm(
-        "reduce",
-        "be",
-        bidirectional_exchange.reduce,
-        "2 ceil(log2 p) rounds, 2(p-1)/p n bytes",
-        _CHAN,
-    ),
-    Algorithm(
-        "reduce",
-        "lp",
-        linear_pipeline.reduce,
-        "p-2+B rounds, n bytes, in B blocks",
-        _LP,
-        options=("blocks",),
-    ),
-)
-for _row in _ROWS:
+for _row in ROWS:
     register(_row)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves, interference, links
 from syncopate.calibration.quantiles import lower_quartile, lowest_decile
+from syncopate.calibration.topology import topology
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.units import KIB, MIB
@@ -30,6 +33,23 @@ class TestLevel:
         level = links._level("host", 2, [LinkProbe(src=0, dst=1, points=points)])
         assert level.latency_s == pytest.approx(1e-4, rel=1e-3)
         assert level.bandwidth_bytes_per_s == pytest.approx(1e9, rel=1e-3)
+
+    def test_rates_of_exchanges_at_the_same_time_replace_those_of_pairs(self) -> None:
+        points = tuple(point(n, 1e-4 + max(n - 2e4, 0) * 1e-8) for n in links.PROBE_SIZES)
+        probe = LinkProbe(src=0, dst=1, points=points)
+        hosts = ("a", "b", "c", "d")
+        where = topology(hosts, [hosts[:2], hosts[2:]])
+        probes = [structs.replace(probe, src=a, dst=b) for pairs in where.pairs for a, b in pairs]
+        plain = links.levels_of(where, probes)
+        known = links.levels_of(replace(where, rates_bytes_per_s=(0.0, 5e7)), probes)
+        assert known[0] == plain[0]
+        assert known[1].bandwidth_bytes_per_s == 5e7
+        assert known[1].latency_s == plain[1].latency_s
+        # What was saved up for a burst is time.
+        assert plain[1].burst_bytes > 0
+        assert known[1].burst_bytes * known[1].byte_time_s == pytest.approx(
+            plain[1].burst_bytes * plain[1].byte_time_s
+        )
 
     def test_no_probes(self) -> None:
         assert links._level("host", 1, []).latency_s == 0.0
@@ -72,7 +92,8 @@ class TestCurves:
             "catching_up": points(256 * KIB, 9.0, 1 * MIB, 16.0),
         }
         assert [name for name in found if curves.hopeless(name, found)] == ["slow"]
-        reasons = curves._left_out(found, [256 * KIB, 1 * MIB, 4 * MIB])
+        options = {name: {size: {} for size in (256 * KIB, MIB, 4 * MIB)} for name in found}
+        reasons = curves._left_out(found, options)
         assert reasons["slow"] == "1 of 3 sizes (4.2 times the best)"
         assert reasons["native"] == "1 of 3 sizes (time budget)"
 
@@ -129,12 +150,12 @@ class TestArguments:
             (
                 {"collectives": ["all_reduce", "broadcast"], "algorithms": ["ring"]},
                 InvalidValueError,
-                "at least one of broadcast: native, mst, be, lp",
+                "at least one of broadcast: native, mst, flat_tree, be, lp",
             ),
             (
                 {"collectives": ["broadcast", "reduce"], "algorithms": ["ring"]},
                 UnknownNameError,
-                "'ring' for broadcast, reduce; known: native, mst, be, lp",
+                "'ring' for broadcast, reduce; known: native, mst, flat_tree, be, lp",
             ),
         ],
     )

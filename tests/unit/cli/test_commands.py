@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 
+import msgspec
 import pytest
 
 import syncopate
-from syncopate.cli import main
+from syncopate.cli import calibrate, main
+from syncopate.cluster import Cluster
 from syncopate.decision_table import DecisionTable
 from syncopate.errors import PlanError
 from syncopate.plan import Plan
@@ -261,3 +263,14 @@ def test_bench_asks_for_what_it_will_need_before_it_measures(run, monkeypatch):
     code, out, err = run("bench --local 2 --html bench.html")
     assert (code, out) == (1, "")
     assert "pip install 'syncopate[html]'" in err
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_is_wrong_with_a_cluster_is_shown(tmp_path, capsys, as_json):
+    warned = msgspec.structs.replace(examples.cluster(), warnings=("host[3] is slow",))
+    calibrate._show(warned, tmp_path / "warned.json", as_json)
+    printed = capsys.readouterr()
+    assert "warning: host[3] is slow\n" in (printed.err if as_json else printed.out)
+    assert Cluster.load(tmp_path / "warned.json") == warned
+    if as_json:
+        assert Cluster.from_json(printed.out) == warned

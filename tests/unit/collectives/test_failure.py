@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import pytest
 
-from syncopate.collectives.board import Board, collect
+from syncopate.collectives.board import Board, Losses, judge
 from syncopate.collectives.failure import (
     Call,
     Entry,
     Kind,
+    PeerError,
     Post,
     blame,
     blame_silent,
@@ -45,6 +48,11 @@ class FakeStore:
     def add(self, key: str, amount: int) -> int:
         self.values[key] = str(int(self.values.get(key, "0")) + amount)
         return int(self.values[key])
+
+    def compare_set(self, key: str, expected: str, value: str) -> bytes:
+        if self.values.get(key, "") == expected:
+            self.values[key] = value
+        return self.values[key].encode()
 
 
 def test_a_dead_neighbour() -> None:
@@ -99,21 +107,71 @@ def test_different_collectives() -> None:
     assert "rank 1 in all_gather (ring) #3" in verdict.reason
 
 
+def test_different_messages_are_no_different_collectives() -> None:
+    one, other = Call("message to rank 1", -1, -1), Call("message from rank 2", -1, -1)
+    posts = {0: post("closed", 1, call=one), 3: post("closed", 2, call=other)}
+    posts[2] = post("closed", 1)
+    assert blame(posts, 3, 4, {1: "host1"}).ranks == (1,)
+    assert blame(posts, 3, 4).ranks == (1,)
+
+
 def test_a_broken_network_among_living_ranks() -> None:
     verdict = blame({0: post("closed", 1), 1: post("closed", 0)}, 0, 2)
     assert verdict.ranks == (1,)
     assert "every rank is alive" in verdict.reason
 
 
-def test_collecting_ends_once_the_silent_ones_are_known_dead() -> None:
+def test_who_died_is_to_blame_whatever_else_closed() -> None:
+    """Rank 2 closed its connections because rank 1 died, and its post is late."""
+    verdict = blame({3: post("closed", 2), 0: post("closed", 3)}, 3, 4, {1: "host1"})
+    assert verdict.ranks == (1,)
+    assert "rank 1 (host1) was lost" in verdict.reason
+
+
+def test_who_posted_and_died_afterwards_is_not_to_blame() -> None:
+    posts = {0: post("closed", 2), 2: post("closed", 1)}
+    assert blame(posts, 0, 4, {1: "host1", 2: "host2"}).ranks == (1,)
+
+
+def test_whom_somebody_waited_for_in_vain_comes_before_who_died() -> None:
+    posts = {0: post("timeout", 1), 2: post("closed", 0)}
+    assert blame(posts, 2, 4, {3: "host3"}).ranks == (1,)
+
+
+def test_the_verdict_is_there_once_the_silent_ones_are_known_dead() -> None:
     own = post("closed", 2)
     board = Board(FakeStore({0: own, 1: post("closed", 2)}), 0, 3)
-    assert collect(board, 0, own, grace_s=60).keys() == {0, 1}
+    assert judge(board, 0, own, grace_s=60).ranks == (2,)
 
 
-def test_collecting_gives_up_after_the_grace() -> None:
+def test_a_closed_connection_is_no_death_while_the_pulse_may_know() -> None:
+    """Rank 2 has closed and its post is late; rank 1 died, which the pulse finds out later."""
+    own = post("closed", 2)
+    store = FakeStore({0: own, 3: post("closed", 2)})
+    answers = chain([{}, {}], repeat({1: "host1"}))
+
+    def losses() -> Losses:
+        found = next(answers)
+        if found:
+            Board(store, 2, 4).put(post("closed", 1))
+        return Losses(found, complete=True)
+
+    assert judge(Board(store, 0, 4), 0, own, losses, grace_s=60).ranks == (1,)
+
+
+def test_the_first_verdict_is_that_of_all() -> None:
+    own = post("closed", 2)
+    store = FakeStore({0: own, 1: post("closed", 2)})
+    first = judge(Board(store, 0, 3), 0, own)
+    late = post("closed", 0)
+    assert judge(Board(store, 2, 3), 2, late, grace_s=60) == first
+
+
+def test_judging_gives_up_after_the_grace() -> None:
     own = post("timeout", 1)
-    assert collect(Board(FakeStore({0: own}), 0, 2), 0, own, grace_s=0.1) == {0: own}
+    verdict = judge(Board(FakeStore({0: own}), 0, 2), 0, own, grace_s=0.1)
+    assert verdict.ranks == (1,)
+    assert "did not arrive" in verdict.reason
 
 
 def test_a_board_shows_failures_but_not_departures() -> None:
@@ -144,6 +202,12 @@ def test_names() -> None:
     assert name_ranks((2, 5)) == "ranks 2, 5"
 
 
+def test_whose_connection_broke_is_not_whom_one_waited_for() -> None:
+    broke = PeerError(1, RuntimeError("connection closed by rank 1"))
+    assert PeerError(3, broke).peer == 1
+    assert PeerError(3, RuntimeError("Connection closed by peer")).peer == 3
+
+
 class FakeLookout(Lookout):
     """A lookout without thread or pulse, to be asked what it thinks of its board."""
 
@@ -155,8 +219,18 @@ def test_messages_between_ranks_are_no_collective_to_compare() -> None:
     """Two ranks that exchange messages say different things, and neither is wrong."""
     store = FakeStore()
     out, into = Call("message to rank 1", -1, -1), Call("message from rank 0", -1, -1)
-    assert not FakeLookout(Board(store, 0, 2))._in_trouble([out])
-    assert not FakeLookout(Board(store, 1, 2))._in_trouble([into])
+    assert FakeLookout(Board(store, 0, 2))._in_trouble([(9.0, out)]) is None
+    assert FakeLookout(Board(store, 1, 2))._in_trouble([(9.0, into)]) is None
+
+
+def test_the_call_in_trouble_is_the_one_that_differs() -> None:
+    store = FakeStore()
+    lookout = FakeLookout(Board(store, 1, 2))
+    there, here = Call("barrier", 1, 0), Call("all_gather_object", 1, 0)
+    assert not Board(store, 0, 2).disagrees(there)
+    assert lookout._in_trouble([(9.0, CALL), (2.0, here)]) == (2.0, here)
+    Board(store, 0, 2).put(post("timeout", 1))
+    assert lookout._in_trouble([(9.0, CALL)]) == (9.0, CALL)
 
 
 def test_ranks_in_different_collectives_find_each_other_in_one_place() -> None:

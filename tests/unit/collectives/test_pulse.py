@@ -51,6 +51,55 @@ def test_a_rank_that_dies_is_lost_and_one_that_leaves_is_not(hub: Hub) -> None:
     assert hub.silent == {}
 
 
+def test_a_rank_that_failed_is_not_lost_when_it_ends(hub: Hub) -> None:
+    """It closes because another died: taking it for dead would blame the wrong one."""
+    failed, dying = spoke(hub, 1), spoke(hub, 2)
+    assert comes_true(lambda: lines(hub) == 2, hub)
+    failed.tell(News(failed=True))
+    failed.close()
+    dying.close()
+    assert comes_true(lambda: lines(hub) == 0, hub)
+    assert hub.lost.keys() == {2}
+
+
+def test_what_a_rank_says_before_it_is_greeted_counts(hub: Hub) -> None:
+    leaving, dying = spoke(hub, 1), spoke(hub, 2)
+    leaving.tell(News(left=True))
+    leaving.close()
+    dying.close()
+    assert comes_true(lambda: bool(hub.lost) and not lines(hub), hub)
+    assert hub.lost[2][0] == socket.gethostname()
+    assert hub.lost.keys() == {2}
+
+
+def test_all_hear_of_a_death(hub: Hub) -> None:
+    dying, end = spoke(hub, 1), spoke(hub, 2)
+    assert comes_true(lambda: lines(hub) == 2, hub)
+    assert hub.connected
+    assert end.connected
+    dying.close()
+    assert comes_true(lambda: bool(end.lost), hub, end)
+    assert end.lost[1][0] == socket.gethostname()
+    assert not end.news.silent
+
+
+def test_a_hub_that_comes_late_is_waited_for(hub: Hub) -> None:
+    answers = iter([None, None, hub.meeting])
+    end = Spoke(lambda: next(answers), STORE[0], 1, 6.0)
+    assert end.connected
+
+
+def test_what_is_unread_does_not_take_the_reason_back(hub: Hub) -> None:
+    """A kernel resets a connection that is closed with something left to read."""
+    end = spoke(hub, 1)
+    assert comes_true(lambda: lines(hub) == 1, hub)
+    end.tell(News(failed=True))
+    hub.tell(News(ranks=(2,), reason="rank 2 was lost"))
+    hub.close()
+    assert comes_true(lambda: not end.connected, end)
+    assert end.news.reason == "rank 2 was lost"
+
+
 def test_a_hub_says_why_before_it_ends(hub: Hub) -> None:
     end = spoke(hub, 3)
     assert comes_true(lambda: lines(hub) == 1, hub)

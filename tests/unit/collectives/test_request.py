@@ -37,7 +37,7 @@ def test_equal_options_have_equal_keys() -> None:
 
 
 def test_an_undecided_request_has_no_schedule() -> None:
-    known = "known: native, mst, be, lp, auto"
+    known = "known: native, mst, flat_tree, be, lp, auto"
     with pytest.raises(UnknownNameError, match=f"unknown algorithm 'auto' for broadcast; {known}"):
         Request("broadcast", "auto").schedule(4)
     with pytest.raises(UnknownNameError, match=f"unknown algorithm 'mts' for broadcast; {known}"):

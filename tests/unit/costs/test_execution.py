@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from syncopate.cluster import Cluster, Handling, Level
 from syncopate.costs.execution import block_counts, execution_cost, execution_times
@@ -9,7 +10,7 @@ from syncopate.costs.model import schedule_cost
 from syncopate.costs.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.blocks import block_count
-from syncopate.schedules.registry import build
+from syncopate.schedules.registry import build, candidates
 from syncopate.units import KIB, MIB
 
 
@@ -68,3 +69,75 @@ def test_what_cannot_be_played_is_refused():
         execution_times(schedule, cluster(4), -1.0)
     with pytest.raises(InvalidValueError, match="world size"):
         execution_times(schedule, cluster(3), 4.0)
+
+
+MEASURED = {
+    "call_s": 1e-3,
+    "round_s": 2e-4,
+    "stream_s": 1e-4,
+    "addition_s": 5e-5,
+    "byte_s": 1e-9,
+    "burst_byte_s": 3e-10,
+    "exposed": 0.3,
+    "left_over": 0.4,
+}
+SIZES = (4, 4 * KIB, 100 * KIB, MIB, 5 * MIB)
+
+
+@pytest.mark.parametrize("figure", MEASURED)
+def test_no_figure_makes_anything_cheaper(figure: str):
+    less = cluster(8, burst=56 * KIB, **MEASURED)
+    more = cluster(8, burst=56 * KIB, **MEASURED | {figure: 2 * MEASURED[figure]})
+    felt = False
+    for collective in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"):
+        for name in candidates(collective, less):
+            schedule = build(collective, name, 8)
+            low, high = (execution_times(schedule, each, SIZES) for each in (less, more))
+            assert (high >= low * (1 - 1e-12)).all(), (collective, name)
+            felt |= bool((high > low).any())
+    assert felt
+
+
+def test_sizes_side_by_side_cost_what_they_cost_alone_with_their_own_handling():
+    schedule, plain = build("all_reduce", "halving_doubling", 6), cluster(6, burst=56 * KIB)
+    handling = [Handling(**MEASURED | {"call_s": k * 1e-3}) for k in range(len(SIZES))]
+    together = execution_times(schedule, plain, SIZES, handling=handling)
+    for nbytes, entry, found in zip(SIZES, handling, together, strict=True):
+        alone = structs.replace(plain, handling=(entry,))
+        assert found == pytest.approx(float(execution_times(schedule, alone, nbytes)), rel=1e-12)
+
+
+def test_the_root_and_the_order_of_ranks_do_not_matter_on_one_level():
+    measured = cluster(7, burst=56 * KIB, **MEASURED)
+    expected = execution_times(build("broadcast", "mst", 7), measured, SIZES)
+    for root in range(7):
+        schedule = build("broadcast", "mst", 7, root, order=(3, 1, 4, 0, 5, 6, 2))
+        assert execution_times(schedule, measured, SIZES) == pytest.approx(expected)
+
+
+def test_exposed_work_keeps_busy_links_and_no_others():
+    """Seven rounds, in each of which a message keeps its link for a share of its work longer."""
+    schedule = build("all_gather", "ring", 8)
+    hidden = cluster(8, burst=56 * KIB, stream_s=1e-4)
+    half = cluster(8, burst=56 * KIB, stream_s=1e-4, exposed=0.5)
+    small, large = execution_times(schedule, half, [64, 2 * MIB]) - execution_times(
+        schedule, hidden, [64, 2 * MIB]
+    )
+    assert small == pytest.approx(0, abs=1e-9)
+    assert large == pytest.approx(7 * 0.5 * 1e-4, rel=1e-6)
+
+
+@pytest.mark.parametrize(("nbytes", "held_up"), [(512 * KIB, 512 * KIB), (8 * MIB, MIB)])
+def test_what_is_left_over_holds_up_all_but_the_last_round(nbytes: int, held_up: int):
+    """Three rounds with another partner each; no more is left over than the kernel buffers."""
+    schedule = build("all_reduce", "recursive_doubling", 8)
+    free, third = cluster(8, call_s=1e-3), cluster(8, call_s=1e-3, left_over=1 / 3)
+    more = execution_times(schedule, third, nbytes) - execution_times(schedule, free, nbytes)
+    assert more == pytest.approx(2 / 3 * held_up / 1e8, rel=1e-6)
+
+
+def test_a_rank_that_stays_with_its_peer_leaves_nothing_over():
+    schedule = build("all_reduce", "ring", 8)
+    free, all_of_it = cluster(8, call_s=1e-3), cluster(8, call_s=1e-3, left_over=1.0)
+    expected = execution_times(schedule, free, SIZES)
+    assert execution_times(schedule, all_of_it, SIZES) == pytest.approx(expected)

@@ -61,7 +61,7 @@ def test_prints_tables_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert "What auto takes there" in printed
     blueconnect.main(["--json"])
     report = json.loads(capsys.readouterr().out)
-    assert [len(report[key]) for key in ("equations", "paper", "choices")] == [3, 5, 7]
+    assert [len(report[key]) for key in ("equations", "paper", "choices")] == [3, 5, 8]
     by_size = [row["algorithm"] for row in report["auto"]]
     assert by_size[0] == "recursive_doubling"
     assert "blueconnect" in by_size

@@ -4,9 +4,13 @@ import math
 
 import pytest
 
+from syncopate.costs.bound import wire_s
+from syncopate.costs.congestion import congestion_lines
+from syncopate.costs.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.lab.network import namespaces, shape_of
 from syncopate.lab.topology import PLACEMENTS, TCP_GOODPUT, Topology
+from syncopate.schedules.registry import build
 
 GBIT = 1e9 / 8
 
@@ -117,6 +121,22 @@ def test_the_cluster_has_the_ranks_where_the_lab_puts_them():
                 else "rack"
             )
             assert cluster.level_between(a, b).name == name
+
+
+@pytest.mark.parametrize("uplink", [None, 2 * GBIT])
+def test_an_uplink_wider_than_a_host_holds_up_no_host(uplink):
+    topology = Topology(hosts=8, racks=2, rate_bytes_per_s=GBIT, uplink_bytes_per_s=uplink)
+    cluster = topology.cluster()
+    wide = (uplink or 4 * GBIT) * TCP_GOODPUT
+    assert cluster.levels[1].bandwidth_bytes_per_s == pytest.approx(wide)
+    flat = Topology(hosts=8, rate_bytes_per_s=GBIT).cluster()
+    ring = build("all_reduce", "ring", 8)
+    assert price(ring, cluster, 1e8) == pytest.approx(price(ring, flat, 1e8), rel=1e-2)
+    assert wire_s(cluster, 1e8) == pytest.approx(wire_s(flat, 1e8))
+    # Neighbours in turn: all four hosts of a rack send across its uplink.
+    apart = build("all_reduce", "ring", 8, order=(0, 4, 1, 5, 2, 6, 3, 7))
+    (line,) = congestion_lines(apart, cluster)
+    assert line.b_s_per_byte == pytest.approx(4 * 1.75 / wide)
 
 
 def test_a_slow_host_holds_up_the_nominal_cluster():

@@ -40,6 +40,14 @@ def test_a_cluster_without_measurements_shows_its_levels_alone():
     assert "reduction free" in examples.text(report)
 
 
+def test_warnings_of_a_cluster_come_before_its_levels():
+    warned = msgspec.structs.replace(examples.cluster(), warnings=("host3 is slow", "so is b[1]"))
+    shown = examples.text(terminal.cluster_report(warned))
+    first, second = shown.index("warning: host3 is slow"), shown.index("warning: so is b[1]")
+    assert first < second < shown.index("levels, innermost first")
+    assert "warning" not in examples.text(terminal.cluster_report(examples.cluster()))
+
+
 def test_a_size_that_one_algorithm_did_not_measure_is_left_open():
     cluster = examples.cluster()
     native = msgspec.structs.replace(

@@ -64,13 +64,14 @@ def test_names():
         "binary_tree",
         "mst",
         "be",
+        "flat_tree",
         "lp",
         "two_level",
         "blueconnect",
     )
     assert algorithms("reduce_scatter") == ("ring", "recursive", "hierarchical")
     assert algorithms("all_gather") == ("ring", "recursive", "hierarchical")
-    assert algorithms("broadcast") == algorithms("reduce") == ("mst", "be", "lp")
+    assert algorithms("broadcast") == algorithms("reduce") == ("mst", "flat_tree", "be", "lp")
 
 
 def test_every_row_says_what_it_is():
@@ -163,6 +164,7 @@ def test_candidates_leave_out_twins_and_hierarchies_of_one_level():
         "recursive_doubling",
         "halving_doubling",
         "binary_tree",
+        "flat_tree",
         "lp",
     )
     assert set(candidates("all_reduce", HOSTS)) == set(algorithms("all_reduce")) - {"mst", "be"}
