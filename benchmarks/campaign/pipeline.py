@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.model import schedule_cost
+from syncopate.costs.model import best_variant
 from syncopate.lab import Topology
 from syncopate.units import MIB
 
@@ -69,7 +69,7 @@ def _members(session: Session, hosts: int) -> dict[int, Communicator]:
 def _contenders(
     collective: str, nbytes: int, where: Cluster, *, native: bool
 ) -> Mapping[str, Contender]:
-    options = schedule_cost(where, collective, "lp").options(nbytes)
+    options = best_variant(where, collective, "lp", nbytes)
     found = {
         "lp": Contender("lp", options, label("lp", options)),
         "mst": Contender("mst"),

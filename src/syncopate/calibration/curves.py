@@ -2,7 +2,7 @@
 
 [Note: what runs] Each algorithm runs with the options that suit the cluster and the size, as the
 prices on the links just measured choose them
-(:func:`syncopate.costs.model.schedule_cost`): how many blocks a pipeline has, which ranks are
+(:func:`syncopate.costs.model.best_variant`): how many blocks a pipeline has, which ranks are
 neighbours. A curve records them, so that a plan, or ``algorithm="auto"``, runs what was measured.
 Rooted collectives have rank 0 as their root.
 
@@ -39,7 +39,7 @@ from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.costs.fits import fit_linear
-from syncopate.costs.model import schedule_cost
+from syncopate.costs.model import best_variant
 from syncopate.errors import CalibrationError
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import ORDER
@@ -112,10 +112,9 @@ def suiting(
     """
     found: Options = {}
     if communicator.rank == 0:
-        costs = {n: schedule_cost(cluster, collective, n) for n in algorithms if n != NATIVE}
         found = {
             name: {
-                size: costs[name].options(size) if name in costs else {}
+                size: {} if name == NATIVE else best_variant(cluster, collective, name, size)
                 for size in sizes
                 if name == NATIVE or ALGORITHMS[collective, name].carries(size)
             }

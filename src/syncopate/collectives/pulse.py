@@ -332,9 +332,9 @@ class Spoke(Deaf):
         self._line: _Line | None = None
         self._attempts_left = _ATTEMPTS
         deadline_s = time.monotonic() + _PATIENCE_S
-        while self._meeting is None and time.monotonic() < deadline_s:
-            self._meeting = find()
+        while (found := find()) is None and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
+        self._meeting = found
         self._connect()
 
     @property
