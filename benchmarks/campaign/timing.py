@@ -51,7 +51,7 @@ class Effort:
     """
 
     cell_s: float = 5.0
-    fewest: int = 3
+    fewest: int = 5
     most: int = 41
     largest_bytes: int = 1 << 40
     calibration_s: float = 30.0
