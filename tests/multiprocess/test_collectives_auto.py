@@ -177,7 +177,7 @@ def test_four_ranks_choose_alike() -> None:
         assert "rank 3 was given another cluster" in messages[3]
         assert "is 3; it must be that of the communicator, 4" in messages[4]
         assert "cluster is 'str'; it must be a syncopate.Cluster" in messages[5]
-        assert "known: native, ring, recursive_doubling" in messages[6]
+        assert "known: native, ring, flat_tree" in messages[6]
         assert messages[6].endswith("blueconnect, auto")
         assert "unknown option 'blocks' for all_reduce (auto); known: none" in messages[7]
 

@@ -143,7 +143,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
 
 def test_refusals_are_local_and_say_what_would_do() -> None:
     messages = run_ranks(refusals, 2)[0]
-    known = "native, ring, recursive_doubling, halving_doubling, binary_tree"
+    known = "native, ring, flat_tree, recursive_doubling, halving_doubling, binary_tree"
     assert messages[0].startswith(f"unknown algorithm 'rign' for all_reduce; known: {known}")
     assert "contiguous" in messages[2]
     assert "detach" in messages[3]

@@ -80,6 +80,14 @@ ROWS = (
     ),
     Algorithm(
         "all_reduce",
+        "flat_tree",
+        flat_tree.all_reduce,
+        "2(p-1) rounds of n bytes, all through one rank",
+        _THAKUR,
+        most_bytes=_SHORT_BYTES,
+    ),
+    Algorithm(
+        "all_reduce",
         "recursive_doubling",
         recursive_doubling.all_reduce,
         "log2 p rounds of n bytes; ceil(log2 p) + 1 when p is no power of two",
@@ -114,14 +122,6 @@ ROWS = (
         "2 ceil(log2 p) rounds, 2(p-1)/p n bytes; farthest ranks first",
         _CHAN,
         twin="halving_doubling",
-    ),
-    Algorithm(
-        "all_reduce",
-        "flat_tree",
-        flat_tree.all_reduce,
-        "2(p-1) rounds of n bytes, all through one rank",
-        _THAKUR,
-        most_bytes=_SHORT_BYTES,
     ),
     Algorithm(
         "all_reduce",
