@@ -93,8 +93,6 @@ def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
     found = []
     for collective in registry.collectives():
         for name in registry.candidates(collective, cluster):
-            if not registry.ALGORITHMS[collective, name].carries(nbytes):
-                continue
             fitting = registry.fitted(collective, name, cluster)
             chosen = schedule_cost(cluster, collective, name).options(nbytes)
             options = [dict(chosen)] + ([fitting] if chosen != fitting else [])

@@ -19,15 +19,16 @@ _HEAD = f"""\
 Hosts are emulated on one machine (`syncopate lab`): each has a network namespace and one shaped
 link, and all share the machine's processors. Times are medians of calls that a barrier separates,
 each from the last rank's start to the last rank's end, which one clock for all hosts shows;
-contenders took turns. In brackets are the quartiles. *Gloo* is the backend's own collective
-(`native`). The *bound* is the least bytes that a host must send or receive (all-reduce 2(p-1)/p n;
-reduce-scatter and all-gather (p-1)/p n; broadcast and reduce n), over the rate that TCP's payload
-gets: 1448 bytes of a frame of 1514, {TCP_GOODPUT:.1%} of the link's rate. It knows no burst: after
-silence a link passes a millisecond of its rate at once, so short messages may beat it. That is
-{_BURST_SHARE:.1%} of what a link carries for an all-reduce of 4 MiB among eight hosts at 1 Gbit/s,
-and a quarter of that at 16 MiB. A result is slower *beyond noise* when the medians are more than
-{NOISE:.0%} apart and the quartiles do not overlap. Every result was verified. Raw samples are in
-the JSON files named below.
+contenders took turns. In brackets are the quartiles. *By own* is the same by the longest of the
+ranks' own durations, in which a rank that left the barrier early waits for the last. *Gloo* is
+the backend's own collective (`native`). The *bound* is the least bytes that a host must send or
+receive (all-reduce 2(p-1)/p n; reduce-scatter and all-gather (p-1)/p n; broadcast and reduce n),
+over the rate that TCP's payload gets: 1448 bytes of a frame of 1514, {TCP_GOODPUT:.1%} of the
+link's rate. It knows no burst: after silence a link passes a millisecond of its rate at once, so
+short messages may beat it. That is {_BURST_SHARE:.1%} of what a link carries for an all-reduce of
+4 MiB among eight hosts at 1 Gbit/s, and a quarter of that at 16 MiB. A result is slower *beyond
+noise* when the medians are more than {NOISE:.0%} apart and the quartiles do not overlap. Every
+result was verified. Raw samples are in the JSON files named below.
 """
 
 
@@ -136,8 +137,14 @@ def _flat(result: PartResult) -> list[str]:
     for collective in dict.fromkeys(cell.collective for cell in result.cells):
         lines += [f"### {collective}, {result.topology.hosts} hosts", ""]
         head = (
-            *("size", "auto took", "auto", "Gloo", "Gloo / auto", "n"),
-            *("of the bound", "of the raw rate", "of a stream alone", "of streams at once"),
+            *("size", "auto took", "auto", "Gloo", "Gloo / auto", "by own", "n"),
+            *(
+                "of the bound",
+                "by own",
+                "of the raw rate",
+                "of a stream alone",
+                "of streams at once",
+            ),
         )
         lines += table(head, [_flat_row(result, cell) for cell in result.of(collective)])
     return lines
@@ -147,17 +154,22 @@ def _flat_row(result: PartResult, cell: Cell) -> list[str]:
     auto, native = cell.contenders["auto"], cell.contenders["native"]
     row = [
         *(format_bytes(cell.nbytes), f"`{auto.ran}`", spread(auto), spread(native)),
-        *(f"{cell.ratio('native', 'auto'):.2f}x", str(len(auto.samples_s))),
+        *(
+            f"{cell.ratio('native', 'auto'):.2f}x",
+            f"{native.own_median_s / auto.own_median_s:.2f}x",
+        ),
+        str(len(auto.samples_s)),
     ]
     if cell.nbytes < MIB:
-        return [*row, *("" for _ in range(4))]
+        return [*row, *("" for _ in range(5))]
     share = share_of_bound(result, cell, "auto")
+    own_share = share * auto.median_s / auto.own_median_s
     least = least_bytes(cell.collective, cell.world_size, cell.nbytes)
     streams = [
         stream_s(result.streams, least, everyone=everyone) / auto.median_s
         for everyone in (False, True)
     ]
-    return [*row, *(f"{value:.1%}" for value in (share, share * TCP_GOODPUT, *streams))]
+    return [*row, *(f"{value:.1%}" for value in (share, own_share, share * TCP_GOODPUT, *streams))]
 
 
 def _decisions(result: PartResult) -> list[str]:

@@ -39,6 +39,11 @@ class Sampled(Record, frozen=True, kw_only=True):
         return statistics.median(self.samples_s)
 
     @property
+    def own_median_s(self) -> float:
+        """The median of the longest ranks' own durations; NaN where they were not kept."""
+        return statistics.median(self.own_s) if self.own_s else float("nan")
+
+    @property
     def quartiles_s(self) -> tuple[float, float]:
         """First and third quartile; the sample itself when there is one alone."""
         if len(self.samples_s) == 1:

@@ -31,7 +31,6 @@ ENOUGH = 6.0
 _OPEN = 1e9  # a capacity without limit
 _RATIOS = np.geomspace(1.1, 20.0, 20)
 _AROUND = np.linspace(0.88, 1.12, 7)
-_LEAST_SMALLEST = 1.15
 _UNUSUAL = 4.0
 _POLISHED = 2
 _ORDERS = 4
