@@ -51,6 +51,16 @@ def _rate(lab: Lab, nbytes: int, *flows: str) -> float:
     return sum(row[2] for row in times) / (end_s - begin_s)
 
 
+def _are_held_to(lab: Lab, limit: float, nbytes: int, *flows: str) -> bool:
+    """Whether flows, run twice, go at a shaper's rate, and at no other shaper's.
+
+    A busy machine delays flows by any time. Above the limit nothing may pass; below it all is put
+    down to the machine until half of it, where the rate of another link of this lab would show.
+    """
+    rates = [_rate(lab, nbytes, *flows) for _ in range(2)]
+    return 0.5 * limit < max(rates) <= limit
+
+
 @pytest.fixture(scope="module")
 def lab():
     before = own_links()
@@ -91,8 +101,7 @@ def test_a_link_has_its_rate_and_counts_its_bytes(lab):
     """200 Mbit/s between host0 and host1, and every byte of it on both counters."""
     nbytes = 6_000_000
     before = lab.counters()
-    best = max(_rate(lab, nbytes, "0>2") for _ in range(2))
-    assert 0.85 * 200 * MBIT <= best <= 200 * MBIT
+    assert _are_held_to(lab, 200 * MBIT, nbytes, "0>2")
     host0, host1, host2, *_ = network.since(before, lab.counters())
     for carried in (host0.tx_bytes, host1.rx_bytes):
         assert 2 * nbytes <= carried <= 2 * nbytes * 1.05
@@ -101,25 +110,24 @@ def test_a_link_has_its_rate_and_counts_its_bytes(lab):
 
 
 def test_a_link_has_its_rate_in_both_directions_at_once(lab):
-    rate = _rate(lab, 5_000_000, "0>2", "2>0")
-    assert 0.75 * 400 * MBIT <= rate <= 400 * MBIT
+    assert _are_held_to(lab, 400 * MBIT, 5_000_000, "0>2", "2>0")
 
 
 def test_flows_share_an_uplink(lab):
     """Two flows leave rack 0 from different hosts; its uplink has half the rate of either."""
     before = lab.counters()
-    assert 0.85 * 100 * MBIT <= _rate(lab, 3_000_000, "0>4", "2>5") <= 100 * MBIT
+    assert _are_held_to(lab, 100 * MBIT, 3_000_000, "0>4", "2>5")
     rack0, rack1 = network.since(before, lab.counters())[-2:]
-    assert rack0.tx_bytes == rack1.rx_bytes >= 6_000_000
+    assert rack0.tx_bytes == rack1.rx_bytes >= 12_000_000
 
 
 def test_senders_to_one_host_share_its_link(lab):
     """Either sender could fill the link of host3; the switch's port makes them share it."""
-    assert 0.85 * 50 * MBIT <= _rate(lab, 1_000_000, "4>6", "0>7") <= 50 * MBIT
+    assert _are_held_to(lab, 50 * MBIT, 1_000_000, "4>6", "0>7")
 
 
 def test_a_slow_host_is_slow(lab):
-    assert 0.85 * 50 * MBIT <= _rate(lab, 1_500_000, "6>4") <= 50 * MBIT
+    assert _are_held_to(lab, 50 * MBIT, 1_500_000, "6>4")
 
 
 def test_ranks_of_one_host_do_not_use_its_link(lab):
