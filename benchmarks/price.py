@@ -32,6 +32,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from emulated import hosts
 from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.handling import PROBES, Sample, handling_of
 from syncopate.calibration.handling import SIZES as PROBE_SIZES
@@ -44,11 +45,9 @@ from syncopate.collectives import Communicator
 from syncopate.costs.execution import execution_times
 from syncopate.costs.model import schedule_cost
 from syncopate.costs.price import price_many
-from syncopate.lab import Lab, Topology
-from syncopate.lab.support import why_not
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
-from syncopate.units import KIB, MIB, format_bytes, format_seconds, parse_rate
+from syncopate.units import KIB, MIB, format_bytes, format_seconds
 
 SIZES = (4, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB)
 SHOWN = 15
@@ -254,8 +253,7 @@ def from_json(path: Path) -> None:
 
 def main() -> int:
     """Start the lab, or be one of its ranks, or read a file."""
-    parser = argparse.ArgumentParser(description="Prices against measurement.")
-    parser.add_argument("--hosts", type=int, default=4)
+    parser = hosts.parser("Prices against measurement.")
     parser.add_argument("--ranks-per-host", type=int, default=1)
     parser.add_argument("--rate", default="1gbit", help="rate of each host's link")
     parser.add_argument("--calibration", type=float, default=20.0, help="seconds of calibration")
@@ -263,27 +261,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="little, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     parser.add_argument("--from-json", type=Path, help="a file written before, priced anew")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.calibration, options.largest = 4.0, 1
     if options.from_json:
         from_json(options.from_json)
         return 0
-    if options.rank:
-        rank_main(options)
-        return 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
-        return 0
-    emulated = Topology(
-        hosts=options.hosts,
-        ranks_per_host=options.ranks_per_host,
-        rate_bytes_per_s=parse_rate(options.rate),
-    )
-    with Lab(emulated) as lab:
-        return lab.run([sys.executable, __file__, "--rank", *sys.argv[1:]]).exit_code
+    return hosts.run(__file__, options, rank_main, ranks_per_host=options.ranks_per_host)
 
 
 if __name__ == "__main__":

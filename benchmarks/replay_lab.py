@@ -24,16 +24,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from emulated import hosts
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import Interference
 from syncopate.collectives import Communicator
 from syncopate.engine import distribute
-from syncopate.lab import Lab, Topology
-from syncopate.lab.support import why_not
 from syncopate.plan import Plan
 from syncopate.planning import compare
-from syncopate.units import KIB, MIB, format_bytes, format_seconds, parse_rate
+from syncopate.units import KIB, MIB, format_bytes, format_seconds
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import replay, resnet50
 
@@ -127,8 +126,7 @@ def tell(
 
 def main() -> int:
     """Start the lab, or be one of its ranks."""
-    parser = argparse.ArgumentParser(description="A replayed ResNet-50 on emulated hosts.")
-    parser.add_argument("--hosts", type=int, default=4)
+    parser = hosts.parser("A replayed ResNet-50 on emulated hosts.")
     parser.add_argument("--rate", default="1gbit", help="rate of each host's link")
     parser.add_argument("--scale", type=float, default=0.1, help="share of ResNet-50's sizes")
     parser.add_argument("--backward", type=float, default=0.12, help="seconds of backward")
@@ -136,20 +134,10 @@ def main() -> int:
     parser.add_argument("--calibration", type=float, default=12.0, help="seconds of calibration")
     parser.add_argument("--quick", action="store_true", help="two turns, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
-    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.quick:
         options.rounds, options.calibration = 2, 4.0
-    if options.rank:
-        rank_main(options)
-        return 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
-        return 0
-    topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
-    with Lab(topology) as lab:
-        return lab.run([sys.executable, __file__, "--rank", *sys.argv[1:]]).exit_code
+    return hosts.run(__file__, options, rank_main)
 
 
 if __name__ == "__main__":

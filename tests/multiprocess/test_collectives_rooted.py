@@ -14,18 +14,10 @@ from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, Place
 from syncopate.schedules.registry import NATIVE
 from tests.conformance.table import TABLE
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import REAL_DTYPES, run_ranks
 
 ROOTED = ("broadcast", "reduce")
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.bfloat16,
-    torch.int8,
-    torch.int16,
-    torch.uint8,
-    torch.complex64,
-)
+DTYPES = (*REAL_DTYPES, torch.complex64)
 NUMEL = 1003
 
 

@@ -1,0 +1,1 @@
+"""Emulated: benchmarks that run themselves on every host of a lab."""
