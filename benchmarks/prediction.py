@@ -6,6 +6,11 @@
 Each run calibrates, profiles, plans and then trains under every policy and under DDP in turns, all
 in one go on the same processes. The error of a policy is its prediction over its measurement, less
 one; what counts is the median over policies of its size, and of that the median over runs.
+
+Two predictions are held against the measurement. One is for the pace that computation alone had in
+turns of its own beside the plans: the target holds for it. The other is the plan's own, made from a
+profile some seconds older; its error has in it by how much the machine changed pace since, which is
+reported with it and has no target.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from rich.table import Table
 from syncopate.cli.demo.result import DemoResult
 
 TARGET = 0.10
-"""Median error to stay below."""
+"""Median error at the pace of the comparison to stay below."""
 
 
 def run_demo(ranks: int) -> DemoResult:
@@ -40,22 +45,38 @@ def run_demo(ranks: int) -> DemoResult:
 
 
 def summary(results: list[DemoResult]) -> Table:
-    """Return the runs side by side: error by policy, DDP's iteration over the optimal plan's."""
-    table = Table(title=" Prediction / measurement - 1", title_justify="left", box=box.SIMPLE_HEAD)
+    """Return the runs side by side: both errors by policy, change of pace, DDP / optimal."""
+    table = Table(
+        title=" Prediction / measurement - 1 (as planned)",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     table.add_column("policy")
     for index in range(len(results)):
         table.add_column(f"run {index + 1}", justify="right")
     for policy in results[0].policies:
         if policy.error is not None:
-            table.add_row(policy.name, *(f"{_error(r, policy.name):+.1%}" for r in results))
+            table.add_row(policy.name, *(_errors(result, policy.name) for result in results))
     table.add_section()
-    table.add_row("median |error|", *(f"{result.median_error:.1%}" for result in results))
+    table.add_row(
+        "median |error|",
+        *(f"{result.median_error:.1%} ({result.median_planned_error:.1%})" for result in results),
+    )
+    table.add_row("change of pace", *(f"{_change(result):+.1%}" for result in results))
     table.add_row("DDP / optimal", *(f"{_over_ddp(result):.2f}x" for result in results))
     return table
 
 
-def _error(result: DemoResult, name: str) -> float:
-    return next(p.error for p in result.policies if p.name == name and p.error is not None)
+def _errors(result: DemoResult, name: str) -> str:
+    policy = next(policy for policy in result.policies if policy.name == name)
+    assert policy.error is not None
+    assert policy.planned_error is not None
+    return f"{policy.error:+.1%} ({policy.planned_error:+.1%})"
+
+
+def _change(result: DemoResult) -> float:
+    assert result.pace is not None
+    return result.pace.change
 
 
 def _over_ddp(result: DemoResult) -> float:
@@ -80,7 +101,9 @@ def main() -> None:
     console.print(summary(results))
     median = statistics.median(result.median_error for result in results)
     verdict = "ok" if median < TARGET else "missed"
+    planned = statistics.median(result.median_planned_error for result in results)
     console.print(f"median over runs {median:.1%}, target < {TARGET:.0%}: {verdict}")
+    console.print(f"as planned before the comparison {planned:.1%}, no target")
     if arguments.json:
         host = {
             "cores": os.cpu_count(),
@@ -88,7 +111,12 @@ def main() -> None:
             "python": platform.python_version(),
         }
         found = [json.loads(result.to_json()) for result in results]
-        report = {"host": host, "median_error": median, "runs": found}
+        report = {
+            "host": host,
+            "median_error": median,
+            "median_planned_error": planned,
+            "runs": found,
+        }
         arguments.json.write_text(json.dumps(report, indent=1) + "\n")
         console.print(f"wrote {arguments.json}", style="dim")
 

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from itertools import accumulate
 from typing import ClassVar
 
+from msgspec import structs
+
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError
@@ -99,6 +101,31 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def ready_s(self) -> tuple[float, ...]:
         """Ready time of each gradient, counted from the start of the forward pass."""
         return tuple(accumulate((t.backward_s for t in self.tensors), initial=self.forward_s))[1:]
+
+    def scaled(self, factor: float) -> Workload:
+        """Return the same workload on a machine that takes ``factor`` times as long to compute.
+
+        Every time is multiplied by it: forward, backward, update and those of the tensors, and with
+        them all ready times.
+
+        Raises:
+            InvalidValueError: the factor is negative, NaN or infinite.
+        """
+        require_time("factor of a workload", factor)
+        return structs.replace(
+            self,
+            tensors=tuple(
+                structs.replace(
+                    tensor,
+                    backward_s=tensor.backward_s * factor,
+                    forward_s=tensor.forward_s * factor,
+                )
+                for tensor in self.tensors
+            ),
+            forward_s=self.forward_s * factor,
+            backward_s=self.backward_s * factor,
+            update_s=self.update_s * factor,
+        )
 
     @property
     def fingerprint(self) -> str:

@@ -53,6 +53,32 @@ def test_sums():
     assert workload.ready_s == (3.0, 5.0)
 
 
+def test_scaling_multiplies_every_time_and_nothing_else():
+    workload = _workload(
+        _tensor("a", 4, forward_s=0.5), _tensor("b", 3, 2.0, dtype="bfloat16", forward_s=0.25)
+    )
+    scaled = workload.scaled(3)
+    assert (scaled.forward_s, scaled.backward_s, scaled.update_s) == (6.0, 30.0, 1.5)
+    assert scaled.compute_s == 3 * workload.compute_s
+    assert scaled.ready_s == (9.0, 15.0)
+    assert [tensor.forward_s for tensor in scaled.tensors] == [1.5, 0.75]
+    assert scaled.fingerprint == workload.fingerprint
+    assert scaled.scaled(1 / 3) == workload
+
+
+@given(strategies.workloads(), st.floats(1e-3, 1e3))
+def test_a_workload_can_be_scaled_by_any_sane_factor(workload, factor):
+    scaled = workload.scaled(factor)
+    assert scaled.compute_s == pytest.approx(factor * workload.compute_s)
+    assert scaled.ready_s == pytest.approx([factor * ready_s for ready_s in workload.ready_s])
+
+
+@pytest.mark.parametrize("factor", [-1.0, math.nan, math.inf])
+def test_a_workload_is_not_scaled_by_nonsense(factor):
+    with pytest.raises(InvalidValueError, match="factor of a workload"):
+        _workload(_tensor()).scaled(factor)
+
+
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [

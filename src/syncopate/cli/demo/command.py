@@ -49,7 +49,7 @@ def demo(
 
     settings = Settings(output=output)
     if quick:
-        settings = Settings(output=output, calibration_s=6.0, rounds=2, iterations=6)
+        settings = Settings(output=output, calibration_s=6.0, rounds=4, iterations=4)
     with ranks.joined() as communicator:
         result = tell(communicator, settings)
     if json and is_leader():

@@ -10,13 +10,31 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from syncopate.collectives import Communicator
 
 
+class Contends(Protocol):
+    """What can take turns."""
+
+    @property
+    def name(self) -> str:
+        """What to call it in tables."""
+
+    def turn(self, communicator: Communicator, *, warmup: int, iterations: int) -> float:
+        """Take a turn on all ranks at once; return this rank's seconds per iteration.
+
+        Args:
+            communicator: joins the ranks.
+            warmup: iterations that are not counted.
+            iterations: those that are.
+        """
+
+
 @dataclass(frozen=True)
 class Contender:
-    """One way of training.
+    """One way of training, timed by the whole turn.
 
     Attributes:
         name: what to call it in tables.
@@ -28,9 +46,20 @@ class Contender:
     prepare: Callable[[], object]
     step: Callable[[], object]
 
+    def turn(self, communicator: Communicator, *, warmup: int, iterations: int) -> float:
+        """Train for a turn; return its time over its iterations."""
+        self.prepare()
+        communicator.barrier()
+        for _ in range(warmup):
+            self.step()
+        start_s = time.perf_counter()
+        for _ in range(iterations):
+            self.step()
+        return (time.perf_counter() - start_s) / iterations
+
 
 def measure(
-    contenders: Sequence[Contender],
+    contenders: Sequence[Contends],
     communicator: Communicator,
     *,
     rounds: int,
@@ -49,8 +78,8 @@ def measure(
         progress: called with what runs and the fraction done.
 
     Returns:
-        Seconds per iteration by contender, one figure per turn: its time over its iterations,
-        the maximum over ranks. (Single iterations would not do: a rank that is late in one is early
+        Seconds per iteration by contender, one figure per turn: the maximum over ranks of its time
+        over its iterations. (Single iterations would not do: a rank that is late in one is early
         in the next, so the slowest rank of each adds up to more time than passed.)
     """
     times: dict[str, list[float]] = {contender.name: [] for contender in contenders}
@@ -59,14 +88,8 @@ def measure(
         contender = contenders[turn % len(contenders)]
         if progress is not None:
             progress(contender.name, turn / turns)
-        contender.prepare()
-        communicator.barrier()
-        for _ in range(warmup):
-            contender.step()
-        start_s = time.perf_counter()
-        for _ in range(iterations):
-            contender.step()
-        times[contender.name].append((time.perf_counter() - start_s) / iterations)
+        seconds = contender.turn(communicator, warmup=warmup, iterations=iterations)
+        times[contender.name].append(seconds)
     everyone: list[dict[str, list[float]]] = communicator.all_gather_object(times)
     return {
         name: [max(same) for same in zip(*(own[name] for own in everyone), strict=True)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections.abc import Iterable
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
@@ -15,7 +17,10 @@ class PolicyResult(Record, frozen=True, kw_only=True):
         name: the policy, or ``"ddp"``.
         buckets: collectives per iteration; 0 when not ours to know.
         algorithms: the all-reduce algorithms it used.
-        predicted_s: iteration time by the cost model; None for what we do not plan.
+        predicted_s: iteration time as planned, from the profile taken before; None for what we do
+            not plan.
+        paced_s: the same where computation takes what it took in its turns, so that it can be held
+            against ``samples_s``; None for what we do not plan, and in older files.
         samples_s: seconds per iteration of each turn, the maximum over ranks.
     """
 
@@ -23,6 +28,7 @@ class PolicyResult(Record, frozen=True, kw_only=True):
     buckets: int
     algorithms: tuple[str, ...]
     predicted_s: float | None
+    paced_s: float | None = None
     samples_s: tuple[float, ...]
 
     @property
@@ -32,8 +38,38 @@ class PolicyResult(Record, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float | None:
-        """Prediction over measurement, minus one; None without a prediction."""
-        return None if self.predicted_s is None else self.predicted_s / self.measured_s - 1.0
+        """``paced_s`` over measurement, minus one; None without it."""
+        return self._over_measured(self.paced_s)
+
+    @property
+    def planned_error(self) -> float | None:
+        """``predicted_s`` over measurement, minus one; None without it."""
+        return self._over_measured(self.predicted_s)
+
+    def _over_measured(self, seconds: float | None) -> float | None:
+        return None if seconds is None else seconds / self.measured_s - 1.0
+
+
+class Pace(Record, frozen=True, kw_only=True):
+    """How fast the machine computed, when profiled and beside the plans.
+
+    Attributes:
+        profiled_s: computation of one iteration in the workload.
+        samples_s: computation of one iteration in each of its turns, profiled like the workload.
+    """
+
+    profiled_s: float
+    samples_s: tuple[float, ...]
+
+    @property
+    def measured_s(self) -> float:
+        """Median computation of one iteration in its turns."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def change(self) -> float:
+        """Computation in its turns over that profiled, minus one; below 0 it became faster."""
+        return self.measured_s / self.profiled_s - 1.0
 
 
 class ScalePrediction(Record, frozen=True, kw_only=True):
@@ -64,6 +100,7 @@ class DemoResult(Artifact, frozen=True, kw_only=True):
     Attributes:
         world_size: local ranks.
         policies: predicted and measured, DDP last.
+        pace: of the machine, when profiled and in the comparison; None in older files.
         accuracies: test accuracy after each epoch.
         scale: predictions for other clusters.
         wall_s: how long the demo took.
@@ -74,6 +111,7 @@ class DemoResult(Artifact, frozen=True, kw_only=True):
 
     world_size: int
     policies: tuple[PolicyResult, ...]
+    pace: Pace | None = None
     accuracies: tuple[float, ...]
     scale: tuple[ScalePrediction, ...]
     wall_s: float
@@ -81,6 +119,15 @@ class DemoResult(Artifact, frozen=True, kw_only=True):
 
     @property
     def median_error(self) -> float:
-        """Median over policies of the absolute relative error of the prediction."""
-        errors = [abs(p.error) for p in self.policies if p.error is not None]
-        return statistics.median(errors)
+        """Median over policies of the size of ``error``; NaN in older files, which have none."""
+        return _median_size(policy.error for policy in self.policies)
+
+    @property
+    def median_planned_error(self) -> float:
+        """Median over policies of the size of ``planned_error``."""
+        return _median_size(policy.planned_error for policy in self.policies)
+
+
+def _median_size(errors: Iterable[float | None]) -> float:
+    known = [abs(error) for error in errors if error is not None]
+    return statistics.median(known) if known else math.nan

@@ -1,9 +1,9 @@
-"""The demo's two trainers, ours and DDP, on the same model and the same digits."""
+"""The demo's trainers, under a plan and DDP's, on the same model and the same digits."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import torch
@@ -20,12 +20,27 @@ LEARNING_RATE = 0.1
 MOMENTUM = 0.9
 WEIGHT_DECAY = 5e-4
 
+Wrap = Callable[[nn.Module, torch.optim.Optimizer], tuple[nn.Module, torch.optim.Optimizer]]
+"""A way of training: takes a model and its optimizer, returns those to train with."""
+
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     """Return the optimizer that all of the demo trains with."""
     return torch.optim.SGD(
         model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY
     )
+
+
+def with_plan(plan: Plan) -> Wrap:
+    """Return the way of training that exchanges gradients under ``plan``."""
+    return lambda model, optimizer: distribute(model, optimizer, plan=plan)
+
+
+def with_ddp(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """Exchange gradients as plain DistributedDataParallel does."""
+    return DistributedDataParallel(model), optimizer
 
 
 class Trainer:
@@ -36,7 +51,7 @@ class Trainer:
         data: the digits.
         communicator: tells this rank its share.
         batch: samples per rank and iteration.
-        plan: what to train under; without one, plain DistributedDataParallel.
+        wrap: the way of training.
     """
 
     def __init__(
@@ -45,33 +60,29 @@ class Trainer:
         data: Digits,
         communicator: Communicator,
         batch: int,
-        plan: Plan | None,
+        wrap: Wrap,
     ) -> None:
         self.data = data
         self.batch = batch
         self.rank, self.world_size = communicator.rank, communicator.world_size
-        self.optimizer: torch.optim.Optimizer = optimizer_of(model)
         self.initial = copy.deepcopy(model.state_dict())
         self.bare = model
-        if plan is None:
-            self.model: nn.Module = DistributedDataParallel(model)
-        else:
-            self.model, self.optimizer = distribute(model, self.optimizer, plan=plan)
+        self.model, self.optimizer = wrap(model, optimizer_of(model))
         self._endless = self._batches()
 
     def install(self, plan: Plan) -> None:
-        """Train under another plan from the next iteration on."""
+        """Train under another plan from the next iteration on; only for a trainer with a plan."""
         self.engine.install(plan)
 
     @property
     def engine(self) -> Engine:
-        """The engine that runs the plan."""
+        """The engine that runs the plan; only a trainer with a plan has one."""
         engine = self.model.syncopate
         assert isinstance(engine, Engine)
         return engine
 
     def close(self) -> None:
-        """Give the model back and leave the process groups; only for the trainer with a plan."""
+        """Give the model back and leave the process groups; only for a trainer with a plan."""
         self.engine.detach()
 
     def step(self) -> None:
