@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from syncopate.collectives import mesh, rescue, transport
 from syncopate.collectives.failure import PeerError
-from syncopate.collectives.program import Op, Program, Region, compile_program
+from syncopate.collectives.program import Op, Program, compile_program
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.units import KIB, MIB
@@ -36,20 +36,22 @@ _TAG_HASH = (1 << 17) - 1
 _MESSAGE_TAG = 1 << 29
 _UNDER_WAY = 16
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
-_AWAIT = (int(Op.AWAIT_RECEIVE), int(Op.AWAIT_SEND))
 
 _Key = tuple[Schedule, int, torch.dtype]
 
-_Code = list[tuple[int, int, Any, Any, int]]
-"""(op, index, region, source or peer, tag) with tensors in place of regions."""
+_Code = Iterable[tuple[int, int, Any, Any, int]]
+"""(op, index, region, source or peer, tag) with memory in place of regions."""
+
+_Cut = Callable[[int, int], Any]
+"""Elements from, up to: what stands for them on the wire."""
 
 
 class _Wire(NamedTuple):
-    """How messages travel, and what stands for a region of memory there."""
+    """How messages travel, and what stands for the regions of a tensor there."""
 
     send: Callable[[Any, int, int], Any]
     receive: Callable[[Any, int, int], Any]
-    region: Callable[[torch.Tensor], Any]
+    cuts: Callable[[torch.Tensor], _Cut]
 
 
 class _Direct(NamedTuple):
@@ -76,7 +78,7 @@ class _Staged:
         self.buffer = torch.empty(numel, dtype=dtype)
         scratch = torch.empty(program.scratch_numel, dtype=dtype)
         self.wire = direct.wire
-        self.code = _bind(direct, self.buffer, scratch)
+        self.code = list(_bind(direct, self.buffer, scratch))
         self.works: list[Any] = [None] * program.works
         self.nbytes = self.buffer.nbytes + scratch.nbytes
 
@@ -100,7 +102,7 @@ class Executor:
     ) -> None:
         self._mesh = mesh.connect(group, timeout_s) if transport.uses_gloo(group) else None
         if self._mesh is None:
-            self._wire = _Wire(*transport.point_to_point(group), lambda tensor: [tensor])
+            self._wire = _Wire(*transport.point_to_point(group), _slices)
         else:
             self._wire = _Wire(self._mesh.send, self._mesh.receive, _bytes)
         self._rank = rank
@@ -167,10 +169,10 @@ class Executor:
         Raises:
             PeerError: a connection is lost.
         """
-        send, receive, region = self._wire
+        send, receive, _ = self._wire
         try:
-            started = [receive(region(incoming), peer, _MESSAGE_TAG)]
-            started.append(send(region(outgoing), peer, _MESSAGE_TAG))
+            started = [receive(self._whole(incoming), peer, _MESSAGE_TAG)]
+            started.append(send(self._whole(outgoing), peer, _MESSAGE_TAG))
         except RuntimeError as error:
             raise PeerError(peer, error) from error
         self._works = [*self._works[-_UNDER_WAY:], *started]
@@ -178,11 +180,14 @@ class Executor:
 
     def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
         try:
-            work = start(self._wire.region(tensor), peer, _MESSAGE_TAG)
+            work = start(self._whole(tensor), peer, _MESSAGE_TAG)
             self._works = [work]
             work.wait()
         except RuntimeError as error:
             raise PeerError(peer, error) from error
+
+    def _whole(self, tensor: torch.Tensor) -> Any:
+        return self._wire.cuts(tensor.view(-1))(0, tensor.numel())
 
     def close(self) -> None:
         """Close the mesh."""
@@ -195,18 +200,18 @@ class Executor:
         self._works = works
         try:
             for op, index, region, other, tag in code:
-                if op in _AWAIT:
+                if op == _POST:
+                    peer = other
+                    works[index] = receive(region, peer, tag)
+                elif op == _SEND:
+                    peer = other
+                    works[index] = send(region, peer, tag)
+                elif op < _ADD:
                     peer = other
                     works[index].wait()
                     works[index] = None
                 elif op == _ADD:
                     region.add_(other)
-                elif op == _SEND:
-                    peer = other
-                    works[index] = send(region, peer, tag)
-                elif op == _POST:
-                    peer = other
-                    works[index] = receive(region, peer, tag)
                 else:
                     region.copy_(other)
         except RuntimeError as error:
@@ -252,22 +257,31 @@ def _tag_base(schedule: Schedule, tensor: torch.Tensor) -> int:
     return (mark & _TAG_HASH) << _TAG_BITS
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    return tensor.view(-1).view(torch.uint8).numpy().data
+def _bytes(tensor: torch.Tensor) -> _Cut:
+    memory, size = tensor.view(torch.uint8).numpy().data, tensor.element_size()
+    return lambda start, stop: memory[start * size : stop * size]
+
+
+def _slices(tensor: torch.Tensor) -> _Cut:
+    return lambda start, stop: [tensor[start:stop]]
 
 
 def _bind(direct: _Direct, buffer: torch.Tensor, scratch: torch.Tensor) -> _Code:
+    """Yield the instructions one by one: the first message need not wait for the last one's view.
+
+    Args:
+        direct: the program.
+        buffer: what it works on, flat.
+        scratch: as many elements as it needs, flat.
+    """
     program, base, wire = direct
-
-    def view(region: Region) -> torch.Tensor:
-        return (scratch if region.scratch else buffer)[region.start : region.stop]
-
-    code: _Code = []
-    for op, index, region, source, peer, tag in program.instructions:
-        if op in (Op.POST, Op.SEND):
-            code.append((int(op), index, wire.region(view(region)), peer, base | (tag & _TAG_MASK)))
-        elif op in (Op.ADD, Op.COPY):
-            code.append((int(op), index, view(region), view(source), tag))
+    memory = (buffer, scratch)
+    cuts = tuple(wire.cuts(tensor) for tensor in memory)
+    for op, index, (where, start, stop), source, peer, tag in program.instructions:
+        if op <= _SEND:
+            yield op, index, cuts[where](start, stop), peer, base | (tag & _TAG_MASK)
+        elif op < _ADD:
+            yield op, index, None, peer, tag
         else:
-            code.append((int(op), index, None, peer, tag))
-    return code
+            there = memory[source.scratch][source.start : source.stop]
+            yield op, index, memory[where][start:stop], there, tag

@@ -14,9 +14,10 @@ message carries its tag: one that arrives before its receive was posted is kept 
 [Note: low water] Every segment that arrives, 30 to 60 KB, wakes the rank that waits, unless that
 rank asked to be woken when more is there: for 16 MiB among eight hosts, two cores worked 420 ms and
 now work 320. Only polling respects the wish without a trap: a blocking read takes what is there and
-then waits for as much again, which may never come. The kernel makes the window as large as the
-first wish, and never smaller again; were it no larger than what one waits for, the sender would
-stand still until the reader has woken up.
+then waits for as much again, which may never come. So that a header does not take a wake-up of its
+own, one waits for as much as the message expected has; after a second, for anything. The kernel
+makes the window as large as the first wish, and never smaller again; were it no larger than what
+one waits for, the sender would stand still until the reader has woken up.
 
 Addresses are IPv4 (:mod:`syncopate.collectives.address`). Where some pair of ranks cannot connect
 there is no mesh, and messages go through Gloo.
@@ -46,6 +47,7 @@ _BUFFER_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
 _LOW_WATER_BYTES = 1 << 20
 _SHORT_BYTES = 64 << 10
+_WHOLE_S = 1.0
 _HEADER = struct.Struct("<II")
 _HELLO = struct.Struct("<16sI")
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -63,7 +65,7 @@ class _Sent:
     """A message that the kernel has taken whole."""
 
     def wait(self) -> None:
-        """Do nothing."""
+        pass
 
 
 _SENT = _Sent()
@@ -98,7 +100,7 @@ class _Receive:
 
     def wait(self) -> None:
         while not self.done:
-            self.mesh.progress(self.peer)
+            self.mesh.progress(self.peer, len(self.view))
 
 
 class _Link:
@@ -117,17 +119,22 @@ class _Link:
         self.tag = 0
         self.low_water = 1
 
-    def wait_for_much(self) -> bool:
-        """Let polling end only when much of a long message is there; say whether one is awaited.
+    @property
+    def between_messages(self) -> bool:
+        """Whether a header is what comes next, or what is left of one."""
+        return self.receive is None and self.kept is None
 
-        See [Note: low water].
-        """
-        rest = len(self.rest)
-        wanted = min(rest, _LOW_WATER_BYTES) if rest > _SHORT_BYTES else 1
-        if wanted != self.low_water:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-            self.low_water = wanted
-        return wanted > 1
+    def wait_for_much(self, payload: int) -> bool:
+        """Let polling end when much of a long message, or of the next, is there; say if one is."""
+        rest = len(self.rest) + (payload if self.between_messages else 0)
+        self.wait_for(min(rest, _LOW_WATER_BYTES) if rest > _SHORT_BYTES else 1)
+        return self.low_water > 1
+
+    def wait_for(self, nbytes: int) -> None:
+        """Let polling end only when so many bytes are there, or the connection has ended."""
+        if nbytes != self.low_water:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+            self.low_water = nbytes
 
 
 class _Address(NamedTuple):
@@ -196,32 +203,48 @@ class Mesh:
             link.posted.setdefault(tag, deque()).append(message)
         return message
 
-    def progress(self, peer: int | None) -> None:
+    def progress(self, peer: int | None, payload: int = 0) -> None:
         """Move on what can move: the outboxes, and what ``peer`` sends; block until something has.
+
+        Args:
+            peer: whose message is waited for; None waits for an outbox.
+            payload: length of that message.
 
         Raises:
             RuntimeError: a connection is lost, or nothing moved for too long.
         """
         if peer is not None:
             link = self._links[peer]
-            if not link.wait_for_much() and not self._busy:
+            if not link.wait_for_much(payload) and not self._busy:
                 self._read(link, socket.MSG_WAITALL)
                 return
+        for file, events in self._ready(peer):
+            link = self._by_file[file]
+            if events & ~select.POLLIN and link.outbox:
+                self._write(link)
+            if events & ~select.POLLOUT and link.peer == peer:
+                begins = link.between_messages
+                self._read(link, socket.MSG_DONTWAIT)
+                if begins and not link.between_messages:
+                    self._read(link, socket.MSG_DONTWAIT)  # the payload came with its header
+
+    def _ready(self, peer: int | None) -> list[tuple[int, int]]:
+        """Return the sockets, of the outboxes and of ``peer``, on which something can move."""
         poll = select.poll()
         for busy in self._busy:
             poll.register(self._links[busy].socket, select.POLLOUT)
         if peer is not None:
             both = select.POLLIN | (select.POLLOUT if peer in self._busy else 0)
-            poll.register(link.socket, both)
-        ready = poll.poll(self._timeout_s * 1e3)
+            poll.register(self._links[peer].socket, both)
+        at_first_s = min(_WHOLE_S, self._timeout_s)
+        ready = poll.poll(at_first_s * 1e3)
+        if not ready:
+            if peer is not None:
+                self._links[peer].wait_for(1)  # what is shorter than expected is an error
+            ready = poll.poll((self._timeout_s - at_first_s) * 1e3)
         if not ready:
             raise self._timed_out(peer if peer is not None else min(self._busy))
-        for file, events in ready:
-            link = self._by_file[file]
-            if events & ~select.POLLIN and link.outbox:
-                self._write(link)
-            if events & ~select.POLLOUT and link.peer == peer:
-                self._read(link, socket.MSG_DONTWAIT)
+        return ready
 
     def interrupt(self) -> None:
         """End all connections; whoever waits, here or at the other end, fails now."""
@@ -269,7 +292,7 @@ class Mesh:
             self._next_part(link)
 
     def _next_part(self, link: _Link) -> None:
-        if link.receive is None and link.kept is None:
+        if link.between_messages:
             self._begin_payload(link)
             return
         if link.receive is not None:

@@ -52,7 +52,7 @@ _MOST_OPEN = 16
 
 
 class Op(IntEnum):
-    """What an instruction does."""
+    """What an instruction does; messages begin first, then waits, then work on memory."""
 
     POST = 0  # post the receive `work` into `region` from `peer`
     SEND = 1  # issue the send `work` of `region` to `peer`

@@ -16,7 +16,7 @@ what a schedule is expected to take:
   behind by the time that they take: the time that latency leaves the link idle is not lost.
 * *Processors*: a round in which k of p ranks send takes k/p of what a round of all ranks takes, and
   all rounds so far take at least the sum of their messages, additions and bytes. Part of that sum
-  keeps busy links waiting.
+  keeps busy links waiting. Chunks that do not lie side by side leave as one message each.
 * *Left over*: when its sender goes on to another rank, some of a message is still in the kernel's
   buffer, and shares the link with what goes there. So it arrives later than it would alone. No
   more than the buffer holds is left over, nor does what is shorter hold it up for longer.
@@ -157,41 +157,53 @@ class _Run:
     def seconds(self) -> FloatArray:
         """Return when the last rank has all its data, shape (sizes,)."""
         for turns in self._rounds.turns:
-            carried = [self._carried(turn) for turn in turns]
-            busy, held = self._work(turns, carried)
+            carried, sent = zip(*(self._carried(turn) for turn in turns), strict=True)
+            busy, held = self._work(turns, carried, sent)
             begun = self._entered.copy(), self._before.copy(), self._first.copy(), self._blocks
             self._blocks = self._blocks.copy()
             for turn, nbytes in zip(turns, carried, strict=True):
                 self._play(turn, nbytes, (busy, held), begun)
         return np.asarray(self._entered.max(axis=0))
 
-    def _carried(self, turn: Turn) -> FloatArray:
-        """Return the bytes of every message, shape (messages, sizes)."""
+    def _carried(self, turn: Turn) -> tuple[FloatArray, FloatArray]:
+        """Return the bytes of every message, and in how many transfers; (messages, sizes) each."""
         ends = turn.stop[:, None], turn.start[:, None]
         stop, start = (end * self._whole + np.minimum(end, self._left) for end in ends)
-        nbytes = (stop - start) * self._itemsize
-        return np.asarray(nbytes if turn.parts is None else np.add.reduceat(nbytes, turn.parts))
+        nbytes = np.asarray((stop - start) * self._itemsize, np.float64)
+        sent = np.asarray(nbytes > 0, np.float64)
+        if turn.parts is None:
+            return nbytes, sent
+        return np.add.reduceat(nbytes, turn.parts), np.add.reduceat(sent, turn.parts)
 
     def _work(
-        self, turns: tuple[Turn, ...], carried: list[FloatArray]
+        self, turns: tuple[Turn, ...], carried: Sequence[FloatArray], sent: Sequence[FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
         """Count the work of a round.
+
+        Args:
+            turns: of the round.
+            carried: bytes of every message.
+            sent: transfers of every message. The executor sends each by itself, but only the first
+                of a message is waited for.
 
         Returns:
             What it takes of the processors that ranks share, and what of that keeps a busy link.
         """
-        sent = sum((nbytes > 0).sum(axis=0) for nbytes in carried)
+        messages = sum((nbytes > 0).sum(axis=0) for nbytes in carried)
+        transfers = sum(count.sum(axis=0) for count in sent)
         added = sum(
-            ((nbytes > 0) & turn.adds[:, None]).sum(axis=0)
-            for turn, nbytes in zip(turns, carried, strict=True)
+            (count * turn.adds[:, None]).sum(axis=0)
+            for turn, count in zip(turns, sent, strict=True)
         )
         bytes_worked = sum(
             turn.worked @ nbytes for turn, nbytes in zip(turns, carried, strict=True)
         )
         beside = added * self._addition + bytes_worked * self._byte
-        stream = (sent * self._stream + beside) / self._ranks
+        stream = (transfers * self._stream + beside) / self._ranks
         self._worked = self._worked + stream
-        return (sent * self._round + beside) / self._ranks, self._exposed * stream
+        behind = (transfers - messages) * self._stream
+        busy = (messages * self._round + behind + beside) / self._ranks
+        return busy, self._exposed * stream
 
     def _play(
         self,

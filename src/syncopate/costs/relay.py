@@ -19,6 +19,10 @@ from syncopate.schedules.base import Schedule
 
 _BoolArray = NDArray[np.bool_]
 
+_INSIDE = 0.25
+"""Share of a byte's handling that is left when it stays within a host. There the link is a
+processor already, but one that was measured while the others had nothing to do."""
+
 
 @dataclass(frozen=True)
 class Turn:
@@ -35,8 +39,7 @@ class Turn:
         latency_s: α.
         lag_s: how far the link's clock may be behind, the time that a burst takes.
         wire_s_per_byte: β, longer where the link is shared.
-        worked: share of its bytes that a processor handles besides the link. Within a host, where
-            others go further, the link is a processor already.
+        worked: share of its bytes that a processor handles besides the link.
         reduced: share of the message that is added.
         adds: whether any of it is.
         forwards: whether it hands on what its sender received last.
@@ -94,7 +97,7 @@ def rounds_of(schedule: Schedule, levels: tuple[Level, ...], placement: tuple[in
     lag = np.array([level.burst_bytes * level.byte_time_s for level in levels])[found.apart]
     wire = found.wire * schedule.chunks / found.chunks
     inside = np.array([level.name == "device" for level in levels[:-1]] + [False])
-    worked = np.where(inside[found.apart], 0.0, 1.0)
+    worked = np.where(inside[found.apart], _INSIDE, 1.0)
     ends = np.append(found.begins[1:], len(schedule.table))
     out, into = found.out, found.into
     rounds: list[list[Turn]] = []

@@ -147,6 +147,37 @@ def test_another_length_is_refused(early: bool, ranks: Callable[..., list[Mesh]]
         b.receive(view(0, 12), 0, 0).wait()
 
 
+def test_a_short_message_where_a_long_one_is_expected_is_refused(
+    ranks: Callable[..., list[Mesh]],
+) -> None:
+    """Though the receiver asked not to be woken before all of the long one is there."""
+    a, b = ranks(2)
+    a.send(view(1, 100), 1, 7).wait()
+    with pytest.raises(RuntimeError, match=f"sent 100 bytes where {1 << 18} were expected"):
+        b.receive(view(0, 1 << 18), 0, 7).wait()
+
+
+def test_a_long_message_wakes_its_receiver_once(
+    ranks: Callable[..., list[Mesh]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = ranks(2)
+    woken = []
+    progress = Mesh.progress
+    monkeypatch.setattr(
+        Mesh, "progress", lambda self, *told: (woken.append(told), progress(self, *told))[1]
+    )
+    nbytes = 1 << 18
+    for value in (1, 2, 3):
+        with ThreadPoolExecutor(1) as sender:
+            place = view(0, nbytes)
+            message = b.receive(place, 0, value)
+            sending = sender.submit(lambda v=value: a.send(view(v, nbytes), 1, v))
+            message.wait()
+            sending.result().wait()
+        assert place == view(value, nbytes)
+    assert len(woken) < 2 * 3  # a header and a payload would take two each
+
+
 def test_a_lost_connection_names_the_rank(ranks: Callable[..., list[Mesh]]) -> None:
     a, b, c = ranks(3)
     c.close()
