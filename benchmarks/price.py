@@ -10,7 +10,12 @@ ranks measure their network as a calibration does, without curves, and then the 
 take turns, and all ranks begin at a moment agreed beforehand (``calibration/starts.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
 price of the schedule on the measured network (``costs/execution.py``). Algorithms with options run
-as the price chooses them for the size, and with their defaults.
+as the price chooses them for the size, and with their defaults, and none at sizes that it had
+better not carry (``Algorithm.most_bytes``).
+
+The probes to which calibration fits what a message costs a processor take their turns, too, and the
+prices are fitted to those: machines change pace by a fifth within a minute, which is no error of a
+price.
 
 The error of a price is the larger of price / measured and measured / price, minus 1; several make a
 geometric mean.
@@ -92,11 +97,25 @@ def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
     found = []
     for collective in registry.collectives():
         for name in registry.candidates(collective, cluster):
+            if not registry.ALGORITHMS[collective, name].carries(nbytes):
+                continue
             fitting = registry.fitted(collective, name, cluster)
             chosen = schedule_cost(cluster, collective, name).options(nbytes)
             options = [dict(chosen)] + ([fitting] if chosen != fitting else [])
             found += [Cell(collective, name, one, nbytes, ()) for one in options]
     return found
+
+
+def probes(cluster: Cluster) -> list[Cell]:
+    """Return what calibration fits prices to, without samples."""
+    return [
+        Cell(
+            collective, name, registry.fitted(collective, name, cluster) | dict(options), nbytes, ()
+        )
+        for _, sizes in PROBE_SIZES
+        for nbytes in sizes
+        for collective, name, options in PROBES
+    ]
 
 
 def rank_main(options: argparse.Namespace) -> None:
@@ -110,18 +129,19 @@ def rank_main(options: argparse.Namespace) -> None:
         starts = Starts(communicator, shared_clock=True)
         sizes = [size for size in SIZES if size <= options.largest * MIB]
         cells = [cell for nbytes in sizes for cell in contenders(cluster, nbytes)]
-        cells = measure(communicator, starts, cells)
+        measured = measure(communicator, starts, [*cells, *probes(cluster)])
+        cells, samples = measured[: len(cells)], [Sample(*cell) for cell in measured[len(cells) :]]
         if communicator.rank == 0:
             stored = {
                 "hosts": options.hosts,
                 "ranks_per_host": options.ranks_per_host,
                 "cluster": json.loads(cluster.to_json()),
-                "samples": network.samples,
+                "samples": samples,
                 "cells": cells,
             }
             if options.json:
                 options.json.write_bytes(msgspec.json.encode(stored) + b"\n")
-            tell(network.cluster, cells)
+            tell(fitted(cluster, samples), cells)
     dist.destroy_process_group()
 
 
@@ -243,12 +263,16 @@ def from_json(path: Path) -> None:
     """Tell of a stored measurement, with figures fitted and prices computed anew."""
     stored = msgspec.json.decode(path.read_bytes())
     cluster = Cluster.from_json(json.dumps(stored["cluster"]))
-    cells = [Cell(*cell) for cell in stored["cells"]]
     samples = [Sample(*sample) for sample in stored["samples"]]
+    tell(fitted(cluster, samples), [Cell(*cell) for cell in stored["cells"]])
+
+
+def fitted(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
+    """Return ``cluster`` with its figures fitted anew, handling to ``samples``."""
     levels = levels_of(topology(cluster.hosts), cluster.probes)
     bare = msgspec.structs.replace(cluster, levels=levels, handling=())
     handling = handling_of(bare, samples, burst_byte_time(levels, cluster.probes))
-    tell(msgspec.structs.replace(bare, handling=handling), cells)
+    return msgspec.structs.replace(bare, handling=handling)
 
 
 def main() -> int:

@@ -183,7 +183,7 @@ class Handling(Record, frozen=True, kw_only=True):
     Attributes:
         up_to_bytes: buffers up to this size are handled so; None for all that are larger than
             other entries say.
-        call_s: start and end of a collective.
+        call_s: start and end of a collective: when the last rank begins, after the first.
         round_s: a round in which every rank waits for its message.
         stream_s: a message, where nobody has to wait for them one by one.
         addition_s: a reduction, however short.

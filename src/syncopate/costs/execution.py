@@ -5,6 +5,8 @@ processors that drive it do worse; calibration measures by how much
 (:class:`~syncopate.cluster.Handling`, and the burst of a level). On a calibrated cluster this is
 what a schedule is expected to take:
 
+* *Starts*: ranks do not start together. The last one starts when the others have been calling for a
+  while, spread evenly over that time, and their messages are on their way or there by then.
 * *Receives are posted ahead*: a message leaves when its sender has the data, whatever its receiver
   is doing. Latency is not a port's time: one message may leave while another is on its way.
 * *Blocks*: a message is cut as the executor cuts it (:mod:`syncopate.schedules.blocks`). The first
@@ -28,6 +30,7 @@ Many sizes are played side by side, and :func:`execution_cost` joins them to a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -91,7 +94,7 @@ def execution_times(
         handling = [_handling(cluster, size) for size in (counts.ravel() * itemsize).tolist()]
     run = _Run(schedule, cluster, (counts.ravel(), itemsize), handling)
     busiest = max((line.b_s_per_byte for line in congestion_lines(schedule, cluster)), default=0.0)
-    seconds = run.call_s + np.maximum(run.seconds(), busiest * run.nbytes)
+    seconds = np.maximum(run.seconds(), run.call_s + busiest * run.nbytes - run.lag_s)
     return np.asarray(np.where(counts > 0, seconds.reshape(sizes.shape), 0.0))
 
 
@@ -146,13 +149,15 @@ class _Run:
         self._exposed = np.array([h.exposed for h in handling])
         self._left_over = np.array([h.left_over for h in handling])
         shape = (self._ranks, len(counts))
-        self._entered, self._before, self._first = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._entered = _spread(self._ranks)[:, None] * self.call_s
+        self._before, self._first = self._entered.copy(), self._entered.copy()
         self._blocks = np.ones(shape)
         ports = (self._ranks * self._rounds.ports, len(counts))
         # All links have been silent, so that each may pass a burst.
-        silent = -max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+        self.lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+        silent = -self.lag_s
         self._idle, self._up, self._down = (np.full(ports, t) for t in (0.0, silent, silent))
-        self._worked = np.zeros(len(counts))
+        self._worked = self.call_s.copy()
 
     def seconds(self) -> FloatArray:
         """Return when the last rank has all its data, shape (sizes,)."""
@@ -262,6 +267,12 @@ class _Run:
         between = first + (entered - first) * (number - 1) / np.maximum(had - 1, 1.0)
         start = np.where(turn.forwards[:, None], np.maximum(before, between), entered)
         return start, entered
+
+
+def _spread(ranks: int) -> FloatArray:
+    """Return numbers up to 1 for ranks in a row, spread evenly and in no order (golden ratio)."""
+    spread = (0.5 + np.arange(ranks) * (math.sqrt(5) - 1) / 2) % 1
+    return np.asarray(spread / spread.max())
 
 
 def _handling(cluster: Cluster, nbytes: float) -> Handling:

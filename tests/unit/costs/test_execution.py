@@ -108,11 +108,28 @@ def test_sizes_side_by_side_cost_what_they_cost_alone_with_their_own_handling():
 
 
 def test_the_root_and_the_order_of_ranks_do_not_matter_on_one_level():
-    measured = cluster(7, burst=56 * KIB, **MEASURED)
+    """But for who starts last."""
+    measured = cluster(7, burst=56 * KIB, **MEASURED | {"call_s": 0.0})
     expected = execution_times(build("broadcast", "mst", 7), measured, SIZES)
     for root in range(7):
         schedule = build("broadcast", "mst", 7, root, order=(3, 1, 4, 0, 5, 6, 2))
         assert execution_times(schedule, measured, SIZES) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("call_s", [1e-4, 2e-3])
+def test_ranks_start_one_after_the_other(call_s: float):
+    """The last one at ``call_s``; some of what the others do meanwhile is done by then."""
+    together = cluster(8, burst=56 * KIB, **MEASURED | {"call_s": 0.0})
+    spread = cluster(8, burst=56 * KIB, **MEASURED | {"call_s": call_s})
+    hidden = False
+    for collective in ("all_reduce", "all_gather", "broadcast", "reduce"):
+        for name in candidates(collective, spread):
+            schedule = build(collective, name, 8)
+            path, price = (execution_times(schedule, each, SIZES) for each in (together, spread))
+            assert (price >= np.maximum(path, call_s)).all(), (collective, name)
+            assert (price <= (path + call_s) * (1 + 1e-12)).all(), (collective, name)
+            hidden |= bool((price < path + 0.5 * call_s).any())
+    assert hidden
 
 
 def test_exposed_work_keeps_busy_links_and_no_others():
