@@ -7,7 +7,7 @@ from unittest import mock
 
 import torch
 
-from syncopate.collectives import Communicator, mesh
+from syncopate.collectives import Communicator, handshake
 from syncopate.schedules import registry
 from tests.multiprocess.harness import run_ranks
 
@@ -18,8 +18,8 @@ def without_mesh(rank: int, world_size: int, culprit: int) -> bool:
 
     # One rank that cannot connect is enough: all of them must do without.
     with (
-        mock.patch.object(mesh, "_call", refused if rank == culprit else mesh._call),
-        mock.patch.object(mesh, "_CONNECT_S", 2.0),
+        mock.patch.object(handshake, "call", refused if rank == culprit else handshake.call),
+        mock.patch.object(handshake, "_CONNECT_S", 2.0),
     ):
         communicator = Communicator(timeout_s=60)
     with communicator:

@@ -26,30 +26,26 @@ there is no mesh, and messages go through Gloo.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import socket
 import struct
-import time
 from collections import deque
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import torch.distributed as dist
 
-from syncopate.collectives.address import own_address
+from syncopate.collectives import handshake
 from syncopate.collectives.failure import PeerError
 
 MOST_RANKS = 256
 """Larger groups make no mesh: a process may not have that many connections open."""
 
-_CONNECT_S = 10.0
 _BUFFER_BYTES = 1 << 20
 _WINDOW_BYTES = 4 << 20
 _LOW_WATER_BYTES = 1 << 20
 _SHORT_BYTES = 64 << 10
 _WHOLE_S = 1.0
 _HEADER = struct.Struct("<II")
-_HELLO = struct.Struct("<16sI")
 _NOW = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _INTERRUPTED = "mesh interrupted here"
 
@@ -100,7 +96,7 @@ class _Receive:
 
     def wait(self) -> None:
         while not self.done:
-            self.mesh.progress(self.peer, len(self.view))
+            self.mesh.progress(self.peer, self)
 
 
 class _Link:
@@ -135,12 +131,6 @@ class _Link:
         if nbytes != self.low_water:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
             self.low_water = nbytes
-
-
-class _Address(NamedTuple):
-    host: str
-    port: int
-    token: bytes
 
 
 class Mesh:
@@ -203,20 +193,23 @@ class Mesh:
             link.posted.setdefault(tag, deque()).append(message)
         return message
 
-    def progress(self, peer: int | None, payload: int = 0) -> None:
+    def progress(self, peer: int | None, awaited: _Receive | None = None) -> None:
         """Move on what can move: the outboxes, and what ``peer`` sends; block until something has.
 
         Args:
             peer: whose message is waited for; None waits for an outbox.
-            payload: length of that message.
+            awaited: that message.
 
         Raises:
             RuntimeError: a connection is lost, or nothing moved for too long.
         """
         if peer is not None:
             link = self._links[peer]
-            if not link.wait_for_much(payload) and not self._busy:
-                self._read(link, socket.MSG_WAITALL)
+            if not link.wait_for_much(len(awaited.view) if awaited else 0) and not self._busy:
+                if awaited is not None and len(link.rest) == _HEADER.size and link.between_messages:
+                    self._read_with(link, awaited)
+                else:
+                    self._read(link, socket.MSG_WAITALL)
                 return
         for file, events in self._ready(peer):
             link = self._by_file[file]
@@ -291,6 +284,31 @@ class Mesh:
         if not link.rest:
             self._next_part(link)
 
+    def _read_with(self, link: _Link, awaited: _Receive) -> None:
+        """Read a header, and what follows it to where ``awaited`` lands, as it mostly belongs."""
+        try:
+            count = link.socket.recvmsg_into((link.head, awaited.view))[0]
+        except BlockingIOError:
+            raise self._timed_out(link.peer) from None
+        except OSError as error:
+            raise self._lost(link.peer, error) from error
+        if count == 0:
+            raise self._lost(link.peer, None)
+        if count == _HEADER.size + len(awaited.view):
+            tag, nbytes = _HEADER.unpack(link.head)
+            first = link.posted[awaited.tag]
+            if tag == awaited.tag and nbytes == len(awaited.view) and first[0] is awaited:
+                first.popleft()
+                awaited.done = True
+                return
+        came = memoryview(link.head[:count] + awaited.view[: max(count - _HEADER.size, 0)])
+        while came:
+            size = min(len(link.rest), len(came))
+            link.rest[:size], came = came[:size], came[size:]
+            link.rest = link.rest[size:]
+            if not link.rest:
+                self._next_part(link)
+
     def _next_part(self, link: _Link) -> None:
         if link.between_messages:
             self._begin_payload(link)
@@ -349,50 +367,7 @@ def connect(group: dist.ProcessGroup, timeout_s: float) -> Mesh | None:
     Raises:
         RuntimeError: a rank did not come.
     """
-    rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    if world_size > MOST_RANKS:
+    if dist.get_world_size(group) > MOST_RANKS:
         return None
-    connections: dict[int, socket.socket] = {}
-    deadline_s = time.monotonic() + min(timeout_s, _CONNECT_S)
-    with socket.create_server(("", 0), backlog=world_size) as server:
-        mine = _Address(own_address(), server.getsockname()[1], os.urandom(16))
-        addresses: list[Any] = [None] * world_size
-        dist.all_gather_object(addresses, mine, group=group)
-        try:
-            for peer in range(rank):
-                connections[peer] = _call(addresses[peer], rank, deadline_s)
-            while len(connections) < world_size - 1:
-                peer, found = _answer(server, mine.token, deadline_s)
-                connections[peer] = found
-            connected = sorted([*connections, rank]) == list(range(world_size))
-        except OSError:
-            connected = False
-    verdicts: list[Any] = [None] * world_size
-    dist.all_gather_object(verdicts, connected, group=group)
-    if all(verdicts):
-        return Mesh(connections, timeout_s)
-    for found in connections.values():
-        found.close()
-    return None
-
-
-def _call(address: _Address, rank: int, deadline_s: float) -> socket.socket:
-    found = socket.create_connection(
-        (address.host, address.port), timeout=max(deadline_s - time.monotonic(), 0.1)
-    )
-    found.sendall(_HELLO.pack(address.token, rank))
-    return found
-
-
-def _answer(server: socket.socket, token: bytes, deadline_s: float) -> tuple[int, socket.socket]:
-    """Return the next rank that calls, and its connection; strangers are turned away."""
-    while True:
-        server.settimeout(max(deadline_s - time.monotonic(), 0.1))
-        found, _ = server.accept()
-        found.settimeout(max(deadline_s - time.monotonic(), 0.1))
-        with contextlib.suppress(OSError, struct.error):
-            hello = found.recv(_HELLO.size, socket.MSG_WAITALL)
-            said, rank = _HELLO.unpack(hello)
-            if said == token:
-                return rank, found
-        found.close()
+    found = handshake.connections(group, timeout_s)
+    return None if found is None else Mesh(found, timeout_s)

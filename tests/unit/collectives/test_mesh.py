@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from syncopate.collectives import mesh
+from syncopate.collectives import handshake, mesh
 from syncopate.collectives.failure import PeerError
 from syncopate.collectives.mesh import Mesh
 from syncopate.collectives.transport import failure_kind
@@ -178,6 +178,34 @@ def test_a_long_message_wakes_its_receiver_once(
     assert len(woken) < 2 * 3  # a header and a payload would take two each
 
 
+@pytest.mark.parametrize("pieces", [1, 3, 8, 11, 50])
+def test_a_message_that_is_not_the_one_awaited_is_kept_whole(
+    pieces: int, ranks: Callable[..., list[Mesh]]
+) -> None:
+    """It is read to where the awaited one belongs, and moved when its header is known."""
+    a, b = ranks(2)
+    awaited, posted, unposted = view(0, 40), view(0, 12), view(0, 5)
+    other = b.receive(posted, 0, 2)
+    waiting = b.receive(awaited, 0, 3)
+    messages = [(1, view(1, 5)), (2, view(2, 12)), (3, view(3, 40)), (3, view(4, 40))]
+    whole = b"".join(mesh._HEADER.pack(tag, len(data)) + data for tag, data in messages)
+
+    def trickle() -> None:
+        for begin in range(0, len(whole), pieces):
+            a._links[1].socket.sendall(whole[begin : begin + pieces])
+            time.sleep(0.001)
+
+    with ThreadPoolExecutor(1) as pool:
+        sender = pool.submit(trickle)
+        waiting.wait()
+        other.wait()
+        b.receive(unposted, 0, 1).wait()
+        assert (awaited, posted, unposted) == (view(3, 40), view(2, 12), view(1, 5))
+        b.receive(awaited, 0, 3).wait()
+        sender.result()
+    assert awaited == view(4, 40)
+
+
 def test_a_lost_connection_names_the_rank(ranks: Callable[..., list[Mesh]]) -> None:
     a, b, c = ranks(3)
     c.close()
@@ -232,11 +260,11 @@ def test_a_stranger_is_turned_away() -> None:
     token = b"t" * 16
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        address = mesh._Address("127.0.0.1", port, b"x" * 16)
+        address = handshake.Address("127.0.0.1", port, b"x" * 16)
         deadline_s = time.monotonic() + 20
-        stranger = mesh._call(address, 1, deadline_s)
-        rank = mesh._call(address._replace(token=token), 2, deadline_s)
-        peer, found = mesh._answer(server, token, deadline_s)
+        stranger = handshake.call(address, 1, deadline_s)
+        rank = handshake.call(address._replace(token=token), 2, deadline_s)
+        peer, found = handshake.answer(server, token, deadline_s)
         assert peer == 2
         assert stranger.recv(1) == b""
         for each in (stranger, rank, found):
