@@ -13,7 +13,8 @@ change algorithms for nothing. Nothing is chosen that was measured slower than t
 more than noise, and nothing beyond the sizes at which it was measured.
 
 Prices know no scatter, but they are no more exact than that: the algorithm of the next smaller
-sizes stays as long as it costs no more than ``NOISE`` above the cheapest.
+sizes stays as long as it costs no more than ``NOISE`` above the cheapest. One that works at several
+levels does not stay where a flat one is the cheapest.
 
 By curves, a decision is taken at every measured size. Between two sizes it changes where the curves
 cross, or half-way (by ratio) where they do not, or where one of the two was not measured at both.
@@ -34,7 +35,7 @@ from syncopate.costs.model import collective_costs
 from syncopate.costs.remembered import remembered
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.registry import NATIVE, algorithms
+from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
 
 NOISE = 0.05
 """Expected durations closer than this share of the smaller are not told apart."""
@@ -126,7 +127,7 @@ def decisions(
         known = (NATIVE, *algorithms(collective))
         among = tuple(name for name in measured if name in known) or None
     costs = collective_costs(cluster, collective, among)
-    ranges = _from_curves(costs) if measured else _from_prices(costs)
+    ranges = _from_curves(costs) if measured else _from_prices(costs, collective)
     table: list[Decision] = []
     for upper, name, options in _with_options(ranges, costs):
         first = 0 if not table else _last(table[-1]) + 1
@@ -149,14 +150,14 @@ _Ranges = list[tuple[float, str]]
 """``(largest size, algorithm)`` by ascending size, the last without limit."""
 
 
-def _from_prices(costs: Envelope) -> _Ranges:
+def _from_prices(costs: Envelope, collective: str) -> _Ranges:
     pieces = costs.pieces
     ranges: _Ranges = []
     for (low, _), (high, owner) in pairwise(
         zip(pieces.upper_bytes.tolist(), pieces.owner.tolist(), strict=True)
     ):
         name = costs.names[owner]
-        if ranges and ranges[-1][1] != name:
+        if ranges and ranges[-1][1] != name and not _simpler(collective, name, ranges[-1][1]):
             # Both costs are lines here, so their ratio is the largest at one of the ends.
             ends = [math.nextafter(low, math.inf), min(high, LARGEST_BYTES)]
             incumbent = costs.of(ranges[-1][1])
@@ -164,6 +165,16 @@ def _from_prices(costs: Envelope) -> _Ranges:
                 name = ranges[-1][1]
         ranges.append((high, name))
     return ranges
+
+
+def _simpler(collective: str, one: str, other: str) -> bool:
+    """Say whether ``other`` has stages at several levels and ``one`` has not.
+
+    What the stages gain rests on levels that work at the same time, of which prices know least.
+    """
+    rows = (ALGORITHMS.get((collective, name)) for name in (one, other))
+    levelled, staged = (row is not None and row.hierarchical for row in rows)
+    return staged and not levelled
 
 
 def _from_curves(costs: Envelope) -> _Ranges:

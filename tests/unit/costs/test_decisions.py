@@ -238,3 +238,18 @@ def test_whatever_was_measured(samples: list[list[list[float]]]) -> None:
         error_s = math.hypot(chosen.standard_error_s(nbytes), native.standard_error_s(nbytes))
         lead = float(chosen(nbytes)) - float(native(nbytes))
         assert lead <= max(NOISE * float(native(nbytes)), 2 * error_s)
+
+
+def test_stages_at_several_levels_do_not_stay_where_a_flat_algorithm_is_cheaper():
+    """Two racks of four hosts with links alike: BlueConnect is next, by less than noise."""
+    levels = (
+        Level(name="host", size=4, latency_s=6e-5, bandwidth_bytes_per_s=1.2e8),
+        Level(name="rack", size=2, latency_s=7.5e-5, bandwidth_bytes_per_s=1.2e8),
+    )
+    racks = Cluster(name="racks", levels=levels, placement=(0, 2, 4, 6, 1, 3, 5, 7))
+    nbytes = 32 << 20
+    costs = collective_costs(racks, "all_reduce").costs
+    ring, staged = (float(costs[name](nbytes)) for name in ("ring", "blueconnect"))
+    assert ring < staged < (1 + NOISE) * ring
+    assert any(row.algorithm == "blueconnect" for row in decisions(racks, "all_reduce"))
+    assert choose(racks, "all_reduce", nbytes).algorithm == "ring"
