@@ -39,7 +39,7 @@ import torch.distributed as dist
 
 from emulated import hosts
 from syncopate.calibration.clocks import hosts_of
-from syncopate.calibration.handling import PROBES, Sample, handling_of
+from syncopate.calibration.handling import PROBES, Sample, handling_of, probes
 from syncopate.calibration.handling import SIZES as PROBE_SIZES
 from syncopate.calibration.links import burst_byte_time, levels_of
 from syncopate.calibration.network import measure_network
@@ -106,18 +106,6 @@ def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
     return found
 
 
-def probes(cluster: Cluster) -> list[Cell]:
-    """Return what calibration fits prices to, without samples."""
-    return [
-        Cell(
-            collective, name, registry.fitted(collective, name, cluster) | dict(options), nbytes, ()
-        )
-        for _, sizes in PROBE_SIZES
-        for nbytes in sizes
-        for collective, name, options in PROBES
-    ]
-
-
 def rank_main(options: argparse.Namespace) -> None:
     """Measure on one rank; rank 0 prints."""
     dist.init_process_group("gloo")
@@ -129,7 +117,9 @@ def rank_main(options: argparse.Namespace) -> None:
         starts = Starts(communicator, shared_clock=True)
         sizes = [size for size in SIZES if size <= options.largest * MIB]
         cells = [cell for nbytes in sizes for cell in contenders(cluster, nbytes)]
-        measured = measure(communicator, starts, [*cells, *probes(cluster)])
+        measured = measure(
+            communicator, starts, [*cells, *(Cell(*probe, ()) for probe in probes(cluster))]
+        )
         cells, samples = measured[: len(cells)], [Sample(*cell) for cell in measured[len(cells) :]]
         if communicator.rank == 0:
             stored = {
@@ -141,7 +131,7 @@ def rank_main(options: argparse.Namespace) -> None:
             }
             if options.json:
                 options.json.write_bytes(msgspec.json.encode(stored) + b"\n")
-            tell(fitted(cluster, samples), cells)
+            tell(refitted(cluster, samples), cells)
     dist.destroy_process_group()
 
 
@@ -264,10 +254,10 @@ def from_json(path: Path) -> None:
     stored = msgspec.json.decode(path.read_bytes())
     cluster = Cluster.from_json(json.dumps(stored["cluster"]))
     samples = [Sample(*sample) for sample in stored["samples"]]
-    tell(fitted(cluster, samples), [Cell(*cell) for cell in stored["cells"]])
+    tell(refitted(cluster, samples), [Cell(*cell) for cell in stored["cells"]])
 
 
-def fitted(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
+def refitted(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:
     """Return ``cluster`` with its figures fitted anew, handling to ``samples``."""
     levels = levels_of(topology(cluster.hosts), cluster.probes)
     bare = msgspec.structs.replace(cluster, levels=levels, handling=())

@@ -15,6 +15,7 @@ from tests.lab.helpers import PYTHON, is_alive, is_gone, namespaces_of, own_link
 
 FLOWS = str(Path(__file__).with_name("flows.py"))
 MBIT = 1e6 / 8
+_MOST_RUNS = 10
 
 LOOK_AROUND = """
 import json, os, socket
@@ -51,14 +52,18 @@ def _rate(lab: Lab, nbytes: int, *flows: str) -> float:
     return sum(row[2] for row in times) / (end_s - begin_s)
 
 
-def _are_held_to(lab: Lab, limit: float, nbytes: int, *flows: str) -> bool:
-    """Whether flows, run twice, go at a shaper's rate, and at no other shaper's.
+def _runs_to_fill(lab: Lab, limit: float, share: float, nbytes: int, *flows: str) -> int:
+    """Run flows until they go at ``share`` of a shaper's rate; return how many runs that took.
 
-    A busy machine delays flows by any time. Above the limit nothing may pass; below it all is put
-    down to the machine until half of it, where the rate of another link of this lab would show.
+    Above the limit nothing may ever pass. Below it a busy machine delays flows by any time, so they
+    get several runs to show that no shaper of less holds them back.
     """
-    rates = [_rate(lab, nbytes, *flows) for _ in range(2)]
-    return 0.5 * limit < max(rates) <= limit
+    rates = []
+    while not rates or max(rates) < share * limit:
+        assert len(rates) < _MOST_RUNS, rates
+        rates.append(_rate(lab, nbytes, *flows))
+        assert rates[-1] <= limit
+    return len(rates)
 
 
 @pytest.fixture(scope="module")
@@ -101,33 +106,33 @@ def test_a_link_has_its_rate_and_counts_its_bytes(lab):
     """200 Mbit/s between host0 and host1, and every byte of it on both counters."""
     nbytes = 6_000_000
     before = lab.counters()
-    assert _are_held_to(lab, 200 * MBIT, nbytes, "0>2")
+    runs = _runs_to_fill(lab, 200 * MBIT, 0.85, nbytes, "0>2")
     host0, host1, host2, *_ = network.since(before, lab.counters())
     for carried in (host0.tx_bytes, host1.rx_bytes):
-        assert 2 * nbytes <= carried <= 2 * nbytes * 1.05
-    assert host1.tx_bytes < 0.05 * nbytes  # acknowledgements
-    assert host2.tx_bytes + host2.rx_bytes < 2000
+        assert runs * nbytes <= carried <= runs * nbytes * 1.05
+    assert host1.tx_bytes < max(runs, 2) * 0.025 * nbytes  # acknowledgements
+    assert host2.tx_bytes + host2.rx_bytes < max(runs, 2) * 1000
 
 
 def test_a_link_has_its_rate_in_both_directions_at_once(lab):
-    assert _are_held_to(lab, 400 * MBIT, 5_000_000, "0>2", "2>0")
+    _runs_to_fill(lab, 400 * MBIT, 0.75, 5_000_000, "0>2", "2>0")
 
 
 def test_flows_share_an_uplink(lab):
     """Two flows leave rack 0 from different hosts; its uplink has half the rate of either."""
     before = lab.counters()
-    assert _are_held_to(lab, 100 * MBIT, 3_000_000, "0>4", "2>5")
+    runs = _runs_to_fill(lab, 100 * MBIT, 0.85, 3_000_000, "0>4", "2>5")
     rack0, rack1 = network.since(before, lab.counters())[-2:]
-    assert rack0.tx_bytes == rack1.rx_bytes >= 12_000_000
+    assert rack0.tx_bytes == rack1.rx_bytes >= runs * 6_000_000
 
 
 def test_senders_to_one_host_share_its_link(lab):
     """Either sender could fill the link of host3; the switch's port makes them share it."""
-    assert _are_held_to(lab, 50 * MBIT, 1_000_000, "4>6", "0>7")
+    _runs_to_fill(lab, 50 * MBIT, 0.85, 1_000_000, "4>6", "0>7")
 
 
 def test_a_slow_host_is_slow(lab):
-    assert _are_held_to(lab, 50 * MBIT, 1_500_000, "6>4")
+    _runs_to_fill(lab, 50 * MBIT, 0.85, 1_500_000, "6>4")
 
 
 def test_ranks_of_one_host_do_not_use_its_link(lab):

@@ -70,9 +70,9 @@ def test_racks_that_alternate_are_found_and_put_one_after_the_other(calibrated):
     cluster = calibrated(topology)
     assert [(level.name, level.size) for level in cluster.levels] == [("host", 4), ("rack", 2)]
     assert cluster.placement == topology.cluster().placement == (0, 2, 4, 6, 1, 3, 5, 7)
-    # What four pairs get across together, loosely, for busy machines; one pair gets a quarter.
+    # What four pairs get across together; loosely, for busy machines.
     nominal = topology.cluster().levels[1].bandwidth_bytes_per_s
-    assert 0.4 * nominal < cluster.levels[1].bandwidth_bytes_per_s < 1.2 * nominal
+    assert 0.6 * nominal < cluster.levels[1].bandwidth_bytes_per_s < 1.2 * nominal
     assert cluster.warnings == ()
 
 

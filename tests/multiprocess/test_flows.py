@@ -36,8 +36,7 @@ def test_all_ranks_learn_the_same_rates(meshed: bool) -> None:
     for one in ranks[0]:
         (rates,) = one.rates_bytes_per_s
         assert len(rates) == REPETITIONS
-        # How fast is for a lab to say: ranks that wait for a core are slow. None got nothing.
-        assert all(0 < rate < 1e12 for rate in rates)
+        assert all(1e6 < rate < 1e12 for rate in rates)
 
 
 def lost(rank: int, world_size: int) -> str:

@@ -118,9 +118,17 @@ def measure_samples(
     """
     if not 1 < communicator.world_size <= MOST_RANKS:
         return ()
-    sizes = [nbytes for _, some in SIZES for nbytes in some]
-    bench = _Bench(communicator, cluster, sizes)
-    return bench.measure(budget_s, progress)
+    return _Bench(communicator, cluster).measure(budget_s, progress)
+
+
+def probes(cluster: Cluster) -> list[tuple[str, str, dict[str, Any], int]]:
+    """Return what is measured on ``cluster``: collective, algorithm, options, bytes; by size."""
+    return [
+        (collective, name, registry.fitted(collective, name, cluster) | dict(options), nbytes)
+        for _, sizes in SIZES
+        for nbytes in sizes
+        for collective, name, options in PROBES
+    ]
 
 
 def handling_of(
@@ -151,14 +159,10 @@ class _Bench:
     Large sizes take their turn more rarely.
     """
 
-    def __init__(self, communicator: Communicator, cluster: Cluster, sizes: Sequence[int]) -> None:
+    def __init__(self, communicator: Communicator, cluster: Cluster) -> None:
         self._communicator = communicator
         self._starts = Starts(communicator, shared_clock=len(set(cluster.hosts)) == 1)
-        self._probes = [
-            (collective, name, registry.fitted(collective, name, cluster) | dict(options), nbytes)
-            for nbytes in sizes
-            for collective, name, options in PROBES
-        ]
+        self._probes = probes(cluster)
         # One each, as gradients have: so none finds its own data in a processor's cache.
         device = device_of(communicator)
         self._buffers = [torch.zeros(probe[-1] // 4, device=device) for probe in self._probes]
@@ -172,7 +176,7 @@ class _Bench:
             ],
             budget_s,
         )
-        probes = self._probes[: len(calls)]
+        measured = self._probes[: len(calls)]
         seconds: list[list[float]] = [[] for _ in calls]
         began_s = time.perf_counter()
         for turn in range(_MOST_SAMPLES * _RARELY):
@@ -181,14 +185,14 @@ class _Bench:
             if turn >= _FEWEST_SAMPLES * _RARELY and spent > 1:
                 break
             say(progress, "small messages", spent)
-            for times_s, call, probe in zip(seconds, calls, probes, strict=True):
+            for times_s, call, probe in zip(seconds, calls, measured, strict=True):
                 if probe[-1] <= _SMALL_BYTES or turn % _RARELY == 0:
                     times_s.append(self._starts.timed(call))
         ranks = self._communicator.all_gather_object(seconds)
         longest = [zip(*(rank[i] for rank in ranks), strict=True) for i in range(len(calls))]
         return tuple(
             Sample(*probe, tuple(max(times_s) for times_s in repetitions))
-            for probe, repetitions in zip(probes, longest, strict=True)
+            for probe, repetitions in zip(measured, longest, strict=True)
         )
 
     def _affordable(

@@ -30,6 +30,7 @@ import select
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch.distributed as dist
@@ -96,7 +97,7 @@ class _Receive:
 
     def wait(self) -> None:
         while not self.done:
-            self.mesh.progress(self.peer, self)
+            self.mesh.progress(self)
 
 
 class _Link:
@@ -193,50 +194,48 @@ class Mesh:
             link.posted.setdefault(tag, deque()).append(message)
         return message
 
-    def progress(self, peer: int | None, awaited: _Receive | None = None) -> None:
-        """Move on what can move: the outboxes, and what ``peer`` sends; block until something has.
+    def progress(self, awaited: _Receive | None) -> None:
+        """Move on what can move: the outboxes, and what comes; block until something has.
 
         Args:
-            peer: whose message is waited for; None waits for an outbox.
-            awaited: that message.
+            awaited: the message that is waited for; None waits for an outbox.
 
         Raises:
             RuntimeError: a connection is lost, or nothing moved for too long.
         """
-        if peer is not None:
-            link = self._links[peer]
-            if not link.wait_for_much(len(awaited.view) if awaited else 0) and not self._busy:
-                if awaited is not None and len(link.rest) == _HEADER.size and link.between_messages:
-                    self._read_with(link, awaited)
-                else:
-                    self._read(link, socket.MSG_WAITALL)
+        link = None
+        if awaited is not None:
+            link = self._links[awaited.peer]
+            much = link.wait_for_much(len(awaited.view))
+            if not much and not self._busy:
+                self._read_short(link, awaited)
                 return
-        for file, events in self._ready(peer):
-            link = self._by_file[file]
-            if events & ~select.POLLIN and link.outbox:
-                self._write(link)
-            if events & ~select.POLLOUT and link.peer == peer:
+        for file, events in self._ready(link):
+            found = self._by_file[file]
+            if events & ~select.POLLIN and found.outbox:
+                self._write(found)
+            if events & ~select.POLLOUT and found is link:
                 begins = link.between_messages
                 self._read(link, socket.MSG_DONTWAIT)
                 if begins and not link.between_messages:
                     self._read(link, socket.MSG_DONTWAIT)  # the payload came with its header
 
-    def _ready(self, peer: int | None) -> list[tuple[int, int]]:
-        """Return the sockets, of the outboxes and of ``peer``, on which something can move."""
+    def _ready(self, link: _Link | None) -> list[tuple[int, int]]:
+        """Return the sockets, of the outboxes and of ``link``, on which something can move."""
         poll = select.poll()
         for busy in self._busy:
             poll.register(self._links[busy].socket, select.POLLOUT)
-        if peer is not None:
-            both = select.POLLIN | (select.POLLOUT if peer in self._busy else 0)
-            poll.register(self._links[peer].socket, both)
+        if link is not None:
+            both = select.POLLIN | (select.POLLOUT if link.outbox else 0)
+            poll.register(link.socket, both)
         at_first_s = min(_WHOLE_S, self._timeout_s)
         ready = poll.poll(at_first_s * 1e3)
         if not ready:
-            if peer is not None:
-                self._links[peer].wait_for(1)  # what is shorter than expected is an error
+            if link is not None:
+                link.wait_for(1)  # what is shorter than expected is an error
             ready = poll.poll((self._timeout_s - at_first_s) * 1e3)
         if not ready:
-            raise self._timed_out(peer if peer is not None else min(self._busy))
+            raise self._timed_out(link.peer if link is not None else min(self._busy))
         return ready
 
     def interrupt(self) -> None:
@@ -270,30 +269,34 @@ class Mesh:
 
     def _read(self, link: _Link, flags: int) -> None:
         """Read what is left of a header or of a payload, whole or as much as is there."""
-        try:
-            count = link.socket.recv_into(link.rest, 0, flags)
-        except BlockingIOError:
-            if flags == socket.MSG_DONTWAIT:
-                return
-            raise self._timed_out(link.peer) from None
-        except OSError as error:
-            raise self._lost(link.peer, error) from error
-        if count == 0:
-            raise self._lost(link.peer, None)
-        link.rest = link.rest[count:]
+        link.rest = link.rest[self._take(link, (link.rest,), flags) :]
         if not link.rest:
             self._next_part(link)
 
-    def _read_with(self, link: _Link, awaited: _Receive) -> None:
-        """Read a header, and what follows it to where ``awaited`` lands, as it mostly belongs."""
+    def _take(self, link: _Link, into: Sequence[bytearray | memoryview], flags: int = 0) -> int:
+        """Return how many bytes came; 0 when there were none and ``flags`` say not to wait."""
         try:
-            count = link.socket.recvmsg_into((link.head, awaited.view))[0]
+            count = link.socket.recvmsg_into(into, 0, flags)[0]
         except BlockingIOError:
+            if flags == socket.MSG_DONTWAIT:
+                return 0
             raise self._timed_out(link.peer) from None
         except OSError as error:
             raise self._lost(link.peer, error) from error
         if count == 0:
             raise self._lost(link.peer, None)
+        return count
+
+    def _read_short(self, link: _Link, awaited: _Receive) -> None:
+        """Wait for a short message, or for the rest of one.
+
+        What follows a header is read along with it to where ``awaited`` lands, as it mostly belongs
+        there, and moved where it does not.
+        """
+        if not link.between_messages or len(link.rest) < _HEADER.size:
+            self._read(link, socket.MSG_WAITALL)
+            return
+        count = self._take(link, (link.head, awaited.view))
         if count == _HEADER.size + len(awaited.view):
             tag, nbytes = _HEADER.unpack(link.head)
             first = link.posted[awaited.tag]

@@ -127,7 +127,7 @@ def decisions(
         known = (NATIVE, *algorithms(collective))
         among = tuple(name for name in measured if name in known) or None
     costs = collective_costs(cluster, collective, among)
-    ranges = _from_curves(costs) if measured else _from_prices(costs, collective)
+    ranges = _from_curves(costs) if measured else _from_prices(costs)
     table: list[Decision] = []
     for upper, name, options in _with_options(ranges, costs):
         first = 0 if not table else _last(table[-1]) + 1
@@ -150,14 +150,14 @@ _Ranges = list[tuple[float, str]]
 """``(largest size, algorithm)`` by ascending size, the last without limit."""
 
 
-def _from_prices(costs: Envelope, collective: str) -> _Ranges:
+def _from_prices(costs: Envelope) -> _Ranges:
     pieces = costs.pieces
     ranges: _Ranges = []
     for (low, _), (high, owner) in pairwise(
         zip(pieces.upper_bytes.tolist(), pieces.owner.tolist(), strict=True)
     ):
         name = costs.names[owner]
-        if ranges and ranges[-1][1] != name and not _simpler(collective, name, ranges[-1][1]):
+        if ranges and ranges[-1][1] != name and _may_stay(ranges[-1][1], name):
             # Both costs are lines here, so their ratio is the largest at one of the ends.
             ends = [math.nextafter(low, math.inf), min(high, LARGEST_BYTES)]
             incumbent = costs.of(ranges[-1][1])
@@ -167,14 +167,14 @@ def _from_prices(costs: Envelope, collective: str) -> _Ranges:
     return ranges
 
 
-def _simpler(collective: str, one: str, other: str) -> bool:
-    """Say whether ``other`` has stages at several levels and ``one`` has not.
+def _may_stay(incumbent: str, cheapest: str) -> bool:
+    """Say whether prices that are about the same are a reason to keep the incumbent.
 
-    What the stages gain rests on levels that work at the same time, of which prices know least.
+    What stages at several levels gain rests on levels that work at the same time, of which prices
+    know least. So they do not stay where a flat algorithm is the cheapest.
     """
-    rows = (ALGORITHMS.get((collective, name)) for name in (one, other))
-    levelled, staged = (row is not None and row.hierarchical for row in rows)
-    return staged and not levelled
+    staged = {row.name for row in ALGORITHMS.values() if row.hierarchical}
+    return incumbent not in staged or cheapest in staged
 
 
 def _from_curves(costs: Envelope) -> _Ranges:
