@@ -5,12 +5,15 @@ registry's schedules. The backend's own algorithm has a curve and no price, so i
 where it was measured.
 
 [Note: noise] Two expected durations differ by noise alone if they are within ``NOISE`` of each
-other, or within twice the standard error of their difference. Among the algorithms that only noise
-separates from the fastest, the one that was chosen for the next smaller size stays; else the
-simplest is taken: the backend's own, then those without options, then as the registry lists them.
-Otherwise two calibrations of one cluster would hardly ever agree, and neighbouring sizes would
-change algorithms for nothing. Nothing is chosen that was measured slower than the backend's own by
-more than noise, and nothing beyond the sizes at which it was measured.
+other, or within twice the standard error of their difference. Algorithms take turns when they are
+measured: where both have many samples, ``DRIFT`` takes the place of ``NOISE``. Of few, one
+straggler makes the standard error as large as the difference, so one duration is also longer where
+each of its samples is, by more than ``NOISE``. Among the algorithms that only noise separates from
+the fastest, the one that was chosen for the next smaller size stays; else the simplest is taken:
+the backend's own, then those without options, then as the registry lists them. Otherwise two
+calibrations of one cluster would hardly ever agree, and neighbouring sizes would change algorithms
+for nothing. Nothing is chosen that was measured slower than the backend's own by more than noise,
+and nothing beyond the sizes at which it was measured.
 
 Prices know no scatter, but they are no more exact than that: the algorithm of the next smaller
 sizes stays as long as it costs no more than ``NOISE`` above the cheapest. One that works at several
@@ -39,6 +42,11 @@ from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
 
 NOISE = 0.05
 """Expected durations closer than this share of the smaller are not told apart."""
+
+DRIFT = 0.01
+"""The same where both have many samples, of calls that took turns."""
+
+_MANY_SAMPLES, _FEWEST_SAMPLES = 6, 3
 
 LARGEST_BYTES = 2.0**50
 """Beyond it nothing changes: prices that cross there differ by rounding alone."""
@@ -205,8 +213,13 @@ def _pick(curves: Mapping[str, CurveCost], size: float, incumbent: str) -> str:
 def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
     """Say whether ``one`` was measured slower than ``other`` by more than noise."""
     mine, theirs = float(one(size)), float(other(size))
-    error_s = math.hypot(one.standard_error_s(size), other.standard_error_s(size))
-    return mine - theirs > max(NOISE * theirs, 2 * error_s)
+    points = one.point(size), other.point(size)
+    fewest = min(len(point.samples_s) for point in points)
+    noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs
+    if fewest >= _FEWEST_SAMPLES and min(points[0].samples_s) > theirs + noise_s:
+        return True
+    error_s = math.hypot(*(point.standard_error_s for point in points))
+    return mine - theirs > max(noise_s, 2 * error_s)
 
 
 def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> float:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import CollectiveCurve, LinearFit
+from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.fits import isotonic
 from syncopate.costs.pieces import FloatArray, Pieces, lower_envelope
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -152,10 +152,9 @@ class CurveCost(PiecewiseCost):
         """The measured sizes in bytes, ascending."""
         return tuple(point.nbytes for point in self.curve.points)
 
-    def standard_error_s(self, nbytes: float) -> float:
-        """Return how uncertain the cost is at ``nbytes``: as at the nearest measured size."""
-        nearest = min(self.curve.points, key=lambda point: abs(point.nbytes - nbytes))
-        return nearest.standard_error_s
+    def point(self, nbytes: float) -> CurvePoint:
+        """Return the measurement nearest to ``nbytes``: what tells how uncertain the cost is."""
+        return min(self.curve.points, key=lambda point: abs(point.nbytes - nbytes))
 
 
 def _measured_options(curve: CollectiveCurve) -> Ranges:

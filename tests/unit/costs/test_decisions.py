@@ -13,7 +13,7 @@ from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs import decisions as decisions_module
-from syncopate.costs.decisions import NOISE, Choice, Decision, choose, decisions, find
+from syncopate.costs.decisions import DRIFT, NOISE, Choice, Decision, choose, decisions, find
 from syncopate.costs.functions import CurveCost, Envelope, LinearCost
 from syncopate.costs.model import collective_costs, schedule_cost
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -149,6 +149,24 @@ def test_noise_decides_nothing() -> None:
     ]
 
 
+def test_many_samples_in_turns_tell_smaller_differences_apart() -> None:
+    faster = tuple(1 + shift for shift in (-0.01, 0.0, 0.01, 0.0, 0.002, -0.002))
+    near = tuple(sample * (1 + (DRIFT + NOISE) / 2) for sample in faster)
+    same = tuple(sample * (1 + DRIFT * 0.9) for sample in faster)
+    assert table(curve("ring", {10: faster}), curve("native", {10: near})) == [(None, "ring")]
+    assert table(curve("ring", {10: faster}), curve("native", {10: same})) == [(None, "native")]
+    few = curve("ring", {10: faster[:5]}), curve("native", {10: near[:5]})
+    assert table(*few) == [(None, "native")]
+
+
+def test_one_straggler_does_not_hide_that_every_sample_was_longer() -> None:
+    """What was chosen for smaller messages goes, though the standard error is beyond the lead."""
+    ring = curve("ring", {10: (2.0, 2.0, 2.0), 1000: (10.0, 10.1, 10.2)})
+    for slowest, chosen in ((13.0, "ring"), (10.3, "recursive_doubling")):
+        other = curve("recursive_doubling", {10: (1.0,) * 3, 1000: (10.8, slowest, 14.0)})
+        assert table(ring, other)[-1][1] == chosen
+
+
 def test_the_incumbent_goes_when_the_backends_own_was_measured_faster() -> None:
     """Only noise separates the incumbent from the fastest, but not from the backend's own."""
     unsure = (0.8, 1.15, 0.8, 1.15)
@@ -235,7 +253,8 @@ def test_whatever_was_measured(samples: list[list[list[float]]]) -> None:
         chosen, native = costs[found[find(found, nbytes)].algorithm], costs["native"]
         assert isinstance(chosen, CurveCost)
         assert isinstance(native, CurveCost)
-        error_s = math.hypot(chosen.standard_error_s(nbytes), native.standard_error_s(nbytes))
+        points = chosen.point(nbytes), native.point(nbytes)
+        error_s = math.hypot(*(point.standard_error_s for point in points))
         lead = float(chosen(nbytes)) - float(native(nbytes))
         assert lead <= max(NOISE * float(native(nbytes)), 2 * error_s)
 

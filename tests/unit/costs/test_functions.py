@@ -135,5 +135,7 @@ def test_a_curve_knows_the_options_it_was_measured_with() -> None:
 
 def test_the_uncertainty_of_a_curve_is_that_of_the_nearest_size() -> None:
     cost = CurveCost(curve({10: [1.0], 100: [2.0, 4.0], 1000: [5.0, 5.0, 5.0]}))
-    assert [cost.standard_error_s(n) for n in (1, 90, 1e6)] == [0.0, pytest.approx(1.0), 0.0]
+    assert [cost.point(n).nbytes for n in (1, 90, 1e6)] == [10, 100, 1000]
+    uncertain = [cost.point(n).standard_error_s for n in (1, 90, 1e6)]
+    assert uncertain == [0.0, pytest.approx(1.0), 0.0]
     assert cost.sizes == (10, 100, 1000)
