@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -112,6 +114,25 @@ def test_any_shape_and_the_same_program_again() -> None:
         assert other == [3.0] * 15
 
 
+def beyond_range(rank: int, world_size: int) -> list[float]:
+    with Communicator(timeout_s=60) as communicator, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = []
+        for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+            tensor = torch.full((3,), torch.finfo(dtype).max, dtype=dtype)
+            communicator.all_reduce(tensor, algorithm="recursive_doubling")
+            found += tensor.tolist()
+        wrapping = torch.full((3,), 127, dtype=torch.int8)
+        communicator.all_reduce(wrapping, algorithm="ring")
+        return [*found, *wrapping.tolist()]
+
+
+def test_sums_beyond_the_range_of_a_dtype_are_those_of_torch_without_a_word() -> None:
+    wrapped = torch.full((3,), 127, dtype=torch.int8) * 2
+    for found in run_ranks(beyond_range, 2):
+        assert found == [math.inf] * 12 + wrapped.tolist()
+
+
 def refusals(rank: int, world_size: int) -> list[str]:
     messages = []
     with Communicator(timeout_s=60, channels=2) as communicator:
@@ -128,6 +149,7 @@ def refusals(rank: int, world_size: int) -> list[str]:
             (lambda: communicator.all_reduce(torch.ones(3, device="meta")), InvalidValueError),
             (lambda: communicator.all_reduce(good, channel=2), InvalidValueError),
             (lambda: communicator.broadcast(good, src=9), InvalidValueError),
+            (lambda: communicator.all_reduce(torch.ones(1).cfloat().conj()), InvalidValueError),
         ):
             with pytest.raises(kind) as caught:
                 call()
@@ -148,6 +170,7 @@ def test_refusals_are_local_and_say_what_would_do() -> None:
     assert "contiguous" in messages[2]
     assert "detach" in messages[3]
     assert "0..1" in messages[6]
+    assert "resolve_conj" in messages[8]
 
 
 def test_needs_torch_distributed() -> None:

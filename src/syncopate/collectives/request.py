@@ -119,6 +119,9 @@ def require_tensor(collective: str, tensor: torch.Tensor) -> None:
     if not tensor.is_contiguous():
         shape = f"shape {tuple(tensor.shape)}, strides {tensor.stride()}"
         raise InvalidValueError(what, shape, "contiguous; pass tensor.contiguous()")
+    if tensor.is_conj() or tensor.is_neg():
+        rule = "in memory as it reads; pass tensor.resolve_conj().resolve_neg()"
+        raise InvalidValueError(what, "a lazy conjugate or negative", rule)
     if tensor.requires_grad:
         raise InvalidValueError(
             what, "part of autograd", "without requires_grad; pass tensor.detach()"
