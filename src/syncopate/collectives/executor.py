@@ -2,17 +2,19 @@
 
 A schedule is compiled once per (algorithm, size, dtype) and kept. Small buffers are copied into
 memory of the program's own, whose views were all made beforehand: for them Python's time per
-message is what counts, and two copies of at most 64 KiB are cheaper than the views. There numpy
-adds, to the same bits as torch, and what copies is ``memmove``: a rank that was just woken up finds
-little in its caches, and torch's dispatcher takes 8 us for one element. Large buffers are worked on
-in place. Messages go through the mesh, or through Gloo where ranks cannot connect.
+message is what counts, and two copies of at most 64 KiB are cheaper than the views. Large buffers
+are worked on in place. Messages go through the mesh, or through Gloo where ranks cannot connect.
+
+[Note: cold caches] A rank that was just woken up, on a processor that it shares with others, finds
+little in its caches: there, torch's dispatcher takes 8 us for one element, and to cut out and add a
+block of 256 KiB 90 us where numpy takes 50. So numpy adds, to the same bits, unless torch would
+take several threads, and ``memmove`` copies. Halves are torch's: numpy adds them one by one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import operator
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -35,6 +37,7 @@ STAGED_BYTES = 64 * KIB
 CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
 
+_HALVES = (torch.float16, torch.bfloat16)
 _CACHED_PROGRAMS = 256
 _TAG_BITS = 12
 _TAG_MASK = (1 << _TAG_BITS) - 1
@@ -76,7 +79,7 @@ class _Staged:
         address: of the buffer's memory.
         wire: how its messages travel.
         code: bound instructions.
-        silenced: whether numpy adds in it, and must not warn of sums that overflow: torch does not.
+        adds: whether it has sums.
         works: room for the pending sends and receives.
         nbytes: memory held.
     """
@@ -87,10 +90,8 @@ class _Staged:
         self.address = self.buffer.data_ptr()
         scratch = torch.empty(program.scratch_numel, dtype=dtype)
         self.wire = direct.wire
-        numpy_adds = dtype != torch.bfloat16  # which it does not know
-        terms = (self.buffer.numpy(), scratch.numpy()) if numpy_adds else None
-        self.code = list(_bind(direct, (self.buffer, scratch), terms))
-        self.silenced = numpy_adds and any(item[0] == _ADD for item in self.code)
+        self.code = list(_bind(direct, (self.buffer, scratch)))
+        self.adds = any(item[0] == _ADD for item in self.code)
         self.works: list[Any] = [None] * program.works
         self.nbytes = self.buffer.nbytes + scratch.nbytes
 
@@ -136,7 +137,8 @@ class Executor:
         else:
             scratch = self._scratch_of(program.program.scratch_numel, tensor.dtype)
             code = _bind(program, (tensor.view(-1), scratch))
-            self._execute(program.wire, code, [None] * program.program.works)
+            with _quietly():
+                self._execute(program.wire, code, [None] * program.program.works)
 
     @property
     def meshed(self) -> bool:
@@ -206,7 +208,7 @@ class Executor:
     def _run_staged(self, program: _Staged, tensor: torch.Tensor) -> None:
         address, nbytes = tensor.data_ptr(), tensor.nbytes
         ctypes.memmove(program.address, address, nbytes)
-        with np.errstate(all="ignore") if program.silenced else contextlib.nullcontext():
+        with _quietly() if program.adds else contextlib.nullcontext():
             self._execute(program.wire, program.code, program.works)
         ctypes.memmove(address, program.address, nbytes)
 
@@ -227,7 +229,7 @@ class Executor:
                     works[index].wait()
                     works[index] = None
                 elif op == _ADD:
-                    operator.iadd(region, other)
+                    region.__iadd__(other)
                 else:
                     region[:] = other
         except RuntimeError as error:
@@ -282,26 +284,34 @@ def _slices(tensor: torch.Tensor) -> _Cut:
     return lambda start, stop: [tensor[start:stop]]
 
 
-def _bind(
-    direct: _Direct,
-    memory: tuple[torch.Tensor, torch.Tensor],
-    terms: tuple[Any, Any] | None = None,
-) -> _Code:
+def _quietly() -> np.errstate:
+    """Let numpy add as torch does, without warnings of sums that overflow."""
+    return np.errstate(all="ignore")
+
+
+def _terms(memory: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Return what stands for ``memory`` where it is added; see [Note: cold caches]."""
+    short = memory[0].nbytes <= STAGED_BYTES
+    if memory[0].dtype in _HALVES or not (short or torch.get_num_threads() == 1):
+        return memory
+    return tuple(tensor.numpy() for tensor in memory)
+
+
+def _bind(direct: _Direct, memory: tuple[torch.Tensor, torch.Tensor]) -> _Code:
     """Yield the instructions one by one: the first message need not wait for the last one's view.
 
     Args:
         direct: the program.
         memory: what it works on and as many elements of scratch as it needs, flat.
-        terms: what stands for them where they are added and copied; themselves when left out.
     """
     program, base, wire = direct
     cuts = tuple(wire.cuts(tensor) for tensor in memory)
-    values = terms or memory
+    terms = _terms(memory)
     for op, index, (where, start, stop), source, peer, tag in program.instructions:
         if op <= _SEND:
             yield op, index, cuts[where](start, stop), peer, base | (tag & _TAG_MASK)
         elif op < _ADD:
             yield op, index, None, peer, tag
         else:
-            there = values[source.scratch][source.start : source.stop]
-            yield op, index, values[where][start:stop], there, tag
+            there = terms[source.scratch][source.start : source.stop]
+            yield op, index, terms[where][start:stop], there, tag

@@ -111,27 +111,24 @@ class _Link:
         self.early: dict[int, deque[bytearray]] = {}
         self.head = bytearray(_HEADER.size)
         self.rest = memoryview(self.head)
-        self.receive: _Receive | None = None  # whose payload is being read
-        self.kept: bytearray | None = None  # the payload being read, when nobody has posted for it
+        self.payload: _Receive | bytearray | None = None  # being read; bytes where nobody posted
         self.tag = 0
         self.low_water = 1
-
-    @property
-    def between_messages(self) -> bool:
-        """Whether a header is what comes next, or what is left of one."""
-        return self.receive is None and self.kept is None
+        self.poll = select.poll()
+        self.poll.register(connection, select.POLLIN)
 
     def wait_for_much(self, payload: int) -> bool:
         """Let polling end when much of a long message, or of the next, is there; say if one is."""
-        rest = len(self.rest) + (payload if self.between_messages else 0)
-        self.wait_for(min(rest, _LOW_WATER_BYTES) if rest > _SHORT_BYTES else 1)
-        return self.low_water > 1
+        rest = len(self.rest) + (payload if self.payload is None else 0)
+        nbytes = min(rest, _LOW_WATER_BYTES) if rest > _SHORT_BYTES else 1
+        if nbytes != self.low_water:
+            self.wait_for(nbytes)
+        return nbytes > 1
 
     def wait_for(self, nbytes: int) -> None:
         """Let polling end only when so many bytes are there, or the connection has ended."""
-        if nbytes != self.low_water:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
-            self.low_water = nbytes
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, nbytes)
+        self.low_water = nbytes
 
 
 class Mesh:
@@ -149,6 +146,7 @@ class Mesh:
         self._by_file = {link.socket.fileno(): link for link in self._links.values()}
         self._busy: set[int] = set()  # peers with something in the outbox
         self._timeout_s = timeout_s
+        self._at_first_ms = min(_WHOLE_S, timeout_s) * 1e3
         self._interrupted = False
         limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
         for found in connections.values():
@@ -203,22 +201,24 @@ class Mesh:
         Raises:
             RuntimeError: a connection is lost, or nothing moved for too long.
         """
-        link = None
-        if awaited is not None:
-            link = self._links[awaited.peer]
-            much = link.wait_for_much(len(awaited.view))
-            if not much and not self._busy:
-                self._read_short(link, awaited)
-                return
+        if awaited is None:
+            for file, _ in self._ready(None):
+                self._write(self._by_file[file])
+            return
+        link = self._links[awaited.peer]
+        much = link.wait_for_much(len(awaited.view))
+        if not self._busy:
+            there = much and link.poll.poll(self._at_first_ms)
+            if much and not there:
+                link.wait_for(1)  # what is shorter than expected is an error
+            self._read(link, awaited, socket.MSG_DONTWAIT if there else 0)
+            return
         for file, events in self._ready(link):
             found = self._by_file[file]
             if events & ~select.POLLIN and found.outbox:
                 self._write(found)
             if events & ~select.POLLOUT and found is link:
-                begins = link.between_messages
-                self._read(link, socket.MSG_DONTWAIT)
-                if begins and not link.between_messages:
-                    self._read(link, socket.MSG_DONTWAIT)  # the payload came with its header
+                self._read(link, awaited, socket.MSG_DONTWAIT)
 
     def _ready(self, link: _Link | None) -> list[tuple[int, int]]:
         """Return the sockets, of the outboxes and of ``link``, on which something can move."""
@@ -228,12 +228,11 @@ class Mesh:
         if link is not None:
             both = select.POLLIN | (select.POLLOUT if link.outbox else 0)
             poll.register(link.socket, both)
-        at_first_s = min(_WHOLE_S, self._timeout_s)
-        ready = poll.poll(at_first_s * 1e3)
+        ready = poll.poll(self._at_first_ms)
         if not ready:
             if link is not None:
-                link.wait_for(1)  # what is shorter than expected is an error
-            ready = poll.poll((self._timeout_s - at_first_s) * 1e3)
+                link.wait_for(1)
+            ready = poll.poll(self._timeout_s * 1e3 - self._at_first_ms)
         if not ready:
             raise self._timed_out(link.peer if link is not None else min(self._busy))
         return ready
@@ -267,13 +266,7 @@ class Mesh:
         if not link.outbox:
             self._busy.discard(link.peer)
 
-    def _read(self, link: _Link, flags: int) -> None:
-        """Read what is left of a header or of a payload, whole or as much as is there."""
-        link.rest = link.rest[self._take(link, (link.rest,), flags) :]
-        if not link.rest:
-            self._next_part(link)
-
-    def _take(self, link: _Link, into: Sequence[bytearray | memoryview], flags: int = 0) -> int:
+    def _take(self, link: _Link, into: Sequence[bytearray | memoryview], flags: int) -> int:
         """Return how many bytes came; 0 when there were none and ``flags`` say not to wait."""
         try:
             count = link.socket.recvmsg_into(into, 0, flags)[0]
@@ -287,56 +280,65 @@ class Mesh:
             raise self._lost(link.peer, None)
         return count
 
-    def _read_short(self, link: _Link, awaited: _Receive) -> None:
-        """Wait for a short message, or for the rest of one.
+    def _read(self, link: _Link, awaited: _Receive, flags: int) -> None:
+        """Read what is there, or wait for some.
 
         What follows a header is read along with it to where ``awaited`` lands, as it mostly belongs
         there, and moved where it does not.
         """
-        if not link.between_messages or len(link.rest) < _HEADER.size:
-            self._read(link, socket.MSG_WAITALL)
+        if link.payload is not None or len(link.rest) < _HEADER.size:
+            link.rest = link.rest[self._take(link, (link.rest,), flags) :]
+            if not link.rest:
+                self._next_part(link)
             return
-        count = self._take(link, (link.head, awaited.view))
-        if count == _HEADER.size + len(awaited.view):
-            tag, nbytes = _HEADER.unpack(link.head)
+        view = awaited.view
+        came = self._take(link, (link.head, view), flags)
+        payload = max(came - _HEADER.size, 0)
+        if came >= _HEADER.size and _HEADER.unpack(link.head) == (awaited.tag, len(view)):
             first = link.posted[awaited.tag]
-            if tag == awaited.tag and nbytes == len(awaited.view) and first[0] is awaited:
+            if first[0] is awaited:
                 first.popleft()
-                awaited.done = True
+                if payload == len(view):
+                    awaited.done = True
+                else:
+                    link.payload, link.rest = awaited, view[payload:]
                 return
-        came = memoryview(link.head[:count] + awaited.view[: max(count - _HEADER.size, 0)])
-        while came:
-            size = min(len(link.rest), len(came))
-            link.rest[:size], came = came[:size], came[size:]
+        self._sort(link, link.head[:came] + view[:payload])
+
+    def _sort(self, link: _Link, came: bytearray) -> None:
+        """Take bytes that were not those of the message awaited."""
+        view = memoryview(came)
+        while view:
+            size = min(len(link.rest), len(view))
+            link.rest[:size], view = view[:size], view[size:]
             link.rest = link.rest[size:]
             if not link.rest:
                 self._next_part(link)
 
     def _next_part(self, link: _Link) -> None:
-        if link.between_messages:
+        payload = link.payload
+        if payload is None:
             self._begin_payload(link)
             return
-        if link.receive is not None:
-            link.receive.done = True
-        elif link.kept is not None:
-            waiting = link.posted.get(link.tag)
-            if waiting:
-                self._land(waiting.popleft(), link.kept)
-            else:
-                link.early.setdefault(link.tag, deque()).append(link.kept)
-        link.receive = link.kept = None
+        if isinstance(payload, _Receive):
+            payload.done = True
+        elif waiting := link.posted.get(link.tag):
+            self._land(waiting.popleft(), payload)
+        else:
+            link.early.setdefault(link.tag, deque()).append(payload)
+        link.payload = None
         link.rest = memoryview(link.head)
 
     def _begin_payload(self, link: _Link) -> None:
         link.tag, nbytes = _HEADER.unpack(link.head)
         waiting = link.posted.get(link.tag)
         if waiting:
-            link.receive = waiting.popleft()
-            self._require_length(link.receive, nbytes)
-            link.rest = link.receive.view
+            link.payload = waiting.popleft()
+            self._require_length(link.payload, nbytes)
+            link.rest = link.payload.view
         else:
-            link.kept = bytearray(nbytes)
-            link.rest = memoryview(link.kept)
+            link.payload = bytearray(nbytes)
+            link.rest = memoryview(link.payload)
 
     def _land(self, message: _Receive, payload: bytearray) -> None:
         self._require_length(message, len(payload))
