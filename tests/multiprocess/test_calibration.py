@@ -41,6 +41,8 @@ def calibrated(communicator: Communicator) -> dict[str, Any]:
         budget_s=3.0,
         progress=lambda _, done: heard.append(done),
     )
+    assert communicator.watch is not None
+    assert communicator.watch.expected is not None, "links are not judged by what was measured"
     return {"cluster": cluster, "heard": heard}
 
 

@@ -72,6 +72,8 @@ def everywhere(communicator: Communicator, cluster: Cluster) -> list[str]:
     """Run every collective, size, dtype and channel; return what was wrong."""
     wrong = []
     communicator.use_cluster(cluster)
+    if communicator.watch is not None and communicator.watch.expected is not cluster:
+        wrong.append("links are not judged by the cluster")
     rank, size = communicator.rank, communicator.world_size
     for collective in collectives():
         root = 1 % size if collective in ("broadcast", "reduce") else 0

@@ -85,6 +85,8 @@ def _outcomes(rank: int, world_size: int) -> list[tuple[str, int, str, Any]]:
         pair.train(rank, 3)
         pair.check(tolerance=1e-3)
         engine = pair.model.syncopate
+        assert engine.communicator.channels == 2
+        assert engine.communicator.watch.expected is cluster
         results.append(
             (engine.plan.policy, len(engine.plan.buckets), log.getvalue(), engine.workload)
         )

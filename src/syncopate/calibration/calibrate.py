@@ -98,6 +98,8 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         budget_s=effort.budget_s * NETWORK_SHARE,
         progress=part(progress, DISCOVERY_SHARE, before_curves),
     ).cluster
+    if communicator.watch is not None:
+        communicator.watch.expect(bare)
     curves: list[Curves] = []
     for index, collective in enumerate(effort.algorithms):
         share = (before_load - before_curves) / len(effort.algorithms)

@@ -1,8 +1,9 @@
 """Board: what the ranks of a group tell each other through its store when something is wrong.
 
-Every entry has one writer or is the same from all of them, and what a rank reads does not grow
-with the number of ranks, except after a failure: rank 0, which mostly hosts the store, serves a
-few requests per rank and second at most.
+Every entry has one writer or is the same from all of them. What a rank reads does not grow with the
+number of ranks, except after a failure and on rank 0, which mostly hosts the store, and reads every
+rank's entry every few seconds while its mesh is in use: it serves a few requests per rank and
+second at most.
 
 [Note: who closes says so first] A rank whose collective fails closes its connections, and whoever
 sees a connection close must not take that rank for the one that was lost. So it posts before it
@@ -28,7 +29,7 @@ GRACE_S = 3.0
 
 _POLL_S = 0.05
 _PLACES = 16
-_FAILED, _MEETING, _VERDICT = "failed", "pulse", "verdict"
+_FAILED, _MEETING, _NETWORK, _VERDICT = "failed", "pulse", "network", "verdict"
 
 
 class Store(Protocol):
@@ -78,6 +79,7 @@ class Board:
         self._store = store
         self._rank = rank
         self.ranks = frozenset(range(world_size))
+        self._entered: set[int] = set()  # ranks whose entry is there
 
     def put(self, post: Post) -> None:
         """Publish this rank's post."""
@@ -106,9 +108,18 @@ class Board:
         found = {}
         for rank in sorted(self.ranks):
             key = f"at/{rank}"
-            if self._store.check([key]):
+            if rank in self._entered or self._store.check([key]):
+                self._entered.add(rank)
                 found[rank] = msgspec.json.decode(self._store.get(key), type=Entry)
         return found
+
+    def put_network(self, fault: str) -> None:
+        """Publish what is wrong with the network."""
+        self._store.set(_NETWORK, fault)
+
+    def network(self) -> str:
+        """Return what was last found wrong with the network; empty for nothing."""
+        return self._store.get(_NETWORK).decode() if self._store.check([_NETWORK]) else ""
 
     def disagrees(self, call: Call) -> bool:
         """Say whether some rank is in another collective in the place of ``call``.

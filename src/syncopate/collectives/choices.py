@@ -98,6 +98,8 @@ def agree(communicator: Communicator, cluster: Cluster, device: torch.device) ->
     answer = communicator.broadcast_object(answer)
     if isinstance(answer, str):
         raise InvalidValueError("cluster", cluster.name, f"one to decide by: {answer}")
+    if communicator.watch is not None:
+        communicator.watch.expect(cluster)
     return Choices(answer)
 
 

@@ -105,8 +105,7 @@ class Communicator:
         self._choices: Choices | None = None
         groups = new_groups(group, channels, timeout_s)
         self._runners = [Runner(own, self._rank, timeout_s) for own in groups]
-        further = [runner.interrupt for runner in self._runners]
-        self._watch = Watch(groups, self._rank, self._world_size, further) if groups else None
+        self._watch = Watch(self._runners, self._rank, self._world_size) if groups else None
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter.
         self._finalizer = weakref.finalize(self, _end_threads, self._channels, self._watch)

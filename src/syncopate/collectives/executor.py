@@ -27,6 +27,7 @@ import torch.distributed as dist
 from syncopate.collectives import mesh, rescue, transport
 from syncopate.collectives.failure import PeerError
 from syncopate.collectives.program import Op, Program, compile_program
+from syncopate.collectives.sockets import Sending
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.units import KIB, MIB
@@ -144,6 +145,10 @@ class Executor:
     def meshed(self) -> bool:
         """Whether messages go through a mesh."""
         return self._mesh is not None
+
+    def sent(self) -> dict[int, Sending]:
+        """Return what the mesh sent to each peer; nothing of messages through Gloo."""
+        return {} if self._mesh is None else self._mesh.sent()
 
     def interrupt(self) -> None:
         """Make messages under way fail now instead of hang.

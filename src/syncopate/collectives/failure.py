@@ -77,16 +77,36 @@ class Post(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class Carried(msgspec.Struct, frozen=True, array_like=True):
+    """What one connection of a rank has carried away from it since it was made.
+
+    Attributes:
+        channel: whose it is.
+        peer: the rank at its other end.
+        nbytes: bytes that arrived there.
+        busy_s: time in which any were under way; see :class:`.sockets.Sending`.
+    """
+
+    channel: int
+    peer: int
+    nbytes: int
+    busy_s: float
+
+
 class Entry(msgspec.Struct, frozen=True):
     """Where a rank is.
 
     Attributes:
         host: its host's name.
         entered: number of the last collective it entered, by channel.
+        carried: what its connections have carried, those that carried much.
+        blocks: how often it began or ended a block of messages that are no collective.
     """
 
     host: str
     entered: dict[int, int]
+    carried: tuple[Carried, ...] = ()
+    blocks: int = 0
 
 
 class PeerError(RuntimeError):
@@ -254,7 +274,11 @@ def blame_lost(lost: Mapping[int, str]) -> Verdict:
 
 
 def describe_slow(
-    call: Call, taken_s: float, entries: Mapping[int, Entry], ranks: Iterable[int]
+    call: Call,
+    taken_s: float,
+    entries: Mapping[int, Entry],
+    ranks: Iterable[int],
+    known: str = "",
 ) -> str:
     """Return a warning about a collective that takes long: whom it waits for.
 
@@ -263,6 +287,7 @@ def describe_slow(
         taken_s: how long it has taken.
         entries: where the ranks are, as far as they have said so.
         ranks: all ranks of the group.
+        known: what was found wrong with the network; empty for nothing.
     """
     late = {
         rank: entries[rank].host if rank in entries else ""
@@ -273,10 +298,8 @@ def describe_slow(
     if late:
         verb = "have" if len(late) > 1 else "has"
         return f"{what}; waiting for {name_placed(late)}, which {verb} not come to it yet"
-    return (
-        f"{what}; every rank is in it, so it waits for the network: "
-        "`syncopate calibrate` measures every link and names a slow one"
-    )
+    cause = known or "`syncopate calibrate` measures every link and names a slow one"
+    return f"{what}; every rank is in it, so it waits for the network: {cause}"
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

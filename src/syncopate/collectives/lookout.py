@@ -6,6 +6,9 @@ another rank failed, is another rank in a different collective? It does not act 
 while no collective waits: a network that is back before anybody needs it did no harm.
 
 Once per communicator, when a collective has taken half a minute, it logs whom the ranks wait for.
+
+Every few seconds it notes on the board where this rank is and what its connections have carried.
+Rank 0's reads all of that, and logs which links are slow (:mod:`syncopate.collectives.rates`).
 """
 
 from __future__ import annotations
@@ -14,15 +17,17 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from syncopate.cluster import Cluster
 from syncopate.collectives import pulse, sockets, transport
 from syncopate.collectives.board import Board, Losses
 from syncopate.collectives.failure import (
     Call,
+    Carried,
     Entry,
     Verdict,
     blame_lost,
@@ -31,6 +36,8 @@ from syncopate.collectives.failure import (
 )
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.question import Question
+from syncopate.collectives.rates import Comparison
+from syncopate.units import MIB
 
 LOOK_S = 0.5
 """How often to look; and how long a collective takes at least that takes long."""
@@ -44,8 +51,13 @@ LONG_S = 30.0
 GiveUp = Callable[[Call, float, Verdict | None], None]
 """Takes a call, the seconds that it has taken, and the verdict where that is known."""
 
+Sent = Callable[[], dict[int, sockets.Sending]]
+"""Returns what one channel has sent to each peer, as far as it is known."""
+
 _CONNECT_S = 1.0
 _ROLL_S = 5.0
+_COMPARE_S = 2.5
+_MUCH_BYTES = MIB
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger("syncopate")
 
@@ -55,6 +67,7 @@ class Busy:
 
     def __init__(self) -> None:
         self.entered: dict[int, int] = {}
+        self._blocks = 0
         self._running: dict[int, tuple[float, Call]] = {}
         self._queued: dict[int, tuple[float, Call, Completion]] = {}
 
@@ -63,6 +76,8 @@ class Busy:
         self._running[call.channel] = now_s, call
         if call.number >= 0:
             self.entered[call.channel] = call.number
+        else:
+            self._blocks += 1
 
     def leave(self, call: Call) -> None:
         """Note that its host call returned."""
@@ -71,6 +86,12 @@ class Busy:
     def queue(self, call: Call, completion: Completion) -> None:
         """Note that it goes on on a stream."""
         self._queued[call.channel] = time.perf_counter(), call, completion
+
+    @property
+    def blocks(self) -> int:
+        """How often a block of messages that are no collective began or ended."""
+        amid = any(call.number < 0 for _, call in list(self._running.values()))
+        return 2 * self._blocks - amid
 
     def slow(self) -> list[tuple[float, Call]]:
         """Return the collectives that take long, with the seconds they have taken."""
@@ -97,23 +118,34 @@ class Lookout:
         busy: what it is in.
         give_up: called once, when a collective cannot finish, with the seconds that it has taken,
             and with the reason if that is known.
+        sent: of every channel.
 
     Raises:
         InvalidValueError: the environment gives no usable time of silence.
+
+    Attributes:
+        expected: what links are judged by, if anything but each other.
     """
 
-    def __init__(self, board: Board, rank: int, busy: Busy, give_up: GiveUp) -> None:
+    def __init__(
+        self, board: Board, rank: int, busy: Busy, give_up: GiveUp, sent: Sequence[Sent] = ()
+    ) -> None:
         self._board = board
         self._rank = rank
         self._busy = busy
         self._give_up = give_up
+        self._sent = sent
         self._host = socket.gethostname()
         self._silence_s = pulse.silence_s()
         self._deaf = self._given_up = self._warned = False
         self._asked: Question[Any] | None = None
         self._pulse = self._find_pulse()
         self._looking = threading.Lock()
-        self._rolled: tuple[float, dict[int, int]] = (0.0, {})
+        self._rolled: tuple[float, Entry | None] = (0.0, None)
+        self._compares = rank == pulse.HUB
+        self._to_compare = False
+        self._comparison = Comparison()
+        self.expected: Cluster | None = None
         self._closed = threading.Event()
         threading.Thread(target=self._run, name="syncopate-watch", daemon=True).start()
 
@@ -183,6 +215,7 @@ class Lookout:
             if slow and not self._given_up:
                 self._judge(verdict, slow)
             self._call_the_roll()
+            self._compare()
         self._pulse.close()
 
     def _judge(self, verdict: Verdict | None, slow: list[tuple[float, Call]]) -> None:
@@ -219,14 +252,39 @@ class Lookout:
         # One rank asks for all, and for the first collective alone.
         entries = self._ask(lambda: self._board.roll() if self._board.first("slow") else {})
         if entries:
-            _log.warning(describe_slow(call, taken_s, entries, self._board.ranks))
+            known = self._ask(self._board.network) or ""
+            _log.warning(describe_slow(call, taken_s, entries, self._board.ranks, known))
 
     def _call_the_roll(self) -> None:
         rolled_s, rolled = self._rolled
-        if time.monotonic() - rolled_s > _ROLL_S and rolled != self._busy.entered:
-            entered = dict(self._busy.entered)
-            self._rolled = time.monotonic(), entered
-            self._ask(lambda: self._board.put_entry(Entry(self._host, entered)))
+        if time.monotonic() - rolled_s <= _ROLL_S:
+            return
+        entry = Entry(self._host, dict(self._busy.entered), self._carried(), self._busy.blocks)
+        if entry.entered and entry != rolled:
+            self._rolled = time.monotonic(), entry
+            self._to_compare = self._compares and any(sent() for sent in self._sent)
+            self._ask(lambda: self._board.put_entry(entry))
+
+    def _carried(self) -> tuple[Carried, ...]:
+        return tuple(
+            Carried(channel, peer, *sent)
+            for channel, of_channel in enumerate(self._sent)
+            for peer, sent in of_channel().items()
+            if sent.nbytes >= _MUCH_BYTES
+        )
+
+    def _compare(self) -> None:
+        """Compare the links of all ranks, once their entries are as new as this rank's."""
+        if not self._to_compare or time.monotonic() - self._rolled[0] < _COMPARE_S:
+            return
+        self._to_compare = False
+        entries = self._ask(self._board.roll) or {}
+        if len(entries) == len(self._board.ranks):
+            self._compares = len({entry.host for entry in entries.values()}) > 1
+        text = self._comparison.warning(entries, self.expected)
+        if text is not None:
+            _log.warning(text)
+            self._ask(lambda: self._board.put_network(text))
 
     def _ask(self, action: Callable[[], _Answer]) -> _Answer | None:
         """Return what ``action`` on the board returns; None when the store does not answer.

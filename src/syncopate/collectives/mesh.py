@@ -35,7 +35,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
-from syncopate.collectives import handshake
+from syncopate.collectives import handshake, sockets
 from syncopate.collectives.failure import PeerError
 
 MOST_RANKS = 256
@@ -243,6 +243,11 @@ class Mesh:
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.socket.shutdown(socket.SHUT_RDWR)
+
+    def sent(self) -> dict[int, sockets.Sending]:
+        """Return what was sent to each peer, as far as the kernel counts; for any thread."""
+        found = {peer: sockets.sending(link.socket) for peer, link in self._links.items()}
+        return {peer: sent for peer, sent in found.items() if sent is not None}
 
     def close(self) -> None:
         """Close all connections."""

@@ -22,6 +22,7 @@ from syncopate.collectives.handle import Completion
 from syncopate.collectives.request import Request
 from syncopate.collectives.rescue import finish
 from syncopate.collectives.rounds import Rounds
+from syncopate.collectives.sockets import Sending
 from syncopate.collectives.stages import Staged, Stages
 from syncopate.errors import InvalidValueError
 from syncopate.schedules import registry
@@ -156,6 +157,10 @@ class Runner:
         if "cpu" in self._backends and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             return work
         return on_this_device(work)
+
+    def sent(self) -> dict[int, Sending]:
+        """Return what was sent to each peer, of what a mesh carried; for any thread."""
+        return self._executor.sent()
 
     def interrupt(self) -> None:
         """Make what is under way in subgroups and in the mesh fail now instead of hang."""

@@ -1,12 +1,15 @@
-"""Sockets: TCP connections whose kernels notice that the other host is gone."""
+"""Sockets: what the kernel knows of TCP connections: that the other host is gone, what was sent."""
 
 from __future__ import annotations
 
 import errno
 import select
 import socket
+import struct
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 SILENCE = frozenset(
     {
@@ -18,6 +21,10 @@ SILENCE = frozenset(
     }
 )
 """Errors of a connection whose other end did not answer, rather than close it."""
+
+_TCP_INFO = struct.Struct("=120xQ40xQQ")
+"""Of Linux's ``struct tcp_info``: ``tcpi_bytes_acked``, ``tcpi_busy_time``, ``tcpi_rwnd_limited``.
+The times are in microseconds."""
 
 _MOST_PROBES = 60
 _BACKLOG = 1024
@@ -44,6 +51,36 @@ def keep_alive(connection: socket.socket, limit_s: float) -> None:
     ):
         if option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+class Sending(NamedTuple):
+    """What a connection has sent so far, as the kernel of the sender counts.
+
+    Attributes:
+        nbytes: bytes that the other end's kernel has acknowledged.
+        busy_s: time in which any were under way, without that in which the other end had no room
+            for more; counted in ticks of the kernel, 1 to 10 ms.
+    """
+
+    nbytes: int
+    busy_s: float
+
+
+def sending(connection: socket.socket) -> Sending | None:
+    """Return what a connection has sent; None where the kernel does not count it.
+
+    Linux does since 4.10. Another thread may close the connection meanwhile.
+    """
+    if sys.platform != "linux":
+        return None
+    try:
+        found = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+    except OSError:
+        return None
+    if len(found) < _TCP_INFO.size:
+        return None
+    nbytes, busy_us, no_room_us = _TCP_INFO.unpack(found)
+    return Sending(nbytes, max(busy_us - no_room_us, 0) / 1e6)
 
 
 def signalled(connections: Iterable[socket.socket]) -> list[socket.socket]:

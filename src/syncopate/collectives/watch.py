@@ -15,29 +15,47 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
+from typing import Protocol
 
 import torch.distributed as dist
 
+from syncopate.cluster import Cluster
 from syncopate.collectives import rescue, transport
 from syncopate.collectives.board import GRACE_S, Board, judge
 from syncopate.collectives.failure import Call, PeerError, Post, Verdict, name_ranks
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.lookout import STORE_LIMIT_S, Busy, Lookout
 from syncopate.collectives.question import Question, ask
+from syncopate.collectives.sockets import Sending
 from syncopate.errors import CollectiveError, SyncopateError
 
 _POLL_S = 0.05
 _CLOSE = Call("close", 0, 0)
 
 
+class Carrier(Protocol):
+    """What carries out the collectives of one channel.
+
+    Attributes:
+        group: the channel's process group.
+    """
+
+    group: dist.ProcessGroup
+
+    def interrupt(self) -> None:
+        """Make what is under way outside ``group`` fail now instead of hang."""
+
+    def sent(self) -> dict[int, Sending]:
+        """Return what was sent to each peer, as far as it is known."""
+
+
 class Watch:
     """The failure state of one communicator; used from all its threads.
 
     Args:
-        groups: the process group of every channel.
+        carriers: of every channel; at least one.
         rank: this rank.
         world_size: number of ranks.
-        further: what else makes collectives under way fail now instead of hang.
 
     Raises:
         InvalidValueError: the environment gives no usable time of silence.
@@ -45,24 +63,35 @@ class Watch:
 
     def __init__(
         self,
-        groups: list[dist.ProcessGroup],
+        carriers: Sequence[Carrier],
         rank: int,
         world_size: int,
-        further: Sequence[Callable[[], None]] = (),
     ) -> None:
-        self._groups = list(groups)
-        self._further = further
-        self._gloo = set(transport.backends(groups[0]).values()) == {"gloo"}
+        group = carriers[0].group
+        self._groups = [carrier.group for carrier in carriers]
+        self._further = tuple(carrier.interrupt for carrier in carriers)
+        self._gloo = set(transport.backends(group).values()) == {"gloo"}
         self._rank = rank
         self._world_size = world_size
         self._peers = [peer for peer in range(world_size) if peer != rank]
-        store = transport.group_store(groups[0], "syncopate", STORE_LIMIT_S)
+        store = transport.group_store(group, "syncopate", STORE_LIMIT_S)
         self._board = Board(store, rank, world_size)
         self._broken: tuple[str, Verdict] | None = None
         self._interrupted = False
         self._diagnosing = threading.Lock()
         self._busy = Busy()
-        self._lookout = Lookout(self._board, rank, self._busy, self._give_up)
+        sent = [carrier.sent for carrier in carriers]
+        self._lookout = Lookout(self._board, rank, self._busy, self._give_up, sent)
+
+    @property
+    def expected(self) -> Cluster | None:
+        """What links are judged by, if anything but each other; rank 0's counts."""
+        return self._lookout.expected
+
+    def expect(self, cluster: Cluster | None) -> None:
+        """Judge links by what ``cluster`` says of them; one of other ranks changes nothing."""
+        if cluster is None or cluster.world_size == self._world_size:
+            self._lookout.expected = cluster
 
     def require_whole(self, call: Call) -> None:
         """Refuse a collective after an earlier one failed.

@@ -214,10 +214,13 @@ class Engine:
         """Use ``plan``, which every rank is known to have and which fits."""
         if plan.channels > self.communicator.channels:
             # The one before stays open: a user may hold it.
+            before = self.communicator.watch
             self._reducer.communicator = Communicator(
                 self._group, channels=plan.channels, timeout_s=self.communicator.timeout_s
             )
             self._communicators.append(self.communicator)
+            if before is not None and self.communicator.watch is not None:
+                self.communicator.watch.expect(before.expected)
         by_name = {trainable.name: trainable for trainable in self._trainables}
         carrier = [by_name[name].parameter for name in plan.buckets[-1].tensors]
         # The tail rides with the last dtype of the last bucket.

@@ -159,6 +159,8 @@ class SelfPlanner:
         if self._cluster is None:
             self._cluster = calibrate(communicator, budget_s=CALIBRATION_BUDGET_S)
         cluster = self._cluster
+        if communicator.watch is not None:
+            communicator.watch.expect(cluster)
         answer: tuple[Plan, Plan] | str = ""
         if communicator.rank == 0:
             try:

@@ -9,6 +9,7 @@ import pytest
 from syncopate.collectives.board import Board, Losses, judge
 from syncopate.collectives.failure import (
     Call,
+    Carried,
     Entry,
     Kind,
     PeerError,
@@ -18,7 +19,7 @@ from syncopate.collectives.failure import (
     describe_slow,
     name_ranks,
 )
-from syncopate.collectives.lookout import Lookout
+from syncopate.collectives.lookout import Busy, Lookout
 from syncopate.collectives.transport import failure_kind
 
 CALL = Call("all_reduce (ring)", 0, 3, 8, "float32")
@@ -259,3 +260,32 @@ def test_a_slow_collective_names_who_has_not_come() -> None:
     assert "has taken 30.00 s; waiting for rank 2 (host2), which has not come to it yet" in text
     assert "waiting for rank 2, which" in describe_slow(CALL, 30.0, {0: entries[0]}, (0, 2))
     assert "every rank is in it" in describe_slow(CALL, 30.0, entries, range(2))
+    known = "host2 (rank 2) has a slow link"
+    assert describe_slow(CALL, 30.0, entries, range(2), known).endswith(f"network: {known}")
+    assert known not in describe_slow(CALL, 30.0, entries, range(3), known)
+
+
+def test_a_board_says_where_the_ranks_are_and_what_is_wrong_with_the_network() -> None:
+    store = FakeStore()
+    first = Entry("host0", {0: 3}, (Carried(0, 2, 1 << 40, 0.25),), 2)
+    board, other = Board(store, 0, 3), Board(store, 2, 3)
+    board.put_entry(first)
+    assert other.roll() == {0: first}
+    other.put_entry(Entry("host2", {}))
+    assert other.roll() == board.roll() == {0: first, 2: Entry("host2", {})}
+    assert other.network() == ""
+    board.put_network("host2 (rank 2) has a slow link")
+    assert other.network() == "host2 (rank 2) has a slow link"
+
+
+def test_blocks_of_messages_are_counted_at_both_ends() -> None:
+    busy, block = Busy(), Call("message to rank 1", -1, -1)
+    busy.enter(CALL, 0.0)
+    assert busy.blocks == 0
+    counts = []
+    for _ in range(2):
+        busy.enter(block, 0.0)
+        counts.append(busy.blocks)
+        busy.leave(block)
+        counts.append(busy.blocks)
+    assert counts == [1, 2, 3, 4]

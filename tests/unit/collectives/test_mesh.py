@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -179,20 +180,28 @@ def test_a_long_message_wakes_its_receiver_once(
 
 
 @pytest.mark.parametrize("pieces", [1, 3, 8, 11, 50])
+@pytest.mark.parametrize("unit", [1, 6_000])
 def test_a_message_that_is_not_the_one_awaited_is_kept_whole(
-    pieces: int, ranks: Callable[..., list[Mesh]]
+    pieces: int, unit: int, ranks: Callable[..., list[Mesh]]
 ) -> None:
     """It is read to where the awaited one belongs, and moved when its header is known."""
     a, b = ranks(2)
-    awaited, posted, unposted = view(0, 40), view(0, 12), view(0, 5)
+    sizes = {"awaited": 40 * unit, "posted": 12 * unit, "unposted": 5 * unit}
+    awaited, posted, unposted = (view(0, nbytes) for nbytes in sizes.values())
     other = b.receive(posted, 0, 2)
     waiting = b.receive(awaited, 0, 3)
-    messages = [(1, view(1, 5)), (2, view(2, 12)), (3, view(3, 40)), (3, view(4, 40))]
+    messages = [
+        (1, view(1, sizes["unposted"])),
+        (2, view(2, sizes["posted"])),
+        (3, view(3, sizes["awaited"])),
+        (3, view(4, sizes["awaited"])),
+    ]
     whole = b"".join(mesh._HEADER.pack(tag, len(data)) + data for tag, data in messages)
+    step = pieces * unit
 
     def trickle() -> None:
-        for begin in range(0, len(whole), pieces):
-            a._links[1].socket.sendall(whole[begin : begin + pieces])
+        for begin in range(0, len(whole), step):
+            a._links[1].socket.sendall(whole[begin : begin + step])
             time.sleep(0.001)
 
     with ThreadPoolExecutor(1) as pool:
@@ -200,10 +209,10 @@ def test_a_message_that_is_not_the_one_awaited_is_kept_whole(
         waiting.wait()
         other.wait()
         b.receive(unposted, 0, 1).wait()
-        assert (awaited, posted, unposted) == (view(3, 40), view(2, 12), view(1, 5))
+        assert (unposted, posted, awaited) == tuple(data for _, data in messages[:3])
         b.receive(awaited, 0, 3).wait()
         sender.result()
-    assert awaited == view(4, 40)
+    assert awaited == view(4, sizes["awaited"])
 
 
 def test_a_lost_connection_names_the_rank(ranks: Callable[..., list[Mesh]]) -> None:
@@ -269,3 +278,22 @@ def test_a_stranger_is_turned_away() -> None:
         assert stranger.recv(1) == b""
         for each in (stranger, rank, found):
             each.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it, others do not")
+def test_a_mesh_says_what_it_sent_to_whom(ranks: Callable[..., list[Mesh]]) -> None:
+    everyone = ranks(3)
+    landed = view(0, LONG)
+    message = everyone[0].send(view(1, LONG), 2, 0)
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(everyone[2].receive(landed, 0, 0).wait)
+        message.wait()
+        reading.result()
+    deadline_s = time.monotonic() + 30
+    while everyone[0].sent()[2].nbytes < LONG and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert everyone[0].sent()[2].nbytes >= LONG
+    assert everyone[0].sent()[1].nbytes < LONG
+    assert everyone[2].sent()[0].nbytes < LONG
+    everyone[0].close()
+    assert everyone[0].sent() == {}
