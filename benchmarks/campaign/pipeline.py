@@ -1,7 +1,9 @@
 """Parts ``pipeline8`` and ``pipeline16``: LP on ever more hosts, beside MST, BE and Gloo's own.
 
 All numbers of hosts are measured in one lab, the first 2, 4, 8, .. of its hosts taking part while
-the others wait, so that they can be compared. LP's blocks are those that the cost model takes for
+the others wait, so that they can be compared. Each number has a communicator of its own, closed
+before the next is made: Gloo's threads of one that idles wake up a hundred times a second, and
+many hosts share few processors here. LP's blocks are those that the cost model takes for
 the links; how much other numbers of blocks cost is measured for the broadcast. Gloo's
 own is measured in labs of up to eight hosts: on sixteen it would take most of the time.
 """
@@ -9,7 +11,6 @@ own is measured in labs of up to eight hosts: on sixteen it would take most of t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -41,29 +42,33 @@ def measure(session: Session) -> dict[str, Any]:
     nbytes = min(NBYTES[hosts], session.effort.largest_bytes)
     cluster = session.links()
     cells: list[Cell] = []
-    with ExitStack() as stack:
-        members = {p: stack.enter_context(own) for p, own in _members(session, hosts).items()}
-        for collective in COLLECTIVES:
-            for p in (p for p in RANKS if p <= hosts):
-                if p in members:
-                    where = first(cluster, p, session.topology)
-                    contenders = _contenders(collective, nbytes, where, native=hosts <= 8)
-                    cells.append(session.measure(collective, nbytes, contenders, members[p]))
-                session.communicator.barrier()
+    for p in reversed([p for p in RANKS if p <= hosts]):
+        if session.communicator.rank < p:
+            cells = [*_compared(session, cluster, p, nbytes), *cells]
+        session.communicator.barrier()
     others = {f"lp:blocks={count}": Contender("lp", {"blocks": count}) for count in BLOCKS}
     cells.append(session.measure("broadcast", nbytes, others))
     return {"cells": tuple(cells), **found_by(cluster)}
 
 
-def _members(session: Session, hosts: int) -> dict[int, Communicator]:
-    """Return the communicators of the first 2, 4, .. ranks that this rank takes part in."""
-    # The larger first, and those that take part alone: torch names a group by how many its ranks
-    # have had, which is then the same on all of them.
-    return {
-        p: Communicator(dist.new_group(range(p), use_local_synchronization=True))
-        for p in reversed(RANKS)
-        if session.communicator.rank < p <= hosts
-    }
+def _compared(session: Session, cluster: Cluster, p: int, nbytes: int) -> list[Cell]:
+    """Return the cells of the first ``p`` hosts; every one of their ranks must call this.
+
+    The larger numbers come first, and those that take part are alone: torch names a group by how
+    many its ranks have had, which is then the same on all of them.
+    """
+    group = dist.new_group(range(p), use_local_synchronization=True)
+    where = first(cluster, p, session.topology)
+    native = session.topology.hosts <= 8
+    with Communicator(group) as communicator:
+        cells = [
+            session.measure(
+                name, nbytes, _contenders(name, nbytes, where, native=native), communicator
+            )
+            for name in COLLECTIVES
+        ]
+    dist.destroy_process_group(group)
+    return cells
 
 
 def _contenders(

@@ -119,14 +119,19 @@ def _flat(result: PartResult) -> Iterator[Target]:
         wanted = _wanted_ratio(cell)
         for peer in (name for name in GLOO if wanted and name in cell.contenders):
             what = f"{cell.collective} of {format_bytes(cell.nbytes)}: faster than Gloo's own"
+            share = share_of_bound(result, cell, peer)
+            note = (
+                f"auto took {cell.contenders['auto'].ran}; {peer} reached {share:.1%} of the bound"
+            )
+            if share * wanted > 1:
+                note += f"; at the bound itself it would be {1 / share:.2f}x"
             yield Target(
                 part=result.part,
                 what=what + (", of a list of shards" if peer == LISTED else ""),
                 value=cell.ratio(peer, "auto"),
                 limit=wanted,
                 unit="x",
-                note=f"auto took {cell.contenders['auto'].ran}; "
-                f"{peer} reached {share_of_bound(result, cell, peer):.1%} of the bound",
+                note=note,
             )
 
 
