@@ -208,10 +208,9 @@ class Mesh:
         link = self._links[awaited.peer]
         much = link.wait_for_much(len(awaited.view))
         if not self._busy:
-            there = much and link.poll.poll(self._at_first_ms)
-            if much and not there:
-                link.wait_for(1)  # what is shorter than expected is an error
-            self._read(link, awaited, socket.MSG_DONTWAIT if there else 0)
+            if much:
+                self._wait(link.poll, link)
+            self._read(link, awaited, socket.MSG_DONTWAIT if much else 0)
             return
         for file, events in self._ready(link):
             found = self._by_file[file]
@@ -228,10 +227,14 @@ class Mesh:
         if link is not None:
             both = select.POLLIN | (select.POLLOUT if link.outbox else 0)
             poll.register(link.socket, both)
+        return self._wait(poll, link)
+
+    def _wait(self, poll: select.poll, link: _Link | None) -> list[tuple[int, int]]:
+        """Return what is ready in ``poll``, which waits for messages of ``link`` if any."""
         ready = poll.poll(self._at_first_ms)
         if not ready:
             if link is not None:
-                link.wait_for(1)
+                link.wait_for(1)  # what is shorter than expected is an error
             ready = poll.poll(self._timeout_s * 1e3 - self._at_first_ms)
         if not ready:
             raise self._timed_out(link.peer if link is not None else min(self._busy))
