@@ -216,9 +216,8 @@ def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
     points = one.point(size), other.point(size)
     fewest = min(len(point.samples_s) for point in points)
     noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs
-    if fewest >= _FEWEST_SAMPLES and min(points[0].samples_s) > theirs + noise_s:
-        return True
-    error_s = math.hypot(*(point.standard_error_s for point in points))
+    always = fewest >= _FEWEST_SAMPLES and min(points[0].samples_s) > theirs + noise_s
+    error_s = 0.0 if always else math.hypot(*(point.standard_error_s for point in points))
     return mine - theirs > max(noise_s, 2 * error_s)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -239,6 +239,7 @@ NAMES = ("native", "ring", "halving_doubling", "lp")
         max_size=len(NAMES),
     )
 )
+@example([[[1.0]] * 5] * 3 + [[[1.0]] * 3 + [[1.0] * 3, [0.5]]])
 def test_whatever_was_measured(samples: list[list[list[float]]]) -> None:
     cluster = measured(
         *(
