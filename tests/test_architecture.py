@@ -159,11 +159,15 @@ def test_a_cycle_is_found(tmp_path):
 
 
 def test_long_things_are_found():
-    source = "def f(a, b, c, d, *e, f, g, h, i, **j):\n" + "    a = 1\n" * 60 + "x = 1\n" * 340
+    source = "def f(a, b, c, d, *e, f, g, h, i, **j):\n" + "    a = 1\n" * 60 + "x = 1\n" * 440
     assert architecture.size_violations({"m": source}) == [
-        "m: 401 lines, at most 400",
+        "m: 501 lines, at most 500",
         "m:1: f has 61 lines, at most 60",
         "m:1: f has 10 parameters, at most 8",
+    ]
+    door = "def distribute(a, b, c, d, e, f, g, h, i, j, k, l, m): ...\n"
+    assert architecture.size_violations({"m": door}) == [
+        "m:1: distribute has 13 parameters, at most 12"
     ]
     method = "class A:\n    def f(self, a, b, c, d, e, f, g, h): ...\n"
     assert architecture.size_violations({"m": method}) == []
