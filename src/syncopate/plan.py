@@ -7,12 +7,13 @@ simulator plays it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import AlgorithmOptions, require_time
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
 
 NATIVE = "native"
@@ -166,17 +167,36 @@ class Plan(Artifact, frozen=True, kw_only=True):
                 "Plan again for this rank count, or start the ranks it was made for"
             )
         here = list(tensors)
+        sizes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in here}
+        differences = self._differences(sizes)
         if fingerprint(here) == self.fingerprint:
+            # Whoever edits a plan leaves the fingerprint as it was, so that it proves nothing.
+            if differences:
+                raise PlanError(f"this plan is damaged: {differences}. Plan again")
+            self._require_bytes(sizes)
             return
-        names = {name for name, _, _ in here}
-        planned = {name for bucket in self.buckets for name in bucket.tensors}
-        missing, extra = sorted(planned - names), sorted(names - planned)
-        differences = (
-            [f"the model lacks {missing[0]!r} (+{len(missing) - 1} more)"] if missing else []
-        )
-        differences += [f"the plan lacks {extra[0]!r} (+{len(extra) - 1} more)"] if extra else []
         raise PlanError(
             f"this plan is for another model ({self.model}): "
-            + ("; ".join(differences) or "the same names with other sizes or dtypes")
+            + (differences or "the same names with other sizes or dtypes")
             + ". Profile this model and plan again"
         )
+
+    def _differences(self, names: Iterable[str]) -> str:
+        """Return which tensors the model and the plan do not share; empty where they are equal."""
+        here = set(names)
+        planned = {name for bucket in self.buckets for name in bucket.tensors}
+        found = []
+        for whose, missing in (("model", sorted(planned - here)), ("plan", sorted(here - planned))):
+            if missing:
+                found.append(f"the {whose} lacks {missing[0]!r} (+{len(missing) - 1} more)")
+        return "; ".join(found)
+
+    def _require_bytes(self, sizes: Mapping[str, int]) -> None:
+        """Refuse a bucket whose bytes are not those of its tensors: it was planned as another."""
+        for index, bucket in enumerate(self.buckets):
+            held = sum(sizes[name] for name in bucket.tensors)
+            if held != bucket.nbytes:
+                raise PlanError(
+                    f"this plan is damaged: bucket {index} says {bucket.nbytes} bytes, its "
+                    f"{len(bucket.tensors)} tensors have {held}. Plan again"
+                )

@@ -16,6 +16,7 @@ from syncopate.cluster import Cluster
 from syncopate.engine import distribute
 from syncopate.plan import Bucket, Plan
 from syncopate.planning.planner import make_plan
+from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload, fingerprint
 
 TIMEOUT_S = 60.0
@@ -39,13 +40,19 @@ def plan_of(
 ) -> Plan:
     """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default."""
     tensors = tensors_of(model)
-    names = [name for name, _, _ in reversed(tensors)]
+    nbytes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in reversed(tensors)}
+    names = list(nbytes)
     buckets, start = [], 0
     for index, size in enumerate([1] * len(names) if sizes is None else sizes):
         chosen = tuple(names[start : start + size])
         start += size
         buckets.append(
-            Bucket(tensors=chosen, nbytes=0, algorithm=algorithm, channel=index % channels)
+            Bucket(
+                tensors=chosen,
+                nbytes=sum(nbytes[name] for name in chosen),
+                algorithm=algorithm,
+                channel=index % channels,
+            )
         )
     assert start == len(names)
     return Plan(

@@ -6,8 +6,9 @@ import json
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
-from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.errors import ArtifactError, InvalidValueError, PlanError, UnknownNameError
 from syncopate.plan import Bucket, Plan, Prediction
 from syncopate.workload import fingerprint
 from tests.unit import strategies
@@ -15,8 +16,12 @@ from tests.unit import strategies
 MODEL = (("a", 4, "float32"), ("b", 3, "float32"))
 
 
+NBYTES = {"a": 16, "b": 12}
+
+
 def _bucket(*tensors, **rest):
-    return Bucket(tensors=tensors, nbytes=28, algorithm="ring", **rest)
+    nbytes = sum(NBYTES.get(name, 4) for name in tensors)
+    return Bucket(**{"tensors": tensors, "nbytes": nbytes, "algorithm": "ring", **rest})
 
 
 def _plan(*buckets, **changes):
@@ -52,7 +57,7 @@ def test_options_are_written_where_there_are_some():
 def test_a_plan_written_before_there_were_options_still_loads():
     fields = json.loads(_plan(_bucket("a")).to_json())
     del fields["order"]
-    fields["buckets"] = [{"tensors": ["a"], "nbytes": 28, "algorithm": "ring", "channel": 0}]
+    fields["buckets"] = [{"tensors": ["a"], "nbytes": 16, "algorithm": "ring", "channel": 0}]
     plan = Plan.from_json(json.dumps(fields))
     assert plan == _plan(_bucket("a"))
     assert plan.buckets[0].all_options(plan.order) == {}
@@ -117,3 +122,29 @@ def test_a_plan_fits_its_own_model_in_any_order():
 def test_a_plan_fits_nothing_else(model, world_size, complaint):
     with pytest.raises(PlanError, match=complaint):
         _plan(_bucket("a", "b")).require_fit(model, world_size)
+
+
+@pytest.mark.parametrize(
+    ("buckets", "complaint"),
+    [
+        ([_bucket("a")], r"damaged: the plan lacks 'b' \(\+0 more\). Plan again"),
+        ([_bucket("b")], "damaged: the plan lacks 'a'"),
+        ([_bucket("a", "b", "c")], r"damaged: the model lacks 'c' \(\+0 more\)"),
+        ([_bucket("a"), _bucket("c")], "the model lacks 'c' .*; the plan lacks 'b'"),
+        ([_bucket("a"), _bucket("b", nbytes=16)], "bucket 1 says 16 bytes, its 1 tensors have 12"),
+        ([_bucket("a", "b", nbytes=0)], "bucket 0 says 0 bytes, its 2 tensors have 28"),
+    ],
+)
+def test_a_plan_whose_fingerprint_fits_is_looked_into(buckets, complaint):
+    with pytest.raises(PlanError, match=complaint):
+        _plan(*buckets).require_fit(MODEL, 4)
+
+
+def test_a_tensor_in_two_places_is_refused_however_the_plan_comes_about():
+    plan = _plan(_bucket("a"), _bucket("b"))
+    with pytest.raises(InvalidValueError, match=r"buckets is 'a'.*disjoint"):
+        structs.replace(plan, buckets=(*plan.buckets, plan.buckets[0]))
+    fields = json.loads(plan.to_json())
+    fields["buckets"][1]["tensors"] = ["b", "a"]
+    with pytest.raises(ArtifactError, match=r"buckets is 'a'.*disjoint"):
+        Plan.from_json(json.dumps(fields))
