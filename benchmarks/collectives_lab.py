@@ -29,6 +29,7 @@ from campaign.results import PartResult
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab import Lab
 from syncopate.lab.support import why_not
+from syncopate.output import write_output
 
 OUT = Path("out/collectives_lab")
 
@@ -122,11 +123,11 @@ def tell(options: argparse.Namespace) -> None:
         return
     path = options.report or options.out / "report.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(report.report(results, str(options.out)))
+    write_output(path, report.report(results, str(options.out)).encode())
     for result in results:
         if result.part.startswith("pipeline"):
             table = options.out / f"linear_pipeline_{result.topology.hosts}hosts.json"
-            table.write_text(json.dumps(fig4.measurement(result), indent=1) + "\n")
+            write_output(table, json.dumps(fig4.measurement(result), indent=1).encode() + b"\n")
     found = tuple(target for result in results for target in targets.targets(result))
     targets.Verdicts(targets=found).save(path.with_suffix(".targets.json"))
     for target in found:

@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine import distribute
 from syncopate.engine.selfplan import first_plan
+from syncopate.output import write_output
 from syncopate.units import format_seconds
 
 WIDTH = 8
@@ -144,7 +145,9 @@ def main() -> None:
     summary = summarize(durations, arguments.parameters)
     print_summary(summary, durations)
     if arguments.json:
-        arguments.json.write_text(json.dumps(summary | {"samples_s": durations}) + "\n")
+        write_output(
+            arguments.json, json.dumps(summary | {"samples_s": durations}).encode() + b"\n"
+        )
     dist.destroy_process_group()
 
 

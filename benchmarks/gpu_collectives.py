@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from syncopate.output import write_output
 from syncopate.schedules.registry import NATIVE, algorithms
 from syncopate.units import KIB, MIB, format_bytes
 
@@ -199,7 +200,7 @@ def main() -> None:
         options.repetitions = 3
     times = run(options)
     if options.json:
-        options.json.write_text(json.dumps(report(options, times), indent=1) + "\n")
+        write_output(options.json, json.dumps(report(options, times), indent=1).encode() + b"\n")
         print(f"\nwrote {options.json}")
 
 

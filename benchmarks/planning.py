@@ -30,6 +30,7 @@ from rich.table import Table
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.functions import CurveCost, Envelope, LinearCost
+from syncopate.output import write_output
 from syncopate.planning.optimal import optimal
 from syncopate.planning.problem import Problem
 from syncopate.units import format_seconds
@@ -194,7 +195,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows = [asdict(result) | {"median_s": result.median_s} for result in results]
     host = {"python": platform.python_version(), "machine": platform.machine()}
     report = {"host": host, "targets_s": TARGETS_S, "results": rows}
-    options.json.write_text(json.dumps(report, indent=1) + "\n")
+    write_output(options.json, json.dumps(report, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syncopate.cli.demo.result import DemoResult
+from syncopate.output import write_output
 
 TARGET = 0.10
 """Median error at the pace of the comparison to stay below."""
@@ -117,7 +118,7 @@ def main() -> None:
             "median_planned_error": planned,
             "runs": found,
         }
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_output(arguments.json, json.dumps(report, indent=1).encode() + b"\n")
         console.print(f"wrote {arguments.json}", style="dim")
 
 

@@ -50,6 +50,7 @@ from syncopate.collectives import Communicator
 from syncopate.costs.execution import execution_times
 from syncopate.costs.model import schedule_cost
 from syncopate.costs.price import price_many
+from syncopate.output import write_output
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
 from syncopate.units import KIB, MIB, format_bytes, format_seconds
@@ -130,7 +131,7 @@ def rank_main(options: argparse.Namespace) -> None:
                 "cells": cells,
             }
             if options.json:
-                options.json.write_bytes(msgspec.json.encode(stored) + b"\n")
+                write_output(options.json, msgspec.json.encode(stored) + b"\n")
             tell(refitted(cluster, samples), cells)
     dist.destroy_process_group()
 

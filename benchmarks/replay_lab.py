@@ -30,6 +30,7 @@ from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import Interference
 from syncopate.collectives import Communicator
 from syncopate.engine import distribute
+from syncopate.output import write_output
 from syncopate.plan import Plan
 from syncopate.planning import compare
 from syncopate.units import KIB, MIB, format_bytes, format_seconds
@@ -121,7 +122,7 @@ def tell(
             for plan in plans
         }
         report = vars(options) | {"json": None, "policies": found, "ddp_samples_s": times["ddp"]}
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write_output(options.json, json.dumps(report, indent=1).encode() + b"\n")
 
 
 def main() -> int:

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from syncopate.output import write_output
 from syncopate.schedules.registry import NATIVE, algorithms
 from syncopate.units import KIB, MIB, format_bytes
 
@@ -181,7 +182,7 @@ def main() -> None:
         options.ranks, options.repetitions, options.budget = [4], 5, 5.0
     tables = {world_size: run(world_size, options) for world_size in options.ranks}
     if options.json:
-        options.json.write_text(json.dumps(report(tables), indent=1) + "\n")
+        write_output(options.json, json.dumps(report(tables), indent=1).encode() + b"\n")
         print(f"\nwrote {options.json}")
     ratios = [
         (summary(found)[2], world_size, nbytes)

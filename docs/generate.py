@@ -14,6 +14,7 @@ import typer
 
 from syncopate.cli.app import app
 from syncopate.cluster import NETWORKS
+from syncopate.output import write_output
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules.registry import ALGORITHMS, collectives
 from syncopate.units import format_rate, format_seconds
@@ -131,7 +132,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    TARGET.write_text(render())
+    write_output(TARGET, render().encode())
     print(
         f"wrote {TARGET.relative_to(Path.cwd()) if TARGET.is_relative_to(Path.cwd()) else TARGET}"
     )

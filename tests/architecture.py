@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ VOCABULARY = {
     "cluster",
     "decision_table",
     "workload",
+    "output",
     "plan",
     "timeline",
 }
@@ -76,6 +78,12 @@ IMPURE = {
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
+WRITERS = ("syncopate/output.py", "lab/launch.py", "lab/state.py")
+"""Modules that may write files by themselves: the one that does it for all, one that sets kernel
+parameters, and one whose file is locked before it has its name."""
+WRITING = {"write_text", "write_bytes", "rename", "mkstemp", "NamedTemporaryFile", "copyfile"}
+"""Names of functions that write files, or put one in the place of another."""
+
 FRONT_DOORS = {"distribute": 12}
 """Calls that users write once, with one keyword for each thing they may give instead."""
 
@@ -175,6 +183,27 @@ def purity_violations(root: Path) -> list[str]:
         if (top == "torch" and here in WITHOUT_TORCH) or (top in IMPURE and here in PURE):
             wrong.append(f"{item.module}:{item.line}: {here} may not import {top}")
     return wrong
+
+
+def writing_violations(files: Mapping[str, str]) -> list[str]:
+    """Return calls that write files by themselves, by name -> source."""
+    wrong = []
+    for name, source in files.items():
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Call) and _writes(node):
+                wrong.append(f"{name}:{node.lineno}: {ast.unparse(node.func)}")
+    return wrong
+
+
+def _writes(call: ast.Call) -> bool:
+    function = ast.unparse(call.func)
+    if function == "open" or function.endswith(".open"):
+        arguments = call.args[function == "open" :]  # the first is the path
+        given = [*arguments, *(keyword.value for keyword in call.keywords)]
+        modes = {a.value for a in given if isinstance(a, ast.Constant) and isinstance(a.value, str)}
+        flags = any("O_WRONLY" in ast.unparse(a) or "O_RDWR" in ast.unparse(a) for a in given)
+        return flags or any(re.fullmatch("[rbt]*[wxa+][rwxabt+]*", mode) for mode in modes)
+    return function in {"os.replace", "os.rename"} or function.rpartition(".")[2] in WRITING
 
 
 def cycles(root: Path) -> list[str]:

@@ -39,6 +39,32 @@ def test_modules_functions_and_signatures_are_short():
     assert architecture.size_violations(files) == []
 
 
+def test_one_module_writes_the_files_of_all():
+    """What it promises (nothing but regular files replaced, never a part written) holds for all."""
+    files = {
+        str(path.relative_to(REPOSITORY)): path.read_text()
+        for folder in FOLDERS
+        if folder != "tests"
+        for path in sorted((REPOSITORY / folder).rglob("*.py"))
+        if not str(path).endswith(architecture.WRITERS)
+    }
+    assert architecture.writing_violations(files) == []
+
+
+def test_writing_files_is_found():
+    source = """
+        path.write_text("x")
+        open("a", "w")
+        path.open(mode="rb+")
+        os.open(path, os.O_WRONLY)
+        temporary.rename(target)
+        open("a", "rb")
+        name.replace("a", "b")
+    """
+    lines = architecture.writing_violations({"m": textwrap.dedent(source)})
+    assert [line.split(":")[1] for line in lines] == ["2", "3", "4", "5", "6"]
+
+
 def test_every_public_name_has_a_module():
     """The lazy table, the imports for type checkers and ``__all__`` say the same."""
     tree = ast.parse((ROOT / "__init__.py").read_text())

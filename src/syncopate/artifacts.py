@@ -3,19 +3,19 @@
 Each file is one JSON object that opens with its ``kind`` and ``schema_version``. Decoding is
 strict: an unknown field, a missing one, a wrong type, a value that breaks its rule, a truncated
 file, another kind or a newer version is refused with path, field and reason, never half-read.
-Writing is atomic: a reader sees the old file or the new one.
+Writing is atomic: a reader sees the old file or the new one (:mod:`syncopate.output`).
 """
 
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
 from syncopate.errors import ArtifactError
+from syncopate.output import write_output
 
 A = TypeVar("A", bound="Artifact")
 
@@ -70,8 +70,12 @@ class Artifact(Record, frozen=True, kw_only=True):
             raise ArtifactError(source, reason, field.strip("`") or "$") from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write atomically, creating parent folders; return the path."""
-        return write_atomic(path, self.to_json())
+        """Write as :func:`~syncopate.output.write_output` does; return the path.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+        return write_output(path, self.to_json())
 
     @classmethod
     def load(cls: type[A], path: str | os.PathLike[str]) -> A:
@@ -97,29 +101,3 @@ def _version_reason(version: object, cls: type[Artifact]) -> str:
             "upgrade Syncopate"
         )
     return f"version {version!r} is not readable; expected {cls.SCHEMA_VERSION}"
-
-
-def write_atomic(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write ``data`` so that a reader sees the old file or the new one, never a part.
-
-    Raises:
-        ArtifactError: the folder or file cannot be written.
-    """
-    target = Path(path)
-    temporary = ""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
-        Path(temporary).replace(target)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise ArtifactError(target, f"cannot write: {error.strerror or error}") from None
-    return target

@@ -1,16 +1,15 @@
-"""Artefacts: strict reading, atomic writing, errors that name path, field and reason."""
+"""Artefacts: strict reading, errors that name path, field and reason."""
 
 from __future__ import annotations
 
 import json
-import os
 from typing import ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.artifacts import Artifact, Record, write_atomic
+from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import Cluster
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import Plan
@@ -101,34 +100,3 @@ def test_a_truncated_artefact_is_never_half_read(data):
 def test_a_plan_is_no_workload(data):
     with pytest.raises(ArtifactError, match="expected a 'workload' artefact, found 'plan'"):
         Workload.from_json(data.draw(strategies.plans()).to_json())
-
-
-def test_writing_replaces_at_once_and_leaves_nothing_behind(tmp_path):
-    path = tmp_path / "a.json"
-    write_atomic(path, b"old")
-    write_atomic(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert os.listdir(tmp_path) == ["a.json"]
-    umask = os.umask(0)
-    os.umask(umask)
-    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
-
-
-def test_a_failed_write_keeps_the_old_file_and_names_the_path(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write_atomic(path, b"old")
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ArtifactError, match=r"a\.json: cannot write: No space left on device"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["a.json"]
-
-
-def test_a_file_in_the_way_is_named(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ArtifactError, match="cannot write"):
-        write_atomic(tmp_path / "file" / "a.json", b"")

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from syncopate.artifacts import write_atomic
 from syncopate.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
 from syncopate.cli import ranks
-from syncopate.cli.console import ProgressFunction, err, is_leader, out, progress_bar
+from syncopate.cli.console import (
+    ProgressFunction,
+    is_leader,
+    out,
+    progress_bar,
+    require_one_writer,
+    say_written,
+)
 from syncopate.cli.options import grouped, items
 from syncopate.cluster import Cluster
 from syncopate.errors import CalibrationError
+from syncopate.output import is_standard_output, write_output
 from syncopate.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -82,7 +89,7 @@ def _effort(
 def _results(
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample.")
+        Path, typer.Option("--output", "-o", help="Where rank 0 writes every sample; - prints it.")
     ] = Path("bench.json"),
     html: Annotated[
         Path | None,
@@ -93,6 +100,7 @@ def _results(
     ] = False,
 ) -> dict[str, Any]:
     """Return where the results go, as the options describe it."""
+    require_one_writer(json, ("--output", output), ("--html", html))
     return {"output": output, "html": html, "json": json}
 
 
@@ -185,13 +193,13 @@ def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) 
     if html is not None:
         from syncopate.reports.bench_page import bench_page
 
-        write_atomic(html, bench_page(benchmark).encode())
+        write_output(html, bench_page(benchmark).encode())
     if json:
         typer.echo(benchmark.to_json().decode(), nl=False)
         return
     from syncopate.reports.bench import WIDTH, bench_report
 
-    console = out()
+    console = out(beside=html if is_standard_output(html) else output)
     console.width = max(console.width, WIDTH)
     console.print(bench_report(benchmark))
-    err().print(f"wrote {output}" + (f" and {html}" if html else ""), style="dim")
+    say_written(output, html)

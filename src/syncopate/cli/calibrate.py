@@ -9,7 +9,14 @@ import typer
 
 import syncopate
 from syncopate.cli import ranks
-from syncopate.cli.console import err, is_leader, out, progress_bar
+from syncopate.cli.console import (
+    err,
+    is_leader,
+    out,
+    progress_bar,
+    require_one_writer,
+    say_written,
+)
 from syncopate.cli.options import items
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
@@ -19,7 +26,7 @@ from syncopate.units import parse_bytes
 def calibrate(
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where rank 0 writes the cluster.")
+        Path, typer.Option("--output", "-o", help="Where rank 0 writes the cluster; - prints it.")
     ] = Path("cluster.json"),
     budget: Annotated[float, typer.Option(help="Seconds to spend on measuring.")] = 10.0,
     sizes: Annotated[
@@ -52,6 +59,7 @@ def calibrate(
     """
     if budget <= 0:
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
+    require_one_writer(json, ("--output", output))
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = _collectives(collectives)
     code = ranks.start_if_asked(local)
@@ -96,5 +104,5 @@ def _show(cluster: Cluster, output: Path, json: bool) -> None:
         return
     from syncopate.reports.terminal import cluster_report
 
-    out().print(cluster_report(cluster))
-    err().print(f"wrote {output}", style="dim")
+    out(beside=output).print(cluster_report(cluster))
+    say_written(output)

@@ -1,6 +1,6 @@
 """What the commands print, and where: results on standard output, everything else on the other.
 
-Of several ranks only rank 0 prints.
+Of several ranks only rank 0 prints. A file written to standard output has it for itself.
 """
 
 from __future__ import annotations
@@ -8,11 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from syncopate.cli.launcher import LAUNCHER
+from syncopate.errors import InvalidValueError
+from syncopate.output import is_standard_output
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
@@ -23,13 +26,21 @@ def is_leader() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def out() -> Console:
+def out(beside: Path | None = None) -> Console:
     """Return the console of results: standard output, silent on every rank but 0.
 
     Piped output is as wide as its tables need, so that nothing is folded away.
+
+    Args:
+        beside: the file that the command writes. Where that is standard output, results are printed
+            on standard error, so that a program can read the file.
     """
     console = Console(
-        quiet=not is_leader(), highlight=False, soft_wrap=False, force_terminal=_terminal()
+        stderr=is_standard_output(beside),
+        quiet=not is_leader(),
+        highlight=False,
+        soft_wrap=False,
+        force_terminal=_terminal(),
     )
     if not console.is_terminal:
         console.width = max(console.width, 160)
@@ -39,6 +50,32 @@ def out() -> Console:
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
     return Console(stderr=True, quiet=not is_leader(), highlight=False, force_terminal=_terminal())
+
+
+def say_written(*paths: Path | None) -> None:
+    """Remark which files were written, but for standard output."""
+    files = [str(path) for path in paths if path is not None and not is_standard_output(path)]
+    if files:
+        err().print(f"wrote {' and '.join(files)}", style="dim", soft_wrap=True, markup=False)
+
+
+def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:
+    """Refuse to let two things be written to standard output.
+
+    Args:
+        json: whether the command prints JSON there.
+        outputs: options that name files, and the files.
+
+    Raises:
+        InvalidValueError: names the option and what it may say instead.
+    """
+    taken = "--json" if json else ""
+    for option, path in outputs:
+        if is_standard_output(path):
+            if taken:
+                rule = f"a file, because {taken} takes standard output already"
+                raise InvalidValueError(option, str(path), rule)
+            taken = option
 
 
 def _terminal() -> bool | None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.artifacts import write_atomic
-from syncopate.cli.console import err
+from syncopate.cli.console import err, say_written
 from syncopate.cli.machines import machines
 from syncopate.cli.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.output import STANDARD_OUTPUT, write_output
 
 if TYPE_CHECKING:
     from syncopate.decision_table import CollectiveDecisions
@@ -30,9 +30,8 @@ def convert(
     cluster: Cluster,
     to: Annotated[str, typer.Option(help=f"Format: {' or '.join(FORMATS)}.")],
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="File to write; standard output otherwise."),
-    ] = None,
+        Path, typer.Option("--output", "-o", help="File to write; - prints it.")
+    ] = Path(STANDARD_OUTPUT),
     protocol: Annotated[
         str | None,
         typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
@@ -64,11 +63,8 @@ def convert(
     made = _rules(cluster, to, protocol or "", -1 if channels is None else channels)
     for note in made.notes:
         err().print(f"note: {note}", style="yellow", soft_wrap=True)
-    if output is None:
-        typer.echo(made.text, nl=False)
-        return
-    write_atomic(output, made.text.encode())
-    err().print(f"wrote {output}", style="dim")
+    write_output(output, made.text.encode())
+    say_written(output)
 
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from syncopate.cli.console import err, out
+from syncopate.cli.console import err, out, require_one_writer
 from syncopate.cli.topology import with_topology
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import Topology
+from syncopate.output import is_standard_output
 from syncopate.units import format_bytes
 
 if TYPE_CHECKING:
@@ -42,11 +45,15 @@ def run(
     ] = False,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", help="Write how ranks ended and bytes per link."),
+        typer.Option(
+            "--json", metavar="FILE", help="Write how ranks ended and bytes per link; - prints."
+        ),
     ] = None,
     cluster_out: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Write the emulated cluster, nominal figures."),
+        typer.Option(
+            metavar="FILE", help="Write the emulated cluster, nominal figures; - prints it."
+        ),
     ] = None,
     grace: Annotated[
         float, typer.Option(help="Seconds the other ranks may go on after one failed.")
@@ -68,14 +75,18 @@ def run(
     from syncopate.lab.lab import Lab, LabReport
     from syncopate.lab.network import since
 
+    require_one_writer(False, ("--json", json), ("--cluster-out", cluster_out))
+    piped = json if is_standard_output(json) else cluster_out
     with Lab(topology) as lab:
         if cluster_out is not None:
             lab.cluster().save(cluster_out)
         before = lab.counters()
-        outcome = lab.run(command, grace_s=grace)
+        # The ranks' own output makes room, too.
+        with redirect_stdout(sys.stderr) if is_standard_output(piped) else nullcontext():
+            outcome = lab.run(command, grace_s=grace)
         links = since(before, lab.counters())
     if counters:
-        _print_links(links)
+        _print_links(links, piped)
     if json is not None:
         report = LabReport(topology=topology, command=tuple(command), outcome=outcome, links=links)
         report.save(json)
@@ -198,7 +209,7 @@ def clean() -> None:
     _remark(f"removed {', '.join(removed)}" if removed else "nothing to remove")
 
 
-def _print_links(links: tuple[LinkCounter, ...]) -> None:
+def _print_links(links: tuple[LinkCounter, ...], beside: Path | None) -> None:
     from rich.table import Table
 
     table = Table("link", box=None)
@@ -207,7 +218,7 @@ def _print_links(links: tuple[LinkCounter, ...]) -> None:
     for link in links:
         sent, received = format_bytes(link.tx_bytes), format_bytes(link.rx_bytes)
         table.add_row(link.name, sent, str(link.tx_bytes), received, str(link.rx_bytes))
-    out().print(table)
+    out(beside).print(table)
 
 
 def _remark(text: str, style: str = "dim") -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.console import err, out
+from syncopate.cli.console import out, require_one_writer, say_written
 from syncopate.cli.machines import load_cluster
 from syncopate.cluster import NETWORKS
 from syncopate.plan import Plan
@@ -35,9 +35,9 @@ def plan(
     algorithm: Annotated[
         str | None, typer.Option(help="Use this all-reduce algorithm alone; the best otherwise.")
     ] = None,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the plan.")] = Path(
-        "plan.json"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the plan; - prints it.")
+    ] = Path("plan.json"),
     json: Annotated[
         bool, typer.Option("--json", help="Print all plans as a JSON array instead of tables.")
     ] = False,
@@ -54,6 +54,7 @@ def plan(
     from syncopate.planning.registry import require_policy
 
     require_policy(policy)
+    require_one_writer(json, ("--output", output))
     work, where = Workload.load(workload), load_cluster("--cluster", cluster, network, nodes)
     plans = compare(work, where, algorithm=algorithm)
     chosen = next(plan for plan in plans if plan.policy == policy)
@@ -68,6 +69,7 @@ def _show(plans: Sequence[Plan], chosen: Plan, output: Path, json: bool) -> None
         return
     from syncopate.reports.terminal import plan_report, plans_report
 
-    out().print(plans_report(plans, chosen=chosen.policy))
-    out().print(plan_report(chosen))
-    err().print(f"wrote {output}", style="dim")
+    console = out(beside=output)
+    console.print(plans_report(plans, chosen=chosen.policy))
+    console.print(plan_report(chosen))
+    say_written(output)

@@ -10,7 +10,14 @@ import typer
 
 import syncopate
 from syncopate.cli import ranks
-from syncopate.cli.console import ProgressFunction, err, is_leader, out, progress_bar
+from syncopate.cli.console import (
+    ProgressFunction,
+    is_leader,
+    out,
+    progress_bar,
+    require_one_writer,
+    say_written,
+)
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
 
@@ -26,7 +33,7 @@ def profile(
     ],
     *,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the workload.")
+        Path, typer.Option("--output", "-o", help="Where to write the workload; - prints it.")
     ] = Path("workload.json"),
     iterations: Annotated[int, typer.Option(help="Measured iterations.")] = 10,
     warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = 3,
@@ -56,6 +63,7 @@ def profile(
     for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
         if value < least:
             raise InvalidValueError(option, value, f"an integer >= {least}")
+    require_one_writer(json, ("--output", output))
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
@@ -84,5 +92,5 @@ def _show(workload: Workload, output: Path, json: bool) -> None:
         return
     from syncopate.reports.terminal import workload_report
 
-    out().print(workload_report(workload))
-    err().print(f"wrote {output}", style="dim")
+    out(beside=output).print(workload_report(workload))
+    say_written(output)

@@ -27,6 +27,7 @@ from syncopate.errors import (
     SyncopateError,
     UnknownNameError,
 )
+from syncopate.output import write_output
 
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
@@ -172,7 +173,7 @@ def report_error(error: SyncopateError) -> None:
     line = f"error: {error}" if is_leader() else f"error: rank {rank}: {error}"
     folder = os.environ.get(RENDEZVOUS)
     if folder:
-        Path(folder, f"error.{rank}").write_text(line)
+        write_output(Path(folder, f"error.{rank}"), line.encode())
     elif is_leader() or not isinstance(error, InvalidValueError | UnknownNameError):
         print(line, file=sys.stderr)
 

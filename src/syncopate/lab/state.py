@@ -23,6 +23,7 @@ from syncopate.errors import ArtifactError, SyncopateError, UnknownNameError
 from syncopate.lab.kernel import NAMESPACES, remove_namespace
 from syncopate.lab.names import owner_of, require_run_id
 from syncopate.lab.topology import Topology
+from syncopate.output import write_output
 
 FOLDER = Path("/run/syncopate-lab")
 """Where labs are recorded: gone after a restart of the machine, as namespaces are."""
@@ -96,7 +97,7 @@ def record(run_id: str, topology: Topology, *, standing: bool = False) -> int:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, state.to_json())
         temporary.rename(state_file(run_id))
-        hosts_file(run_id).write_text(_hosts(topology))
+        write_output(hosts_file(run_id), _hosts(topology).encode())
     except OSError as error:
         reason = error.strerror or str(error)
         raise SyncopateError(f"cannot record the lab in {FOLDER}: {reason}") from error

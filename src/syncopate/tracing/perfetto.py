@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from syncopate.artifacts import write_atomic
+from syncopate.output import write_output
 from syncopate.timeline import LANES, Span, Timeline
 
 _COMMUNICATION = ("push", "pull")
@@ -46,12 +46,12 @@ def to_perfetto(timeline: Timeline, *, flows: bool = True) -> bytes:
 
 
 def save_perfetto(timeline: Timeline, path: str | os.PathLike[str], *, flows: bool = True) -> Path:
-    """Write ``timeline`` as Chrome JSON, atomically; return the path.
+    """Write ``timeline`` as Chrome JSON; return the path.
 
     Raises:
         ArtifactError: the file cannot be written.
     """
-    return write_atomic(path, to_perfetto(timeline, flows=flows))
+    return write_output(path, to_perfetto(timeline, flows=flows))
 
 
 class _Placed(NamedTuple):

@@ -19,7 +19,7 @@ from tests.unit import examples
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, tmp_path):
+def run(monkeypatch, capfd, tmp_path):
     """Run a command line in a folder with a workload and a cluster; return code, out, err."""
     for name in ("RANK", "WORLD_SIZE", "SYNCOPATE_RENDEZVOUS", "SYNCOPATE_DEBUG"):
         monkeypatch.delenv(name, raising=False)
@@ -30,7 +30,7 @@ def run(monkeypatch, capsys, tmp_path):
     def run(line: str):
         monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
         code = main()
-        printed = capsys.readouterr()
+        printed = capfd.readouterr()
         return code, printed.out, printed.err
 
     return run

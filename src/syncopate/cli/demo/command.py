@@ -9,6 +9,8 @@ import typer
 
 from syncopate.cli import ranks
 from syncopate.cli.console import is_leader, out
+from syncopate.errors import InvalidValueError
+from syncopate.output import is_standard_output
 
 
 def demo(
@@ -39,6 +41,8 @@ def demo(
 
       torchrun --nnodes 2 --nproc-per-node 2 --no-python syncopate demo
     """
+    if (output.exists() and not output.is_dir()) or is_standard_output(output):
+        raise InvalidValueError("--output", str(output), "a folder, new or not, for several files")
     if not ranks.started():
         out().print(
             f"[bold]Syncopate[/bold]: {local} local ranks train ResNet-20 on handwritten digits.\n"

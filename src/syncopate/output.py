@@ -1,0 +1,108 @@
+"""Output: writes a whole file where the user said, and replaces nothing but regular files.
+
+A regular file is replaced at once: a reader sees the old content or the new, never a part. What
+is no regular file (a device, a pipe) is opened and written to, as a shell would. A symbolic link
+stays, and the file that it leads to is replaced. ``-`` is standard output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import secrets
+import stat
+import sys
+from pathlib import Path
+
+from syncopate.errors import ArtifactError
+
+STANDARD_OUTPUT = "-"
+"""The path that stands for standard output."""
+
+_NAMED = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
+_NUMBERED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
+_NEW_MODE = 0o666  # less what the umask forbids
+_PRIVATE_MODE = 0o600
+
+
+def write_output(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write ``data`` to ``path``, and return the path.
+
+    Parent folders are made. An existing file keeps its permissions and, where this process may
+    give it away, its owner.
+
+    Args:
+        path: a file, new or not; a device or pipe; a symbolic link to any of them; or ``-``.
+        data: the whole content.
+
+    Raises:
+        ArtifactError: it cannot be written, or not be replaced.
+    """
+    target = Path(path)
+    try:
+        inherited = _inherited(target)
+        if inherited is not None:
+            for stream in filter(None, (sys.stdout, sys.stderr)):
+                stream.flush()  # what was printed before comes before
+            _pour(os.dup(inherited), data)
+        elif _is_replaceable(target):
+            _replace(Path(os.path.realpath(target)), data)
+        else:
+            _pour(os.open(target, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), data)
+    except OSError as error:
+        what = "standard output" if inherited == 1 else target
+        raise ArtifactError(what, f"cannot write: {error.strerror or error}") from None
+    return target
+
+
+def is_standard_output(path: str | os.PathLike[str] | None) -> bool:
+    """Say whether ``path`` is a name of standard output."""
+    return path is not None and _inherited(Path(path)) == 1
+
+
+def _inherited(path: Path) -> int | None:
+    """Return the open descriptor that ``path`` is a name of.
+
+    To open such a name anew would begin at the start of the file that the descriptor leads to.
+    """
+    numbered = _NUMBERED.fullmatch(str(path))
+    return int(numbered[1]) if numbered else _NAMED.get(str(path))
+
+
+def _is_replaceable(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _pour(descriptor: int, data: bytes) -> None:
+    """Write to ``descriptor``, and close it."""
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+
+
+def _replace(target: Path, data: bytes) -> None:
+    """Put a new file in the place of ``target``, which is no link, once all of it is on disk."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    before = target.stat() if target.exists() else None
+    if before is not None and not os.access(target, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    temporary = target.with_name(f".syncopate-{secrets.token_hex(8)}")
+    mode = _NEW_MODE if before is None else _PRIVATE_MODE
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if before is not None:
+                with contextlib.suppress(OSError):  # not everybody may give files away
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            os.fsync(file.fileno())
+        temporary.replace(target)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
