@@ -12,6 +12,7 @@ import pytest
 
 import syncopate
 from tests import architecture
+from tests.children import environment
 
 ROOT = Path(syncopate.__file__).parent
 REPOSITORY = Path(__file__).parents[1]
@@ -98,7 +99,11 @@ def test_torch_stays_out_at_run_time():
             assert "torch" not in sys.modules, name
     """)
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr
 

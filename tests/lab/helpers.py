@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from syncopate.lab.state import hosts_file, state_file
+from tests.children import environment
 
 PYTHON = [sys.executable, "-I", "-S", "-u"]
 """A Python that starts quickly: no site packages."""
@@ -32,6 +33,7 @@ def lab_command(*arguments: str, **options: object) -> subprocess.Popen[str]:
     """Start ``syncopate lab ...``; its output can be read."""
     return subprocess.Popen(
         [sys.executable, "-m", "syncopate", "lab", *arguments],
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

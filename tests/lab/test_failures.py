@@ -22,6 +22,7 @@ import pytest
 from syncopate.lab import Lab, Topology, network
 from syncopate.lab.kernel import NAMESPACES, netlink, remove_namespace
 from syncopate.lab.names import host_namespace, rack_namespace
+from tests.children import environment
 
 HOSTS = 4
 SILENCE_S = 3
@@ -189,19 +190,12 @@ class Driver:
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Driver:
     folder = tmp_path_factory.mktemp("rounds")
-    source = Path(__file__).parents[2] / "src"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(source),
-        "SYNCOPATE_HEARTBEAT_S": str(SILENCE_S),
-        "COLUMNS": "300",
-    }
     rounds = [f"{title}={found.victim}:{found.jobs}" for title, found in ROUNDS.items()]
     with Lab(Topology(hosts=HOSTS)) as lab:
         driver = Driver(lab, folder)
         lab.run(
             [sys.executable, JOBS_PY, str(folder), *rounds],
-            environment=environment,
+            environment=environment(SYNCOPATE_HEARTBEAT_S=str(SILENCE_S), COLUMNS="300"),
             sink=driver,
             grace_s=SOON_S,
         )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from syncopate.lab import Lab, Topology
+from tests.children import environment
 from tests.lab.training import ENDED, WARNED
 
 TRAINING_PY = str(Path(__file__).with_name("training.py"))
@@ -16,11 +16,10 @@ FOUR = Topology(hosts=4)
 def said_in(topology: Topology, seconds: float) -> dict[int, list[str]]:
     """Train in a lab; return what each rank printed."""
     said: dict[int, list[str]] = {rank: [] for rank in range(topology.world_size)}
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     with Lab(topology) as lab:
         outcome = lab.run(
             [sys.executable, TRAINING_PY, str(seconds)],
-            environment=environment,
+            environment=environment(),
             sink=lambda rank, stream, line: said[rank].append(line),
         )
     assert outcome.exit_code == 0, said

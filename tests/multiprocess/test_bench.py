@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,22 +18,21 @@ from syncopate.collectives import Communicator
 from syncopate.costs.decisions import choose
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
+from tests.children import environment
 from tests.multiprocess.harness import run_ranks
 
-REPOSITORY = Path(__file__).parents[2]
 RANKS = 4
 
 
 def test_the_command_prints_tables_and_writes_every_sample(tmp_path):
     line = "bench --local 4 --sizes 4B,1001B,256KiB -a native,ring --against gloo -n 3 -w 1"
-    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, "-m", "syncopate", *line.split()],
         check=False,
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**clean, "PYTHONPATH": str(REPOSITORY)},
+        env=environment(),
         timeout=150,
     )
     assert done.returncode == 0, done.stderr

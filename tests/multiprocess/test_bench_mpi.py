@@ -20,9 +20,9 @@ from syncopate.cli import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
+from tests.children import environment
 from tests.multiprocess.harness import run_ranks
 
-REPOSITORY = Path(__file__).parents[2]
 LAUNCHED = ("OMPI_", "PMI", "MPI_LOCAL", "SLURM_")
 
 needs_mpi = pytest.mark.skipif(
@@ -32,12 +32,7 @@ needs_mpi = pytest.mark.skipif(
 
 
 def _mpirun(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    dropped = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
-    clean = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in dropped and not name.startswith(LAUNCHED)
-    }
+    clean = {name: value for name, value in environment().items() if not name.startswith(LAUNCHED)}
     version = subprocess.run(["mpirun", "--version"], check=True, capture_output=True, text=True)
     lenient = ["--allow-run-as-root", "--oversubscribe"] if "Open MPI" in version.stdout else []
     return subprocess.run(
@@ -46,7 +41,7 @@ def _mpirun(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         cwd=folder,
-        env={**clean, "PYTHONPATH": str(REPOSITORY)},
+        env=clean,
         timeout=120,
     )
 

@@ -15,15 +15,10 @@ import pytest
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
 from syncopate.workload import Workload
+from tests.children import environment
 from tests.unit import examples
 
-REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 150
-
-
-def _environment():
-    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
-    return {**clean, "PYTHONPATH": str(REPOSITORY)}
 
 
 def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
@@ -34,7 +29,7 @@ def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedP
         capture_output=True,
         text=True,
         cwd=folder,
-        env=_environment(),
+        env=environment(),
         timeout=LIMIT_S,
     )
 
@@ -103,7 +98,7 @@ def test_an_interrupt_ends_all_ranks(tmp_path, number, whole_group, code):
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=_environment(),
+        env=environment(),
         start_new_session=True,
     )
     try:
@@ -149,6 +144,11 @@ def test_commands_that_need_no_torch_start_without_it(tmp_path, line):
         sys.exit(code)
     """)
     done = subprocess.run(
-        [sys.executable, "-c", script], check=False, capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", script],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from syncopate.cluster import Cluster
 from syncopate.engine import selfplan
 from syncopate.engine.selfplan import PROFILED, TURN_STEPS, TURNS, WARMUP, SelfPlanner
 from syncopate.errors import CalibrationError
+from tests.children import environment
 from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, distribute, plan_of
 from tests.multiprocess.harness import run_ranks
 
@@ -194,10 +194,9 @@ print("ranks", model.syncopate.communicator.world_size)
 
 
 def test_one_process_without_torchrun_is_a_world_of_one() -> None:
-    clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, "-c", _LONELY],
-        env=clean,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=120,

@@ -1,0 +1,28 @@
+"""The environment of the commands that tests start: they import from this tree, as the tests do.
+
+A virtual environment may hold another copy of the package, such as that of another checkout. What
+``PYTHONPATH`` names comes before it, so this tree goes in front, and what was there stays behind.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[1]
+
+_OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
+
+
+def environment(**added: str) -> dict[str, str]:
+    """Return this process's environment for a child that is to import from this tree.
+
+    What a launcher told this process is left out: the child starts ranks of its own.
+
+    Args:
+        added: further variables.
+    """
+    inherited = os.environ.get("PYTHONPATH")
+    path = [str(REPOSITORY / "src"), str(REPOSITORY), *([inherited] if inherited else [])]
+    clean = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
+    return clean | {"PYTHONPATH": os.pathsep.join(path)} | added
