@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from syncopate.calibration import contenders as bench_module
 from syncopate.calibration.bench import bench
 from syncopate.calibration.contenders import suitable
 from syncopate.calibration.sweep import Effort, Sweep
+from syncopate.cli import main, ranks
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.costs.decisions import choose
@@ -95,7 +100,23 @@ def test_every_collective_and_suitable_algorithm_is_verified():
                 assert timing.time_s <= sum(timing.samples_s) / 2 * (1 + 1e-9)
 
 
-def broken(rank: int, world_size: int) -> tuple[int, int, str]:
+def command(communicator: Communicator, line: str) -> tuple[int, str, str]:
+    """Run a command line on ranks that have met already; return code, output and errors."""
+    world_size = str(communicator.world_size)
+    os.environ |= {"RANK": str(communicator.rank), "WORLD_SIZE": world_size}
+    sys.argv = ["syncopate", *line.split()]
+    ranks.joined = lambda: contextlib.nullcontext(communicator)
+    with (
+        contextlib.redirect_stdout(io.StringIO()) as out,
+        contextlib.redirect_stderr(io.StringIO()) as err,
+    ):
+        code = main()
+    return code, out.getvalue(), err.getvalue()
+
+
+def broken(
+    rank: int, world_size: int, folder: Path
+) -> tuple[int, int, str, dict[str, tuple[int, str, str]]]:
     """Let the last rank's result of every call be one element off."""
     real = bench_module._ours
 
@@ -120,14 +141,27 @@ def broken(rank: int, world_size: int) -> tuple[int, int, str]:
             bench(communicator, wrong_value, effort)
         with pytest.raises(InvalidValueError) as caught:
             bench(communicator, Sweep("reduce", (4,), root=world_size))
-    return found.wrong, unchecked.series[0].points[0].in_place.wrong, str(caught.value)
+        line = f"bench -a ring --sizes 400B -n 1 -w 0 -o {folder}/bench.json"
+        said = {
+            "wrong": command(communicator, line),
+            "unchecked": command(communicator, f"{line} --no-check"),
+        }
+        bench_module._ours = real
+        said["right"] = command(communicator, line)
+    return found.wrong, unchecked.series[0].points[0].in_place.wrong, str(caught.value), said
 
 
-def test_a_wrong_element_is_found_wherever_it_is():
-    for wrong, unchecked, message in run_ranks(broken, 2):
+def test_a_wrong_element_is_found_wherever_it_is(tmp_path):
+    for rank, found in enumerate(run_ranks(broken, 2, tmp_path)):
+        wrong, unchecked, message, said = found
         assert wrong == 2  # once out of place, once in place
         assert unchecked == -1
         assert "a rank in 0..1" in message
+        code, out, err = said["wrong"]
+        assert code == 1
+        assert "all_reduce returned 2 wrong elements; do not train with it" in err
+        assert ("#wrong" in out) == (rank == 0)
+        assert [said[how][0] for how in ("unchecked", "right")] == [0, 0]
 
 
 def on_a_known_cluster(rank: int, world_size: int) -> Benchmark:

@@ -111,9 +111,13 @@ def require_valid(events: list[dict[str, Any]]) -> None:
     assert set(threads) <= named
     for group in threads.values():
         stack: list[int] = []
-        for event in sorted(group, key=lambda e: (e["ts"], -e["dur"])):
+        latest = 0
+        # Readers take equal starts in the order of the file: what holds another has to come first.
+        for event in group:
             # Readers work in whole nanoseconds.
             start, end = round(event["ts"] * 1000), round((event["ts"] + event["dur"]) * 1000)
+            assert latest <= start
+            latest = start
             while stack and stack[-1] <= start:
                 stack.pop()
             assert not stack or end <= stack[-1], "spans of one thread must nest"
@@ -172,6 +176,26 @@ class TestPerfetto:
         require_valid(events)
         tids = {e["name"]: e["tid"] for e in events if e["ph"] == "X"}
         assert tids["a"] == tids["inside"] == tids["next"] != tids["b"]
+
+    def test_of_equal_starts_the_longest_holds_the_others(self) -> None:
+        spans = [
+            span("shortest", "wait", 0, 1.0, 1.5),
+            span("longest", "wait", 0, 1.0, 3.0),
+            span("empty", "wait", 0, 1.0, 1.0),
+            span("middle", "wait", 0, 1.0, 2.0),
+        ]
+        events = json.loads(to_perfetto(timeline(spans)))["traceEvents"]
+        require_valid(events)
+        complete = [e for e in events if e["ph"] == "X"]
+        assert [e["name"] for e in complete] == ["longest", "middle", "shortest", "empty"]
+        assert {e["tid"] for e in complete} == {0}
+
+    def test_of_equal_starts_arrows_go_up_the_ranks(self) -> None:
+        spans = [span("b", "push", rank, 1.0, 2.0) for rank in (2, 0, 1)]
+        events = json.loads(to_perfetto(timeline(spans, 3)))["traceEvents"]
+        require_valid(events)
+        arrows = [(e["ph"], e["pid"]) for e in events if e["ph"] in "sf"]
+        assert arrows == [("s", 0), ("f", 1), ("s", 1), ("f", 2)]
 
     def test_arrows_can_be_left_out(self) -> None:
         spans = [span("b", "push", r, 0.0, 1.0) for r in range(2)]
