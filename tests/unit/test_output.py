@@ -32,7 +32,7 @@ def test_a_new_file_comes_with_its_folders_and_the_usual_permissions(tmp_path):
 def test_whoever_reads_the_old_file_reads_it_to_its_end(tmp_path):
     path = tmp_path / "a.json"
     path.write_bytes(b"old content")
-    with path.open("rb") as reader:
+    with path.open("rb", buffering=0) as reader:
         assert reader.read(3) == b"old"
         write_output(path, b"new")
         assert reader.read() == b" content"

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.cluster import Cluster
-from syncopate.collectives import agreement, choices, objects
+from syncopate.collectives import agreement, choices, objects, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.failure import Call
@@ -67,7 +67,8 @@ class Communicator:
         group: the ranks; ``None`` for the default group.
         channels: how many collectives may be under way at once; each channel has its own process
             group over the same ranks, made here.
-        timeout_s: how long a rank waits for another before it gives up.
+        timeout_s: how long a rank waits for another before it gives up; ``None`` for the time
+            limit of ``group``. A rank that died or whose host is silent is not waited for.
         check: compare before every collective what the ranks are about to do, and raise on all of
             them when they differ; costs a small all-gather each time. Without it, schedules that
             do not match are found out within a second or two, but a native collective may mix up
@@ -86,18 +87,21 @@ class Communicator:
         group: dist.ProcessGroup | None = None,
         *,
         channels: int = 1,
-        timeout_s: float = 300.0,
+        timeout_s: float | None = None,
         check: bool | None = None,
         cluster: Cluster | None = None,
     ) -> None:
         if channels < 1:
             raise InvalidValueError("channels", channels, "an integer >= 1")
-        if not timeout_s > 0:
-            raise InvalidValueError("timeout_s", timeout_s, "a number of seconds > 0")
+        if timeout_s is not None and not timeout_s > 0:
+            rule = "a number of seconds > 0, or None for the group's own time limit"
+            raise InvalidValueError("timeout_s", timeout_s, rule)
         if not (dist.is_available() and dist.is_initialized()):
             rule = "initialised first: start with torchrun and call init_process_group"
             raise InvalidValueError("torch.distributed", "not initialised", rule)
-        self.timeout_s = timeout_s
+        if timeout_s is None:
+            timeout_s = transport.group_timeout_s(group)
+        self.timeout_s = timeout_s = min(timeout_s, transport.LONGEST_S)
         self._rank = dist.get_rank(group)
         self._world_size = dist.get_world_size(group)
         self._check = agreement.wanted() if check is None else check

@@ -28,6 +28,9 @@ Send = Callable[[list[torch.Tensor], int, int], Any]
 Receive = Send
 """``receive([tensor], peer, tag) -> work``."""
 
+LONGEST_S = (1 << 31) // 1000 - 1.0
+"""The longest time limit, some weeks: what one call of the kernel can wait."""
+
 _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
 
@@ -188,6 +191,21 @@ def destroy_group(group: dist.ProcessGroup) -> None:
         dist.destroy_process_group(group)
         if names is not None:
             names[_Destroyed()] = name
+
+
+def group_timeout_s(group: dist.ProcessGroup | None) -> float:
+    """Return how long a collective of ``group`` waits for a rank.
+
+    torch has no public name for it. Where a group has several backends the most patient counts.
+    """
+    whole: Any = distributed_c10d._get_default_group() if group is None else group
+    found = []
+    for device in backends(group):
+        with contextlib.suppress(AttributeError, RuntimeError):
+            found.append(whole._get_backend(torch.device(device)).options._timeout)
+    limits = [limit for limit in found if isinstance(limit, datetime.timedelta)]
+    seconds = max(limits, default=distributed_c10d.default_pg_timeout).total_seconds()
+    return min(seconds, LONGEST_S) if seconds > 0 else LONGEST_S
 
 
 def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Store:

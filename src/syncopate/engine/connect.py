@@ -21,11 +21,12 @@ _LAUNCHERS = {
 }
 
 
-def require_process_group(model: object, timeout_s: float) -> None:
+def require_process_group(model: object, timeout_s: float | None) -> None:
     """Make sure that ``torch.distributed`` is initialised.
 
     Under torchrun the group is made from its environment, with Gloo for the CPU and NCCL when the
-    model is on CUDA devices. A process that no launcher started is a world of one rank.
+    model is on CUDA devices. A process that no launcher started is a world of one rank. Without
+    ``timeout_s`` the group's time limit is torch's own.
 
     Raises:
         EngineError: another launcher started several processes and nobody joined them.
@@ -34,7 +35,7 @@ def require_process_group(model: object, timeout_s: float) -> None:
         return
     cuda = isinstance(model, nn.Module) and any(p.is_cuda for p in model.parameters())
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-    timeout = datetime.timedelta(seconds=timeout_s)
+    timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
     if all(name in os.environ for name in _TORCHRUN):
         dist.init_process_group(backend, timeout=timeout)
     else:

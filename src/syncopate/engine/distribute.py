@@ -34,7 +34,7 @@ def distribute(
     policy: str = "optimal",
     channels: int = 1,
     group: dist.ProcessGroup | None = None,
-    timeout_s: float = 300.0,
+    timeout_s: float | None = None,
 ) -> tuple[Any, torch.optim.Optimizer]:
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
@@ -56,7 +56,7 @@ def distribute(
         policy: the planning policy; used only without ``plan``.
         channels: how many collectives a self-made plan may run at once.
         group: the ranks; all of them when left out.
-        timeout_s: how long a rank waits for another in a collective.
+        timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
 
     Returns:
         The model and the optimizer that were given.
