@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 from functools import partial
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.backends.debugging import aot_eager
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.utils.checkpoint import checkpoint
 
 from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, average, data, mlp, plan_of, run_case
+from syncopate.errors import EngineError
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    Pair,
+    average,
+    data,
+    identical_everywhere,
+    mlp,
+    plan_of,
+    run_case,
+)
 from tests.multiprocess.harness import run_ranks
 
 
@@ -162,7 +175,90 @@ def _still_the_same_module(rank: int) -> None:
         assert model[0].weight.grad is not None
 
 
+class _Saved(_Net):
+    """What libraries of models do with a model's class: name it, build another, copy it by hand."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.width = width
+
+    def save_pretrained(self) -> dict[str, Any]:
+        own = self.__class__
+        return {"architectures": [own.__name__], "module": own.__module__, "width": self.width}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        twin = self.__class__.__new__(self.__class__)
+        memo[id(self)] = twin
+        for key, value in self.__dict__.items():
+            twin.__dict__[key] = copy.deepcopy(value, memo)
+        return twin
+
+
+class _Crowded(nn.Module):
+    """Its own names, which are also those of what ``distribute`` adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(8, 4)
+
+    def join(self, one: Tensor, other: Tensor) -> Tensor:
+        return one + other
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.join(self.module(x), self.module(x))
+
+
+def _users_own_class(rank: int) -> None:
+    pair = Pair(rank, _Saved)
+    model = pair.model
+    keys = list(model.state_dict())
+    assert model.module is model
+    assert list(model.module.state_dict()) == keys
+    cls = type(model)
+    assert (cls.__name__, cls.__qualname__, cls.__module__) == ("_Saved", "_Saved", __name__)
+    assert cls.__doc__ == _Saved.__doc__
+    assert model.save_pretrained() == {
+        "architectures": ["_Saved"],
+        "module": __name__,
+        "width": 8,
+    }
+    assert str(model).startswith("_Saved(")
+    other = cls(5)
+    assert type(other) is _Saved
+    assert other.width == 5
+    assert isinstance(other, cls)
+    assert issubclass(_Saved, cls)
+    batch = data(rank, 0, 4, 8)
+    if rank == 0:  # alone: nobody waits for the others
+        assert type(copy.copy(model)) is _Saved
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert type(copied) is _Saved
+            copied(batch).sum().backward()
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        assert b"syncopate.engine" not in saved.getvalue()
+        scripted = torch.jit.script(model)
+        assert scripted.original_name == "_Saved"
+        traced = torch.jit.trace(model, batch)
+        exported = [
+            torch.export.export(model, (batch,), strict=strict).module() for strict in (False, True)
+        ]
+        expected = copy.deepcopy(model)(batch)
+        for made in (scripted, traced, *exported):
+            assert torch.equal(made(batch), expected)
+    with pytest.raises(EngineError, match=r"bf16_compress_hook.*DistributedDataParallel"):
+        model.register_comm_hook(None, bf16_compress_hook)
+    pair.close()
+    # What the model has under a name that distribute offers is the model's.
+    pair = Pair(rank, _Crowded)
+    assert type(pair.model.module) is nn.Linear
+    pair.model(batch).sum().backward()
+    identical_everywhere([pair.model.module.weight.grad])
+    pair.close()
+
+
 CASES = (
+    _users_own_class,
     _mixed_precision,
     _checkpointing,
     _gradient_penalty,

@@ -3,14 +3,23 @@
 The model stays the object it was: its class is exchanged for a subclass, as FSDP2 does it, so that
 ``isinstance``, attributes, ``state_dict`` keys and everything else are untouched, and there is no
 wrapper to reach through.
+
+[Note: The class shows as the user's own] Other code looks at a model's class: to write its name
+into a configuration, to build another model of it, to copy, to pickle, to script, to export. So the
+subclass has the name, the place and the text of the class it stands for; what is built of it is of
+the original class; and what it adds gives way to whatever the user's class or model has under the
+same name. Hooks on the module, the other public way in, would leave the class alone, but they are
+copied, pickled and scripted with the model.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,23 +34,21 @@ _ENGINE = "_syncopate_engine"
 _classes: dict[type, type] = {}
 
 
+class _Held:
+    """An engine in a model's ``__dict__``; copies of that dictionary, however made, have None."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def __deepcopy__(self, memo: Any) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
+
+
 class DistributedModule:
-    """Mixed into the class of a distributed model."""
-
-    @property
-    def syncopate(self) -> Engine:
-        """The engine that exchanges this model's gradients."""
-        engine: Engine = self.__dict__[_ENGINE]
-        return engine
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Let gradients accumulate locally in forwards, and their backwards, of this block.
-
-        The first forward and backward outside exchange the sum, as with DDP.
-        """
-        with self.syncopate.paused():
-            yield
+    """Mixed into the class of a distributed model; tells it from others."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickle and copy as the model it was, without the engine."""
@@ -55,6 +62,99 @@ class DistributedModule:
             make = copyreg._reconstructor  # type: ignore[attr-defined]
             return (make, (original, object, None), *reduced[2:])
         return reduced
+
+
+class _SameClass(type):
+    """The class of the classes that distributed models get: they build and know the original's."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return original_class(cls)(*args, **kwargs)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, original_class(cls))
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        return issubclass(other, original_class(cls))
+
+
+class _Call:
+    """The ``__call__`` of a distributed model; torch.export traces the original's.
+
+    Args:
+        call: exchanges gradients.
+        original: the class that the model had.
+    """
+
+    def __init__(self, call: Callable[..., Any], original: type) -> None:
+        self._call = call
+        self._original = original
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        call = self._original.__call__ if torch.compiler.is_exporting() else self._call
+        return call if model is None else MethodType(call, model)
+
+
+class _Offered:
+    """An attribute that gives way to what the model itself has under its name.
+
+    Args:
+        get: returns the attribute's value for a model.
+    """
+
+    def __init__(self, get: Callable[[Any], Any]) -> None:
+        self._get = get
+        self._name = get.__name__
+        self.__doc__ = get.__doc__
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        if model is None:
+            return self
+        for kept in ("_modules", "_parameters", "_buffers"):
+            if self._name in model.__dict__[kept]:
+                return model.__dict__[kept][self._name]
+        return self._get(model)
+
+
+def syncopate(model: Any) -> Engine:
+    """Return the engine that exchanges this model's gradients: ``model.syncopate``."""
+    held: _Held = model.__dict__[_ENGINE]
+    return held.engine
+
+
+def module(model: Any) -> Any:
+    """Return the model itself, for scripts that reach through DDP's wrapper: ``model.module``."""
+    return model
+
+
+def no_sync(model: Any) -> Any:
+    """Return ``model.no_sync``: gradients of forwards in its block accumulate locally.
+
+    The first forward and backward outside exchange the sum, as with DDP.
+    """
+
+    @contextmanager
+    def no_sync() -> Iterator[None]:
+        with syncopate(model).paused():
+            yield
+
+    return no_sync
+
+
+def register_comm_hook(model: Any) -> Any:
+    """Return ``model.register_comm_hook``, which refuses: gradients travel as they are."""
+
+    def register_comm_hook(state: object, hook: object) -> None:
+        raise EngineError(
+            f"the communication hook {getattr(hook, '__name__', hook)!r} cannot be used: gradients "
+            "travel in their own dtype by the plan. For 16-bit gradients on the wire keep the "
+            "parameters themselves in bfloat16 or float16, or train this model with "
+            "DistributedDataParallel, which takes hooks, instead of distribute"
+        )
+
+    return register_comm_hook
+
+
+_OFFERED = (syncopate, module, no_sync, register_comm_hook)
 
 
 def attach(model: nn.Module, engine: Engine) -> None:
@@ -73,16 +173,16 @@ def attach(model: nn.Module, engine: Engine) -> None:
         model.__class__ = _classes[original]
     except TypeError as error:
         raise _not_extensible(original, error) from None
-    model.__dict__[_ENGINE] = engine
+    model.__dict__[_ENGINE] = _Held(engine)
 
 
 def _extend(original: type) -> type:
     """Return the class that distributed models of class ``original`` get."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or torch._C._is_tracing():
             return original.__call__(self, *args, **kwargs)
-        engine = self.__dict__[_ENGINE]
+        engine = self.__dict__[_ENGINE].engine
         outermost = engine.forward_begins(self.training)
         try:
             output = original.__call__(self, *args, **kwargs)
@@ -93,13 +193,25 @@ def _extend(original: type) -> type:
                 engine.forward_leaves()
         return output
 
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return original.__new__(original, *args, **kwargs)
+
     # torch.compile leaves this frame alone and compiles what it calls: the model's own forward.
+    disabled = torch.compiler.disable(call, recursive=False)  # type: ignore[no-untyped-call]
     body = {
-        "__call__": torch.compiler.disable(call, recursive=False),  # type: ignore[no-untyped-call]
+        "__call__": _Call(disabled, original),
+        "__new__": new,
         "__module__": original.__module__,
+        "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
     }
-    return type(f"Syncopate{original.__name__}", (DistributedModule, original), body)
+    for get in _OFFERED:
+        if not hasattr(original, get.__name__):
+            body[get.__name__] = _Offered(get)
+    meta = type(original)
+    same = _SameClass if meta is type else type(meta.__name__, (_SameClass, meta), {})
+    made: type = same(original.__name__, (DistributedModule, original), body)
+    return made
 
 
 def detach(model: nn.Module) -> None:
@@ -120,6 +232,18 @@ def _not_extensible(original: type, error: Exception) -> EngineError:
     )
 
 
+_PLAIN: frozenset[type] = frozenset(
+    (int, float, bool, complex, str, bytes, bytearray, range, type(None), torch.Size, torch.dtype)
+)
+"""Types of values that hold no tensor, and that a model may return a million of."""
+
+_MOST_VISITS = 10_000
+"""How many objects of one output are looked into.
+
+A tensor beyond is no loss: its backward begins at its first ready gradient instead.
+"""
+
+
 def output_tensors(output: Any) -> list[Tensor]:
     """Return the tensors in what a model returned, however nested, each once."""
     if isinstance(output, Tensor):
@@ -127,7 +251,7 @@ def output_tensors(output: Any) -> list[Tensor]:
     found: list[Tensor] = []
     seen: set[int] = set()
     pending = [output]
-    while pending:
+    while pending and len(seen) < _MOST_VISITS:
         value = pending.pop()
         if id(value) in seen:
             continue
@@ -135,18 +259,20 @@ def output_tensors(output: Any) -> list[Tensor]:
         if isinstance(value, Tensor):
             found.append(value)
         else:
-            pending.extend(_parts(value))
+            parts = _parts(value)
+            if not _PLAIN.issuperset(map(type, parts)):
+                pending.extend(part for part in parts if type(part) not in _PLAIN)
     return found
 
 
-def _parts(value: Any) -> list[Any]:
+def _parts(value: Any) -> Collection[Any]:
     if isinstance(value, Mapping):
-        return list(value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        return list(value)
+        return value.values()
+    if isinstance(value, list | tuple | set | frozenset | deque):
+        return value
     if isinstance(value, nn.Module | type):
-        return []
+        return ()
     if dataclasses.is_dataclass(value):
         return [getattr(value, item.name, None) for item in dataclasses.fields(value)]
     # Any other object that bundles tensors, such as a torch.distributions.Distribution.
-    return list(vars(value).values()) if hasattr(value, "__dict__") else []
+    return vars(value).values() if hasattr(value, "__dict__") else ()

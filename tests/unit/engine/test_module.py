@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from syncopate.engine import module
 from syncopate.engine.agreement import require_same, tensor_facts, together
 from syncopate.engine.module import output_tensors
 from syncopate.engine.selfplan import first_plan, safe_plan
@@ -41,6 +42,26 @@ def test_output_tensors() -> None:
     loop.append(loop)
     assert len(output_tensors(loop)) == 1
     assert output_tensors([None, 3, "text", nn.Linear(1, 1), int]) == []
+
+
+def test_what_can_hold_no_tensor_is_not_looked_into(monkeypatch: pytest.MonkeyPatch) -> None:
+    visited = []
+    looked_into = module._parts
+
+    def count(value: Any) -> Any:
+        visited.append(value)
+        return looked_into(value)
+
+    monkeypatch.setattr(module, "_parts", count)
+    tensor = torch.ones(1)
+    numbers = list(range(100_000))
+    words = {"tokens": ["a"] * 1000, "mask": [True, None, 0.5] * 1000, "shape": tensor.shape}
+    assert output_tensors([numbers, words, tensor]) == [tensor]
+    assert len(visited) == 5  # the output, numbers, words and its two lists
+    visited.clear()
+    rows: list[Any] = [[i] for i in range(100_000)]
+    assert output_tensors((rows, tensor)) == [tensor]
+    assert len(visited) <= 10_000
 
 
 class _Ranks:
