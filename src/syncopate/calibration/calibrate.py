@@ -15,7 +15,14 @@ import torch.distributed as dist
 from msgspec import structs
 
 from syncopate.calibration.clocks import hosts_of
-from syncopate.calibration.curves import DEFAULT_SIZES, Curves, measure_curves, suiting
+from syncopate.calibration.curves import (
+    DEFAULT_SIZES,
+    Curves,
+    measure_curves,
+    priced,
+    sizes_up_to,
+    suiting,
+)
 from syncopate.calibration.discovery import discover
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.network import measure_network
@@ -42,8 +49,10 @@ def calibrate(
     *,
     collectives: Sequence[str] = ("all_reduce",),
     sizes: Sequence[int] | None = None,
+    largest_bytes: int | None = None,
     algorithms: Sequence[str] | None = None,
     budget_s: float = 10.0,
+    interference: bool = True,
     progress: Progress | None = None,
 ) -> Cluster:
     """Measure links, reduction, collectives and interference; return the same on all ranks.
@@ -56,20 +65,31 @@ def calibrate(
             alone, and so does the measurement of interference, which is taken to be ideal without
             it; ``algorithm="auto"`` goes by prices for those left out.
         sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out.
+        largest_bytes: instead of ``sizes``, the largest message that a plan can ask for, as a model
+            in one bucket: sizes are those up to it, and it. A size that the budget cannot afford is
+            left out, and the longest are measured for the most promising algorithms alone.
         algorithms: their names, ``"native"`` for the backend's own; those that suit the cluster
             when left out. Each collective is measured by those of them that it has.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
+        interference: whether to measure it, beside a computation of our own. Who measures it on the
+            training itself leaves it out: then it is ideal, and its time goes to the curves.
         progress: called with what is measured and how much of the whole is done.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that none of them has.
-        InvalidValueError: a size or budget out of range, or a collective without an algorithm.
+        InvalidValueError: a size or budget out of range, both sizes and the largest of them, or a
+            collective without an algorithm.
         CalibrationError: a link or an algorithm that does not work.
         CollectiveError: a rank was lost.
     """
     if not budget_s > 0:
         raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
-    effort = _Effort(_sizes(sizes), _algorithms(collectives, algorithms), budget_s)
+    effort = _Effort(
+        _sizes(sizes, largest_bytes),
+        _algorithms(collectives, algorithms),
+        budget_s,
+        INTERFERENCE_SHARE if interference else 0.0,
+    )
     cluster = _measure(communicator, effort, progress)
     say(progress, "calibrated", 1.0)
     agreed: Cluster = communicator.broadcast_object(cluster)
@@ -81,11 +101,12 @@ class _Effort:
     sizes: tuple[int, ...]
     algorithms: dict[str, tuple[str, ...]]  # by collective; empty for those that suit the cluster
     budget_s: float
+    interference_share: float
 
 
 def _measure(communicator: Communicator, effort: _Effort, progress: Progress | None) -> Cluster:
     start_s = time.perf_counter()
-    before_curves, before_load = DISCOVERY_SHARE + NETWORK_SHARE, 1 - INTERFERENCE_SHARE
+    before_curves, before_load = DISCOVERY_SHARE + NETWORK_SHARE, 1 - effort.interference_share
     where = discover(
         communicator,
         hosts_of(communicator),
@@ -108,33 +129,44 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         left_s = effort.budget_s * before_load - spent_s
         names = effort.algorithms[collective]
         names = names or (registry.NATIVE, *registry.candidates(collective, bare))
+        told = suiting(communicator, bare, collective, names, effort.sizes)
         curves.append(
             measure_curves(
                 communicator,
                 collective,
-                suiting(communicator, bare, collective, names, effort.sizes),
+                told,
+                priced(communicator, bare, collective, told),
                 budget_s=left_s / (len(effort.algorithms) - index),
                 shared_clock=len(set(where.hosts)) == 1,
                 progress=part(progress, begin, begin + share),
             )
         )
+    measured = [curve for found in curves for curve in found.curves]
     interference = measure_interference(
         communicator,
-        _loads([curve for found in curves for curve in found.curves]),
-        budget_s=effort.budget_s * INTERFERENCE_SHARE,
+        _loads(measured) if effort.interference_share else [],
+        budget_s=effort.budget_s * effort.interference_share,
         progress=part(progress, before_load, 1.0),
     )
     elapsed_s = time.perf_counter() - start_s
     return structs.replace(
         bare,
-        curves=tuple(curve for found in curves for curve in found.curves),
+        curves=tuple(measured),
         interference=interference,
         metadata=_facts(communicator, where, curves)
         | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
     )
 
 
-def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
+def _sizes(sizes: Sequence[int] | None, largest_bytes: int | None = None) -> tuple[int, ...]:
+    if largest_bytes is not None:
+        if sizes is not None:
+            raise InvalidValueError(
+                "largest_bytes", largest_bytes, "left out where sizes are given"
+            )
+        if not largest_bytes >= 1:
+            raise InvalidValueError("largest_bytes", largest_bytes, "an integer >= 1")
+        return sizes_up_to(largest_bytes)
     if sizes is None:
         return DEFAULT_SIZES
     for size in sizes:

@@ -17,6 +17,14 @@ disturbance hits all of them alike.
 so that a short budget gives a coarse curve of the whole range rather than a fine one of its
 beginning, from which nothing could be said about buckets.
 
+[Note: who is measured] A long message takes a budget's second or more, so it is for those alone
+that stand a chance. What an algorithm is expected to take is its price on the links just measured,
+corrected by how its nearest measured size compares with its price there; the backend's own has no
+price, and is taken to cost what the cheapest of the others does. From ``HOPELESS_FROM_BYTES`` on,
+those expected to take ``CHANCE`` times the best are left out. Of the others the fastest are
+measured, as many as the budget allows; where it allows no repetition, once, and that one run is
+warm-up, check and sample.
+
 All decisions (how often, what to leave out) are taken from gathered figures, so that every rank
 takes the same one.
 """
@@ -39,7 +47,7 @@ from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.costs.fits import fit_linear
-from syncopate.costs.model import best_variant
+from syncopate.costs.model import best_variant, schedule_cost
 from syncopate.errors import CalibrationError
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import ORDER
@@ -61,8 +69,15 @@ HOPELESS_FROM_BYTES = 256 * KIB
 is measured no further; judged from this size on, because a ring of many ranks is slow at small
 sizes and yet the best at large ones."""
 
+CHANCE = 2.0
+"""An algorithm expected to take this many times the best is not measured at a long message, see
+[Note: who is measured]."""
+
 ALWAYS_MEASURED = 3
 """How many sizes are measured however short the budget is."""
+
+MOST_BYTES = 256 * MIB
+"""The longest message that is measured for a plan's sake: beyond it a curve is a line."""
 
 SIZE_SHARE = 1 / 3
 FLAT_BYTES = 64 * KIB
@@ -74,7 +89,24 @@ Points = Mapping[str, dict[int, CurvePoint]]
 Options = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """``algorithm -> size in bytes -> its options``, for every size that is measured."""
 
+Prices = Mapping[str, Mapping[int, float]]
+"""``algorithm -> size in bytes -> its price in seconds``, where it has one."""
+
+_RUNS = FEWEST_REPETITIONS + 2
+"""What a size takes at least: warm-up and check take about as long as one repetition each."""
+
 _Stamps = list[tuple[float, float]]
+
+
+def sizes_up_to(largest_bytes: int) -> tuple[int, ...]:
+    """Return the message sizes that say what any bucket of up to ``largest_bytes`` costs.
+
+    Powers of four up to 1 MiB, of two above, and the largest itself, or ``MOST_BYTES`` instead; all
+    are multiples of 4. A power that is hardly smaller than the largest is left out.
+    """
+    last = min(-(-largest_bytes // 4) * 4, MOST_BYTES)
+    powers = [4**k for k in range(1, 10)] + [2**k for k in range(20, MOST_BYTES.bit_length())]
+    return (*(size for size in powers if size * 1.25 <= last), last)
 
 
 @dataclass(frozen=True)
@@ -125,10 +157,50 @@ def suiting(
     return agreed
 
 
+def priced(communicator: Communicator, cluster: Cluster, collective: str, told: Options) -> Prices:
+    """Return what is expected of each algorithm before it is measured; rank 0's, on every rank.
+
+    Args:
+        communicator: the ranks; all of them must call this.
+        cluster: the links.
+        collective: such as ``"all_reduce"``.
+        told: the options to measure with, of :func:`suiting`.
+    """
+    found: Prices = {}
+    if communicator.rank == 0:
+        found = prices(cluster, collective, told)
+    agreed: Prices = communicator.broadcast_object(found)
+    return agreed
+
+
+def prices(cluster: Cluster, collective: str, told: Options) -> Prices:
+    """Return the price of each algorithm with the options it is measured with; see :func:`priced`.
+
+    The backend's own stands with the cheapest of the others, where there are any.
+    """
+    found = {
+        name: {
+            size: float(schedule_cost(cluster, collective, name).fixed(options)(size))
+            for size, options in by_size.items()
+        }
+        for name, by_size in told.items()
+        if name != NATIVE
+    }
+    if found and NATIVE in told:
+        everywhere = {size for by_size in found.values() for size in by_size}
+        found[NATIVE] = {
+            size: min(by_size[size] for by_size in found.values() if size in by_size)
+            for size in told[NATIVE]
+            if size in everywhere
+        }
+    return found
+
+
 def measure_curves(
     communicator: Communicator,
     collective: str,
     options: Options,
+    expected: Prices,
     *,
     budget_s: float,
     shared_clock: bool,
@@ -140,6 +212,7 @@ def measure_curves(
         communicator: the ranks; all of them must call this. One rank alone has nothing to measure.
         collective: such as ``"all_reduce"``.
         options: the algorithms to measure, and at every size, a multiple of 4, their options.
+        expected: their prices, see [Note: who is measured].
         budget_s: about how long to take; the first few sizes are measured whatever they cost.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
@@ -150,19 +223,24 @@ def measure_curves(
     if communicator.world_size == 1:
         return Curves(collective)
     sizes = sorted({size for by_size in options.values() for size in by_size})
-    bench = _Bench(communicator, collective, max(sizes), shared_clock)
+    bench = _Bench(communicator, collective, shared_clock)
     points: Points = {name: {} for name in options}
     for index, nbytes in enumerate(coarse_first(sizes)):
         say(progress, f"{collective} {format_bytes(nbytes)}", index / len(sizes))
         left_s = budget_s - bench.elapsed_s()
         names = [n for n in options if nbytes in options[n] and not hopeless(n, points)]
+        names = promising(names, points, nbytes, expected)
+        once = False
         if index >= ALWAYS_MEASURED:
-            names = affordable(names, points, nbytes, left_s)
+            affording = affordable(names, points, nbytes, left_s, expected)
+            once = not affording
+            names = affording or affordable(names, points, nbytes, left_s, expected, runs=1)
         if not names:
             continue
         here = {name: options[name][nbytes] for name in names}
-        bench.warm_up(nbytes, here)
-        samples_s = bench.sample(nbytes, here, left_s / (len(sizes) - index))
+        samples_s = bench.check(nbytes, here)
+        if not once:
+            samples_s = bench.sample(nbytes, here, left_s / (len(sizes) - index))
         for name in names:
             told = {key: value for key, value in here[name].items() if key != ORDER}
             points[name][nbytes] = CurvePoint(
@@ -174,7 +252,7 @@ def measure_curves(
         curves=tuple(
             _curve(collective, name, curve, options[name]) for name, curve in points.items()
         ),
-        left_out=_left_out(points, options),
+        left_out=_left_out(points, options, expected),
         repetitions=dict(sorted(counts.items())),
     )
 
@@ -188,15 +266,13 @@ def coarse_first(sizes: Sequence[int]) -> list[int]:
 class _Bench:
     """Runs collectives on one buffer and gathers when each rank started and ended."""
 
-    def __init__(
-        self, communicator: Communicator, collective: str, largest: int, shared_clock: bool
-    ) -> None:
+    def __init__(self, communicator: Communicator, collective: str, shared_clock: bool) -> None:
         self._communicator = communicator
         self._collective = collective
         self._root = (0,) if conditions(collective).rooted else ()
         self._shared_clock = shared_clock
         self._device = device_of(communicator)
-        self._buffer = torch.zeros(largest // 4, device=self._device)
+        self._buffer = torch.zeros(0, device=self._device)
         self._start_s = time.perf_counter()
 
     def elapsed_s(self) -> float:
@@ -204,19 +280,24 @@ class _Bench:
         seconds: float = self._communicator.broadcast_object(time.perf_counter() - self._start_s)
         return seconds
 
-    def warm_up(self, nbytes: int, options: Mapping[str, Mapping[str, Any]]) -> None:
-        """Run each algorithm once and check its result.
+    def check(
+        self, nbytes: int, options: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, list[float]]:
+        """Run each algorithm once and check its result; return the durations in seconds.
+
+        The first run of a short message warms up; its duration says little.
 
         Raises:
             CalibrationError: it is wrong, on whichever rank.
         """
-        view = self._buffer[: nbytes // 4]
+        view = self._view(nbytes)
         size, rank = self._communicator.world_size, self._communicator.rank
         pattern = Pattern(self._collective, view.numel(), "float32", rank, size)
         wrong = []
+        stamps: dict[str, _Stamps] = {}
         for name, told in options.items():
             view.copy_(pattern.input())
-            self._run(view, name, told)
+            stamps[name] = [self._run(view, name, told)]
             if pattern.wrong(view.cpu()):
                 wrong.append(name)
         # Zeros stay zeros, however often they are summed.
@@ -227,12 +308,13 @@ class _Bench:
                 f"{self._collective} ({bad[0]}) of {nbytes} bytes returned a wrong result; do not "
                 "train with it: leave it out with algorithms=..., and report it"
             )
+        return self._gather(stamps)
 
     def sample(
         self, nbytes: int, options: Mapping[str, Mapping[str, Any]], budget_s: float
     ) -> dict[str, list[float]]:
         """Run the algorithms in turns for about ``budget_s``; return the durations in seconds."""
-        view = self._buffer[: nbytes // 4]
+        view = self._view(nbytes)
         samples_s: dict[str, list[float]] = {name: [] for name in options}
         until_s = self.elapsed_s() + budget_s
         count = 0
@@ -245,6 +327,12 @@ class _Bench:
             for name, more_s in self._gather(stamps).items():
                 samples_s[name].extend(more_s)
         return samples_s
+
+    def _view(self, nbytes: int) -> torch.Tensor:
+        """Return a buffer of that size. A size that is never measured takes no memory."""
+        if nbytes // 4 > self._buffer.numel():
+            self._buffer = torch.zeros(nbytes // 4, device=self._device)
+        return self._buffer[: nbytes // 4]
 
     def _run(
         self, view: torch.Tensor, name: str, options: Mapping[str, Any]
@@ -297,29 +385,54 @@ def _ratio_if_hopeless(name: str, points: Points) -> float | None:
     return ratios[1] if len(ratios) == 2 and HOPELESS < ratios[0] <= ratios[1] else None
 
 
-def affordable(names: Sequence[str], points: Points, nbytes: int, left_s: float) -> list[str]:
+def promising(names: Sequence[str], points: Points, nbytes: int, expected: Prices) -> list[str]:
+    """Return those of ``names`` that stand a chance at ``nbytes``; see [Note: who is measured]."""
+    if nbytes < HOPELESS_FROM_BYTES:
+        return list(names)
+    here_s = {n: _expected_s(points[n], nbytes, expected.get(n, {})) for n in names}
+    best_s = min(here_s.values(), default=0.0)
+    return [name for name in names if here_s[name] <= CHANCE * best_s]
+
+
+def affordable(
+    names: Sequence[str],
+    points: Points,
+    nbytes: int,
+    left_s: float,
+    expected: Prices | None = None,
+    *,
+    runs: int = _RUNS,
+) -> list[str]:
     """Return the fastest of ``names``, as many as may be measured at ``nbytes``.
 
-    The fewest repetitions may take ``SIZE_SHARE`` of the time left, so that one large size does
-    not starve the others.
+    Their ``runs`` may take ``SIZE_SHARE`` of the time left, so that one large size does not starve
+    the others.
     """
-    expected_s = {name: _expected_s(points[name], nbytes) for name in names}
+    expected_s = {n: _expected_s(points[n], nbytes, (expected or {}).get(n, {})) for n in names}
     chosen = sorted(names, key=lambda name: expected_s[name])
-    # Warm-up and check take about as long as one more repetition each.
-    while chosen and (FEWEST_REPETITIONS + 2) * sum(expected_s[n] for n in chosen) > max(
-        left_s * SIZE_SHARE, 0.0
-    ):
+    while chosen and runs * sum(expected_s[n] for n in chosen) > max(left_s * SIZE_SHARE, 0.0):
         chosen.pop()
     return [name for name in names if name in chosen]
 
 
-def _expected_s(curve: Mapping[int, CurvePoint], nbytes: int) -> float:
-    """Extrapolate from the nearest size: flat up to ``FLAT_BYTES``, proportional above."""
-    near = min(curve, key=lambda size: abs(math.log(size / nbytes)))
+def _expected_s(
+    curve: Mapping[int, CurvePoint], nbytes: int, price_s: Mapping[int, float] | None = None
+) -> float:
+    """Return what a size is expected to take, by the nearest one measured and by the prices.
+
+    Without prices, a message takes the same up to ``FLAT_BYTES``, and proportionally more above.
+    """
+    price_s = price_s or {}
+    near = min(curve, key=lambda size: abs(math.log(size / nbytes)), default=0)
+    if nbytes in price_s and near < HOPELESS_FROM_BYTES <= nbytes:
+        # What starting up takes says nothing about long messages.
+        return price_s[nbytes]
+    if nbytes in price_s and price_s.get(near, 0.0) > 0:
+        return _typical_s(curve[near]) * price_s[nbytes] / price_s[near]
     return _typical_s(curve[near]) * max(nbytes, FLAT_BYTES) / max(near, FLAT_BYTES)
 
 
-def _left_out(points: Points, options: Options) -> dict[str, str]:
+def _left_out(points: Points, options: Options, expected: Prices | None = None) -> dict[str, str]:
     reasons = {}
     for name, curve in points.items():
         sizes = options[name]
@@ -327,6 +440,10 @@ def _left_out(points: Points, options: Options) -> dict[str, str]:
         if missing:
             ratio = _ratio_if_hopeless(name, points)
             why = f"{ratio:.1f} times the best" if ratio is not None else "time budget"
+            if ratio is None and name not in promising(
+                [*points], points, missing[-1], expected or {}
+            ):
+                why = "no chance by price"
             reasons[name] = f"{len(missing)} of {len(sizes)} sizes ({why})"
     return reasons
 
