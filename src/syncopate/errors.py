@@ -81,6 +81,10 @@ class PlanError(SyncopateError):
     exit_code = 2
 
 
+class PredictionError(SyncopateError):
+    """A prediction below the physical bound: a bug in prices, and no plan to be followed."""
+
+
 class CalibrationError(SyncopateError):
     """Measurements that cannot be turned into a cluster or a workload."""
 

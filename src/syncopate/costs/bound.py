@@ -5,54 +5,120 @@ To all-reduce n bytes over u units, each unit has to send at least ``2 (u-1)/u n
 groups that its links join, and an iteration takes at least as long as its computation:
 
     bound = max(compute, max over levels of 2 (u-1)/u n / bandwidth)
+
+[Note: line rate] The rate of a line is that of the level's links, which calibration measures by
+long messages between pairs. Collectives correct it only where an algorithm's long ones, the median
+of them and bursts allowed for, were faster than the links by more than ``FASTER``: when ranks share
+memory, or switches add. Differences between two sizes say nothing about it; between neighbouring
+ones they are noise. Short collectives say how much may pass faster than the line, in a burst, once.
 """
 
 from __future__ import annotations
 
 import math
-
-import numpy as np
+import statistics
 
 from syncopate.cluster import Cluster
-from syncopate.costs.functions import CurveCost
-from syncopate.units import MIB
+from syncopate.costs.remembered import remembered
+from syncopate.errors import InvalidValueError, PredictionError
+from syncopate.schedules.conditions import Place, conditions
+from syncopate.units import MIB, format_seconds
 from syncopate.workload import Workload
 
-_LONG_BYTES = MIB
+FASTER = 0.1
+"""A measured collective contradicts the rate of the links if it is faster by this share."""
+
+LONG_BYTES = MIB
+"""From this size on a collective says something about line rate; see [Note: line rate]."""
+
+_ROUNDING = 1e-9
 
 
-def wire_bytes(world_size: int, nbytes: float) -> float:
-    """Return the bytes each of ``world_size`` units must send to all-reduce ``nbytes``."""
-    return 2 * (world_size - 1) / world_size * nbytes
+def wire_bytes(world_size: int, nbytes: float, collective: str = "all_reduce") -> float:
+    """Return the bytes that the busiest of ``world_size`` units must send or receive at least.
+
+    Args:
+        world_size: units, as many as take part; >= 1.
+        nbytes: the total buffer.
+        collective: such as ``"all_reduce"``.
+
+    Raises:
+        UnknownNameError: no such collective.
+    """
+    found = conditions(collective)
+    if world_size == 1:
+        return 0.0
+    if found.rooted:
+        return nbytes
+    ways = 2 if Place.SHARD not in (found.start, found.end) else 1
+    return ways * (world_size - 1) / world_size * nbytes
 
 
-def wire_s(cluster: Cluster, nbytes: float) -> float:
-    """Return the least time in which ``nbytes`` can be all-reduced on ``cluster``.
+def line_s_per_byte(cluster: Cluster, collective: str = "all_reduce") -> float:
+    """Return what a collective takes per byte at the line rate of the cluster's links, at least.
 
-    A calibrated cluster may have measured an all-reduce faster than its link probes allow, as when
-    ranks share memory; then its fastest measured rate is the line rate.
+    Raises:
+        UnknownNameError: no such collective.
     """
     units, seconds = 1, 0.0
     for level in reversed(cluster.levels):
         units *= level.size
         if level.size > 1:
-            seconds = max(seconds, wire_bytes(units, nbytes) * level.byte_time_s)
-    return min(seconds, nbytes * _measured_s_per_byte(cluster))
+            seconds = max(seconds, wire_bytes(units, 1.0, collective) * level.byte_time_s)
+    return seconds
 
 
-def _measured_s_per_byte(cluster: Cluster) -> float:
-    """Return the least time per byte of any measured all-reduce; infinite when none was."""
-    rates = [math.inf]
-    for curve in cluster.curves:
-        if curve.collective == "all_reduce":
-            if curve.points[-1].nbytes >= _LONG_BYTES:
-                # Beyond the largest size a message approaches the slope of the curve's end, which
-                # between short ones is noise.
-                rates.append(float(CurveCost(curve).pieces.slope_s_per_byte[-1]))
-            rates += [float(np.median(p.samples_s)) / p.nbytes for p in curve.points if p.nbytes]
-    return min(rates)
+def wire_s(cluster: Cluster, nbytes: float) -> float:
+    """Return the least time in which ``nbytes`` can be all-reduced on ``cluster``.
+
+    See [Note: line rate].
+    """
+    s_per_byte, burst_bytes, burst_s = _line(cluster)
+    beyond_s = burst_s + s_per_byte * (nbytes - burst_bytes)
+    return max(min(s_per_byte * nbytes, beyond_s), 0.0)
+
+
+@remembered
+def _line(cluster: Cluster) -> tuple[float, float, float]:
+    """Return the seconds per byte at line rate, and the size and time of the largest burst."""
+    line = line_s_per_byte(cluster)
+    curves = [curve for curve in cluster.curves if curve.collective == "all_reduce"]
+    lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+    for curve in curves:
+        long = [p for p in curve.points if p.nbytes >= LONG_BYTES]
+        if long:
+            shown = statistics.median((p.expected_s + lag_s) / p.nbytes for p in long)
+            contradicted = shown < (1 - FASTER) * line_s_per_byte(cluster)
+            line = min(line, shown) if contradicted else line
+    points = [p for curve in curves for p in curve.points]
+    short = [(p.nbytes, p.expected_s) for p in points if p.nbytes < LONG_BYTES]
+    size, seconds = max(short, key=lambda p: line * p[0] - p[1], default=(0, 0.0))
+    return line, float(size), seconds
 
 
 def iteration_bound_s(workload: Workload, cluster: Cluster) -> float:
     """Return the physical bound of one training iteration in seconds."""
     return max(workload.compute_s, wire_s(cluster, workload.nbytes))
+
+
+def require_possible(iteration_s: float, bound_s: float, what: str) -> None:
+    """Refuse a prediction below the physical bound.
+
+    Args:
+        iteration_s: the prediction.
+        bound_s: of :func:`iteration_bound_s`.
+        what: whose prediction.
+
+    Raises:
+        PredictionError: it is below the bound.
+        InvalidValueError: it is no duration.
+    """
+    if not (math.isfinite(iteration_s) and iteration_s >= 0):
+        raise InvalidValueError("predicted iteration", iteration_s, "a finite duration in seconds")
+    if iteration_s < bound_s * (1 - _ROUNDING):
+        raise PredictionError(
+            f"{what} is predicted to take {format_seconds(iteration_s)} per iteration, less than "
+            f"the {format_seconds(bound_s)} that computation and the network take at least; this "
+            "is a bug in the costs it was priced with: calibrate again, or report it with the "
+            "cluster and the workload"
+        )

@@ -28,30 +28,48 @@ def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, .
     Returns:
         Lines with no start-up; none on a cluster of one level, whose ranks share nothing.
     """
-    return _lines(schedule, cluster.levels, cluster.placement)
+    if len(cluster.levels) == 1 or not len(schedule.table):
+        return ()
+    busy = _busy(schedule, cluster.levels, cluster.placement)
+    # Level 0 joins single ranks, whose ports the longest path already counts.
+    return tuple(
+        LinearFit(a_s=0.0, b_s_per_byte=s_per_byte)
+        for level, s_per_byte in zip(cluster.levels[1:], busy[1:], strict=True)
+        if level.size > 1
+    )
+
+
+def busiest_s_per_byte(schedule: Schedule, cluster: Cluster) -> float:
+    """Return how long the busiest link of any level, single ranks' included, takes for a byte.
+
+    No execution of the schedule is faster than this times the buffer, in whatever order messages
+    leave: they all have to pass that link.
+    """
+    if not len(schedule.table):
+        return 0.0
+    return max(_busy(schedule, cluster.levels, cluster.placement))
 
 
 @lru_cache(maxsize=256)
-def _lines(
+def _busy(
     schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
-) -> tuple[LinearFit, ...]:
+) -> tuple[float, ...]:
+    """Return per level the seconds that its busiest link needs for a byte of the buffer."""
     table = schedule.table
-    if len(levels) == 1 or not len(table):
-        return ()
     src, dst = table.src.astype(np.int64), table.dst.astype(np.int64)
     share = (table.stop - table.start) / schedule.chunks
     apart = levels_apart(levels, placement, src, dst)
     position = np.argsort(placement) if placement else np.arange(schedule.world_size)
-    lines = []
+    found = []
     unit_ranks = 1
     for index, level in enumerate(levels):
-        # Level 0 joins single ranks, whose ports the longest path already counts.
-        if index and level.size > 1:
+        leaving = 0.0
+        if level.size > 1:
             here, there = position[src] // unit_ranks, position[dst] // unit_ranks
             leaving = _busiest(here, there, share, apart >= index)
-            lines.append(LinearFit(a_s=0.0, b_s_per_byte=leaving * level.byte_time_s))
+        found.append(leaving * level.byte_time_s)
         unit_ranks *= level.size
-    return tuple(lines)
+    return tuple(found)
 
 
 def _busiest(src: IntArray, dst: IntArray, share: FloatArray, crossing: np.ndarray) -> float:

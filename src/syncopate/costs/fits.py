@@ -31,6 +31,42 @@ def isotonic(seconds: ArrayLike, weights: ArrayLike) -> FloatArray:
     return np.maximum.accumulate(pooled.x)
 
 
+def tail_slope(nbytes: FloatArray, seconds: FloatArray) -> float:
+    """Return the seconds per byte with which a curve goes on beyond its largest size.
+
+    The slope of a line through the points within a factor of ``TAIL`` of the largest size, four at
+    least, by least squares of relative residuals. Points farther from the line than their
+    neighbours count for less (Huber's weights), so that one straggler does not tilt it. Two
+    neighbouring points of a dense curve differ by little more than noise; many points do not.
+
+    Args:
+        nbytes: shape (n,), n >= 2, strictly ascending.
+        seconds: shape (n,), >= 0.
+    """
+    first = min(int(np.searchsorted(nbytes, nbytes[-1] / TAIL)), max(len(nbytes) - 4, 0))
+    largest, longest = float(nbytes[-1]), float(seconds[first:].max())
+    if longest == 0:
+        return 0.0
+    x, y = nbytes[first:] / largest, seconds[first:] / longest
+    # A duration of zero is below the clock's resolution; it must not get an infinite weight.
+    relative = 1 / np.maximum(y, 1e-3) ** 2
+    weights, slope = relative, 0.0
+    for _ in range(_REWEIGHTED):
+        x0, y0 = np.average(x, weights=weights), np.average(y, weights=weights)
+        slope = float((weights * (x - x0)) @ (y - y0) / ((weights * (x - x0)) @ (x - x0)))
+        residual = np.abs(y - y0 - slope * (x - x0)) * np.sqrt(relative)
+        reach = max(_HUBER * 1.4826 * float(np.median(residual)), 1e-12)
+        weights = relative * reach / np.maximum(residual, reach)
+    return slope * longest / largest
+
+
+TAIL = 64.0
+"""What lies further below a curve's largest size says nothing about how it goes on."""
+
+_REWEIGHTED = 8
+_HUBER = 1.345
+
+
 def fit_linear(
     nbytes: Sequence[float] | FloatArray, seconds: Sequence[float] | FloatArray
 ) -> LinearFit:

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.fits import isotonic
-from syncopate.costs.pieces import FloatArray, Pieces, lower_envelope
+from syncopate.costs.fits import isotonic, tail_slope
+from syncopate.costs.pieces import FloatArray, Pieces, highest, lower_envelope
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 Ranges = Sequence[tuple[float, Mapping[str, Any]]]
@@ -43,6 +43,11 @@ class CostFunction(Protocol):
         """The options with which the algorithm costs this, by size."""
         ...
 
+    @property
+    def least_s_per_byte(self) -> float:
+        """What every byte keeps the link busy for; 0.0 when unknown."""
+        ...
+
     def __call__(self, nbytes: ArrayLike) -> FloatArray:
         """Return seconds for messages of ``nbytes``, of the same shape."""
         ...
@@ -64,6 +69,7 @@ class PiecewiseCost:
     """
 
     option_ranges: Ranges = ((math.inf, {}),)
+    least_s_per_byte: float = 0.0
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces = pieces
@@ -92,6 +98,18 @@ class PiecewiseCost:
         return self
 
 
+def startup_part_s(cost: CostFunction, sizes: Sequence[float], duration_s: float) -> float:
+    """Return how much of a bucket's duration is start-up, in which its channel's link is free.
+
+    Args:
+        cost: of the bucket's algorithm.
+        sizes: bytes of each dtype; each that is not empty starts up once.
+        duration_s: what the bucket takes. What its bytes need on the link is no start-up.
+    """
+    startup_s = cost.startup_s * sum(size > 0 for size in sizes)
+    return min(startup_s, max(duration_s - cost.least_s_per_byte * sum(sizes), 0.0))
+
+
 class LinearCost(PiecewiseCost):
     """``T(n) = a + b n`` for n > 0 (MG-WFBP, Eq. 9).
 
@@ -109,6 +127,9 @@ class LinearCost(PiecewiseCost):
         self.fit = fit
 
 
+_TELLING = 4
+"""From so many points on, a level end is told from noise."""
+
 FREE = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
 """What every collective costs one rank alone: nothing."""
 
@@ -119,31 +140,36 @@ class CurveCost(PiecewiseCost):
     The expected duration of each size stands for it (``CurvePoint.expected_s``, in which a
     straggling sample counts for little). Durations that decrease with the size are noise; isotonic
     regression pools them, weighted by their sample counts. Below the smallest measured size the
-    curve is flat; beyond the largest it goes on as the last two points do, or, where those were
-    pooled to one level, with the slope of the curve's linear fit.
+    curve is flat. It is believed where it was measured; beyond the largest size it goes on with the
+    slope of its upper part (:func:`~syncopate.costs.fits.tail_slope`), or, where a few points were
+    pooled to one level, with that of its linear fit, and costs no less than ``beyond`` says.
 
     Options are those of the nearest measured size, by ratio; a curve knows of no others.
 
     Args:
         curve: the measurement.
+        beyond: what sizes larger than any measured one cost at least; None where nothing is known.
     """
 
-    def __init__(self, curve: CollectiveCurve) -> None:
+    def __init__(self, curve: CollectiveCurve, beyond: Pieces | None = None) -> None:
         sizes = np.array([point.nbytes for point in curve.points], float)
-        expected_s = [point.expected_s for point in curve.points]
+        expected_s = np.array([point.expected_s for point in curve.points])
         counts = [float(len(point.samples_s)) for point in curve.points]
         seconds = isotonic(expected_s, counts)
         chords = np.diff(seconds) / np.diff(sizes)
-        beyond = chords[-1] if len(chords) and chords[-1] > 0 else curve.fit.b_s_per_byte
-        slopes = np.concatenate(([0.0], chords, [beyond]))
+        slope = 0.0
+        if len(sizes) >= _TELLING or (len(chords) and chords[-1] > 0):
+            slope = tail_slope(sizes, expected_s)
+        slopes = np.concatenate(([0.0], chords, [slope if slope > 0 else curve.fit.b_s_per_byte]))
         anchors = np.concatenate((sizes[:1], sizes))
         levels = np.concatenate((seconds[:1], seconds))
         uppers = np.concatenate((sizes, [np.inf]))
         # A measurement of zero bytes is the start-up alone: it has no piece below it.
         first = 1 if sizes[0] == 0 else 0
-        super().__init__(
-            Pieces.of(uppers[first:], (levels - slopes * anchors)[first:], slopes[first:])
-        )
+        pieces = Pieces.of(uppers[first:], (levels - slopes * anchors)[first:], slopes[first:])
+        if beyond is not None:
+            pieces = pieces.up_to(float(sizes[-1]), highest([pieces, beyond]))
+        super().__init__(pieces)
         self.curve = curve
         self.option_ranges = _measured_options(curve)
 
@@ -199,6 +225,25 @@ class VariantCost(PiecewiseCost):
         return self._price(options)
 
 
+class _HeldCost(PiecewiseCost):
+    """A cost that is at least so many seconds per byte."""
+
+    def __init__(self, cost: CostFunction, least_s_per_byte: float) -> None:
+        super().__init__(cost.pieces.at_least(least_s_per_byte))
+        self._cost = cost
+        self._held: dict[int, tuple[CostFunction, _HeldCost]] = {id(cost): (cost, self)}
+        self.option_ranges = cost.option_ranges
+        self.least_s_per_byte = least_s_per_byte
+
+    def fixed(self, options: Mapping[str, Any]) -> CostFunction:
+        """Return the cost with the same options at every size."""
+        cost = self._cost.fixed(options)
+        if id(cost) not in self._held:
+            # The cost is kept, so that its id stays its own.
+            self._held[id(cost)] = (cost, _HeldCost(cost, self.least_s_per_byte))
+        return self._held[id(cost)][1]
+
+
 class Contract(NamedTuple):
     """What carries a bucket, and for how much.
 
@@ -218,6 +263,8 @@ class Envelope(PiecewiseCost):
 
     Args:
         costs: algorithm name -> its cost; at a tie the name that stands first wins.
+        least_s_per_byte: what every byte costs whatever the algorithm. Which algorithm is the
+            cheapest does not depend on it.
 
     Example:
         >>> from syncopate.cluster import LinearFit
@@ -228,11 +275,16 @@ class Envelope(PiecewiseCost):
         ('binary_tree', 'ring')
     """
 
-    def __init__(self, costs: Mapping[str, CostFunction]) -> None:
+    def __init__(self, costs: Mapping[str, CostFunction], least_s_per_byte: float = 0.0) -> None:
         if not costs:
             raise InvalidValueError("costs of an envelope", dict(costs), "at least one algorithm")
+        self._alone: dict[str, CostFunction] = dict(costs)
         self.costs: dict[str, CostFunction] = dict(costs)
-        super().__init__(lower_envelope([cost.pieces for cost in self.costs.values()]))
+        if least_s_per_byte:
+            self.costs = {n: _HeldCost(cost, least_s_per_byte) for n, cost in costs.items()}
+        pieces = lower_envelope([cost.pieces for cost in costs.values()])
+        super().__init__(pieces.at_least(least_s_per_byte))
+        self.least_s_per_byte = least_s_per_byte
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -255,13 +307,18 @@ class Envelope(PiecewiseCost):
             raise UnknownNameError("algorithm", algorithm, self.costs, "the costs of this cluster")
         return self.costs[algorithm]
 
+    def at_least(self, s_per_byte: float) -> Envelope:
+        """Return these costs where every byte takes at least so long, whatever the algorithm."""
+        return Envelope(self._alone, s_per_byte)
+
     def only(self, algorithm: str) -> Envelope:
         """Return the envelope of one algorithm alone.
 
         Raises:
             UnknownNameError: this cluster has no cost for it.
         """
-        return Envelope({algorithm: self.of(algorithm)})
+        self.of(algorithm)
+        return Envelope({algorithm: self._alone[algorithm]}, self.least_s_per_byte)
 
     def bucket(self, nbytes_by_dtype: Sequence[float]) -> Contract:
         """Return the cheapest algorithm of a bucket, its options and its seconds.
@@ -276,9 +333,8 @@ class Envelope(PiecewiseCost):
         if len(nbytes_by_dtype) == 1:
             name = self.best(largest)
             return Contract(name, self.costs[name].options(largest), float(self(largest)))
-        seconds = {
-            name: float(cost(np.asarray(nbytes_by_dtype, float)).sum())
-            for name, cost in self.costs.items()
-        }
-        name = min(seconds, key=seconds.__getitem__)
+        sizes = np.asarray(nbytes_by_dtype, float)
+        seconds = {name: float(cost(sizes).sum()) for name, cost in self.costs.items()}
+        alone = {name: float(cost(sizes).sum()) for name, cost in self._alone.items()}
+        name = min(seconds, key=lambda name: (seconds[name], alone[name]))
         return Contract(name, self.costs[name].options(largest), seconds[name])

@@ -3,6 +3,21 @@
 A calibrated cluster is believed: where it has measured curves of a collective, they are its costs.
 A cluster written by hand has none, and its costs are the prices of the registry's schedules, each
 with the options that suit the cluster and the size (:func:`variants`).
+
+[Note: beyond the samples] A curve is believed where it was measured, and only there. Beyond its
+largest sample a curve's own extrapolation counts only above what is known otherwise:
+
+* The bytes that the schedule puts on the busiest link take their time at line rate; for the
+  backend's own, whose schedule nobody knows, the fewest bytes that the collective needs.
+* The schedule's price, where all samples are short (less than ``LONG_BYTES``) and say nothing about
+  bytes, or where another algorithm was measured further: that one was worth measuring. For a fair
+  comparison prices are raised by as much as the others took more than theirs, and by
+  ``UNMEASURED``, so that what was measured is left only for a gain beyond noise.
+* Without a price, the cheapest of those that were measured further, and ``UNMEASURED``.
+
+[Note: in training] Collectives follow one another, and what passes one link in a burst passes it
+once. So in training every byte takes its share of the physical bound at least (``bound.py``),
+however fast one short collective alone was measured.
 """
 
 from __future__ import annotations
@@ -11,9 +26,10 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from syncopate.cluster import Cluster, LinearFit
+from syncopate.cluster import Cluster, CollectiveCurve, LinearFit
 from syncopate.costs.blocks import PIPELINES
-from syncopate.costs.congestion import congestion_lines
+from syncopate.costs.bound import LONG_BYTES, line_s_per_byte, wire_s
+from syncopate.costs.congestion import busiest_s_per_byte, congestion_lines
 from syncopate.costs.execution import execution_cost
 from syncopate.costs.functions import (
     FREE,
@@ -23,10 +39,12 @@ from syncopate.costs.functions import (
     PiecewiseCost,
     VariantCost,
 )
-from syncopate.costs.pieces import Pieces
+from syncopate.costs.pieces import Pieces, highest, lower_envelope
 from syncopate.costs.price import price_lines
 from syncopate.costs.remembered import remembered
-from syncopate.errors import UnknownNameError
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.schedules.base import Schedule
+from syncopate.schedules.options import ORDER
 from syncopate.schedules.registry import (
     ALGORITHMS,
     NATIVE,
@@ -43,6 +61,9 @@ quarter more, and one within a factor of the square root of two at most 6%."""
 
 NEAR = 0.03
 """Prices of pipelines closer than this share are not told apart."""
+
+UNMEASURED = 0.05
+"""An algorithm that was not measured where others were has to be cheaper by this share."""
 
 _SHORTEST_BLOCK_BYTES = 64 * KIB
 
@@ -66,6 +87,22 @@ def collective_costs(
 
 
 @remembered
+def training_costs(cluster: Cluster, nbytes: int, names: tuple[str, ...] | None = None) -> Envelope:
+    """Return what all-reduces cost in iterations that carry ``nbytes``; see [Note: in training].
+
+    Args:
+        cluster: the machines.
+        nbytes: of all gradients together.
+        names: the algorithms wanted; as for :func:`collective_costs`.
+
+    Raises:
+        UnknownNameError: an algorithm that was neither measured nor can be priced.
+    """
+    share = wire_s(cluster, nbytes) / nbytes if nbytes else 0.0
+    return collective_costs(cluster, names=names).at_least(share)
+
+
+@remembered
 def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
     registered = algorithms(collective)
     measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
@@ -81,10 +118,75 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
         if cluster.world_size == 1:
             costs[name] = FREE
         elif measured:
-            costs[name] = CurveCost(measured[name])
+            costs[name] = _curve_costs(cluster, collective)[name]
         else:
             costs[name] = schedule_cost(cluster, collective, name)
     return Envelope(costs)
+
+
+@remembered
+def _curve_costs(cluster: Cluster, collective: str) -> dict[str, CurveCost]:
+    """Return the costs of all measured algorithms; see [Note: beyond the samples]."""
+    curves = {c.algorithm: c for c in cluster.curves if c.collective == collective}
+    schedules = {name: _schedule(cluster, curve) for name, curve in curves.items()}
+    furthest = max(map(_end, curves.values()))
+    found: dict[str, CurveCost] = {}
+    factor = 0.0
+    # Those measured further come first: the others are held to them.
+    for name in sorted(curves, key=lambda name: -_end(curves[name])):
+        curve, schedule = curves[name], schedules[name]
+        limits = [_at_line_rate(cluster, collective, schedule)]
+        if _end(curve) == furthest:
+            if schedule is not None and furthest < LONG_BYTES:
+                limits.append(_pieces(schedule, cluster))
+        elif schedule is not None:
+            factor = factor or _dearer(cluster, found, schedules)
+            limits.append(_pieces(schedule, cluster).times(factor))
+        else:
+            further = [cost.pieces for cost in found.values() if cost.sizes[-1] > _end(curve)]
+            limits.append(lower_envelope(further).times(1 + UNMEASURED))
+        found[name] = CurveCost(curve, highest(limits))
+    return found
+
+
+def _at_line_rate(cluster: Cluster, collective: str, schedule: Schedule | None) -> Pieces:
+    """Return the time that the bytes of a schedule need on the busiest link; None is unknown."""
+    if schedule is None:
+        return Pieces.of([math.inf], [0.0], [line_s_per_byte(cluster, collective)])
+    return Pieces.of([math.inf], [0.0], [busiest_s_per_byte(schedule, cluster)])
+
+
+def _dearer(
+    cluster: Cluster, costs: Mapping[str, CurveCost], schedules: Mapping[str, Schedule | None]
+) -> float:
+    """Return what prices are multiplied with to compare with the curves that go the furthest."""
+    furthest = max(cost.sizes[-1] for cost in costs.values())
+    ratios = []
+    for name, cost in costs.items():
+        schedule = schedules[name]
+        if schedule is not None and cost.sizes[-1] == furthest:
+            price_s = float(_pieces(schedule, cluster)(furthest))
+            if price_s > 0:
+                ratios.append(float(cost(furthest)) / price_s)
+    return (1 + UNMEASURED) * max(1.0, min(ratios, default=1.0))
+
+
+def _end(curve: CollectiveCurve) -> int:
+    return curve.points[-1].nbytes
+
+
+def _schedule(cluster: Cluster, curve: CollectiveCurve) -> Schedule | None:
+    """Return what a curve would run beyond its largest size; None where nobody knows."""
+    if (curve.collective, curve.algorithm) not in ALGORITHMS:
+        return None
+    options: dict[str, Any] = dict(curve.points[-1].options)
+    if curve.order:
+        options[ORDER] = curve.order
+    try:
+        return build(curve.collective, curve.algorithm, cluster.world_size, **options)
+    except (InvalidValueError, UnknownNameError):
+        # Measured by another version, with options that this one does not take.
+        return None
 
 
 @remembered
@@ -169,11 +271,13 @@ def fixed_cost(
         InvalidValueError: no such value of an option.
     """
     schedule = build(collective, algorithm, cluster.world_size, **options)
+    return PiecewiseCost(_pieces(schedule, cluster))
+
+
+def _pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
     if cluster.handling:
-        return PiecewiseCost(execution_cost(schedule, cluster))
-    return PiecewiseCost(
-        highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
-    )
+        return execution_cost(schedule, cluster)
+    return highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
 
 
 def highest_line(lines: Iterable[LinearFit]) -> Pieces:

@@ -1,4 +1,4 @@
-"""Pieces: a piecewise-linear cost as arrays, and the lower envelope of several.
+"""Pieces: a piecewise-linear cost as arrays, and the envelopes of several.
 
 Every cost in Syncopate is piecewise linear in the message size: a fit is one line, a measured curve
 is a chain of chords, the price of a schedule is a maximum of lines, and the cheapest of several
@@ -8,7 +8,7 @@ planner solve its dynamic programme exactly (see ``planning/optimal.py``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -21,6 +21,8 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _ROUNDING = 1e-12
+_SMALLEST_S = float(np.finfo(np.float64).tiny)
+"""Durations below it are rounded to a fixed step, whatever their size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Pieces:
         right = a[1:] + b[1:] * upper[:-1]
         # Intercept and slope of a steep piece cancel, so rounding is relative to both of them.
         terms = np.abs(a) + b * np.append(upper[:-1], 0.0)
-        slack = _ROUNDING * (terms[:-1] + np.abs(a[1:]) + b[1:] * upper[:-1])
+        slack = _ROUNDING * (terms[:-1] + np.abs(a[1:]) + b[1:] * upper[:-1]) + _SMALLEST_S
         if a[0] != 0 or b[0] != 0 or (right < left - slack).any():
             raise InvalidValueError(
                 "pieces of a cost",
@@ -109,6 +111,33 @@ class Pieces:
             raise InvalidValueError("nbytes", np.asarray(nbytes).tolist(), "finite and >= 0")
         return np.asarray(np.searchsorted(self.upper_bytes, sizes, side="left"))
 
+    def at_least(self, s_per_byte: float) -> Pieces:
+        """Return the larger of this and a line through the origin; owners stay."""
+        line = Pieces.of([np.inf], [0.0], [s_per_byte])
+        if line.never_above(self):
+            return self
+        found = highest([self, line])
+        owner = self.owner[np.searchsorted(self.upper_bytes, found.upper_bytes, side="left")]
+        return Pieces(found.upper_bytes, found.intercept_s, found.slope_s_per_byte, owner)
+
+    def times(self, factor: float) -> Pieces:
+        """Return ``factor`` (> 0) times this."""
+        return Pieces(
+            self.upper_bytes, self.intercept_s * factor, self.slope_s_per_byte * factor, self.owner
+        )
+
+    def up_to(self, limit: float, beyond: Pieces) -> Pieces:
+        """Return this for sizes of at most ``limit``, and ``beyond``, nowhere less, for larger."""
+        ends = np.concatenate((self.upper_bytes[self.upper_bytes < limit], [limit]))
+        mine = self.index(ends)
+        rest = np.flatnonzero(beyond.upper_bytes > limit)
+        return Pieces(
+            np.concatenate((ends, beyond.upper_bytes[rest])),
+            np.concatenate((self.intercept_s[mine], beyond.intercept_s[rest])),
+            np.concatenate((self.slope_s_per_byte[mine], beyond.slope_s_per_byte[rest])),
+            np.concatenate((self.owner[mine], beyond.owner[rest])),
+        )
+
     def never_above(self, other: Pieces) -> bool:
         """Return whether this costs at most as much as ``other`` at every size."""
         ends = np.union1d(self.upper_bytes, other.upper_bytes)
@@ -125,8 +154,24 @@ class Pieces:
 def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
     """Return the cheapest of several costs at every size; ``owner`` tells whose each piece is.
 
+    At a tie the cost that stands first wins.
+    """
+    return _envelope(costs, min)
+
+
+def highest(costs: Sequence[Pieces]) -> Pieces:
+    """Return the dearest of several costs at every size; otherwise as :func:`lower_envelope`."""
+    return _envelope(costs, max)
+
+
+_Pick = Callable[[Iterable[float]], float]
+
+
+def _envelope(costs: Sequence[Pieces], pick: _Pick) -> Pieces:
+    """Return the cost that ``pick`` takes at every size.
+
     Between two neighbouring ends of pieces every cost is a line, so the envelope changes hands only
-    at an end or where two lines cross. At a tie the cost that stands first wins.
+    at an end or where two lines cross.
     """
     if not costs:
         raise InvalidValueError("costs of an envelope", (), "at least one")
@@ -137,7 +182,7 @@ def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
         for cost in costs:
             piece = int(np.searchsorted(cost.upper_bytes, high, side="left"))
             lines.append((float(cost.intercept_s[piece]), float(cost.slope_s_per_byte[piece])))
-        for upper, owner in _cheapest_line(lines, low, high):
+        for upper, owner in _picked_line(lines, low, high, pick):
             intercept, slope = lines[owner]
             if rows and rows[-1][1:] == (intercept, slope, owner):
                 rows.pop()
@@ -151,10 +196,10 @@ def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
     )
 
 
-def _cheapest_line(
-    lines: Sequence[tuple[float, float]], low: float, high: float
+def _picked_line(
+    lines: Sequence[tuple[float, float]], low: float, high: float, pick: _Pick
 ) -> list[tuple[float, int]]:
-    """Cut ``(low, high]`` where the cheapest line changes; return each part's end and owner."""
+    """Cut ``(low, high]`` where the picked line changes; return each part's end and owner."""
     cuts = {high}
     for (a, b), (c, d) in combinations(lines, 2):
         if b != d and low < (crossing := (c - a) / (b - d)) < high:
@@ -164,7 +209,7 @@ def _cheapest_line(
     for right in sorted(cuts):
         middle = (left + right) / 2 if right < np.inf else 2 * left + 1.0
         values = [a + b * middle for a, b in lines]
-        owner = values.index(min(values))
+        owner = values.index(pick(values))
         if parts and parts[-1][1] == owner:
             parts.pop()
         parts.append((right, owner))

@@ -9,9 +9,9 @@ import numpy as np
 from msgspec import structs
 
 from syncopate.cluster import Cluster
-from syncopate.costs.bound import iteration_bound_s
+from syncopate.costs.bound import iteration_bound_s, require_possible
 from syncopate.costs.functions import Envelope
-from syncopate.costs.model import collective_costs
+from syncopate.costs.model import training_costs
 from syncopate.errors import InvalidValueError
 from syncopate.plan import NATIVE, Bucket, Plan, Prediction
 from syncopate.planning.problem import DDP_BUCKET_BYTES, Partition, Problem
@@ -43,7 +43,7 @@ def make_plan(
         policy: a name in ``POLICIES``.
         algorithm: use this algorithm for every bucket; by default the cheapest for each.
         threshold_bytes: what the ``threshold`` policy fills a bucket to.
-        costs: all-reduce costs by algorithm; by default those of the cluster.
+        costs: all-reduce costs by algorithm; by default those of the cluster in training.
         channels: concurrent collectives; buckets take the channels in turn.
 
     Returns:
@@ -52,11 +52,12 @@ def make_plan(
     Raises:
         UnknownNameError: no such policy, or no cost for the algorithm; lists those there are.
         InvalidValueError: a threshold or number of channels below 1.
+        PredictionError: the costs promise an iteration below the physical bound.
     """
     row = require_policy(policy)
     if channels < 1:
         raise InvalidValueError("channels", channels, "an integer >= 1")
-    costs = _costs(cluster, algorithm, costs)
+    costs = _costs(workload, cluster, algorithm, costs)
     problem = _problem(workload, costs, threshold_bytes)
     partition = _partition(row, problem, workload, cluster, channels)
     buckets = _buckets(workload, problem, costs, partition, channels)
@@ -88,7 +89,7 @@ def compare(
 
     Args and errors are those of :func:`make_plan`.
     """
-    costs = _costs(cluster, algorithm, costs)
+    costs = _costs(workload, cluster, algorithm, costs)
     return tuple(
         make_plan(
             workload,
@@ -115,28 +116,33 @@ def predict(
         workload: what is computed and made ready.
         buckets: in launch order; together every gradient exactly once.
         cluster: the machines, for interference and the physical bound.
-        costs: all-reduce costs by algorithm; by default those of the cluster.
+        costs: all-reduce costs by algorithm; by default those of the cluster in training.
         order: the plan's order of the ranks.
 
     Raises:
         PlanError: the buckets do not hold the workload's gradients.
         UnknownNameError: a bucket's algorithm has no cost on this cluster.
+        PredictionError: the costs promise an iteration below the physical bound.
     """
-    costs = costs or collective_costs(cluster)
+    costs = costs or training_costs(cluster, workload.nbytes)
     played = play(workload, buckets, costs, cluster.interference, order)
+    bound_s = iteration_bound_s(workload, cluster)
+    require_possible(played.iteration_s, bound_s, f"a plan for {workload.model!r}")
     return Prediction(
         iteration_s=played.iteration_s,
         compute_s=played.compute_s,
         communication_s=played.communication_s,
         exposed_s=played.exposed_s,
-        bound_s=iteration_bound_s(workload, cluster),
+        bound_s=bound_s,
     )
 
 
-def _costs(cluster: Cluster, algorithm: str | None, costs: Envelope | None) -> Envelope:
+def _costs(
+    workload: Workload, cluster: Cluster, algorithm: str | None, costs: Envelope | None
+) -> Envelope:
     if costs is not None:
         return costs if algorithm is None else costs.only(algorithm)
-    return collective_costs(cluster, names=None if algorithm is None else (algorithm,))
+    return training_costs(cluster, workload.nbytes, None if algorithm is None else (algorithm,))
 
 
 def _problem(workload: Workload, costs: Envelope, threshold_bytes: int) -> Problem:

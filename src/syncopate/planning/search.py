@@ -22,7 +22,7 @@ from itertools import pairwise
 import numpy as np
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import Envelope
+from syncopate.costs.functions import Envelope, startup_part_s
 from syncopate.planning.interference import least_disturbing, overlap_pays
 from syncopate.planning.mg_wfbp import mg_wfbp
 from syncopate.planning.problem import Partition, Problem
@@ -113,8 +113,7 @@ class Player:
             if isinstance(cost, Envelope):
                 contract = cost.bucket(sizes)
                 cost = cost.of(contract.algorithm).fixed(contract.options)
-            startup_s = cost.startup_s * sum(size > 0 for size in sizes)
-            self._prices[key] = (duration_s, startup_s)
+            self._prices[key] = (duration_s, startup_part_s(cost, sizes, duration_s))
         return self._prices[key]
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import CostFunction, Envelope
+from syncopate.costs.functions import CostFunction, Envelope, startup_part_s
 from syncopate.costs.pieces import FloatArray
 from syncopate.errors import PlanError
 from syncopate.plan import Bucket
@@ -150,10 +150,10 @@ def _collective(
     cost: CostFunction,
 ) -> Collective:
     sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
-    sent = [nbytes for nbytes in sizes if nbytes]
+    duration_s = float(cost(np.array(sizes, float)).sum())
     return Collective(
         ready_s=max(ready_s[i] for i in indices),
-        duration_s=float(cost(np.array(sizes, float)).sum()),
-        startup_s=cost.startup_s * len(sent),
+        duration_s=duration_s,
+        startup_s=startup_part_s(cost, sizes, duration_s),
         channel=bucket.channel,
     )

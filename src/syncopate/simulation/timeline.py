@@ -7,7 +7,7 @@ from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.costs.functions import Envelope
-from syncopate.costs.model import collective_costs
+from syncopate.costs.model import training_costs
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan
 from syncopate.simulation.iteration import Iteration, play
@@ -32,7 +32,7 @@ def simulate(
         workload: the model's gradients and times.
         plan: what to communicate when; it must be for this workload and this many ranks.
         cluster: the machines.
-        costs: all-reduce costs; by default those of the cluster.
+        costs: all-reduce costs; by default those of the cluster in training.
         iterations: how many to play.
 
     Returns:
@@ -47,7 +47,7 @@ def simulate(
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    costs = costs or collective_costs(cluster)
+    costs = costs or training_costs(cluster, workload.nbytes)
     played = play(workload, plan.buckets, costs, cluster.interference, plan.order)
     pattern = _pattern(workload, plan, played)
     spans: list[Span] = []

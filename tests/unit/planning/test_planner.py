@@ -17,7 +17,7 @@ from syncopate.cluster import (
 )
 from syncopate.costs.functions import Envelope, LinearCost
 from syncopate.costs.model import collective_costs
-from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.errors import InvalidValueError, PlanError, PredictionError, UnknownNameError
 from syncopate.plan import Plan
 from syncopate.planning import POLICIES, compare, make_plan, predict
 from syncopate.simulation import simulate
@@ -234,3 +234,14 @@ def test_the_options_of_a_calibrated_cluster_are_those_measured() -> None:
         assert bucket.options == ({"blocks": 4000} if piped else {})
         assert bucket.all_options(plan.order).get("order") == (plan.order if piped else None)
     assert {bucket.algorithm for bucket in plan.buckets} == {"native", "lp"}
+
+
+def test_costs_that_promise_more_than_the_wire_carries_are_refused() -> None:
+    workload, cluster = layers(9), Cluster.preset("1gbe", 4)
+    costs = Envelope({"ring": LinearCost(LinearFit(a_s=0.0, b_s_per_byte=1e-10))})
+    slow = structs.replace(workload, forward_s=0.0)
+    with pytest.raises(PredictionError, match=r"'layers' is predicted to take .* less than"):
+        make_plan(slow, cluster, costs=costs)
+    plan = make_plan(slow, cluster, algorithm="ring")
+    with pytest.raises(PredictionError, match="calibrate again, or report it"):
+        predict(slow, plan.buckets, cluster, costs)
