@@ -40,8 +40,8 @@ class Channel:
         """Return the number of the next collective, counted from 0 and the same on all ranks."""
         return next(self._numbers)
 
-    def run(self, job: Job, *, background: bool) -> None:
-        """Run ``job`` after those before it.
+    def run(self, job: Job, *, background: bool) -> bool:
+        """Run ``job`` after those before it, unless the channel is closed; say whether it will.
 
         Args:
             job: the collective.
@@ -49,6 +49,8 @@ class Channel:
                 channel is idle.
         """
         with self._changed:
+            if self._closed:
+                return False  # the thread may have ended, and nobody would ever run it
             inline = not (background or self._running or self._jobs)
             if inline:
                 self._running = True
@@ -58,6 +60,7 @@ class Channel:
                 self._changed.notify_all()
         if inline:
             self._finish_running(job)
+        return True
 
     def close(self, timeout_s: float) -> bool:
         """Let the queued jobs finish, then end the thread; say whether it ended in time."""

@@ -36,6 +36,7 @@ from syncopate.schedules import registry
 from syncopate.schedules.options import Option
 
 _STOP_S = 5.0
+_CLOSED = "the communicator is closed"
 _NO_CLUSTER = (
     "a registered algorithm or 'native' while the communicator knows no cluster; call "
     "use_cluster(syncopate.calibrate(communicator)), or load what `syncopate calibrate` wrote"
@@ -346,7 +347,7 @@ class Communicator:
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         if self._closed:
-            raise CollectiveError(request.collective, "the communicator is closed")
+            raise CollectiveError(request.collective, _CLOSED)
         if request.algorithm == registry.AUTO:
             if self._choices is None:
                 raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
@@ -366,7 +367,7 @@ class Communicator:
     ) -> Handle:
         """Hand ``work`` to its channel, and wait for it unless it is to run in the background."""
         if self._closed or self._watch is None:
-            raise CollectiveError(label, "the communicator is closed")
+            raise CollectiveError(label, _CLOSED)
         handle, watch = Handle(), self._watch
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
@@ -386,7 +387,8 @@ class Communicator:
                 error = caught
             handle._finish(started_s, time.perf_counter(), error, completion)
 
-        channel.run(job, background=place.background and not place.queued)
+        if not channel.run(job, background=place.background and not place.queued):
+            raise CollectiveError(label, _CLOSED)
         if not place.background:
             handle.wait()
         return handle

@@ -1,33 +1,58 @@
 """Handshake: one TCP connection between every two ranks of a group, or none at all.
 
-Every rank listens where its peers find it, tells all of them the address and a token of its own,
-calls the ranks below it and answers those above. A caller says which rank it is and repeats the
-token; who does not is turned away.
+Every rank listens where its peers find it, tells all of them the address and a number that it drew,
+calls the ranks below it and answers those above. All calls and all answers go on at once, so that
+nobody who connects and says nothing keeps a rank waiting. Who may connect is for
+:mod:`syncopate.collectives.admission` to say.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import hmac
+import logging
 import os
+import select
 import socket
-import struct
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
+from syncopate.collectives import transport
 from syncopate.collectives.address import own_address
+from syncopate.collectives.admission import WELCOME_BYTES, Admission, Secret, secret_of
+from syncopate.collectives.sockets import listener
 
-_CONNECT_S = 10.0
-_HELLO = struct.Struct("<16sI")
+CONNECT_S = 10.0
+"""How long the ranks take at most to connect."""
+
+_ATTEMPTS = 5
+_AGAIN_S = 0.1
+_POLL_S = 0.1
+_NAMED = 3
+_log = logging.getLogger("syncopate")
 
 
 class Address(NamedTuple):
-    """Where a rank listens, and the token that a caller has to repeat."""
+    """Where a rank listens, and the number that callers have to know."""
 
     host: str
     port: int
-    token: bytes
+    nonce: bytes
+
+
+class Met(NamedTuple):
+    """What came of a handshake.
+
+    Attributes:
+        found: the connection to every rank that was reached; they do not block.
+        faults: a sentence about every other rank.
+    """
+
+    found: dict[int, socket.socket]
+    faults: list[str]
 
 
 def connections(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.socket] | None:
@@ -38,54 +63,182 @@ def connections(group: dist.ProcessGroup, timeout_s: float) -> dict[int, socket.
         timeout_s: how long to wait for a rank.
 
     Returns:
-        The socket of every other rank; None on every rank where some pair could not connect.
+        The socket of every other rank; None on every rank where some pair could not connect, which
+        the group's first rank logs.
 
     Raises:
         RuntimeError: a rank did not come.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
-    found: dict[int, socket.socket] = {}
-    deadline_s = time.monotonic() + min(timeout_s, _CONNECT_S)
-    with socket.create_server(("", 0), backlog=world_size) as server:
-        mine = Address(own_address(), server.getsockname()[1], os.urandom(16))
-        addresses: list[Any] = [None] * world_size
-        dist.all_gather_object(addresses, mine, group=group)
-        try:
-            for peer in range(rank):
-                found[peer] = call(addresses[peer], rank, deadline_s)
-            while len(found) < world_size - 1:
-                peer, caller = answer(server, mine.token, deadline_s)
-                found[peer] = caller
-            connected = sorted([*found, rank]) == list(range(world_size))
-        except OSError:
-            connected = False
+    secret = secret_of(transport.job_store())
+    server = listener(own_address())
+    admission = Admission([server], secret, world_size)
+    addresses: list[Any] = [None] * world_size
+    try:
+        host, port = server.getsockname()[:2]
+        dist.all_gather_object(addresses, Address(host, port, admission.nonce), group=group)
+        met = meet(rank, addresses, admission, secret, min(timeout_s, CONNECT_S))
+    finally:
+        admission.close()
     verdicts: list[Any] = [None] * world_size
-    dist.all_gather_object(verdicts, connected, group=group)
-    if all(verdicts):
-        return found
-    for connection in found.values():
+    dist.all_gather_object(verdicts, met.faults, group=group)
+    faults = [fault for verdict in verdicts for fault in verdict]
+    if not faults:
+        return met.found
+    for connection in met.found.values():
         connection.close()
+    if rank == 0:
+        named = "; ".join(faults[:_NAMED]) + ("; ..." if len(faults) > _NAMED else "")
+        _log.warning("messages go through Gloo, which takes longer: %s", named)
     return None
 
 
-def call(address: Address, rank: int, deadline_s: float) -> socket.socket:
-    """Return a connection to who listens at ``address``, made in the name of ``rank``."""
-    found = socket.create_connection(
-        (address.host, address.port), timeout=max(deadline_s - time.monotonic(), 0.1)
-    )
-    found.sendall(_HELLO.pack(address.token, rank))
-    return found
+def meet(
+    rank: int,
+    addresses: Sequence[Address],
+    admission: Admission,
+    secret: Secret,
+    limit_s: float,
+) -> Met:
+    """Call the ranks below ``rank`` and let those above in, all at once.
+
+    Args:
+        rank: this rank.
+        addresses: of every rank.
+        admission: at this rank's own.
+        secret: of the run.
+        limit_s: how long it may take.
+    """
+    found: dict[int, socket.socket] = {}
+    faults: list[str] = []
+    calls = {peer: _Call(peer, addresses[peer], rank, secret) for peer in range(rank)}
+    above = set(range(rank + 1, len(addresses)))
+    deadline_s = time.monotonic() + limit_s
+    while (calls or above) and time.monotonic() < deadline_s:
+        ready = _wait(admission, calls.values())
+        for newcomer in admission.admit():
+            if newcomer.rank not in above:
+                admission.turn_away(newcomer)
+            elif _welcomed(newcomer.connection, newcomer.welcome):
+                above.remove(newcomer.rank)
+                found[newcomer.rank] = newcomer.connection
+        for peer, call in list(calls.items()):
+            if call.connection is not None and call.connection.fileno() in ready:
+                call.move()
+            if call.answered or call.fault:
+                del calls[peer]
+            if call.answered and call.connection is not None:
+                found[peer] = call.connection
+            elif call.fault:
+                faults.append(call.fault)
+    for call in calls.values():
+        call.end(f"no answer within {limit_s:g} s")
+        faults.append(call.fault)
+    faults += [f"rank {peer} did not connect to rank {rank}" for peer in sorted(above)]
+    return Met(found, faults)
 
 
-def answer(server: socket.socket, token: bytes, deadline_s: float) -> tuple[int, socket.socket]:
-    """Return the next rank that calls, and its connection; strangers are turned away."""
-    while True:
-        server.settimeout(max(deadline_s - time.monotonic(), 0.1))
-        found, _ = server.accept()
-        found.settimeout(max(deadline_s - time.monotonic(), 0.1))
-        with contextlib.suppress(OSError, struct.error):
-            hello = found.recv(_HELLO.size, socket.MSG_WAITALL)
-            said, rank = _HELLO.unpack(hello)
-            if said == token:
-                return rank, found
-        found.close()
+class _Call:
+    """A call to a rank below: the connection under way, then its hello, then the welcome.
+
+    Attributes:
+        connection: while there is one.
+        answered: whether the welcome came.
+        fault: why there will be none; empty as long as there may.
+    """
+
+    def __init__(self, peer: int, address: Address, rank: int, secret: Secret) -> None:
+        self.connection: socket.socket | None = None
+        self.answered = False
+        self.fault = ""
+        self._who = f"rank {rank} cannot connect to rank {peer} at {address.host}:{address.port}"
+        self._address = address
+        self._rank = rank
+        self._secret = secret
+        self._hello = self._heard = b""
+        self._attempts_left = _ATTEMPTS
+        self._next_s = 0.0
+
+    @property
+    def events(self) -> int:
+        """What to wait for."""
+        return select.POLLIN if self._hello else select.POLLOUT
+
+    def start(self) -> None:
+        """Begin to connect, if it is time for an attempt."""
+        if self.connection is not None or time.monotonic() < self._next_s:
+            return
+        self._attempts_left -= 1
+        self._hello = self._heard = b""
+        self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.connection.setblocking(False)
+        code = begin_to_connect(self.connection, self._address)
+        if code not in (0, errno.EINPROGRESS):
+            self.end(os.strerror(code))
+
+    def move(self) -> None:
+        """Say the hello, or hear the welcome."""
+        assert self.connection is not None
+        try:
+            if not self._hello:
+                code = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code:
+                    self.end(os.strerror(code))
+                    return
+                self._hello = self._secret.hello(self._address.nonce, self._rank)
+                self.connection.sendall(self._hello)  # short enough to be taken whole
+                return
+            came = self.connection.recv(WELCOME_BYTES - len(self._heard))
+        except BlockingIOError:
+            return
+        except OSError:
+            came = b""
+        self._heard += came
+        if not came:
+            self._again("the connection was closed")
+        elif len(self._heard) == WELCOME_BYTES:
+            self.answered = hmac.compare_digest(self._heard, self._secret.welcome(self._hello))
+            if not self.answered:
+                self._again("another program answered")
+
+    def end(self, reason: str) -> None:
+        """Give up."""
+        self._hang_up()
+        self.fault = f"{self._who}: {reason}"
+
+    def _again(self, reason: str) -> None:
+        self._hang_up()
+        self._next_s = time.monotonic() + _AGAIN_S
+        if not self._attempts_left:
+            self.end(reason)
+
+    def _hang_up(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+def begin_to_connect(connection: socket.socket, address: Address) -> int:
+    """Begin to connect a socket that does not block; return the kernel's error number."""
+    return connection.connect_ex((address.host, address.port))
+
+
+def _wait(admission: Admission, calls: Iterable[_Call]) -> set[int]:
+    """Wait a moment for something to come; return the descriptors on which it did."""
+    poll = select.poll()
+    for waiting in admission.sockets:
+        poll.register(waiting, select.POLLIN)
+    for call in calls:
+        call.start()
+        if call.connection is not None:
+            poll.register(call.connection, call.events)
+    return {descriptor for descriptor, _ in poll.poll(_POLL_S * 1e3)}
+
+
+def _welcomed(connection: socket.socket, welcome: bytes) -> bool:
+    try:
+        connection.sendall(welcome)
+    except OSError:
+        connection.close()  # it will come again, if it is still there
+        return False
+    return True

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import pulse, sockets, transport
+from syncopate.collectives.admission import secret_of
 from syncopate.collectives.board import Board, Losses
 from syncopate.collectives.failure import (
     Call,
@@ -303,11 +304,12 @@ class Lookout:
         address = transport.store_address()
         if address is None:
             return pulse.Deaf()
-        if self._rank != pulse.HUB:
-            find = partial(self._ask, self._board.meeting)
-            return pulse.Spoke(find, address[0], self._rank, self._silence_s)
         try:
-            hub = pulse.Hub(address, self._silence_s)
+            secret = secret_of(transport.job_store())
+            if self._rank != pulse.HUB:
+                find = partial(self._ask, self._board.meeting)
+                return pulse.Spoke(find, self._rank, self._silence_s, secret)
+            hub = pulse.Hub(address, self._silence_s, secret, len(self._board.ranks))
             self._board.put_meeting(hub.meeting)
         except (OSError, RuntimeError):
             return pulse.Deaf()

@@ -14,16 +14,18 @@ collective up it says why before it raises, for its end takes the rendezvous sto
 which the others would have learnt it. Whoever leaves in good order says so, and whoever ends
 because a collective failed says that: of all ranks whose connection closes, only those that said
 nothing are lost.
+
+The hub lets in whom :mod:`syncopate.collectives.admission` lets in, and says so: until then a rank
+whose connection closes tries again. Only where nobody listens any more has the hub died.
 """
 
 from __future__ import annotations
 
 import errno
+import hmac
 import math
 import os
-import secrets
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +35,8 @@ from typing import Protocol
 import msgspec
 
 from syncopate.collectives import sockets
+from syncopate.collectives.address import addresses_towards
+from syncopate.collectives.admission import WELCOME_BYTES, Admission, Newcomer, Secret
 from syncopate.errors import InvalidValueError
 
 VARIABLE = "SYNCOPATE_HEARTBEAT_S"
@@ -53,7 +57,6 @@ _PATIENCE_S = 10.0
 _POLL_S = 0.02
 _SETTLE_S = 1.0
 _ATTEMPTS = 5
-_HELLO = struct.Struct("!16sI")
 _READ_BYTES = 64 * 1024
 
 
@@ -61,15 +64,13 @@ class Meeting(msgspec.Struct, frozen=True):
     """Where the hub waits for the others.
 
     Attributes:
-        address: the hub's address; empty when it is that of the rendezvous store.
-        port: its port.
-        token: what a rank says first, so that strangers are told apart.
+        addresses: the hub's addresses and ports, the best one first.
+        nonce: the number that callers have to know, in hexadecimal.
         host: the hub's host name.
     """
 
-    address: str
-    port: int
-    token: str
+    addresses: tuple[tuple[str, int], ...]
+    nonce: str
     host: str
 
 
@@ -113,7 +114,7 @@ class Pulse(Protocol):
         """Whether this end would learn of any other rank's death."""
 
     def look(self) -> None:
-        """Take note of what the kernel found out; blocks for a second at most."""
+        """Take note of what the kernel found out; blocks for a second or two at most."""
 
     def tell(self, news: News) -> None:
         """Tell the other ends."""
@@ -164,16 +165,28 @@ class Deaf:
 
 
 class _Line:
-    """One connection, with the half of a message that has not all come yet."""
+    """One connection, with the half of a message that has not all come yet.
 
-    def __init__(self, connection: socket.socket, limit_s: float, heard: bytes = b"") -> None:
+    Args:
+        connection: to the other end.
+        limit_s: how long that may be silent.
+        welcome: what it says first of all, if anything.
+
+    Attributes:
+        fault: the error of a connection that is at its end; 0 when the other end closed it.
+        welcomed: whether it has said what it says first.
+    """
+
+    def __init__(self, connection: socket.socket, limit_s: float, welcome: bytes = b"") -> None:
         self.connection = connection
         self.fault: int | None = None
-        self._heard = heard
+        self.welcomed = not welcome
+        self._welcome = welcome
+        self._heard = b""
         sockets.keep_alive(connection, limit_s)
 
     def read(self) -> list[News]:
-        """Return what came; sets :attr:`fault` at the end, to 0 when the other end closed."""
+        """Return what came; sets :attr:`fault` at the end."""
         try:
             data = self.connection.recv(_READ_BYTES)
         except BlockingIOError:
@@ -183,7 +196,16 @@ class _Line:
             return []
         if not data:
             self.fault = 0
-        *lines, self._heard = (self._heard + data).split(b"\n")
+        self._heard += data
+        if not self.welcomed:
+            if len(self._heard) < WELCOME_BYTES:
+                return []
+            said, self._heard = self._heard[:WELCOME_BYTES], self._heard[WELCOME_BYTES:]
+            if not hmac.compare_digest(said, self._welcome):
+                self.fault = errno.EPROTO
+                return []
+            self.welcomed = True
+        *lines, self._heard = self._heard.split(b"\n")
         try:
             return [msgspec.json.decode(line, type=News) for line in lines]
         except msgspec.DecodeError:
@@ -202,26 +224,27 @@ class Hub(Deaf):
     Args:
         store_address: host and port of the rendezvous store, by which the others find this host.
         limit_s: how long a host may be silent.
+        secret: of the run.
+        world_size: number of ranks.
 
     Raises:
         OSError: this host's network offers nothing to listen on.
     """
 
-    def __init__(self, store_address: tuple[str, int], limit_s: float) -> None:
+    def __init__(
+        self, store_address: tuple[str, int], limit_s: float, secret: Secret, world_size: int
+    ) -> None:
         super().__init__()
         self._limit_s = limit_s
-        self._listener = sockets.listener()
+        listeners = [sockets.listener(host) for host in addresses_towards(store_address)]
+        self._admission = Admission(listeners, secret, world_size)
         self.meeting = Meeting(
-            address=""
-            if sockets.is_here(store_address[0])
-            else sockets.address_towards(store_address),
-            port=self._listener.getsockname()[1],
-            token=secrets.token_hex(8),
+            addresses=tuple(listener.getsockname()[:2] for listener in listeners),
+            nonce=self._admission.nonce.hex(),
             host=socket.gethostname(),
         )
         self._found: dict[int, str] = {}
         self._found_s = 0.0
-        self._newcomers: set[socket.socket] = set()
         self._lines: dict[_Line, tuple[int, str]] = {}
         self._failed: set[int] = set()
         self._last: News | None = None
@@ -234,13 +257,9 @@ class Hub(Deaf):
 
     def look(self) -> None:
         """See :meth:`Pulse.look`."""
-        with suppress(OSError), self._lock:
-            while True:
-                self._newcomers.add(self._listener.accept()[0])
         lost = self.lost
         with self._lock:
-            for newcomer in sockets.signalled(self._newcomers):
-                self._newcomers.discard(newcomer)
+            for newcomer in self._admission.admit():
                 self._greet(newcomer)
             of = {line.connection: line for line in self._lines}
             for connection in sockets.signalled(of):
@@ -267,27 +286,25 @@ class Hub(Deaf):
     def close(self) -> None:
         """See :meth:`Pulse.close`."""
         with self._lock:
-            for connection in (self._listener, *self._newcomers):
-                connection.close()
+            for newcomer in self._admission.admit():  # who came last hears the last news, too
+                self._greet(newcomer)
+            self._admission.close()
             for line in self._lines:
                 # What is left unread would have the kernel take back what was told.
                 line.read()
                 line.connection.close()
 
-    def _greet(self, newcomer: socket.socket) -> None:
-        """Note who a newcomer is, or turn it away."""
-        with suppress(OSError, ValueError, struct.error):
-            newcomer.setblocking(False)
-            token, rank = _HELLO.unpack(newcomer.recv(_HELLO.size))
-            host, _, heard = newcomer.recv(_READ_BYTES).partition(b"\n")
-            if secrets.compare_digest(token, self.meeting.token.encode()):
-                line = _Line(newcomer, self._limit_s, heard)
-                self._lines[line] = (rank, host.decode())
-                self._found.pop(rank, None)
-                if self._last is not None:
-                    line.write(self._last)
-                return
-        newcomer.close()
+    def _greet(self, newcomer: Newcomer) -> None:
+        """Note who has come, hear what it has to say, and tell it the news."""
+        line = _Line(newcomer.connection, self._limit_s)
+        self._lines[line] = (newcomer.rank, newcomer.text)
+        self._found.pop(newcomer.rank, None)
+        self._read(line)
+        if line in self._lines:
+            with suppress(OSError):  # the next look finds out
+                newcomer.connection.sendall(newcomer.welcome)
+            if self._last is not None:
+                line.write(self._last)
 
     def _read(self, line: _Line) -> None:
         news = line.read()
@@ -314,22 +331,23 @@ class Spoke(Deaf):
 
     Args:
         find: returns what the hub published; None when it has not yet, or the store is silent.
-        store_host: host of the rendezvous store, as this rank knows it.
         rank: this rank.
         limit_s: how long a host may be silent.
+        secret: of the run.
     """
 
     def __init__(
-        self, find: Callable[[], Meeting | None], store_host: str, rank: int, limit_s: float
+        self, find: Callable[[], Meeting | None], rank: int, limit_s: float, secret: Secret
     ) -> None:
         super().__init__()
         self.doubtful = True
         self._find = find
-        self._store_host = store_host
         self._rank = rank
         self._limit_s = limit_s
+        self._secret = secret
         self._meeting: Meeting | None = None
         self._line: _Line | None = None
+        self._reached = False
         self._attempts_left = _ATTEMPTS
         deadline_s = time.monotonic() + _PATIENCE_S
         while (found := find()) is None and time.monotonic() < deadline_s:
@@ -356,13 +374,13 @@ class Spoke(Deaf):
             return
         line.connection.close()
         self._line = None
-        host = self._meeting.host if self._meeting else ""
-        self._attempts_left = 0
         if line.fault in sockets.SILENCE:
-            self.silent = {HUB: host}
+            self.silent = {HUB: self._host}
             self._attempts_left = -1  # until it answers again
-        elif not self.news.left:
-            self.lost = {**self.lost, HUB: (host, time.monotonic())}
+        elif line.welcomed:
+            self._attempts_left = 0
+            if not self.news.left:
+                self._lose_hub()
 
     def tell(self, news: News) -> None:
         """See :meth:`Pulse.tell`."""
@@ -381,6 +399,13 @@ class Spoke(Deaf):
             if rank not in self.lost and rank != self._rank:
                 self.lost = {**self.lost, rank: (host, time.monotonic())}
 
+    @property
+    def _host(self) -> str:
+        return self._meeting.host if self._meeting else ""
+
+    def _lose_hub(self) -> None:
+        self.lost = {**self.lost, HUB: (self._host, time.monotonic())}
+
     def _connect(self) -> None:
         if not self._attempts_left:
             return
@@ -388,10 +413,35 @@ class Spoke(Deaf):
         if self._meeting is None:
             return
         self._attempts_left -= 1
-        address = (self._meeting.address or self._store_host, self._meeting.port)
-        hello = _HELLO.pack(self._meeting.token.encode(), self._rank)
-        with suppress(OSError):
-            connection = socket.create_connection(address, timeout=_CONNECT_S)
-            connection.sendall(hello + socket.gethostname().encode() + b"\n")
-            self._line = _Line(connection, self._limit_s)
-            self.silent = {}
+        refused = 0
+        for address in self._meeting.addresses:
+            try:
+                self._line = self._call(address)
+                self._reached = True
+                self.silent = {}
+                return
+            except ConnectionRefusedError:
+                refused += 1
+            except OSError:
+                pass
+        if self._reached and refused == len(self._meeting.addresses) and not self.silent:
+            self._attempts_left = 0
+            self._lose_hub()
+
+    def _call(self, address: tuple[str, int]) -> _Line:
+        """Return a connection to the hub, which has been told who calls.
+
+        Raises:
+            OSError: nobody listens there.
+        """
+        assert self._meeting is not None
+        hello = self._secret.hello(
+            bytes.fromhex(self._meeting.nonce), self._rank, socket.gethostname()
+        )
+        connection = socket.create_connection(address, timeout=_CONNECT_S)
+        try:
+            connection.sendall(hello)
+        except OSError:
+            connection.close()
+            raise
+        return _Line(connection, self._limit_s, self._secret.welcome(hello))

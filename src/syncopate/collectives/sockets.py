@@ -92,15 +92,14 @@ def signalled(connections: Iterable[socket.socket]) -> list[socket.socket]:
     return [known[descriptor] for descriptor, _ in poll.poll(0)]
 
 
-def listener() -> socket.socket:
-    """Return a socket that listens on all addresses, without blocking."""
-    made = None
-    if socket.has_dualstack_ipv6():
-        with suppress(OSError):
-            made = socket.create_server(
-                ("", 0), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-            )
-    made = made or socket.create_server(("", 0), backlog=_BACKLOG)
+def listener(host: str) -> socket.socket:
+    """Return a socket that listens on an address of this machine and no other, without blocking.
+
+    Raises:
+        OSError: it is no address of this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
     made.setblocking(False)
     return made
 

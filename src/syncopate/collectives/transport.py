@@ -220,6 +220,12 @@ def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Stor
     return cast(Store, store)
 
 
+def job_store() -> Store:
+    """Return the store that all ranks of this run share, and those of no other run."""
+    own: Any = distributed_c10d._get_default_store()
+    return cast(Store, distributed_c10d.PrefixStore("syncopate/run", own))
+
+
 def store_address() -> tuple[str, int] | None:
     """Return host and port of the job's rendezvous store; None when it is not reached by TCP."""
     store: Any = distributed_c10d._get_default_store()

@@ -69,6 +69,32 @@ def test_the_chain_ends_at_the_rank_that_never_came() -> None:
     assert "rank 1 did not arrive within 5.00 s" in verdict.reason
 
 
+@pytest.mark.parametrize("rank", [0, 1, 2, 3])
+def test_the_late_rank_is_the_one_that_waited_least(rank: int) -> None:
+    """It came when the others were at their limits, and was interrupted at once."""
+    posts = {
+        0: post("timeout", 3, waited_s=5.0),
+        1: post("interrupted", 0, waited_s=4.5),
+        2: post("closed", 1, waited_s=0.4),
+        3: post("timeout", 2, waited_s=5.2),
+    }
+    verdict = blame(posts, rank, 4)
+    assert verdict.ranks == (2,)
+    assert verdict.reason == (
+        "rank 2 did not arrive within 5.20 s, only after the others had given up"
+    )
+
+
+def test_ranks_that_came_late_together_are_blamed_together() -> None:
+    posts = {
+        0: post("timeout", 1, waited_s=5.0),
+        1: post("interrupted", 2, waited_s=0.5),
+        2: post("interrupted", 0, waited_s=0.7),
+        3: post("interrupted", 2, waited_s=0.8),
+    }
+    assert blame(posts, 0, 4).ranks == (1, 2)
+
+
 def test_a_native_collective_blames_whoever_is_silent() -> None:
     verdict = blame({0: post("timeout"), 1: post("timeout"), 3: post("interrupted")}, 0, 4)
     assert verdict.ranks == (2,)

@@ -10,14 +10,16 @@ from contextlib import suppress
 import pytest
 
 from syncopate.collectives import pulse, sockets
+from syncopate.collectives.admission import Secret
 from syncopate.collectives.pulse import Hub, News, Pulse, Spoke
 from syncopate.errors import InvalidValueError
 
 STORE = ("127.0.0.1", 1)
+SECRET = Secret(b"k" * 32)
 
 
 def spoke(hub: Hub, rank: int) -> Spoke:
-    return Spoke(lambda: hub.meeting, STORE[0], rank, 6.0)
+    return Spoke(lambda: hub.meeting, rank, 6.0, SECRET)
 
 
 def comes_true(condition: Callable[[], bool], *ends: Pulse) -> bool:
@@ -34,8 +36,9 @@ def lines(hub: Hub) -> int:
 
 
 @pytest.fixture
-def hub():
-    made = Hub(STORE, 6.0)
+def hub(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    made = Hub(STORE, 6.0, SECRET, 4)
     yield made
     made.close()
 
@@ -85,7 +88,7 @@ def test_all_hear_of_a_death(hub: Hub) -> None:
 
 def test_a_hub_that_comes_late_is_waited_for(hub: Hub) -> None:
     answers = iter([None, None, hub.meeting])
-    end = Spoke(lambda: next(answers), STORE[0], 1, 6.0)
+    end = Spoke(lambda: next(answers), 1, 6.0, SECRET)
     assert end.connected
 
 
@@ -129,15 +132,66 @@ def test_silence_ends_when_the_host_comes_back(hub: Hub, monkeypatch) -> None:
     assert comes_true(lambda: not hub.silent and not end.silent, hub, end)
 
 
-def test_strangers_are_turned_away(hub: Hub) -> None:
-    with socket.create_connection(("127.0.0.1", hub.meeting.port), timeout=10) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(20))
-        assert comes_true(lambda: not hub._newcomers and not lines(hub), hub)
-        hub.look()
-        stranger.settimeout(10)
+def test_strangers_keep_nobody_waiting_and_are_nobodys_death(hub: Hub) -> None:
+    (address,) = hub.meeting.addresses
+    nonce = bytes.fromhex(hub.meeting.nonce)
+    said = (
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n" + bytes(200),
+        Secret(b"x" * 32).hello(nonce, 1),
+        SECRET.hello(b"another listener", 1),
+        SECRET.hello(nonce, 4),
+    )
+    strangers = [socket.create_connection(address, timeout=10) for _ in said]
+    for stranger, words in zip(strangers, said, strict=True):
+        stranger.sendall(words)
+    end = spoke(hub, 1)
+    assert comes_true(lambda: lines(hub) == 1 and hub._admission.refused.total() == 4, hub)
+    for stranger in strangers[1:]:
         with suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
+    strangers[0].close()
+    assert comes_true(lambda: hub._admission.refused["closed without a hello"] == 1, hub, end)
+    assert end.connected
     assert not hub.lost
+    assert not end.lost
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_the_hub_listens_on_the_way_to_the_store_and_nowhere_else(hub: Hub) -> None:
+    assert [host for host, _ in hub.meeting.addresses] == ["127.0.0.1"]
+
+
+def test_a_rank_that_was_not_welcomed_comes_again(hub: Hub) -> None:
+    """Its connection may have been one too many."""
+    end = spoke(hub, 1)
+    (listener,) = hub._admission._listeners
+    listener.setblocking(True)
+    listener.accept()[0].close()
+    listener.setblocking(False)
+    assert comes_true(lambda: lines(hub) == 1, hub, end)
+    assert not end.lost
+    assert not hub.lost
+
+
+def test_a_hub_that_died_before_it_welcomed_anybody_is_lost() -> None:
+    hub = Hub(STORE, 6.0, SECRET, 4)
+    end = spoke(hub, 1)
+    hub._admission.close()
+    assert comes_true(lambda: bool(end.lost), end)
+    assert end.lost.keys() == {pulse.HUB}
+
+
+def test_a_rank_that_was_not_welcomed_yet_hears_that_the_hub_leaves(hub: Hub) -> None:
+    end = spoke(hub, 1)
+    hub.tell(News(left=True))
+    hub.close()
+    assert comes_true(lambda: not end.connected, end)
+    assert end.news.left
+    for _ in range(3):
+        end.look()
+    assert not end.lost
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("", pulse.SILENCE_S), ("0", 0.0), ("12.5", 12.5)])

@@ -65,3 +65,15 @@ def test_choices_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -
     for nbytes in range(10):
         assert found.resolve(request, nbytes).algorithm == "ring"
     assert len(found._known) <= 3
+
+
+def test_auto_decides_for_every_root_alone() -> None:
+    """What was decided for one root at a size is not what another root asks for."""
+    algorithms = {"broadcast": "mst", "reduce": "be"}
+    found = Choices({name: (Decision(0, None, each),) for name, each in algorithms.items()})
+    for _ in range(2):
+        for root in (0, 2, 1):
+            for collective, algorithm in algorithms.items():
+                resolved = found.resolve(Request(collective, "auto", root), 4096)
+                assert (resolved.collective, resolved.root) == (collective, root)
+                assert resolved.algorithm == algorithm

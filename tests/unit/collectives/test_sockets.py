@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from syncopate.collectives.sockets import sending
+from syncopate.collectives.sockets import is_here, keep_alive, listener, sending
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux counts it, others do not")
 
@@ -93,3 +93,41 @@ def test_a_kernel_that_says_less_says_nothing() -> None:
             return bytes(size - 8)
 
     assert sending(Old()) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("limit_s", [2.0, 6.0, 12.5, 600.0])
+def test_a_silent_host_is_given_up_after_the_limit_whether_or_not_it_owes_an_answer(
+    pair: Pair, limit_s: float
+) -> None:
+    """The kernel has one limit for probes and another one for what was sent."""
+    near, _ = pair
+    keep_alive(near, limit_s)
+    assert near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == limit_s * 1e3
+    idle_s, period_s, probes = (
+        near.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    )
+    assert idle_s + probes * period_s == pytest.approx(limit_s, abs=0.5 * period_s)
+    assert period_s == max(1, round(limit_s / 60))
+
+
+def test_a_host_may_be_silent_for_ever(pair: Pair) -> None:
+    near, _ = pair
+    keep_alive(near, 0)
+    assert not near.getblocking()
+    assert not near.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert near.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
+
+
+def test_a_listener_is_on_the_address_asked_for_and_no_other() -> None:
+    with listener("127.0.0.1") as found:
+        host, port = found.getsockname()
+        assert host == "127.0.0.1"
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.2", port), timeout=10)
+        socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    assert is_here("127.0.0.1")
+    assert not is_here("192.0.2.1")
+    with pytest.raises(OSError, match="assign"):
+        listener("192.0.2.1")
