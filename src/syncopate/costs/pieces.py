@@ -21,8 +21,9 @@ FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 _ROUNDING = 1e-12
-_SMALLEST_S = float(np.finfo(np.float64).tiny)
-"""Durations below it are rounded to a fixed step, whatever their size."""
+_FARTHEST_BYTES = 2.0**60
+_SMALLEST_S = 1e-30
+"""Durations that differ by less are the same; near zero, rounding is no share of the value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,12 +114,18 @@ class Pieces:
 
     def at_least(self, s_per_byte: float) -> Pieces:
         """Return the larger of this and a line through the origin; owners stay."""
-        line = Pieces.of([np.inf], [0.0], [s_per_byte])
-        if line.never_above(self):
+        if Pieces.of([np.inf], [0.0], [s_per_byte]).never_above(self):
             return self
-        found = highest([self, line])
-        owner = self.owner[np.searchsorted(self.upper_bytes, found.upper_bytes, side="left")]
-        return Pieces(found.upper_bytes, found.intercept_s, found.slope_s_per_byte, owner)
+        rows: list[tuple[float, float, float, int]] = [(0.0, 0.0, 0.0, 0)]
+        columns = (self.upper_bytes, self.intercept_s, self.slope_s_per_byte, self.owner)
+        for high, a, b, owner in list(zip(*(c.tolist() for c in columns), strict=True))[1:]:
+            lines = ((a, b), (0.0, s_per_byte))
+            for upper, which in _picked_line(lines, rows[-1][0], high, max):
+                rows.append((upper, *lines[which], owner))
+        uppers, intercepts, slopes, owners = zip(*rows, strict=True)
+        return Pieces(
+            np.array(uppers), np.array(intercepts), np.array(slopes), np.array(owners, np.int64)
+        )
 
     def times(self, factor: float) -> Pieces:
         """Return ``factor`` (> 0) times this."""
@@ -201,8 +208,12 @@ def _picked_line(
 ) -> list[tuple[float, int]]:
     """Cut ``(low, high]`` where the picked line changes; return each part's end and owner."""
     cuts = {high}
+    # Lines that cross at an end, or farther away than that, differ there by rounding alone, which
+    # would decide between them.
+    first = low * (1 + _ROUNDING)
+    last = min(high * (1 - _ROUNDING), max(_FARTHEST_BYTES, low))
     for (a, b), (c, d) in combinations(lines, 2):
-        if b != d and low < (crossing := (c - a) / (b - d)) < high:
+        if b != d and first < (crossing := (c - a) / (b - d)) < last:
             cuts.add(crossing)
     parts: list[tuple[float, int]] = []
     left = low

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syncopate.costs.pieces import Pieces, lower_envelope
+from syncopate.costs.pieces import Pieces, highest, lower_envelope
 from syncopate.errors import InvalidValueError
 
 
@@ -31,7 +31,16 @@ def any_pieces(draw: st.DrawFn) -> Pieces:
 SIZES = np.concatenate(([0.0], np.geomspace(1, 1e8, 60), np.arange(1, 40) * 1e5))
 
 
+# Below the smallest normal number, rounding is to a fixed step: pieces may go down by one.
+SUBNORMAL = [
+    Pieces.of([np.inf], [5e-324], [1e-3]),
+    Pieces.of([3.0, np.inf], [0.0, 1.5e-323], [5e-324, 0.0]),
+    Pieces.of([np.inf], [1e-323], [0.0]),
+]
+
+
 @given(st.lists(any_pieces(), min_size=1, max_size=4))
+@example(SUBNORMAL)
 def test_the_envelope_is_the_minimum_everywhere(costs: list[Pieces]) -> None:
     envelope = lower_envelope(costs)
     values = np.array([cost(SIZES) for cost in costs])
@@ -39,6 +48,48 @@ def test_the_envelope_is_the_minimum_everywhere(costs: list[Pieces]) -> None:
     owners = envelope.owner[envelope.index(SIZES[1:])]
     owned = values[owners, np.arange(1, len(SIZES))]
     assert owned == pytest.approx(values[:, 1:].min(axis=0), rel=1e-9, abs=1e-9)
+
+
+@given(st.lists(any_pieces(), min_size=1, max_size=4))
+@example(SUBNORMAL)
+def test_the_highest_is_the_maximum_everywhere(costs: list[Pieces]) -> None:
+    values = np.array([cost(SIZES) for cost in costs])
+    assert highest(costs)(SIZES) == pytest.approx(values.max(axis=0), rel=1e-9, abs=1e-9)
+
+
+def test_lines_that_cross_beyond_all_sizes_do_not_change_hands() -> None:
+    """Their difference there is less than rounding, and would decide who owns the whole piece."""
+    line = Pieces.of([np.inf], [0.0], [7.5e-10])
+    above = Pieces.of([2.0**30, np.inf], [1e-5, 1e-5], [7.5e-10, np.nextafter(7.5e-10, 0)])
+    assert highest([line, above])(2.0**31) == above(2.0**31)
+    assert lower_envelope([above, line])(2.0**31) == line(2.0**31)
+
+
+@given(any_pieces(), st.floats(0, 1e-2))
+def test_at_least_so_much_per_byte(pieces: Pieces, s_per_byte: float) -> None:
+    held = pieces.at_least(s_per_byte)
+    expected = np.maximum(pieces(SIZES), s_per_byte * SIZES)
+    assert held(SIZES) == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    assert pieces.at_least(0.0) is pieces
+
+
+def test_at_least_keeps_owners() -> None:
+    cheapest = lower_envelope(
+        [Pieces.of([np.inf], [1.0], [1.0]), Pieces.of([np.inf], [6.0], [0.1])]
+    )
+    held = cheapest.at_least(1.5)
+    sizes = np.array([1.0, 5.0, 8.0, 100.0])
+    assert held(sizes).tolist() == [2.0, 7.5, 12.0, 150.0]
+    assert held.owner[held.index(sizes)].tolist() == [0, 0, 1, 1]
+
+
+@given(any_pieces(), any_pieces(), st.sampled_from([0.0, 1.0, 3e5, 1e9]))
+def test_one_cost_up_to_a_size_and_another_beyond(
+    inside: Pieces, beyond: Pieces, limit: float
+) -> None:
+    joined = inside.up_to(limit, highest([inside, beyond]))
+    expected = np.where(limit >= SIZES, inside(SIZES), np.maximum(inside(SIZES), beyond(SIZES)))
+    assert joined(SIZES) == pytest.approx(expected, rel=1e-9, abs=1e-9)
 
 
 @given(any_pieces())
