@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.decisions import decisions
 from syncopate.costs.model import collective_costs
 from syncopate.costs.tabulate import decision_table, host_count
@@ -48,6 +49,29 @@ def test_measured_sizes_stand_for_their_ranges():
     assert (large.chosen.algorithm, large.at_bytes) == ("ring", 1 << 20)
     assert small.chosen.expected_s == pytest.approx(0.1e-3)
     assert [other.algorithm for other in small.others] == ["ring"]
+
+
+def test_a_measured_size_at_the_end_of_a_range_is_of_the_range():
+    sizes = (1024, 2047, 2048, 4096, 8192)
+    curves = tuple(
+        CollectiveCurve(
+            collective="all_reduce",
+            algorithm=name,
+            points=tuple(
+                CurvePoint(nbytes=n, samples_s=(t,)) for n, t in zip(sizes, times_s, strict=True)
+            ),
+            fit=LinearFit(a_s=1e-3, b_s_per_byte=0.0),
+        )
+        for name, times_s in (
+            ("recursive_doubling", (1e-3, 1e-3, 4e-3, 4e-3, 4e-3)),
+            ("ring", (2e-3, 2e-3, 2e-3, 2e-3, 2e-3)),
+        )
+    )
+    cluster = structs.replace(examples.steady_cluster(), curves=curves)
+    small, large = decision_table(cluster, ("all_reduce",)).of("all_reduce").ranges
+    assert (small.max_bytes, large.min_bytes) == (2047, 2048)
+    assert small.at_bytes == 2047  # the second of 1024 and 2047
+    assert large.at_bytes == 4096  # the second of 2048, 4096 and 8192
 
 
 def test_a_choice_can_be_restricted():

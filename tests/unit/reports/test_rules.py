@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
 from syncopate.costs.tabulate import decision_table
+from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.reports.nccl_tuner import LARGEST_BYTES, nccl_tuner
 from syncopate.reports.open_mpi import open_mpi
@@ -76,6 +79,8 @@ def read_tuner(text, hosts, ranks):
         assert 0 <= int(low) <= int(high) < 2**64
         assert int(channels) == -1 or int(channels) >= 1
         assert [int(item) for item in rest] == [hosts, ranks, -1, -1]
+        # The first that matches is taken: of sizes on two lines the second would be ignored.
+        assert all(found[0] != name or found[2] < int(low) for found in lines)
         lines.append((name, int(low), int(high), algorithm, protocol, int(channels)))
 
     def lookup(collective, nbytes):
@@ -204,3 +209,139 @@ def test_measured_decisions_are_kept_where_they_have_a_counterpart():
     assert note.endswith(
         "recursive_doubling is the fastest here, and NCCL has no counterpart; no rule, NCCL decides"
     )
+
+
+def decided(collective, *ranges):
+    """Make decisions by hand; each range is (the largest size or None, its candidates in turn)."""
+    found, low = [], 0
+    for high, (chosen, *others) in ranges:
+        at = low + 1 if high is None else high
+        found.append(
+            SizeRange(min_bytes=low, max_bytes=high, at_bytes=at, chosen=chosen, others=(*others,))
+        )
+        low = at + 1
+    return CollectiveDecisions(collective=collective, basis="priced", ranges=tuple(found))
+
+
+def takes(algorithm, expected_s=1.0, **options):
+    return Candidate(algorithm=algorithm, options=options, expected_s=expected_s)
+
+
+def of_hand(collectives, library, among=None):
+    """Return the look-up and notes of a library that is told decisions made by hand."""
+    table = DecisionTable(
+        cluster="by hand", world_size=8, hosts=8, probed=False, collectives=collectives
+    )
+
+    def restrict(collective, names):
+        return among or table.of(collective)
+
+    made = library(table, restrict)
+    read = read_rules(made.text, 8) if library is open_mpi else read_tuner(made.text, 8, 8)
+    return read, made.notes
+
+
+def test_a_range_holds_its_largest_size():
+    ranges = (
+        (1000, [takes("mst"), takes("ring")]),
+        (40_000, [takes("ring"), takes("mst")]),
+        (50_000, [takes("binary_tree"), takes("ring")]),
+        (None, [takes("ring"), takes("mst")]),
+    )
+    lookup, notes = of_hand((decided("all_reduce", *ranges),), nccl_tuner)
+    assert lookup("allreduce", 1000) == ("tree", "ll", -1)
+    assert lookup("allreduce", 1001) == ("ring", "ll", -1)
+    assert lookup("allreduce", 16 * 1024) == ("ring", "ll", -1)
+    assert lookup("allreduce", 16 * 1024 + 1) == ("ring", "simple", -1)
+    assert lookup("allreduce", 40_000) == ("ring", "simple", -1)
+    assert lookup("allreduce", 40_001) == ("tree", "simple", -1)
+    assert lookup("allreduce", 50_000) == ("tree", "simple", -1)
+    assert lookup("allreduce", 50_001) == ("ring", "simple", -1)
+    assert not any(note.startswith("allreduce") for note in notes)
+    assert lookup("allreduce", 2**64 - 1) == ("ring", "simple", -1)
+    ranges = (
+        (1000, [takes("recursive_doubling"), takes("ring")]),
+        (5_000_000, [takes("ring"), takes("be")]),
+        (6_000_000, [takes("be"), takes("ring")]),
+        (7_000_000, [takes("halving_doubling"), takes("ring")]),
+        (None, [takes("ring"), takes("be")]),
+    )
+    lookup, notes = of_hand((decided("all_reduce", *ranges),), open_mpi)
+    for nbytes, algorithm in (
+        (1000, "recursive_doubling"),
+        (1001, "ring"),
+        (5_000_000, "ring"),
+        (5_000_001, "rabenseifner"),
+        (7_000_000, "rabenseifner"),
+        (7_000_001, "ring"),
+    ):
+        assert lookup("allreduce", nbytes)["alg"] == algorithm
+    both = lookup("allreduce", 6_000_000)
+    assert (both["msg_size_min"], both["msg_size_max"]) == (5_000_001, 7_000_000)
+    assert notes == ()
+
+
+def test_a_range_may_be_a_single_size():
+    ranges = (
+        (0, [takes("mst"), takes("ring")]),
+        (1, [takes("ring"), takes("mst")]),
+        (None, [takes("mst"), takes("ring")]),
+    )
+    lookup, _ = of_hand((decided("all_reduce", *ranges),), nccl_tuner)
+    assert [lookup("allreduce", size)[0] for size in (0, 1, 2)] == ["tree", "ring", "tree"]
+
+
+def test_neighbours_of_one_rule_are_one_line():
+    ranges = (
+        (9, [takes("mst"), takes("ring")]),
+        (99, [takes("binary_tree"), takes("ring")]),
+        (None, [takes("ring"), takes("mst")]),
+    )
+    decisions = (decided("all_reduce", *ranges), decided("all_gather", (None, [takes("ring")])))
+    table = DecisionTable(
+        cluster="by hand", world_size=8, hosts=2, probed=False, collectives=decisions
+    )
+    text = nccl_tuner(table, lambda collective, names: table.of(collective)).text
+    rows = [line.split(",")[:5] for line in text.splitlines() if not line.startswith("#")]
+    assert [row for row in rows if row[0] == "allreduce"] == [
+        ["allreduce", "0", "99", "tree", "ll"],
+        ["allreduce", "100", "16384", "ring", "ll"],
+        ["allreduce", "16385", str(2**64 - 1), "ring", "simple"],
+    ]
+
+
+def test_neighbours_of_other_segments_stay_apart():
+    ranges = (
+        (1 << 20, [takes("lp", blocks=4), takes("mst")]),
+        (None, [takes("lp", blocks=8), takes("mst")]),
+    )
+    lookup, _ = of_hand((decided("broadcast", *ranges),), open_mpi)
+    assert lookup("bcast", 1 << 20)["seg_size"] == 1 << 18
+    assert lookup("bcast", (1 << 20) + 1)["seg_size"] == (1 << 17) + 64
+
+
+@pytest.mark.parametrize(
+    ("middle", "instead"), [(1000, "tree, the fastest of what it has, takes 2.00x"), (1001, "ring")]
+)
+def test_what_stands_in_is_the_best_at_the_size_that_stands_for_the_range(middle, instead):
+    """Also where that size is the largest of the range of what stands in."""
+    candidates = [takes("lp"), takes("mst", 2.0), takes("ring", 3.0)]
+    ours = decided("all_reduce", (middle, candidates), (None, [takes("ring"), takes("mst")]))
+    theirs = decided(
+        "all_reduce", (1000, [takes("mst"), takes("ring")]), (None, [takes("ring"), takes("mst")])
+    )
+    _, notes = of_hand((ours,), nccl_tuner, theirs)
+    assert f"lp is the fastest here, and NCCL has no counterpart; {instead}" in notes[0]
+
+
+@given(nbytes=st.integers(1, 1 << 36), blocks=st.integers(1, 4096))
+def test_segments_are_the_shortest_that_are_no_more_than_the_blocks(nbytes, blocks):
+    ranges = (
+        (nbytes, [takes("lp", blocks=blocks), takes("mst")]),
+        (None, [takes("mst"), takes("lp")]),
+    )
+    lookup, _ = of_hand((decided("broadcast", *ranges),), open_mpi)
+    length = lookup("bcast", nbytes)["seg_size"]
+    assert length % 64 == 0
+    assert -(-nbytes // length) <= blocks
+    assert (length - 64) * blocks < nbytes
