@@ -17,7 +17,7 @@ SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench clean
+.PHONY: help demo test lint format docs bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
@@ -68,7 +68,11 @@ bench: $(READY) ## every benchmark, in turn: half an hour (ARGS=--quick: a few m
 	  echo "==> $$script"; $(BIN)/python "$$script" $(ARGS); \
 	done
 
+mutants: $(READY) ## how many small faults the tests notice, by a sample: twenty minutes
+	@test -x $(BIN)/mutmut || $(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[mutation]'
+	@$(BIN)/python -m tests.mutants $(ARGS)
+
 clean: ## remove the environment, caches and what the demo wrote
-	rm -rf $(VENV) build dist out syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -1,0 +1,156 @@
+"""The mutation run: which mutants it draws, what it makes of verdicts, and where a mutant is."""
+
+from __future__ import annotations
+
+import textwrap
+import tomllib
+
+import pytest
+
+from tests import architecture, mutants
+from tests.children import REPOSITORY
+from tests.mutants import KILLED, NO_TESTS, SURVIVED, UNCHECKED, UNJUDGED, Mutant
+
+SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["mutmut"]
+
+
+def test_every_pure_room_and_the_engine_are_mutated_and_judged_by_their_unit_tests():
+    package = REPOSITORY / "src" / "syncopate"
+    expected = {room for room in architecture.PURE if (package / room).exists()} | {"engine"}
+    assert set(mutants.rooms()) == expected
+    asked = SETTINGS["pytest_add_cli_args_test_selection"]
+    assert set(asked) == {f"tests/unit/{room}" for room in expected}
+    for path in (*asked, *SETTINGS["also_copy"], *SETTINGS["source_paths"]):
+        assert (REPOSITORY / path).exists(), path
+
+
+def test_verdicts_are_read_by_name():
+    printed = (
+        "    syncopate.costs.bound.x_bound_s__mutmut_1: killed\n"
+        "    syncopate.costs.bound.x_bound_s__mutmut_2: no tests\n"
+        "some remark: of mutmut's\n"
+    )
+    assert mutants.verdicts(printed) == {
+        "syncopate.costs.bound.x_bound_s__mutmut_1": KILLED,
+        "syncopate.costs.bound.x_bound_s__mutmut_2": NO_TESTS,
+    }
+
+
+def named(room, count, start=0):
+    return [f"syncopate.{room}.file.x_f__mutmut_{i}" for i in range(start, start + count)]
+
+
+def test_a_sample_is_of_one_room_and_the_same_whatever_else_there_is():
+    names = [*named("costs", 400), *named("planning", 50)]
+    drawn = mutants.draw(names, "costs", 40, seed=1)
+    assert len(set(drawn)) == 40
+    assert all(name.startswith("syncopate.costs.") for name in drawn)
+    assert mutants.draw(reversed(names), "costs", 40, seed=1) == drawn
+    assert mutants.draw(names, "costs", 40, seed=2) != drawn
+    fewer = [name for name in names if name != drawn[7]]
+    assert mutants.draw(fewer, "costs", 40, seed=1)[:39] == [*drawn[:7], *drawn[8:]]
+    assert len(mutants.draw(names, "planning", 100, seed=1)) == 50
+
+
+def test_the_score_is_of_those_judged_alone():
+    names = named("engine", 5) + named("costs", 2)
+    given = (KILLED, "timeout", SURVIVED, UNJUDGED, NO_TESTS, KILLED, SURVIVED)
+    sample = [Mutant(name, verdict) for name, verdict in zip(names, given, strict=True)]
+    found = mutants.score([*names, *named("engine", 9, 100)], sample, "engine")
+    assert (found.mutants, found.sample, found.judged, found.noticed) == (14, 5, 4, 2)
+    assert found.share == 0.5
+    nothing = mutants.score(names, [Mutant(names[0], UNJUDGED)], "engine")
+    assert (nothing.judged, nothing.share) == (0, 0.0)
+
+
+SOURCE = textwrap.dedent(
+    '''
+    def outer(n):
+        """Return n, at least 1."""
+        if n < 1:
+            return 1
+        return n
+
+
+    class Box:
+        @staticmethod
+        def outer(n):
+            n += 1
+            return n
+    '''
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "diff", "line", "change"),
+    [
+        (
+            "syncopate.room.file.x_outer__mutmut_3",
+            '--- a\n+++ b\n@@ -1,5 +1,5 @@\n def outer(n):\n     """Return n, at least 1."""\n'
+            "-    if n < 1:\n+    if n <= 1:\n         return 1\n     return n\n",
+            4,
+            ("if n < 1:", "if n <= 1:"),
+        ),
+        (
+            "syncopate.room.file.xǁBoxǁouter__mutmut_1",
+            "--- a\n+++ b\n@@ -1,4 +1,4 @@\n @staticmethod\n def outer(n):\n"
+            "-    n += 1\n+    n -= 1\n     return n\n",
+            12,
+            ("n += 1", "n -= 1"),
+        ),
+    ],
+)
+def test_a_mutant_is_shown_where_it_is(name, diff, line, change):
+    assert mutants.place_of(name, diff, SOURCE) == (line, change)
+    assert SOURCE.split("\n")[line - 1].strip() == change[0]
+
+
+class FakeMutmut:
+    """Stands for mutmut: every name it is asked about is killed, but for those that survive."""
+
+    def __init__(self, known, survivors=()):
+        self.known = dict(known)
+        self.survivors = set(survivors)
+        self.asked = []
+
+    def run(self, names, jobs, counted=None):
+        self.asked.append(list(names))
+        for name in names:
+            self.known[name] = SURVIVED if name in self.survivors else KILLED
+        return "Mutant results"
+
+
+def test_what_was_killed_before_is_not_tried_again(monkeypatch):
+    one, two, three, four = names = named("costs", 4)
+    fake = FakeMutmut({one: KILLED, two: SURVIVED, three: UNCHECKED, four: UNCHECKED}, {four})
+    monkeypatch.setattr(mutants, "_run", fake.run)
+    monkeypatch.setattr(mutants, "_known", lambda: fake.known)
+    found = mutants.judge(names, dict(fake.known), jobs=1)
+    assert fake.asked == [[two, three, four]]
+    assert found == {one: KILLED, two: KILLED, three: KILLED, four: SURVIVED}
+    assert mutants.judge([one], fake.known, jobs=1) == {one: KILLED}
+    assert len(fake.asked) == 1
+
+
+def test_a_run_that_stopped_is_no_score(monkeypatch):
+    names = named("costs", 1)
+    monkeypatch.setattr(mutants, "_run", lambda *arguments: "the clean tests fail")
+    with pytest.raises(SystemExit, match="the clean tests fail"):
+        mutants.judge(names, dict.fromkeys(names, UNCHECKED), jobs=1)
+
+
+def test_ranks_judge_one_mutant_each_and_what_they_noticed_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(mutants, "VERDICTS", tmp_path / "ranks.json")
+    monkeypatch.setattr(mutants, "_diff", lambda name: "a change")
+    passing, failing = named("engine", 2)
+    asked = []
+
+    def passes(files, mutant):
+        asked.append(mutant)
+        return mutant == passing
+
+    monkeypatch.setattr(mutants, "_passes", passes)
+    expected = {passing: SURVIVED, failing: KILLED}
+    assert mutants.judge_by_ranks([passing, failing]) == expected
+    assert mutants.judge_by_ranks([passing, failing]) == expected
+    assert asked == [passing, failing, passing]
