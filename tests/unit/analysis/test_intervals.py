@@ -1,0 +1,35 @@
+"""Sets of time against sets of unit cells: the same union, intersection and length."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.analysis.intervals import Interval, intersection, length_s, union
+
+LISTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12).map(
+    lambda found: [(start, start + length) for start, length in found]
+)
+"""Intervals in any order; some are empty, some touch, some hold others."""
+
+
+def cells(intervals: list[Interval]) -> set[int]:
+    return {cell for start, end in intervals for cell in range(int(start), int(end))}
+
+
+@given(LISTS)
+def test_a_union_covers_the_same_sorted_and_disjoint(intervals: list[Interval]) -> None:
+    found = union(intervals)
+    assert cells(found) == cells(intervals)
+    assert all(one[1] < other[0] for one, other in pairwise(found))
+    assert length_s(found) == len(cells(intervals))
+
+
+@given(LISTS, LISTS)
+def test_an_intersection_is_what_both_cover(one: list[Interval], other: list[Interval]) -> None:
+    found = intersection(union(one), union(other))
+    assert cells(found) == cells(one) & cells(other)
+    assert all(start < end for start, end in found)
+    assert length_s(found) == len(cells(found))
