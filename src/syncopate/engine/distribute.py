@@ -18,7 +18,7 @@ from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import SelfPlanner, first_plan
-from syncopate.engine.state import broadcast_tensors, module_buffers
+from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.plan import Plan
 from syncopate.planning.registry import require_policy
@@ -41,7 +41,8 @@ def distribute(
     The model stays the same object and gets ``no_sync()`` and ``syncopate``, its
     :class:`~syncopate.engine.engine.Engine`. Parameters and buffers of all ranks become rank 0's.
     From then on every backward ends with the gradients averaged over the ranks, and every training
-    forward begins with rank 0's buffers. As with ``gradient_as_bucket_view=True`` in DDP,
+    forward outside ``no_sync`` begins with rank 0's buffers, in its shapes, whoever wrote to them
+    since; inside, nothing is exchanged. As with ``gradient_as_bucket_view=True`` in DDP,
     gradients are views of communication buffers: copy one that is to survive the next backward.
 
     Without a plan the first iterations run on a safe one and are profiled; then the cluster is
@@ -108,15 +109,14 @@ def _build(
     trainables = together(communicator, lambda: _require_sound(model, optimizer))
     together(communicator, lambda: _require_arguments(communicator, asked))
     require_same(communicator, _facts(model, asked))
-    slots = tuple(module_buffers(model))
-    broadcast_tensors(
-        communicator, [p.data for p in model.parameters()] + [slot.tensor for slot in slots]
-    )
+    buffers = Buffers(model, trainables[0].parameter.device)
+    broadcast_tensors(communicator, [p.data for p in model.parameters()] + buffers.tensors)
+    buffers.take(buffers.kept)
     return Engine(
         model,
         optimizer,
         trainables=trainables,
-        slots=slots,
+        buffers=buffers,
         group=group,
         communicator=communicator,
     )

@@ -18,7 +18,7 @@ from syncopate.engine import module as modules
 from syncopate.engine.agreement import require_same, together
 from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
 from syncopate.engine.reducer import Reducer
-from syncopate.engine.state import BufferSlot
+from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
 from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError, InvalidValueError
@@ -36,7 +36,7 @@ class Engine:
         model: the model, not yet attached.
         optimizer: its optimizer; only watched, to time its steps.
         trainables: every parameter whose gradient is exchanged.
-        slots: the model's buffers.
+        buffers: the model's buffers.
         group: the ranks; None for all.
         communicator: joins them.
 
@@ -50,14 +50,14 @@ class Engine:
         optimizer: torch.optim.Optimizer,
         *,
         trainables: tuple[Trainable, ...],
-        slots: tuple[BufferSlot, ...],
+        buffers: Buffers,
         group: dist.ProcessGroup | None,
         communicator: Communicator,
     ) -> None:
         self.workload: Workload | None = None
         self._model = model
         self._trainables = trainables
-        self._slots = slots
+        self._buffers = buffers
         self._group = group
         self._plan: Plan | None = None
         self._inside = False
@@ -70,7 +70,7 @@ class Engine:
             for name, parameter in model.named_parameters()
             if not parameter.requires_grad
         )
-        self._reducer = Reducer(trainables, slots, communicator)
+        self._reducer = Reducer(trainables, buffers, communicator)
         self._update_start: Any = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
@@ -229,7 +229,7 @@ class Engine:
             len(self._trainables),
             self.communicator.rank,
             self.communicator.world_size,
-            self._slots,
+            self._buffers,
             dtype,
         )
         self._reducer.install(build_buckets(plan, self._trainables, tail.elements), tail)

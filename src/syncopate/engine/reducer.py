@@ -37,7 +37,7 @@ from torch.autograd import Variable
 from syncopate.calibration.stamps import clock_for
 from syncopate.collectives import Communicator, Handle
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
-from syncopate.engine.state import BufferSlot, broadcast_tensors
+from syncopate.engine.state import Buffers
 from syncopate.engine.step import Push, Step
 from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError
@@ -61,7 +61,7 @@ class Reducer:
 
     Args:
         trainables: every parameter whose gradient is exchanged.
-        slots: the module's buffers, kept at rank 0's values.
+        buffers: the module's buffers, kept at rank 0's values.
         communicator: joins the ranks.
 
     Attributes:
@@ -76,7 +76,7 @@ class Reducer:
     def __init__(
         self,
         trainables: Sequence[Trainable],
-        slots: Sequence[BufferSlot],
+        buffers: Buffers,
         communicator: Communicator,
     ) -> None:
         self.paused = False
@@ -86,8 +86,7 @@ class Reducer:
         self.clock = clock_for(trainables[0].parameter.device)
         self._stamp = self.clock.stamp
         self._trainables = tuple(trainables)
-        self._slots = tuple(slots)
-        self._buffers_current = True
+        self._module_buffers = buffers
         self._owes_failure = False
         self._state = State.IDLE
         self._task = -1
@@ -163,11 +162,8 @@ class Reducer:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
         self._abandon()
-        if training and self._slots:
-            if not self._buffers_current:
-                tensors = [slot.tensor for slot in self._slots]
-                broadcast_tensors(self.communicator, tensors)
-            self._buffers_current = self.paused
+        if training and not self.paused:
+            self._module_buffers.refresh(self.communicator)
         self._step.forward_start = self._stamp()
 
     def forward_ends(self, outputs: Sequence[Tensor]) -> None:
@@ -301,10 +297,13 @@ class Reducer:
                 self._wait()
                 if missing:
                     self._restore(missing)
-                failed = self._tail.failed_ranks()
+                said = self._tail.said()
         finally:
             self._rest()
-        if failed:
+        if said.appeared:
+            self._module_buffers.wake()
+        if said.failed:
+            failed = said.failed
             raise EngineError(
                 f"backward failed on rank{'s' if len(failed) > 1 else ''} "
                 f"{', '.join(map(str, failed))}, so this step has no gradient. See the error "
@@ -334,14 +333,11 @@ class Reducer:
 
     def _wait(self) -> None:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""
-        if self._tail.broadcast:
-            broadcast_tensors(self.communicator, [slot.tensor for slot in self._tail.broadcast])
         for _, part, handle in self._pushes:
             handle.wait()
             if not part.averaged_before:
                 part.gradients.mul_(self._scale)
         self._tail.deliver()
-        self._buffers_current = True
         self._kept[:] = bytes(len(self._kept))
 
     def _abandon(self) -> None:
@@ -358,6 +354,8 @@ class Reducer:
                     while self._next < len(self._buckets):
                         self._push(self._buckets[self._next], failed=True)
                     self._wait()
+                    if self._tail.said().appeared:
+                        self._module_buffers.wake()
         finally:
             self._rest()
 

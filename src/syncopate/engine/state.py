@@ -1,64 +1,322 @@
-"""State: the module's buffers, and bringing tensors of every rank to rank 0's values."""
+"""State: the module's buffers, and bringing tensors of every rank to one rank's values.
+
+[Note: Whose buffers a forward begins with]
+Every training forward outside ``no_sync`` begins with rank 0's buffers. Rank 0's values ride along
+at the end of each synchronised backward (:mod:`syncopate.engine.tail`), and every rank keeps a copy
+of them. What happens to a buffer afterwards is found by comparing it with the copy, byte by byte:
+an evaluation in training mode, a reset, a forward without a backward, a tensor of another shape or
+none in its place. Version counters would not do, because batch normalisation does not count its
+own writes. A rank puts its copy back where its own buffers differ, and needs nobody for that. What
+became of rank 0's buffers no other rank can know: rank 0 says it at the beginning of the forward,
+in a broadcast of a few bytes, and what changed follows. So the usual step, whose buffers rode
+along, pays that one small message, and large constants (masks, tables) never travel.
+
+Inside ``no_sync`` nothing is exchanged, so that ranks may run different numbers of micro-batches
+there: every rank goes on with its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from syncopate.collectives import Communicator
+from syncopate.schedules.registry import NATIVE
 from syncopate.units import MIB
 
 _CHUNK_BYTES = 32 * MIB
 
 
-class BufferSlot(NamedTuple):
-    """Where a module keeps one buffer.
-
-    The slot is kept and not the tensor: a module may put another tensor in its place at any time.
+class Form(NamedTuple):
+    """What a buffer is, apart from its values.
 
     Attributes:
-        name: the buffer's name in ``model.named_buffers()``.
-        owner: the buffer dictionary of the module that owns it.
-        key: its key there.
+        shape: its shape.
+        dtype: its dtype.
+        persistent: whether it is part of the ``state_dict``.
+        alias: the name under which the same tensor stands earlier; empty when it stands only here.
     """
 
-    name: str
-    owner: dict[str, Tensor | None]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    persistent: bool
+    alias: str
+
+
+Forms = dict[str, Form | None]
+"""The buffers of a module by name; None where the name is registered and holds no tensor."""
+
+
+class _Place(NamedTuple):
+    """Where a module keeps one buffer: another tensor may be put there at any time."""
+
+    module: nn.Module
     key: str
 
     @property
-    def tensor(self) -> Tensor:
-        """The buffer as it is now, sharing memory but not the version counter.
+    def tensor(self) -> Tensor | None:
+        return self.module._buffers.get(self.key)
 
-        Autograd may have saved the buffer for a backward that is still to come; batch
-        normalisation does. It must not take the exchange of statistics for a modification.
+
+class Buffers:
+    """The buffers of a model, and how they come to be rank 0's.
+
+    Args:
+        model: whose buffers; rank 0's and this rank's are alike in form.
+        device: where the copies are kept, and what the communicator sends from.
+        ignored: names of buffers that stay every rank's own.
+        shared: whether any are exchanged at all.
+
+    Attributes:
+        source: the rank whose values count.
+        kept: the source's values, by name, as they were last agreed on.
+        carried: names of those that ride along with the last bucket.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str = "cpu",
+        ignored: Iterable[str] = (),
+        *,
+        shared: bool = True,
+    ) -> None:
+        self.source = 0
+        self.carried: tuple[str, ...] = ()
+        self.kept: dict[str, Tensor] = {}
+        self._model = model
+        self._device = torch.device(device)
+        self._ignored = frozenset(ignored)
+        self._shared = shared
+        self._places: dict[str, _Place] = {}
+        self._forms: Forms = {}
+        self._adopt(self._look())
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All buffers as they are now, each once."""
+        tensors = (self._places[name].tensor for name in self.kept)
+        return [tensor.data for tensor in tensors if tensor is not None]
+
+    @property
+    def loose(self) -> list[str]:
+        """Names of the buffers that do not ride along: large ones, and those that change shape."""
+        return [name for name in self.kept if name not in self.carried]
+
+    @property
+    def appeared(self) -> bool:
+        """Whether a module that had no buffer at all has one now."""
+        return self._shared and not self._forms and bool(self._look())
+
+    def refresh(self, communicator: Communicator) -> None:
+        """Begin a training forward: every rank calls it, and has the source's buffers afterwards.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
         """
-        tensor = self.owner[self.key]
-        assert tensor is not None
+        if not self._forms or communicator.world_size == 1:
+            return
+        here = communicator.rank == self.source
+        forms = self._look()
+        relaid, *changed = self._ask(communicator, forms)
+        if relaid:
+            self._adopt(communicator.broadcast_object(forms, self.source))
+            names = list(self.kept)
+        else:
+            groups = [self.carried, *((name,) for name in self.loose)]
+            flagged = zip(groups, changed, strict=True)
+            names = [name for group, flag in flagged if flag for name in group]
+        if here:
+            self.take(names)
+        tensors = [self.kept[name] for name in names]
+        broadcast_tensors(communicator, tensors, self.source)
+        if here:
+            return
+        if forms != self._forms:
+            self._conform(forms)
+        else:
+            self.put(self.kept, replace=True)
+
+    def wake(self) -> None:
+        """Exchange buffers from now on: some :attr:`appeared` at the source."""
+        self._forms = {"": None}
+
+    def take(self, names: Iterable[str]) -> None:
+        """Keep the values that this rank's buffers ``names`` have now."""
+        pairs = [(self.kept[name], self._fitting(name)) for name in names]
+        fitting = [(kept, tensor) for kept, tensor in pairs if tensor is not None]
+        if fitting:
+            kept, tensors = zip(*fitting, strict=True)
+            torch._foreach_copy_(list(kept), list(tensors))
+
+    def put(self, names: Iterable[str], *, replace: bool = False) -> None:
+        """Give this rank's buffers ``names`` the values that are kept.
+
+        Args:
+            names: which.
+            replace: whether one of another form is replaced, or left as it is.
+        """
+        tensors, values = [], []
+        for name in names:
+            tensor, kept = self._fitting(name), self.kept[name]
+            if tensor is not None and not _overlaps(tensor):
+                tensors.append(tensor)
+                values.append(kept)
+            elif replace:
+                self._assign(name, kept.clone())
+        if tensors:
+            torch._foreach_copy_(tensors, values)
+
+    def _ask(self, communicator: Communicator, forms: Forms) -> list[int]:
+        """Return what the source says changed: the forms, those carried, and each loose one."""
+        loose = self.loose
+        if communicator.rank == self.source:
+            flags = [self._changed(names) for names in (self.carried, *((n,) for n in loose))]
+            relaid = torch.as_tensor(forms != self._forms, device=self._device)
+            said = torch.stack([relaid, *flags]).to(torch.uint8)
+        else:
+            said = torch.zeros(2 + len(loose), dtype=torch.uint8, device=self._device)
+        # Our own links carry a few bytes several times as fast as Gloo does.
+        algorithm = NATIVE if said.is_cuda else "mst"
+        communicator.broadcast(said, self.source, algorithm=algorithm)
+        answer: list[int] = said.tolist()
+        return answer
+
+    def _changed(self, names: Sequence[str]) -> Tensor:
+        """Return whether the values of ``names`` are not those kept, on the device."""
+        pairs = [(self._fitting(name), self.kept[name]) for name in names]
+        fitting = [(tensor, kept) for tensor, kept in pairs if tensor is not None and kept.numel()]
+        if not fitting:
+            return torch.as_tensor(False, device=self._device)
+        now, before = (
+            torch.cat([_bytes(tensor).to(self._device) for tensor in side])
+            for side in zip(*fitting, strict=True)
+        )
+        if now.is_cuda:
+            return (now != before).any()
+        return torch.as_tensor(not torch.equal(now, before))
+
+    def _look(self) -> Forms:
+        """Return the forms of this rank's buffers as they are, and note their places."""
+        if not self._shared:
+            return {}
+        self._places = {}
+        forms: Forms = {}
+        first: dict[int, str] = {}
+        for prefix, module in _modules(self._model):
+            for key, tensor in module._buffers.items():
+                name = prefix + key
+                if name in self._ignored:
+                    continue
+                self._places[name] = _Place(module, key)
+                if tensor is None:
+                    forms[name] = None
+                    continue
+                alias = first.setdefault(id(tensor), name)
+                persistent = key not in module._non_persistent_buffers_set
+                forms[name] = Form(
+                    tuple(tensor.shape), tensor.dtype, persistent, "" if alias == name else alias
+                )
+        return forms
+
+    def _adopt(self, forms: Forms) -> None:
+        """Note the source's forms, and make room for the values of those that are new."""
+        known, self._forms = self._forms, forms
+        kept, self.kept = self.kept, {}
+        for name, form in forms.items():
+            if form is None or form.alias:
+                continue
+            if known.get(name) == form:
+                self.kept[name] = kept[name]
+            else:
+                self.kept[name] = torch.zeros(form.shape, dtype=form.dtype, device=self._device)
+        # The last bucket has room for what it had room for: what changed its form rides no more.
+        self.carried = tuple(n for n in self.carried if self.kept.get(n) is kept[n])
+
+    def _fitting(self, name: str) -> Tensor | None:
+        """Return this rank's buffer if it has the source's form.
+
+        It shares memory but not the version counter: autograd may have saved the buffer for a
+        backward that is still to come, and must not take the exchange for a modification.
+        """
+        place = self._places.get(name)
+        tensor = None if place is None else place.tensor
+        kept = self.kept[name]
+        if tensor is None or tensor.shape != kept.shape or tensor.dtype != kept.dtype:
+            return None
         return tensor.data
 
+    def _conform(self, own: Forms) -> None:
+        """Give this rank's buffers, of forms ``own``, the source's values and forms."""
+        for name in self.kept:
+            mine = own.get(name)
+            if mine is not None and mine.alias:  # here, but not at the source
+                self._assign(name, self.kept[name].clone())
+        self.put(self.kept, replace=True)
+        for name, form in self._forms.items():
+            if form is None:
+                self._assign(name, None)
+            elif form.alias:
+                self._assign(name, self._owner(form.alias))
+        for name in own.keys() - self._forms.keys():
+            place = self._places[name]
+            place.module._buffers.pop(place.key, None)
+            place.module._non_persistent_buffers_set.discard(place.key)
 
-def module_buffers(model: nn.Module) -> list[BufferSlot]:
-    """Return every registered buffer of ``model``, shared ones once, in a fixed order."""
-    slots, seen = [], set()
-    for prefix, module in model.named_modules():
-        for key, tensor in module._buffers.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                name = f"{prefix}.{key}" if prefix else key
-                slots.append(BufferSlot(name, module._buffers, key))
-    return slots
+    def _owner(self, name: str) -> Tensor | None:
+        path, _, key = name.rpartition(".")
+        return self._model.get_submodule(path)._buffers.get(key)
+
+    def _assign(self, name: str, tensor: Tensor | None) -> None:
+        """Put ``tensor`` where the buffer ``name`` is; nowhere if its module is not here."""
+        path, _, key = name.rpartition(".")
+        try:
+            module = self._model.get_submodule(path)
+        except AttributeError:
+            return
+        before = module._buffers.get(key)
+        if tensor is not None and before is not None:
+            tensor = tensor.to(before.device)
+        form = self._forms[name]
+        if key not in module._buffers and form is not None and not form.persistent:
+            module._non_persistent_buffers_set.add(key)
+        module._buffers[key] = tensor
 
 
-def broadcast_tensors(communicator: Communicator, tensors: Sequence[Tensor]) -> None:
-    """Overwrite ``tensors`` on every rank with rank 0's, bit by bit, whatever their dtypes.
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield every module once, with what precedes the names of what it owns.
+
+    ``named_modules`` does the same in a fixed order, and takes several times as long.
+    """
+    seen = {id(model)}
+    pending = [("", model)]
+    while pending:
+        prefix, module = pending.pop()
+        yield prefix, module
+        for name, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                pending.append((f"{prefix}{name}.", child))
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Say whether elements share memory, as in an expanded tensor, which cannot be written to."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return any(length > 1 and stride == 0 for length, stride in pairs)
+
+
+def broadcast_tensors(
+    communicator: Communicator, tensors: Sequence[Tensor], source: int = 0
+) -> None:
+    """Overwrite ``tensors`` on every rank with the source's, bit by bit, whatever their dtypes.
 
     Args:
         communicator: joins the ranks.
         tensors: the same shapes and dtypes on every rank, all on one device.
+        source: the rank whose values count.
 
     Raises:
         CollectiveError: a rank is lost or late.
@@ -66,8 +324,8 @@ def broadcast_tensors(communicator: Communicator, tensors: Sequence[Tensor]) -> 
     with torch.no_grad():
         for chunk in _chunks(tensors):
             flat = torch.cat([_bytes(tensor) for tensor in chunk])
-            communicator.broadcast(flat, src=0)
-            if communicator.rank == 0:
+            communicator.broadcast(flat, src=source)
+            if communicator.rank == source:
                 continue
             offset = 0
             for tensor in chunk:

@@ -4,8 +4,10 @@ Behind the gradients of the last bucket travel, in this order:
 
 - one element per parameter: on how many ranks this backward reached it;
 - one element per rank: 1 when its backward failed half-way;
-- the module's buffers: rank 0 contributes its values and every other rank negative zeros, so the
-  sum is rank 0's value, exactly.
+- one element per rank: how many of its forwards this backward did not reach;
+- one element: 1 when a model without buffers has one now;
+- the module's buffers: one rank, the source, contributes its values and every other rank negative
+  zeros, so the sum is the source's value, exactly.
 
 [Note: Exact buffers in a sum of floats]
 ``x + -0.0`` is ``x`` for every float, either zero, infinities and NaN included, so a buffer whose
@@ -13,23 +15,41 @@ dtype the element type holds without loss travels as it is. Of any other, such a
 normalisation's int64 ``num_batches_tracked``, each byte travels as one element: every integer up to
 255 is exact even in bfloat16.
 
-Large buffers (attention masks, tables) are cheaper in a broadcast, which moves every byte once;
-:attr:`Tail.broadcast` lists them.
+Large buffers (attention masks, tables) are cheaper in a broadcast, which moves every byte once, and
+is needed only when they have changed: :class:`~syncopate.engine.state.Buffers` sees to them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from syncopate.engine.state import BufferSlot
+from syncopate.engine.state import Buffers
 from syncopate.units import KIB, MIB
 
 _CARRIED_BYTES = 1 * MIB
 _CARRIED_BYTEWISE = 4 * KIB
+_MOST_FORWARDS = 256
+"""What even bfloat16 counts exactly."""
+
 _SMALL_EXACT = (torch.bool, torch.uint8, torch.int8)
+
+
+class Said(NamedTuple):
+    """What the ranks said in a tail, besides their buffers.
+
+    Attributes:
+        failed: ranks whose backward failed.
+        unreached: per rank, how many of its forwards had no part in this backward.
+        appeared: whether the source has buffers where the model had none.
+    """
+
+    failed: list[int]
+    unreached: list[int]
+    appeared: bool
 
 
 class Tail:
@@ -39,12 +59,11 @@ class Tail:
         parameters: number of exchanged parameters.
         rank: this rank.
         world_size: number of ranks.
-        slots: the module's buffers.
+        buffers: the module's buffers; notes those that ride along.
         dtype: element type of the flat buffer that carries the tail.
 
     Attributes:
         elements: how many elements of ``dtype`` the tail needs.
-        broadcast: the buffers too large to ride along.
     """
 
     def __init__(
@@ -52,36 +71,38 @@ class Tail:
         parameters: int,
         rank: int,
         world_size: int,
-        slots: Sequence[BufferSlot],
+        buffers: Buffers,
         dtype: torch.dtype,
     ) -> None:
         self._parameters = parameters
         self._rank = rank
-        self._head = parameters + world_size
-        self._direct: list[BufferSlot] = []
-        self._bytewise: dict[torch.dtype, list[BufferSlot]] = {}
-        self.broadcast: list[BufferSlot] = []
+        self._world_size = world_size
+        self._head = parameters + 2 * world_size + 1
+        self._buffers = buffers
+        self._direct: list[Tensor] = []
+        self._bytewise: dict[torch.dtype, list[Tensor]] = {}
         element = dtype.to_real() if dtype.is_complex else dtype
-        for slot in slots:
-            self._assign(slot, element)
-        direct = sum(slot.tensor.numel() for slot in self._direct)
-        bytewise = sum(s.tensor.nbytes for group in self._bytewise.values() for s in group)
+        buffers.carried = tuple(
+            name for name, kept in buffers.kept.items() if self._carries(kept, element)
+        )
+        direct = sum(kept.numel() for kept in self._direct)
+        bytewise = sum(kept.nbytes for group in self._bytewise.values() for kept in group)
         self.elements = self._head + direct + bytewise
         self._late: tuple[Tensor, torch.cuda.Event] | None = None
         self._template = torch.zeros(0)
         self._tail = torch.zeros(0)
 
-    def _assign(self, slot: BufferSlot, element: torch.dtype) -> None:
-        tensor = slot.tensor
-        lossless = tensor.dtype in _SMALL_EXACT or (
-            tensor.is_floating_point() and torch.promote_types(tensor.dtype, element) == element
+    def _carries(self, kept: Tensor, element: torch.dtype) -> bool:
+        lossless = kept.dtype in _SMALL_EXACT or (
+            kept.is_floating_point() and torch.promote_types(kept.dtype, element) == element
         )
-        if lossless and tensor.numel() * element.itemsize <= _CARRIED_BYTES:
-            self._direct.append(slot)
-        elif not lossless and tensor.nbytes <= _CARRIED_BYTEWISE:
-            self._bytewise.setdefault(tensor.dtype, []).append(slot)
+        if lossless and kept.numel() * element.itemsize <= _CARRIED_BYTES:
+            self._direct.append(kept)
+        elif not lossless and kept.nbytes <= _CARRIED_BYTEWISE:
+            self._bytewise.setdefault(kept.dtype, []).append(kept)
         else:
-            self.broadcast.append(slot)
+            return False
+        return True
 
     def attach(self, tail: Tensor) -> None:
         """Take ``tail``, at least ``elements`` long, as the memory to write to and read from."""
@@ -90,19 +111,21 @@ class Tail:
         self._template[: self._parameters] = 1
         self._places: list[Tensor] = []
         offset = self._head
-        for slot in self._direct:
-            tensor = slot.tensor
-            place = self._tail[offset : offset + tensor.numel()]
-            self._places.append(place.view(tensor.shape))
-            offset += tensor.numel()
+        for kept in self._direct:
+            place = self._tail[offset : offset + kept.numel()]
+            self._places.append(place.view(kept.shape))
+            offset += kept.numel()
         self._bytes = self._tail[offset:]
 
-    def fill(self, unreached: Iterable[int] = (), *, failed: bool = False) -> None:
+    def fill(
+        self, unreached: Iterable[int] = (), *, failed: bool = False, forwards: int = 0
+    ) -> None:
         """Write this rank's contribution, just before the last bucket is launched.
 
         Args:
             unreached: indices of the parameters that this rank's backward did not reach.
             failed: whether this rank's backward failed.
+            forwards: how many forwards had no part in this backward.
         """
         head = self._tail[: self._head]
         head.copy_(self._template)
@@ -110,40 +133,45 @@ class Tail:
             head[index] = 0
         if failed:
             head[self._parameters + self._rank] = 1
-        if self._rank:
+        if forwards:
+            head[self._parameters + self._world_size + self._rank] = min(forwards, _MOST_FORWARDS)
+        if self._rank != self._buffers.source:
             self._tail[self._head :].fill_(-0.0)
             return
+        if self._buffers.appeared:
+            head[-1] = 1
+        self._buffers.take(self._buffers.carried)
         if self._direct:
-            torch._foreach_copy_(self._places, [slot.tensor for slot in self._direct])
+            torch._foreach_copy_(self._places, self._direct)
         offset = 0
-        for slots in self._bytewise.values():
-            raw = torch.cat([slot.tensor.reshape(-1) for slot in slots]).view(torch.uint8)
+        for group in self._bytewise.values():
+            raw = torch.cat([kept.reshape(-1) for kept in group]).view(torch.uint8)
             self._bytes[offset : offset + raw.numel()].copy_(raw)
             offset += raw.numel()
 
     def deliver(self) -> None:
-        """Give every buffer that rode along rank 0's value; rank 0 has it already."""
-        if not self._rank:
+        """Give every buffer that rode along the source's value; the source has it already."""
+        if self._rank == self._buffers.source:
             return
         if self._direct:
-            torch._foreach_copy_([slot.tensor for slot in self._direct], self._places)
+            torch._foreach_copy_(self._direct, self._places)
         offset = 0
-        for dtype, slots in self._bytewise.items():
-            tensors = [slot.tensor for slot in slots]
-            nbytes = sum(tensor.nbytes for tensor in tensors)
+        for dtype, group in self._bytewise.items():
+            nbytes = sum(kept.nbytes for kept in group)
             raw = self._bytes[offset : offset + nbytes].to(torch.uint8).view(dtype)
             offset += nbytes
-            parts = torch.split(raw, [tensor.numel() for tensor in tensors])
-            shaped = [part.view(t.shape) for part, t in zip(parts, tensors, strict=True)]
-            torch._foreach_copy_(tensors, shaped)
+            parts = torch.split(raw, [kept.numel() for kept in group])
+            shaped = [part.view(t.shape) for part, t in zip(parts, group, strict=True)]
+            torch._foreach_copy_(group, shaped)
+        self._buffers.put(self._buffers.carried)
 
     def reached(self) -> list[bool]:
         """Return per parameter whether any rank's backward reached it."""
         counts: list[float] = self._tail[: self._parameters].tolist()
         return [count > 0 for count in counts]
 
-    def failed_ranks(self) -> list[int]:
-        """Return the ranks whose backward failed; on a CUDA device, of the step before this one.
+    def said(self) -> Said:
+        """Return what the ranks said; on a CUDA device, of the step before this one.
 
         Reading this step's flags there would make the host wait for the device in every step.
         """
@@ -151,10 +179,12 @@ class Tail:
         if flags.is_cuda:
             late, self._late = self._late, _to_host(flags)
             if late is None:
-                return []
+                return Said([], [0] * self._world_size, False)
             flags, copied = late
             copied.synchronize()
-        return [rank for rank, flag in enumerate(flags.tolist()) if flag]
+        *counts, appeared = (int(flag) for flag in flags.tolist())
+        failed = [rank for rank, flag in enumerate(counts[: self._world_size]) if flag]
+        return Said(failed, counts[self._world_size :], bool(appeared))
 
 
 def _to_host(flags: Tensor) -> tuple[Tensor, torch.cuda.Event]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from syncopate.engine.state import module_buffers
+from syncopate.engine.state import Buffers
 from syncopate.engine.tail import Tail
 
 RANKS = 3
@@ -37,22 +37,30 @@ class _Stateful(nn.Module):
         self.again.register_buffer("shared", self.floats)
 
 
+def _buffers(module: nn.Module) -> Buffers:
+    """The module's buffers, agreed to be as they are."""
+    buffers = Buffers(module)
+    buffers.take(buffers.kept)
+    return buffers
+
+
 def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int]) -> list:
     """Play the ranks in one process: fill every tail, sum, deliver."""
     ranks = []
     for rank in range(RANKS):
         module = _Stateful(rank)
-        tail = Tail(PARAMETERS, rank, RANKS, module_buffers(module), dtype)
+        buffers = _buffers(module)
+        tail = Tail(PARAMETERS, rank, RANKS, buffers, dtype)
         memory = torch.zeros(tail.elements + 3, dtype=dtype)
         if dtype.is_complex:
             memory = torch.view_as_real(memory).view(-1)
         tail.attach(memory)
-        ranks.append((module, tail, memory))
+        ranks.append((module, tail, memory, buffers))
     for step in range(2):  # the second exchange starts from what the first left behind
-        for rank, (_, tail, _) in enumerate(ranks):
-            tail.fill(unreached[rank], failed=rank in failed and step == 1)
-        total = reduce(torch.add, [memory for _, _, memory in ranks])
-        for _, tail, memory in ranks:
+        for rank, (_, tail, *_) in enumerate(ranks):
+            tail.fill(unreached[rank], failed=rank in failed and step == 1, forwards=100 * rank)
+        total = reduce(torch.add, [memory for _, _, memory, _ in ranks])
+        for _, tail, memory, _ in ranks:
             memory.copy_(total)
             tail.deliver()
     return ranks
@@ -65,8 +73,8 @@ def _exchange(dtype: torch.dtype, unreached: list[list[int]], failed: list[int])
 )
 def test_buffers_arrive_bit_by_bit(dtype: torch.dtype) -> None:
     source = _Stateful(0)
-    for module, tail, _ in _exchange(dtype, [[]] * RANKS, []):
-        large = {slot.name for slot in tail.broadcast}
+    for module, _, _, buffers in _exchange(dtype, [[]] * RANKS, []):
+        large = set(buffers.loose)
         assert {"huge", "table"} <= large
         for name, buffer in module.named_buffers():
             if name not in large:
@@ -83,23 +91,69 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 def test_reached_and_failed() -> None:
     unreached = [[0, 1], [0, 2], [0, 1, 2]]
-    for _, tail, _ in _exchange(torch.bfloat16, unreached, [1, 2]):
+    for _, tail, *_ in _exchange(torch.bfloat16, unreached, [1, 2]):
         assert tail.reached() == [False, True, True, True]
-        assert tail.failed_ranks() == [1, 2]
+        assert tail.said() == ([1, 2], [0, 100, 200], False)
 
 
-def test_slots_follow_the_module() -> None:
+def test_buffers_are_found_wherever_the_module_puts_them() -> None:
     module = _Stateful(0)
-    slots = module_buffers(module)
-    assert [slot.name for slot in slots].count("floats") == 1
-    assert "again.shared" not in {slot.name for slot in slots}
+    buffers = _buffers(module)
+    assert list(buffers.kept).count("floats") + list(buffers.kept).count("again.shared") == 1
+    assert "nothing" not in buffers.kept
     module.count = torch.tensor(5)
-    assert next(slot.tensor for slot in slots if slot.name == "count") == 5
+    buffers.take(["count"])
+    assert buffers.kept["count"] == 5
+    # One that has another form now is not taken for the one that was agreed on.
+    module.count = torch.zeros(2)
+    buffers.take(["count"])
+    buffers.put(["count"])
+    assert buffers.kept["count"] == 5
+    assert module.count.tolist() == [0, 0]
+    buffers.put(["count"], replace=True)
+    assert module.count.tolist() == 5
+
+
+def test_a_buffer_that_changed_its_form_rides_no_more() -> None:
+    ranks = []
+    for rank in range(2):
+        module = _Stateful(rank)
+        buffers = _buffers(module)
+        tail = Tail(1, rank, 2, buffers, torch.float32)
+        memory = torch.zeros(tail.elements)
+        tail.attach(memory)
+        ranks.append((module, buffers, tail, memory))
+    sender = ranks[0][0]
+    sender.brains = torch.ones(9)
+    sender.signs = torch.tensor([1, 2, 3], dtype=torch.int8)
+    for _, _, tail, _ in ranks:
+        tail.fill()
+    total = ranks[0][3] + ranks[1][3]
+    for _, _, tail, memory in ranks:
+        memory.copy_(total)
+        tail.deliver()
+    module, buffers, *_ = ranks[1]
+    assert module.signs.tolist() == [1, 2, 3]
+    assert module.brains.tolist() == [0.25]  # the value last agreed on
+    assert buffers.kept["brains"].tolist() == [0.25]
+
+
+def test_buffers_of_a_module_that_had_none() -> None:
+    module = nn.Linear(1, 1)
+    buffers = Buffers(module)
+    tail = Tail(1, 0, 1, buffers, torch.float32)
+    tail.attach(torch.zeros(tail.elements))
+    tail.fill()
+    assert not tail.said().appeared
+    module.register_buffer("late", torch.ones(1))
+    tail.fill()
+    assert tail.said().appeared
+    assert not Buffers(module, shared=False).kept
 
 
 def test_delivery_is_no_modification_to_autograd() -> None:
     norm = nn.BatchNorm1d(3).train()
-    tail = Tail(1, 1, 2, module_buffers(norm), torch.float32)
+    tail = Tail(1, 1, 2, _buffers(norm), torch.float32)
     tail.attach(torch.zeros(tail.elements))
     loss = norm(torch.randn(4, 3, requires_grad=True)).square().sum()
     tail.fill()
