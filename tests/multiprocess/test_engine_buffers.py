@@ -235,7 +235,76 @@ def _what_it_costs(rank: int) -> None:
     model.syncopate.detach()
 
 
-CASES = (_written, _after_no_sync, _forms, _observers, _first_buffer, _what_it_costs)
+def _own_buffers(rank: int) -> None:
+    model = _Witness()
+    model.steps += rank
+    model, optimizer = _trained(model, broadcast_buffers=False)
+    for step in range(2):
+        _step(model, optimizer, rank, step)
+    assert model.steps.tolist() == [rank, rank]
+    means: list[Any] = [None, None]
+    dist.all_gather_object(means, model.body[1].running_mean)
+    assert not torch.equal(means[0], means[1])
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()
+
+
+def _ignored(rank: int) -> None:
+    model = _Witness()
+    model.steps += rank
+    model.extra = nn.Embedding(2 + rank, 3, sparse=True)  # of another size on every rank
+    model.frozen = nn.Linear(2, 2).requires_grad_(False)
+    model.tied = nn.Linear(2, 2)
+    model.head = nn.Linear(2, 2)
+    model.head.weight = model.tied.weight
+    model._ddp_params_and_buffers_to_ignore = ["extra.weight", "not here"]
+    names = ["frozen.weight", "steps", "body.1.running_mean", "tied.bias", "tied.weight"]
+    own = torch.full((2, 2), float(rank))
+    model.frozen.weight.data.copy_(own)
+    model.tied.bias.data.copy_(own[0])
+    torch.manual_seed(rank)
+    model.body[1].running_mean.fill_(rank)
+    planned = nn.Module()
+    planned.body, planned.head, planned.tied = model.body, model.head, nn.Module()
+    planned.tied.weight = model.tied.weight
+    tensors = dict(planned.named_parameters())
+    model, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), ignore=names, timeout_s=TIMEOUT_S
+    )
+    engine = model.syncopate
+    # A shared parameter is exchanged unless all its names are ignored.
+    assert {name for name, *_ in engine.tensors} == {*tensors, "tied.weight"} - {"head.weight"}
+    assert model.frozen.weight.tolist() == own.tolist()
+    assert model.steps.tolist() == [rank, rank]
+    assert model.body[1].running_mean.tolist() == [rank] * 6
+    identical_everywhere([model.frozen.bias, model.tied.weight, model.body[0].weight])
+    model.frozen.weight.requires_grad_(True)  # nobody else's business
+    for step in range(2):
+        model.tied.bias.grad = None
+        optimizer.zero_grad()
+        loss = model(data(rank, step, 4, 8)).square().mean()
+        extra = model.extra(torch.tensor([1 + rank])).sum() + model.tied.bias.sum() * (1 + rank)
+        (loss + extra).backward()
+        assert model.tied.bias.grad.tolist() == [1.0 + rank] * 2
+        assert model.extra.weight.grad.is_sparse
+        identical_everywhere([model.body[0].weight.grad, model.body[1].running_var])
+        optimizer.step()
+    means: list[Any] = [None, None]
+    dist.all_gather_object(means, model.body[1].running_mean)
+    assert not torch.equal(means[0], means[1])
+    engine.detach()
+
+
+CASES = (
+    _own_buffers,
+    _ignored,
+    _written,
+    _after_no_sync,
+    _forms,
+    _observers,
+    _first_buffer,
+    _what_it_costs,
+)
 
 
 def _every_case(rank: int, world_size: int) -> None:

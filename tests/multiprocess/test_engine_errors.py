@@ -115,6 +115,26 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         ),
         (
             EngineError,
+            "ignore names '0.wieght', which is no parameter or buffer.*such as '0.bias'",
+            lambda: _distribute(model, ignore=["0.wieght"]),
+        ),
+        (
+            InvalidValueError,
+            "ignore is '0.weight'; it must be a list of names",
+            lambda: _distribute(model, ignore="0.weight"),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*what to ignore is .*'0.bias'",
+            lambda: _distribute(model, ignore=["0.bias"] * rank),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*broadcast_buffers is False there and True",
+            lambda: _distribute(model, broadcast_buffers=rank == 0),
+        ),
+        (
+            EngineError,
             r"parameter 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
             lambda: _distribute(model, _sgd(other)),
         ),

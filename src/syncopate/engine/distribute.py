@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,8 @@ def distribute(
     cluster: Cluster | None = None,
     policy: str = "optimal",
     channels: int = 1,
+    broadcast_buffers: bool = True,
+    ignore: Iterable[str] = (),
     group: dist.ProcessGroup | None = None,
     timeout_s: float | None = None,
 ) -> tuple[Any, torch.optim.Optimizer]:
@@ -56,6 +59,9 @@ def distribute(
         cluster: plan for this cluster instead of calibrating; needed only without ``plan``.
         policy: the planning policy; used only without ``plan``.
         channels: how many collectives a self-made plan may run at once.
+        broadcast_buffers: False leaves every rank its own buffers, from the start.
+        ignore: names of parameters and buffers that every rank keeps for itself, as are those in
+            the model's ``_ddp_params_and_buffers_to_ignore``: neither broadcast nor exchanged.
         group: the ranks; all of them when left out.
         timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
 
@@ -72,7 +78,30 @@ def distribute(
         >>> model, optimizer = distribute(model, optimizer)  # doctest: +SKIP
     """
     require_process_group(model, timeout_s)
-    asked = _Asked(plan, cluster, policy, channels)
+    asked = _Asked(plan, cluster, policy, channels, broadcast_buffers, ignore)
+    _begin(model, optimizer, asked, group, timeout_s)
+    return model, optimizer
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """How the user wants the plan to come about."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    policy: str
+    channels: int
+    broadcast_buffers: bool
+    ignore: Iterable[str]
+
+
+def _begin(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    asked: _Asked,
+    group: dist.ProcessGroup | None,
+    timeout_s: float | None,
+) -> None:
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
@@ -85,17 +114,6 @@ def distribute(
     except BaseException:
         engine.detach()
         raise
-    return model, optimizer
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """How the user wants the plan to come about."""
-
-    plan: Plan | None
-    cluster: Cluster | None
-    policy: str
-    channels: int
 
 
 def _build(
@@ -106,17 +124,22 @@ def _build(
     group: dist.ProcessGroup | None,
 ) -> Engine:
     """Check everything on every rank, make all ranks start alike, and return the engine."""
-    trainables = together(communicator, lambda: _require_sound(model, optimizer))
+    ignored = together(communicator, lambda: _ignored(model, asked.ignore))
+    trainables = together(communicator, lambda: _require_sound(model, optimizer, ignored))
     together(communicator, lambda: _require_arguments(communicator, asked))
-    require_same(communicator, _facts(model, asked))
-    buffers = Buffers(model, trainables[0].parameter.device)
-    broadcast_tensors(communicator, [p.data for p in model.parameters()] + buffers.tensors)
+    require_same(communicator, _facts(model, asked, ignored))
+    buffers = Buffers(
+        model, trainables[0].parameter.device, ignored, shared=asked.broadcast_buffers
+    )
+    parameters = [parameter.data for _, parameter in _considered(model, ignored)]
+    broadcast_tensors(communicator, parameters + buffers.tensors)
     buffers.take(buffers.kept)
     return Engine(
         model,
         optimizer,
         trainables=trainables,
         buffers=buffers,
+        ignored=ignored,
         group=group,
         communicator=communicator,
     )
@@ -133,17 +156,43 @@ def _start(engine: Engine, model: nn.Module, asked: _Asked) -> None:
     together(engine.communicator, lambda: modules.attach(model, engine))
 
 
-def _require_sound(model: nn.Module, optimizer: object) -> tuple[Trainable, ...]:
-    """Return the parameters to train, or refuse model or optimizer."""
+def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
+    """Return the names that stay every rank's own."""
     if not isinstance(model, nn.Module):
         raise InvalidValueError("model", type(model).__name__, "a torch.nn.Module")
+    names = None if isinstance(asked, str) else frozenset(asked)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise InvalidValueError("ignore", asked, "a list of names of parameters and buffers")
+    known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    for name in sorted(names.difference(known)):
+        raise EngineError(
+            f"ignore names {name!r}, which is no parameter or buffer of the model; names are those "
+            f"of named_parameters() and named_buffers(), such as {min(known, default='')!r}"
+        )
+    return names.union(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def _considered(model: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that all ranks share; one is ignored if all its names are."""
+    named = model.named_parameters(remove_duplicate=False)
+    shared = {id(parameter) for name, parameter in named if name not in ignored}
+    return [(name, p) for name, p in model.named_parameters() if id(p) in shared]
+
+
+def _require_sound(
+    model: nn.Module, optimizer: object, ignored: frozenset[str]
+) -> tuple[Trainable, ...]:
+    """Return the parameters to train, or refuse model or optimizer."""
     _require_plain(model)
-    parameters = list(model.named_parameters())
+    parameters = _considered(model, ignored)
     for name, parameter in parameters:
         _require_parameter(name, parameter)
     for name, module in model.named_modules():
-        if getattr(module, "sparse", False) is True and isinstance(
-            module, nn.Embedding | nn.EmbeddingBag
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and any(module.weight is parameter for _, parameter in parameters)
         ):
             raise EngineError(
                 f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
@@ -226,12 +275,16 @@ def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
         )
 
 
-def _facts(model: nn.Module, asked: _Asked) -> list[Fact]:
+def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fact]:
+    named = model.named_buffers() if asked.broadcast_buffers else ()
+    buffers = [(name, buffer) for name, buffer in named if name not in ignored]
     return [
         ("whether plan= is given", asked.plan is not None),
         ("whether cluster= is given", asked.cluster is not None),
         ("policy", asked.policy),
         ("channels", asked.channels),
-        *tensor_facts("parameter", model.named_parameters()),
-        *tensor_facts("buffer", model.named_buffers()),
+        ("broadcast_buffers", asked.broadcast_buffers),
+        ("what to ignore", tuple(sorted(ignored))),
+        *tensor_facts("parameter", _considered(model, ignored)),
+        *tensor_facts("buffer", buffers),
     ]

@@ -37,6 +37,7 @@ class Engine:
         optimizer: its optimizer; only watched, to time its steps.
         trainables: every parameter whose gradient is exchanged.
         buffers: the model's buffers.
+        ignored: names of parameters that are every rank's own.
         group: the ranks; None for all.
         communicator: joins them.
 
@@ -51,6 +52,7 @@ class Engine:
         *,
         trainables: tuple[Trainable, ...],
         buffers: Buffers,
+        ignored: frozenset[str],
         group: dist.ProcessGroup | None,
         communicator: Communicator,
     ) -> None:
@@ -68,7 +70,7 @@ class Engine:
         self._frozen = tuple(
             (name, parameter)
             for name, parameter in model.named_parameters()
-            if not parameter.requires_grad
+            if not parameter.requires_grad and name not in ignored
         )
         self._reducer = Reducer(trainables, buffers, communicator)
         self._update_start: Any = None
