@@ -67,6 +67,34 @@ def _refused_algorithms(
     ]
 
 
+def _refused_exceptions(
+    model: nn.Module, rank: int
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """What is to stay every rank's own."""
+    return [
+        (
+            EngineError,
+            "ignore names '0.wieght', which is no parameter or buffer.*such as '0.bias'",
+            lambda: _distribute(model, ignore=["0.wieght"]),
+        ),
+        (
+            InvalidValueError,
+            "ignore is '0.weight'; it must be a list of names",
+            lambda: _distribute(model, ignore="0.weight"),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*what to ignore is .*'0.bias'",
+            lambda: _distribute(model, ignore=["0.bias"] * rank),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*broadcast_buffers is False there and True",
+            lambda: _distribute(model, broadcast_buffers=rank == 0),
+        ),
+    ]
+
+
 def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
     model = _model()
     other = _model()
@@ -113,26 +141,7 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
             "rank 1 differs.*channels is 2 there and 1",
             lambda: _distribute(model, channels=1 + rank),
         ),
-        (
-            EngineError,
-            "ignore names '0.wieght', which is no parameter or buffer.*such as '0.bias'",
-            lambda: _distribute(model, ignore=["0.wieght"]),
-        ),
-        (
-            InvalidValueError,
-            "ignore is '0.weight'; it must be a list of names",
-            lambda: _distribute(model, ignore="0.weight"),
-        ),
-        (
-            EngineError,
-            "rank 1 differs.*what to ignore is .*'0.bias'",
-            lambda: _distribute(model, ignore=["0.bias"] * rank),
-        ),
-        (
-            EngineError,
-            "rank 1 differs.*broadcast_buffers is False there and True",
-            lambda: _distribute(model, broadcast_buffers=rank == 0),
-        ),
+        *_refused_exceptions(model, rank),
         (
             EngineError,
             r"parameter 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
