@@ -8,7 +8,15 @@ import pytest
 from syncopate.cluster import Cluster, Level
 from syncopate.errors import InvalidValueError
 from syncopate.schedules import ring
-from syncopate.schedules.base import COPY, REDUCE, rounds_of, rows, stacked
+from syncopate.schedules.base import (
+    COPY,
+    REDUCE,
+    Schedule,
+    Transfers,
+    rounds_of,
+    rows,
+    stacked,
+)
 from syncopate.schedules.checker import check
 from syncopate.schedules.compose import (
     embedded,
@@ -65,6 +73,17 @@ def test_relabelling_keeps_the_shard_with_the_rank():
     for name in ("ring", "recursive", "hierarchical"):
         for collective in ("reduce_scatter", "all_gather"):
             check(relabelled(build(collective, name, 6), (3, 1, 5, 0, 4, 2)))
+
+
+def test_a_shard_of_several_chunks_moves_as_a_whole():
+    table = ring.reduce_scatter(3).table.table
+    twice = embedded(table, [[0, 1, 2]], [[[0, 1], [2, 3], [4, 5]]])
+    schedule = Schedule("reduce_scatter", "ring", 3, 6, Transfers(twice))
+    check(schedule)
+    found = relabelled(schedule, (2, 0, 1))
+    check(found)
+    assert (found.algorithm, found.chunks) == ("ring", 6)
+    assert relabelled(found, (1, 2, 0)) == schedule
 
 
 def test_relabelling_moves_the_root():

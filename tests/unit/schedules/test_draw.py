@@ -41,3 +41,14 @@ def test_rounds_are_aligned():
     lines = draw(build("all_gather", "ring", 12), width=1000).splitlines()
     assert lines[1].startswith("round  0  0 -> 1 [0]    1 -> 2 [1]")
     assert lines[11].startswith("round 10  0 -> 1 [2]")
+
+
+def test_no_width_is_too_narrow_to_show_an_entry():
+    assert draw(build("reduce_scatter", "ring", 3), width=1) == dedent("""\
+        reduce_scatter (ring), 3 ranks: 2 rounds, 3 chunks
+        round 0  0 +> 1 [2]
+                 1 +> 2 [0]
+                 2 +> 0 [1]
+        round 1  0 +> 1 [1]
+                 1 +> 2 [2]
+                 2 +> 0 [0]""")

@@ -81,6 +81,14 @@ def test_every_row_says_what_it_is():
         assert row.source
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 5, 8])
+def test_every_schedule_says_whose_it_is(world_size):
+    for collective, name in registry.ALGORITHMS:
+        schedule = build(collective, name, world_size)
+        assert (schedule.collective, schedule.algorithm) == (collective, name)
+        assert (schedule.world_size, schedule.root) == (world_size, 0)
+
+
 def test_a_new_algorithm_is_one_row():
     register(STAR)
     assert algorithms("all_reduce")[-1] == "star"
