@@ -215,10 +215,10 @@ def judge(names: Sequence[str], known: Mapping[str, str], jobs: int) -> dict[str
                 advance(f"{done} of {len(left)}", min(done / len(left), 1.0))
 
             printed = _run(left, jobs, counted)
-        if "Mutant results" not in printed:
-            raise SystemExit(f"error: mutmut stopped:\n{printed[-4000:]}")
-    now = _known()
-    return {name: now[name] for name in names}
+        known = _known()
+        if unchecked := sum(known[name] == UNCHECKED for name in names):
+            raise SystemExit(f"error: mutmut left {unchecked} unchecked:\n{printed[-4000:]}")
+    return {name: known[name] for name in names}
 
 
 def judge_by_ranks(names: Sequence[str]) -> dict[str, str]:

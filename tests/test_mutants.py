@@ -117,7 +117,7 @@ class FakeMutmut:
         self.asked.append(list(names))
         for name in names:
             self.known[name] = SURVIVED if name in self.survivors else KILLED
-        return "Mutant results"
+        return "done"
 
 
 def test_what_was_killed_before_is_not_tried_again(monkeypatch):
@@ -135,6 +135,7 @@ def test_what_was_killed_before_is_not_tried_again(monkeypatch):
 def test_a_run_that_stopped_is_no_score(monkeypatch):
     names = named("costs", 1)
     monkeypatch.setattr(mutants, "_run", lambda *arguments: "the clean tests fail")
+    monkeypatch.setattr(mutants, "_known", lambda: dict.fromkeys(names, UNCHECKED))
     with pytest.raises(SystemExit, match="the clean tests fail"):
         mutants.judge(names, dict.fromkeys(names, UNCHECKED), jobs=1)
 

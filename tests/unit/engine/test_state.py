@@ -1,0 +1,93 @@
+"""Buffers and tensors of rank 0 on every rank: which, in what pieces, and to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from syncopate.engine import state
+from syncopate.engine.state import broadcast_tensors, module_buffers
+
+
+class Rank:
+    """A communicator that keeps what rank 0 sends, and plays it back to another rank."""
+
+    def __init__(self, rank: int, sent: list[Tensor]) -> None:
+        self.rank = rank
+        self.sent = sent
+        self._next = iter(list(sent))
+
+    def broadcast(self, tensor: Tensor, src: int) -> None:
+        assert src == 0
+        if self.rank == 0:
+            self.sent.append(tensor.clone())
+        else:
+            tensor.copy_(next(self._next))
+
+
+def passed_on(mine: list[Tensor], theirs: list[Tensor]) -> list[int]:
+    """Bring ``theirs`` to ``mine``; return the bytes of every message."""
+    sent: list[Tensor] = []
+    first: Any = Rank(0, sent)
+    broadcast_tensors(first, mine)
+    second: Any = Rank(1, sent)
+    broadcast_tensors(second, theirs)
+    return [tensor.nbytes for tensor in sent]
+
+
+def test_every_dtype_and_layout_arrives_to_the_bit() -> None:
+    mine = [
+        torch.tensor([1, 2, 3], dtype=torch.uint8),
+        torch.tensor([float("nan"), -0.0, 1e-45]),
+        torch.tensor(7, dtype=torch.int64),
+        torch.empty(0),
+        torch.arange(6.0, dtype=torch.float64).reshape(2, 3).t(),
+        torch.tensor([True, False, True]),
+        torch.tensor([1 + 2j], dtype=torch.complex64),
+        torch.tensor([0.5, 2.0], dtype=torch.bfloat16),
+    ]
+    theirs = [torch.zeros_like(tensor) for tensor in mine]
+    passed_on(mine, theirs)
+    for one, other in zip(mine, theirs, strict=True):
+        assert one.shape == other.shape
+        assert torch.equal(
+            one.contiguous().reshape(-1).view(torch.uint8),
+            other.contiguous().reshape(-1).view(torch.uint8),
+        )
+
+
+def test_messages_are_as_long_as_the_limit_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "_CHUNK_BYTES", 100)
+    sizes = [60, 40, 1, 0, 99, 101, 50, 50, 50]
+    mine = [torch.full((size,), index, dtype=torch.uint8) for index, size in enumerate(sizes)]
+    theirs = [torch.zeros_like(tensor) for tensor in mine]
+    # Exactly the limit is one message; what is longer alone is one by itself.
+    assert passed_on(mine, theirs) == [100, 100, 101, 100, 50]
+    assert all(map(torch.equal, mine, theirs))
+    assert passed_on([], []) == []
+
+
+def test_a_buffer_is_found_once_by_its_first_name_wherever_it_is_now() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model.register_buffer("own", torch.ones(1))
+    model.register_buffer("nothing", None)
+    shared = model[0].running_mean
+    model[2].running_mean = shared
+    slots = module_buffers(model)
+    assert [slot.name for slot in slots] == [
+        "own",
+        "0.running_mean",
+        "0.running_var",
+        "0.num_batches_tracked",
+        "2.running_var",
+        "2.num_batches_tracked",
+    ]
+    model.own = torch.full((1,), 5.0)
+    assert slots[0].tensor.item() == 5
+    version = shared._version
+    slots[1].tensor.add_(1)
+    assert shared.tolist() == [1.0, 1.0]
+    assert shared._version == version  # a backward that saved it goes on
