@@ -1,4 +1,4 @@
-"""Buffers and tensors of rank 0 on every rank: which, in what pieces, and to the bit."""
+"""Tensors of rank 0 on every rank: in what pieces, and to the bit."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from syncopate.engine import state
-from syncopate.engine.state import broadcast_tensors, module_buffers
+from syncopate.engine.state import broadcast_tensors
 
 
 class Rank:
@@ -68,26 +68,3 @@ def test_messages_are_as_long_as_the_limit_allows(monkeypatch: pytest.MonkeyPatc
     assert passed_on(mine, theirs) == [100, 100, 101, 100, 50]
     assert all(map(torch.equal, mine, theirs))
     assert passed_on([], []) == []
-
-
-def test_a_buffer_is_found_once_by_its_first_name_wherever_it_is_now() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2), nn.BatchNorm1d(2))
-    model.register_buffer("own", torch.ones(1))
-    model.register_buffer("nothing", None)
-    shared = model[0].running_mean
-    model[2].running_mean = shared
-    slots = module_buffers(model)
-    assert [slot.name for slot in slots] == [
-        "own",
-        "0.running_mean",
-        "0.running_var",
-        "0.num_batches_tracked",
-        "2.running_var",
-        "2.num_batches_tracked",
-    ]
-    model.own = torch.full((1,), 5.0)
-    assert slots[0].tensor.item() == 5
-    version = shared._version
-    slots[1].tensor.add_(1)
-    assert shared.tolist() == [1.0, 1.0]
-    assert shared._version == version  # a backward that saved it goes on
