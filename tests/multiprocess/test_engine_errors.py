@@ -353,6 +353,55 @@ def _installs(rank: int, world_size: int) -> None:
     engine.detach()
 
 
+def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
+    """The error comes before backward reaches the model, on one rank only."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+
+    def attempt(step: int, broken: bool, model: Any = model, optimizer: Any = optimizer) -> None:
+        optimizer.zero_grad()
+        output = model(data(rank, step, 4, 8))
+        if broken:
+            raise ValueError("boom")
+        output.square().mean().backward()
+        optimizer.step()
+
+    attempt(0, False)
+    before = [p.detach().clone() for p in model.parameters()]
+    # Several forwards for one backward are no reason to refuse it, where all ranks do the same,
+    # nor is a look at the data that belongs to no step.
+    with model.no_sync():
+        for _ in range(rank):
+            model(data(rank, 0, 4, 8))
+    model.eval()
+    for _ in range(rank):
+        model(data(rank, 0, 4, 8))
+    model.train()
+    model(data(rank, 1, 4, 8))
+    (model(data(rank, 2, 4, 8)).mean() + model(data(rank, 3, 4, 8)).mean()).backward()
+    errors = [str(_error_of(partial(attempt, 4, rank == 1)))]
+    if rank == 1:
+        errors.append(str(_error_of(partial(attempt, 5, False))))
+    assert "rank 1 ran a training forward that saw no backward" in errors[-1], errors
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    attempt(6, False)
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()
+    # With buffers the rank that goes on meets the others' buckets.
+    model, optimizer = _distribute(_model(), plan=plan_of(_model(), world_size))
+    attempt(0, False, model, optimizer)
+    errors = [str(_error_of(partial(attempt, 1, rank == 1, model, optimizer)))]
+    if rank == 1:
+        errors.append(str(_error_of(partial(attempt, 2, False, model, optimizer))))
+    model.syncopate.detach()
+    return errors
+
+
+def test_an_error_in_the_loss_of_one_rank_is_found_on_all() -> None:
+    for errors in run_ranks(_fails_in_the_loss, 3, timeout_s=60):
+        assert re.search("rank 1 in broadcast .*after an error between", errors[-1]), errors
+
+
 def test_failed_backwards_and_late_changes() -> None:
     run_ranks(_survives, WORLD_SIZE, timeout_s=120)
 

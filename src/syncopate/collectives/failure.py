@@ -20,6 +20,9 @@ from syncopate.units import format_seconds
 
 _LATE_S = 0.25
 
+DIFFERENT = "the ranks were in different collectives"
+"""How the reason begins when ranks met that were not doing the same."""
+
 Kind = Literal["timeout", "closed", "interrupted", "error", "left"]
 
 
@@ -219,7 +222,7 @@ def _blame_different(failed: Mapping[int, Post]) -> Verdict | None:
     for peer, post in posts:
         groups.setdefault(post.call.title, []).append(peer)
     listed = "; ".join(f"{name_ranks(ranks)} in {title}" for title, ranks in groups.items())
-    return Verdict((), f"the ranks were in different collectives: {listed}")
+    return Verdict((), f"{DIFFERENT}: {listed}")
 
 
 def _blame_present(failed: Mapping[int, Post], rank: int) -> Verdict:

@@ -22,12 +22,21 @@ end is the real one.
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
 backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
 the others raise an error that names it, and nobody steps on half a gradient.
+
+[Note: A backward that never began]
+Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
+goes on, one step ahead of the others, and its next gradients would be averaged with their last. So
+every rank says how many training forwards since the backward before had no part in this one. Where
+all ranks say the same, several forwards are how this program trains. Otherwise all of them refuse
+the step and are in step again. A model with buffers finds it sooner: the rank is in the exchange
+before a forward while the others are in their buckets, which ends the communicator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,11 +45,12 @@ from torch.autograd import Variable
 
 from syncopate.calibration.stamps import clock_for
 from syncopate.collectives import Communicator, Handle
+from syncopate.collectives.failure import DIFFERENT, name_ranks
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Push, Step
-from syncopate.engine.tail import Tail
-from syncopate.errors import EngineError
+from syncopate.engine.tail import Said, Tail
+from syncopate.errors import CollectiveError, EngineError
 
 
 class State(IntEnum):
@@ -88,6 +98,9 @@ class Reducer:
         self._trainables = tuple(trainables)
         self._module_buffers = buffers
         self._owes_failure = False
+        self._counted = False
+        self._forwards = 0
+        self._unreached: set[int] = set()
         self._state = State.IDLE
         self._task = -1
         self._step = Step()
@@ -162,22 +175,38 @@ class Reducer:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
         self._abandon()
-        if training and not self.paused:
-            self._module_buffers.refresh(self.communicator)
+        self._counted = training and not self.paused
+        if self._counted:
+            self._exchange_buffers()
         self._step.forward_start = self._stamp()
 
     def forward_ends(self, outputs: Sequence[Tensor]) -> None:
         """Watch the tensors that ``forward`` returned for the backward to come."""
         begin = self._begin_skip if self.paused else self._begin_sync
-        for tensor in outputs:
-            # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
-            if tensor.grad_fn is not None:
-                tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+        # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
+        inner = [tensor for tensor in outputs if tensor.grad_fn is not None]
+        if inner and self._counted and torch._C._current_graph_task_id() == -1:
+            self._forwards += 1
+            self._unreached.add(self._forwards)
+            begin = partial(self._begin_counted, self._forwards)
+        for tensor in inner:
+            tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+
+    def _exchange_buffers(self) -> None:
+        try:
+            self._module_buffers.refresh(self.communicator)
+        except CollectiveError as error:
+            raise _explained(error) from error
 
     # -- backward -------------------------------------------------------------------------------
 
     def _begin_sync(self, _: Any = None) -> None:
         self._begin(State.HELD if self.held else State.SYNC)
+
+    def _begin_counted(self, forward: int, _: Any) -> None:
+        """Begin the backward of a forward that :attr:`_unreached` holds."""
+        self._unreached.discard(forward)
+        self._begin_sync()
 
     def _begin_skip(self, _: Any = None) -> None:
         self._begin(State.SKIP)
@@ -240,8 +269,11 @@ class Reducer:
     ) -> None:
         self._next += 1
         if self._next == len(self._buckets):
-            self._tail.fill(unreached, failed=failed or self._owes_failure)
+            self._tail.fill(
+                unreached, failed=failed or self._owes_failure, forwards=len(self._unreached)
+            )
             self._owes_failure = False
+            self._unreached.clear()
         for part in bucket.parts:
             if part.averaged_before:
                 part.gradients.mul_(self._scale)
@@ -300,16 +332,32 @@ class Reducer:
                 said = self._tail.said()
         finally:
             self._rest()
+        self._heed(said)
+        self._report()
+
+    def _heed(self, said: Said) -> None:
+        """Act on what the ranks said along with their gradients, all in the same way.
+
+        Raises:
+            EngineError: a backward failed, or never began.
+        """
         if said.appeared:
             self._module_buffers.wake()
         if said.failed:
-            failed = said.failed
             raise EngineError(
-                f"backward failed on rank{'s' if len(failed) > 1 else ''} "
-                f"{', '.join(map(str, failed))}, so this step has no gradient. See the error "
-                "there; zero the gradients before going on"
+                f"backward failed on {name_ranks(said.failed)}, so this step has no gradient. See "
+                "the error there; zero the gradients before going on"
             )
-        self._report()
+        fewest = min(said.unreached)
+        behind = [rank for rank, count in enumerate(said.unreached) if count > fewest]
+        if behind:
+            raise EngineError(
+                f"{name_ranks(behind)} ran a training forward that saw no backward, and other "
+                "ranks did not, so their gradients are not of the same step. An error between "
+                "forward and backward, as in the loss, does that: see the error there, and zero "
+                "the gradients before going on. A forward without a backward belongs under "
+                "torch.no_grad(), or in eval mode"
+            )
 
     def _missing(self, reached: bytearray) -> list[tuple[int, Tensor | None]]:
         """Return the parameters that backward did not reach, with what their gradient was."""
@@ -334,7 +382,10 @@ class Reducer:
     def _wait(self) -> None:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""
         for _, part, handle in self._pushes:
-            handle.wait()
+            try:
+                handle.wait()
+            except CollectiveError as error:
+                raise _explained(error) from error
             if not part.averaged_before:
                 part.gradients.mul_(self._scale)
         self._tail.deliver()
@@ -375,3 +426,17 @@ class Reducer:
         self._pushes = []
         for listener in tuple(self.listeners):
             listener(step)
+
+
+def _explained(error: CollectiveError) -> CollectiveError:
+    """Return ``error`` with what it means here, where ranks met in different collectives."""
+    reason = str(error).removeprefix(f"{error.collective}: ")
+    if DIFFERENT not in reason:
+        return error
+    return CollectiveError(
+        error.collective,
+        f"{reason}. A rank in a broadcast begins a forward, one in an all-reduce is in its "
+        "backward: after an error between forward and backward, as in the loss, a rank goes on "
+        "alone. See the error there",
+        error.ranks,
+    )
