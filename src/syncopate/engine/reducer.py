@@ -45,8 +45,9 @@ from torch.autograd import Variable
 
 from syncopate.calibration.stamps import clock_for
 from syncopate.collectives import Communicator, Handle
-from syncopate.collectives.failure import DIFFERENT, name_ranks
+from syncopate.collectives.failure import DIFFERENT
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
+from syncopate.engine.join import Move
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Push, Step
 from syncopate.engine.tail import Said, Tail
@@ -80,6 +81,7 @@ class Reducer:
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
             rank alike, and so free to communicate.
         communicator: joins the ranks.
+        announce: called before each exchange, where ranks may run out of inputs.
         clock: stamps the steps.
     """
 
@@ -93,6 +95,8 @@ class Reducer:
         self.held = False
         self.listeners: list[Callable[[Step], None]] = []
         self.communicator = communicator
+        self.announce: Callable[[Move], None] | None = None
+        self._present: Sequence[int] = range(communicator.world_size)
         self.clock = clock_for(trainables[0].parameter.device)
         self._stamp = self.clock.stamp
         self._trainables = tuple(trainables)
@@ -193,6 +197,8 @@ class Reducer:
             tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
     def _exchange_buffers(self) -> None:
+        if self.announce is not None and self._module_buffers.exchanged:
+            self.announce(Move.FORWARD)
         try:
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
@@ -267,6 +273,8 @@ class Reducer:
     def _push(
         self, bucket: BucketBuffers, *, unreached: Sequence[int] = (), failed: bool = False
     ) -> None:
+        if not self._next and self.announce is not None:
+            self.announce(Move.BACKWARD)
         self._next += 1
         if self._next == len(self._buckets):
             self._tail.fill(
@@ -343,21 +351,7 @@ class Reducer:
         """
         if said.appeared:
             self._module_buffers.wake()
-        if said.failed:
-            raise EngineError(
-                f"backward failed on {name_ranks(said.failed)}, so this step has no gradient. See "
-                "the error there; zero the gradients before going on"
-            )
-        fewest = min(said.unreached)
-        behind = [rank for rank, count in enumerate(said.unreached) if count > fewest]
-        if behind:
-            raise EngineError(
-                f"{name_ranks(behind)} ran a training forward that saw no backward, and other "
-                "ranks did not, so their gradients are not of the same step. An error between "
-                "forward and backward, as in the loss, does that: see the error there, and zero "
-                "the gradients before going on. A forward without a backward belongs under "
-                "torch.no_grad(), or in eval mode"
-            )
+        said.require_same_step(self._present)
 
     def _missing(self, reached: bytearray) -> list[tuple[int, Tensor | None]]:
         """Return the parameters that backward did not reach, with what their gradient was."""
@@ -409,6 +403,47 @@ class Reducer:
                         self._module_buffers.wake()
         finally:
             self._rest()
+
+    # -- ranks that run out of inputs -----------------------------------------------------------
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters whose gradients are exchanged."""
+        return [trainable.parameter.data for trainable in self._trainables]
+
+    def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
+        """Note which ranks have gradients; ``alone`` divides sums by their number."""
+        self._present = ranks
+        self._scale = 1.0 / (len(ranks) if alone else self.communicator.world_size)
+
+    def settle(self) -> None:
+        """Finish a backward that raised half-way; the next forward would do it otherwise."""
+        self._abandon()
+
+    def shadow(self) -> None:
+        """Add zeros to the gradients of the others' backward."""
+        announce, self.announce = self.announce, None
+        everything = range(len(self._trainables))
+        self._next = 0
+        self._pushes = []
+        self._unreached.clear()
+        try:
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    for part in bucket.parts:
+                        part.gradients.zero_()
+                    self._push(bucket, unreached=everything)
+                self._wait()
+                if self._tail.said().appeared:
+                    self._module_buffers.wake()
+        finally:
+            self._pushes = []
+            self.announce = announce
+
+    def drop(self) -> None:
+        """Forget the backward that runs: no rank has launched any of its buckets."""
+        self._unreached.clear()
+        self._rest()
 
     def _rest(self) -> None:
         self._state = State.IDLE
