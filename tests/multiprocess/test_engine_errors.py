@@ -26,6 +26,7 @@ from syncopate.errors import (
     SyncopateError,
     UnknownNameError,
 )
+from syncopate.plan import Plan
 from tests.multiprocess.engine_cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
 from tests.multiprocess.harness import run_ranks
 
@@ -95,6 +96,39 @@ def _refused_exceptions(
     ]
 
 
+def _refused_with_a_plan(
+    model: nn.Module, plan: Plan
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """What a plan says already, and a plan that says too little though its fingerprint fits."""
+    cluster = Cluster.flat(WORLD_SIZE, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    short = msgspec.structs.replace(plan, buckets=plan.buckets[1:])
+    light = msgspec.structs.replace(plan.buckets[0], nbytes=1)
+    wrong = msgspec.structs.replace(plan, buckets=(light, *plan.buckets[1:]))
+    return [
+        (
+            InvalidValueError,
+            "cluster= is 'Cluster'; it must be left out where plan= is given",
+            lambda: _distribute(model, plan=plan, cluster=cluster),
+        ),
+        (
+            InvalidValueError,
+            "policy= is 'optimal'; it must be left out where plan= is given",
+            lambda: _distribute(model, plan=plan, policy="optimal"),
+        ),
+        (
+            InvalidValueError,
+            "channels= is 1; it must be left out where plan= is given",
+            lambda: _distribute(model, plan=plan, channels=1),
+        ),
+        (
+            PlanError,
+            "this plan is damaged: the plan lacks '2.bias'",
+            lambda: _distribute(model, plan=short),
+        ),
+        (PlanError, "bucket 0 says 1 bytes, its 1", lambda: _distribute(model, plan=wrong)),
+    ]
+
+
 def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
     model = _model()
     other = _model()
@@ -144,9 +178,10 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         *_refused_exceptions(model, rank),
         (
             EngineError,
-            r"parameter 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
+            r"none of the optimizer's 6 .* 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
             lambda: _distribute(model, _sgd(other)),
         ),
+        *_refused_with_a_plan(model, plan),
     ]
 
 

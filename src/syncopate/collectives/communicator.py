@@ -112,8 +112,11 @@ class Communicator:
         self._runners = [Runner(own, self._rank, timeout_s) for own in groups]
         self._watch = Watch(self._runners, self._rank, self._world_size) if groups else None
         self._channels = [Channel(index) for index in range(channels)]
-        # Without close() the threads still end with the communicator, or with the interpreter.
-        self._finalizer = weakref.finalize(self, _end_threads, self._channels, self._watch)
+        # Without close() the threads still end with the communicator, or with the interpreter, and
+        # the sockets with the communicator.
+        weakref.finalize(self, _end_threads, self._channels, self._watch)
+        dropped = (self._channels, self._watch, self._runners)
+        weakref.finalize(self, _give_up, *dropped).atexit = False
         if cluster is not None:
             try:
                 self.use_cluster(cluster)
@@ -327,7 +330,7 @@ class Communicator:
             self._watch.close()
         for runner in self._runners:
             runner.close()
-        self._runners = []
+        self._runners.clear()
 
     def __enter__(self) -> Communicator:
         return self
@@ -403,3 +406,15 @@ def _end_threads(channels: list[Channel], watch: Watch | None) -> None:
         watch.stop()
     for channel in channels:
         channel.close(0.0)
+
+
+def _give_up(channels: list[Channel], watch: Watch | None, runners: list[Runner]) -> None:
+    """Do what ``close()`` does, for a communicator that nobody holds any more."""
+    if not runners:
+        return
+    _end_threads(channels, watch)
+    if watch is not None and all(channel.close(_STOP_S) for channel in channels):
+        watch.close()
+        for runner in runners:
+            runner.close()
+    runners.clear()

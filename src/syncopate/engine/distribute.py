@@ -1,10 +1,18 @@
-"""Distribute: the one call that makes a model and its optimizer train over all ranks."""
+"""Distribute: the one call that makes a model and its optimizer train over all ranks.
+
+[Note: Several modules, one optimizer]
+A module with parameters of its own is distributed by a call of its own; a loss with parameters is
+one. An optimizer that trains several is given to each call. It may hold parameters that are
+distributed only later, so that a parameter which nobody averages is refused at the optimizer's
+first step and not before. An optimizer without any parameter of the model is refused at once:
+it was built from another copy.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -14,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.engine import module as modules
+from syncopate.engine import ownership
 from syncopate.engine.agreement import Fact, require_same, tensor_facts, together
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
@@ -25,23 +34,49 @@ from syncopate.plan import Plan
 from syncopate.planning.registry import require_policy
 from syncopate.units import dtype_bytes
 
+_POLICY = "optimal"
+"""What plans where nobody says otherwise."""
+
+
+class _Options(TypedDict, total=False):
+    """The keywords of :func:`distribute`, for its two signatures."""
+
+    plan: Plan | None
+    cluster: Cluster | None
+    policy: str | None
+    channels: int | None
+    broadcast_buffers: bool
+    ignore: Iterable[str]
+    group: dist.ProcessGroup | None
+    timeout_s: float | None
+
+
+@overload
+def distribute(model: nn.Module, optimizer: None = None, **options: Unpack[_Options]) -> Any: ...
+
+
+@overload
+def distribute(
+    model: nn.Module, optimizer: torch.optim.Optimizer, **options: Unpack[_Options]
+) -> tuple[Any, torch.optim.Optimizer]: ...
+
 
 def distribute(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     plan: Plan | None = None,
     cluster: Cluster | None = None,
-    policy: str = "optimal",
-    channels: int = 1,
+    policy: str | None = None,
+    channels: int | None = None,
     broadcast_buffers: bool = True,
     ignore: Iterable[str] = (),
     group: dist.ProcessGroup | None = None,
     timeout_s: float | None = None,
-) -> tuple[Any, torch.optim.Optimizer]:
+) -> Any:
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
-    The model stays the same object and gets ``no_sync()``, ``join()`` and ``syncopate``, its
+    The model stays the same object and gets ``no_sync()`` and ``syncopate``, its
     :class:`~syncopate.engine.engine.Engine`. Parameters and buffers of all ranks become rank 0's.
     From then on every backward ends with the gradients averaged over the ranks, and every training
     forward outside ``no_sync`` begins with rank 0's buffers, in its shapes, whoever wrote to them
@@ -52,13 +87,17 @@ def distribute(
     calibrated, a plan is made and measured against the safe one, and the faster stays.
     A module may be compiled before or after this; with ``fullgraph=True`` before.
 
+    A loss with parameters is distributed by a call of its own, and so are the models of a GAN; one
+    optimizer may train several. After layers are added, replaced or converted, call
+    ``model.syncopate.detach()`` and distribute again.
+
     Args:
         model: on its device; the same on every rank.
-        optimizer: over parameters of the model.
+        optimizer: over parameters of the model, and of other distributed models.
         plan: the plan to run; made during the first iterations when left out.
-        cluster: plan for this cluster instead of calibrating; needed only without ``plan``.
-        policy: the planning policy; used only without ``plan``.
-        channels: how many collectives a self-made plan may run at once.
+        cluster: plan for this cluster instead of calibrating; not with ``plan``.
+        policy: the planning policy, "optimal" when left out; not with ``plan``.
+        channels: how many collectives a self-made plan may run at once; not with ``plan``.
         broadcast_buffers: False leaves every rank its own buffers, from the start.
         ignore: names of parameters and buffers that every rank keeps for itself, as are those in
             the model's ``_ddp_params_and_buffers_to_ignore``: neither broadcast nor exchanged.
@@ -66,10 +105,11 @@ def distribute(
         timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
 
     Returns:
-        The model and the optimizer that were given.
+        The model and the optimizer that were given; the model alone where no optimizer was.
 
     Raises:
         EngineError: model, optimizer or ranks that cannot be trained together; on every rank.
+        InvalidValueError: an argument that cannot be, or not together with ``plan``.
         PlanError: the plan is for another model or rank count.
         UnknownNameError: no such policy or algorithm.
         CollectiveError: a rank is lost or late.
@@ -80,28 +120,35 @@ def distribute(
     require_process_group(model, timeout_s)
     asked = _Asked(plan, cluster, policy, channels, broadcast_buffers, ignore)
     _begin(model, optimizer, asked, group, timeout_s)
-    return model, optimizer
+    return model if optimizer is None else (model, optimizer)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """How the user wants the plan to come about."""
+    """How the user wants the plan to come about; None for what was left out."""
 
     plan: Plan | None
     cluster: Cluster | None
-    policy: str
-    channels: int
+    policy: str | None
+    channels: int | None
     broadcast_buffers: bool
     ignore: Iterable[str]
+
+    @property
+    def planning(self) -> tuple[str, int]:
+        """Policy and channels to plan with."""
+        policy = _POLICY if self.policy is None else self.policy
+        return policy, 1 if self.channels is None else self.channels
 
 
 def _begin(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     asked: _Asked,
     group: dist.ProcessGroup | None,
     timeout_s: float | None,
 ) -> None:
+    """Build an engine and start it, or leave nothing behind."""
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
@@ -118,7 +165,7 @@ def _begin(
 
 def _build(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     asked: _Asked,
     communicator: Communicator,
     group: dist.ProcessGroup | None,
@@ -152,7 +199,7 @@ def _start(engine: Engine, model: nn.Module, asked: _Asked) -> None:
     else:
         name = type(model).__name__
         engine.adopt(first_plan(name, engine.tensors, engine.communicator.world_size))
-        SelfPlanner(engine, name, asked.cluster, asked.policy, asked.channels).start()
+        SelfPlanner(engine, name, asked.cluster, *asked.planning).start()
     together(engine.communicator, lambda: modules.attach(model, engine))
 
 
@@ -205,6 +252,7 @@ def _require_sound(
             "trains on one device"
         )
     trained = [(name, p) for name, p in parameters if p.requires_grad]
+    ownership.require_free(model, trained)
     if not trained:
         raise EngineError(
             f"{type(model).__name__} has no trainable parameter among its {len(parameters)}, so "
@@ -246,23 +294,35 @@ def _require_parameter(name: str, parameter: nn.Parameter) -> None:
 
 
 def _require_optimizer(optimizer: object, model: nn.Module) -> None:
+    """Refuse the optimizer of another model ([Note: Several modules, one optimizer])."""
+    if optimizer is None:
+        return
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidValueError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")
     known = {id(parameter) for parameter in model.parameters()}
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
-            if id(parameter) not in known:
-                raise EngineError(
-                    f"parameter {place} of the optimizer's group {number} (shape "
-                    f"{tuple(parameter.shape)}) is not in the model, so its gradient would never "
-                    "be averaged; build the optimizer from this model's parameters()"
-                )
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(id(parameter) in known for parameter in trained):
+        first = ownership.in_optimizer(0, 0, trained[0]) if trained else "it has none"
+        raise EngineError(
+            f"none of the optimizer's {len(trained)} parameters is in the model ({first}), so it "
+            "trains something else; build the optimizer from this model's parameters()"
+        )
 
 
 def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
-    require_policy(asked.policy)
-    if not isinstance(asked.channels, int) or asked.channels < 1:
-        raise InvalidValueError("channels", asked.channels, "an integer >= 1")
+    for what, given in (
+        ("cluster", asked.cluster),
+        ("policy", asked.policy),
+        ("channels", asked.channels),
+    ):
+        if asked.plan is not None and given is not None:
+            value = given if isinstance(given, str | int) else type(given).__name__
+            rule = "left out where plan= is given, which says it already"
+            raise InvalidValueError(f"{what}=", value, rule)
+    policy, channels = asked.planning
+    require_policy(policy)
+    if not isinstance(channels, int) or channels < 1:
+        raise InvalidValueError("channels", channels, "an integer >= 1")
     cluster = asked.cluster
     if cluster is None:
         return
@@ -281,8 +341,8 @@ def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fac
     return [
         ("whether plan= is given", asked.plan is not None),
         ("whether cluster= is given", asked.cluster is not None),
-        ("policy", asked.policy),
-        ("channels", asked.channels),
+        ("policy", asked.planning[0]),
+        ("channels", asked.planning[1]),
         ("broadcast_buffers", asked.broadcast_buffers),
         ("what to ignore", tuple(sorted(ignored))),
         *tensor_facts("parameter", _considered(model, ignored)),

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from syncopate.calibration.clocks import clock_offsets
 from syncopate.collectives import Communicator
 from syncopate.collectives.request import Request
 from syncopate.engine import module as modules
+from syncopate.engine import ownership
 from syncopate.engine.agreement import require_same, together
 from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
-from syncopate.engine.join import Join
+from syncopate.engine.inventory import Inventory
 from syncopate.engine.reducer import Reducer
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
@@ -35,7 +36,8 @@ class Engine:
 
     Args:
         model: the model, not yet attached.
-        optimizer: its optimizer; only watched, to time its steps.
+        optimizer: its optimizer, whose steps are timed and must train nothing that is not averaged;
+            None where it is not known.
         trainables: every parameter whose gradient is exchanged.
         buffers: the model's buffers.
         ignored: names of parameters that are every rank's own.
@@ -44,12 +46,13 @@ class Engine:
 
     Attributes:
         workload: what self-planning measured of the model; None until then.
+        model_name: the class of the model.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         *,
         trainables: tuple[Trainable, ...],
         buffers: Buffers,
@@ -68,20 +71,24 @@ class Engine:
         self._planner: Callable[[], None] | None = None
         self._recorder: StepRecorder | None = None
         self._recording = False
-        self._frozen = tuple(
-            (name, parameter)
-            for name, parameter in model.named_parameters()
-            if not parameter.requires_grad and name not in ignored
-        )
+        self.model_name = type(model).__name__
+        self._inventory = Inventory(model, trainables, ignored)
         self._reducer = Reducer(trainables, buffers, communicator)
         self._update_start: Any = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
-        self._optimizer_hooks = [
-            optimizer.register_step_pre_hook(self._update_begins),
-            optimizer.register_step_post_hook(self._update_ends),
-        ]
+        # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
+        self._optimizer_hooks = (
+            [
+                optimizer.register_step_pre_hook(self._update_begins),
+                optimizer.register_step_post_hook(self._update_ends),
+            ]
+            if optimizer is not None
+            else []
+        )
+        self._parameters_known = -1
+        ownership.claim(self)
 
     # -- what users touch -----------------------------------------------------------------------
 
@@ -148,32 +155,29 @@ class Engine:
         }
         return merge(everyone, name=name, offsets_s=offsets_s, metadata=metadata)
 
-    def join(
-        self,
-        *,
-        divide_by_initial_world_size: bool = True,
-        throw_on_early_termination: bool = False,
-    ) -> AbstractContextManager[None]:
-        """Return a block in which ranks may run out of inputs; arguments as in DDP's ``join``."""
-        if self.communicator.world_size == 1:
-            return nullcontext()
-        return Join(
-            self._reducer,
-            self._buffers,
-            self._stop_planning,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-            throw_on_early_termination=throw_on_early_termination,
-        ).block()
-
     def detach(self) -> None:
         """Give the model back as it was; gradients are no longer exchanged."""
         self._stop_planning()
+        ownership.release(self)
+        self._inventory.forget()
         self._reducer.remove()
         for hook in self._optimizer_hooks:
             hook.remove()
         modules.detach(self._model)
         for communicator in self._communicators:
             communicator.close()
+
+    # -- what ownership asks --------------------------------------------------------------------
+
+    @property
+    def exchanged(self) -> Mapping[int, str]:
+        """Identity of every parameter whose gradient is exchanged here, and its name."""
+        return self._inventory.exchanged
+
+    @property
+    def parameters(self) -> Collection[int]:
+        """Identities of all parameters of the model, exchanged or not."""
+        return self._inventory.parameters
 
     # -- what the module calls ------------------------------------------------------------------
 
@@ -187,18 +191,12 @@ class Engine:
             then called for.
 
         Raises:
-            EngineError: a parameter that was frozen is no longer.
+            EngineError: the model's parameters are not those that were distributed, or somebody
+                else exchanges their gradients as well.
         """
         if self._inside:
             return False
-        for name, parameter in self._frozen:
-            if parameter.requires_grad:
-                raise EngineError(
-                    f"{name!r} was frozen when distribute was called and is trained now, so the "
-                    "plan does not hold its gradient; call model.syncopate.detach() and "
-                    "distribute again after changing requires_grad"
-                )
-        self._reducer.forward_begins(training)
+        self._reducer.forward_begins(training, self._require_trainable)
         self._inside = True
         return True
 
@@ -264,6 +262,10 @@ class Engine:
             options = bucket.all_options(plan.order)
             Request("all_reduce", bucket.algorithm, options=options).schedule(plan.world_size)
 
+    def _require_trainable(self) -> None:
+        ownership.require_alone(self)
+        self._inventory.require_unchanged()
+
     def _require_same(self, plan: Plan) -> None:
         digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
         summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
@@ -274,7 +276,11 @@ class Engine:
             self._planner()
             self._planner = None
 
-    def _update_begins(self, *_: Any) -> None:
+    def _update_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        count = sum(len(group["params"]) for group in optimizer.param_groups)
+        if count != self._parameters_known:
+            ownership.require_averaged(optimizer)
+            self._parameters_known = count
         self._update_start = self._reducer.clock.stamp()
 
     def _update_ends(self, *_: Any) -> None:

@@ -18,10 +18,17 @@ submodule was called on its own, begins at its first ready gradient. The end is 
 autograd's graph task. With re-entrant checkpointing the outputs belong to the outer task, whose
 end is the real one.
 
+[Note: A model that is dropped]
+Hooks do not hold the reducer: the garbage collector does not see through a parameter to its hooks,
+and would keep buffers and sockets of a dropped model as long as the process lives. The model and
+its optimizer hold it. Where both are gone and some layer is trained on all the same, its hooks say
+that nobody exchanges its gradients any more.
+
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
 backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
-the others raise an error that names it, and nobody steps on half a gradient.
+the others raise an error that names it, and nobody steps on half a gradient. A forward that is
+refused on one rank alone is made up for in the same way.
 
 [Note: A backward that never began]
 Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
@@ -34,6 +41,7 @@ before a forward while the others are in their buckets, which ends the communica
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from functools import partial
@@ -42,12 +50,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
 
 from syncopate.calibration.stamps import clock_for
 from syncopate.collectives import Communicator, Handle
-from syncopate.collectives.failure import DIFFERENT
+from syncopate.collectives.failure import DIFFERENT, name_ranks
+from syncopate.engine import ownership
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
-from syncopate.engine.join import Move
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Push, Step
 from syncopate.engine.tail import Said, Tail
@@ -81,7 +90,6 @@ class Reducer:
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
             rank alike, and so free to communicate.
         communicator: joins the ranks.
-        announce: called before each exchange, where ranks may run out of inputs.
         clock: stamps the steps.
     """
 
@@ -95,8 +103,6 @@ class Reducer:
         self.held = False
         self.listeners: list[Callable[[Step], None]] = []
         self.communicator = communicator
-        self.announce: Callable[[Move], None] | None = None
-        self._present: Sequence[int] = range(communicator.world_size)
         self.clock = clock_for(trainables[0].parameter.device)
         self._stamp = self.clock.stamp
         self._trainables = tuple(trainables)
@@ -105,6 +111,7 @@ class Reducer:
         self._counted = False
         self._forwards = 0
         self._unreached: set[int] = set()
+        self._absent = False
         self._state = State.IDLE
         self._task = -1
         self._step = Step()
@@ -116,12 +123,14 @@ class Reducer:
         self._buckets: tuple[BucketBuffers, ...] = ()
         self._next = 0
         self._pushes: list[tuple[BucketBuffers, FlatBuffer, Handle]] = []
-        self._hooks = [
+        self._hooks: list[RemovableHandle] = [
             trainable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(trainable.index)
             )
             for trainable in trainables
         ]
+        parameters: list[weakref.ref[Tensor]] = [weakref.ref(t.parameter) for t in trainables]
+        weakref.finalize(self, ownership.orphan, parameters, self._hooks).atexit = False
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -148,38 +157,53 @@ class Reducer:
 
     def remove(self) -> None:
         """Take every hook off the parameters."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        while self._hooks:
+            self._hooks.pop().remove()
         self.listeners = []
         self._state = State.IDLE
 
     def _hook(self, index: int) -> Callable[[Tensor], None]:
         # [Note: The path of a hook]
+        # [Note: A model that is dropped]
         ready, left, bucket_of = self._ready, self._left, self._bucket_of
-        advance, otherwise = self._advance, self._otherwise
+        reducer, name = weakref.ref(self), self._trainables[index].name
+
+        def alive() -> Reducer:
+            if (found := reducer()) is None:
+                raise ownership.dropped(name)
+            return found
 
         def hook(_: Tensor) -> None:
             if ready[index]:
-                otherwise(index)
+                alive()._otherwise(index)
                 return
             ready[index] = 1
             bucket = bucket_of[index]
             left[bucket] -= 1
             if not left[bucket]:
-                advance()
+                alive()._advance()
 
         return hook
 
     # -- forward --------------------------------------------------------------------------------
 
-    def forward_begins(self, training: bool) -> None:
-        """Prepare for a forward with gradients; ``training`` is the module's mode."""
+    def forward_begins(self, training: bool, require: Callable[[], None]) -> None:
+        """Prepare for a forward with gradients.
+
+        Args:
+            training: the module's mode.
+            require: raises where this forward must not be.
+        """
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
         self._abandon()
         self._counted = training and not self.paused
+        try:
+            require()
+        except EngineError:
+            self._absent = self._counted
+            raise
         if self._counted:
             self._exchange_buffers()
         self._step.forward_start = self._stamp()
@@ -197,8 +221,6 @@ class Reducer:
             tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
     def _exchange_buffers(self) -> None:
-        if self.announce is not None and self._module_buffers.exchanged:
-            self.announce(Move.FORWARD)
         try:
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
@@ -273,8 +295,6 @@ class Reducer:
     def _push(
         self, bucket: BucketBuffers, *, unreached: Sequence[int] = (), failed: bool = False
     ) -> None:
-        if not self._next and self.announce is not None:
-            self.announce(Move.BACKWARD)
         self._next += 1
         if self._next == len(self._buckets):
             self._tail.fill(
@@ -351,7 +371,21 @@ class Reducer:
         """
         if said.appeared:
             self._module_buffers.wake()
-        said.require_same_step(self._present)
+        if said.failed:
+            raise EngineError(
+                f"backward failed on {name_ranks(said.failed)}, so this step has no gradient. See "
+                "the error there; zero the gradients before going on"
+            )
+        fewest = min(said.unreached)
+        behind = [rank for rank, count in enumerate(said.unreached) if count > fewest]
+        if behind:
+            raise EngineError(
+                f"{name_ranks(behind)} ran a training forward that saw no backward, and other "
+                "ranks did not, so their gradients are not of the same step. An error between "
+                "forward and backward, as in the loss, does that: see the error there, and zero "
+                "the gradients before going on. A forward without a backward belongs under "
+                "torch.no_grad(), or in eval mode"
+            )
 
     def _missing(self, reached: bytearray) -> list[tuple[int, Tensor | None]]:
         """Return the parameters that backward did not reach, with what their gradient was."""
@@ -387,6 +421,9 @@ class Reducer:
 
     def _abandon(self) -> None:
         """Finish a backward that raised half-way ([Note: A backward that raises])."""
+        if self._absent:
+            self._absent = False
+            self._take_step_as_failed()
         if self._state not in (State.SYNC, State.HELD):
             self._state = State.IDLE
             return
@@ -404,46 +441,14 @@ class Reducer:
         finally:
             self._rest()
 
-    # -- ranks that run out of inputs -----------------------------------------------------------
-
-    @property
-    def parameters(self) -> list[Tensor]:
-        """The parameters whose gradients are exchanged."""
-        return [trainable.parameter.data for trainable in self._trainables]
-
-    def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
-        """Note which ranks have gradients; ``alone`` divides sums by their number."""
-        self._present = ranks
-        self._scale = 1.0 / (len(ranks) if alone else self.communicator.world_size)
-
-    def settle(self) -> None:
-        """Finish a backward that raised half-way; the next forward would do it otherwise."""
-        self._abandon()
-
-    def shadow(self) -> None:
-        """Add zeros to the gradients of the others' backward."""
-        announce, self.announce = self.announce, None
-        everything = range(len(self._trainables))
-        self._next = 0
-        self._pushes = []
-        self._unreached.clear()
-        try:
-            with torch.no_grad():
-                for bucket in self._buckets:
-                    for part in bucket.parts:
-                        part.gradients.zero_()
-                    self._push(bucket, unreached=everything)
-                self._wait()
-                if self._tail.said().appeared:
-                    self._module_buffers.wake()
-        finally:
-            self._pushes = []
-            self.announce = announce
-
-    def drop(self) -> None:
-        """Forget the backward that runs: no rank has launched any of its buckets."""
-        self._unreached.clear()
-        self._rest()
+    def _take_step_as_failed(self) -> None:
+        """Do what the others did in a step whose forward was refused here."""
+        self._exchange_buffers()
+        self._next, self._pushes = 0, []
+        with torch.no_grad():
+            while self._next < len(self._buckets):
+                self._push(self._buckets[self._next], failed=True)
+            self._wait()
 
     def _rest(self) -> None:
         self._state = State.IDLE

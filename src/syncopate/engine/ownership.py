@@ -1,0 +1,152 @@
+"""Ownership: a parameter's gradient is exchanged by one engine, and by nobody else.
+
+Two who exchange one gradient average it twice, and each puts its own buffer into
+``parameter.grad``, so that neither launches what the other accumulated. Hence a second engine is
+refused, and so is DistributedDataParallel around a distributed model.
+
+[Note: DDP around a distributed model]
+DDP hooks autograd below Python and tells nobody, so its being built goes unseen. But it exchanges
+only what went through its own forward, and names itself there for torch.compile: a distributed
+model that is called meanwhile sees it, whoever wrapped what, before any gradient is wrong.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from syncopate.errors import EngineError
+
+if TYPE_CHECKING:
+    from syncopate.engine.engine import Engine
+
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Every engine that is at work on a model."""
+
+_orphans: list[tuple[weakref.ref[torch.Tensor], RemovableHandle]] = []
+"""Parameters whose engine is gone, and the hooks that say so when they are trained."""
+
+
+def claim(engine: Engine) -> None:
+    """Note that ``engine`` exchanges the gradients of its model from now on."""
+    _engines.add(engine)
+
+
+def release(engine: Engine) -> None:
+    """Note that ``engine`` exchanges nothing any more."""
+    _engines.discard(engine)
+
+
+def orphan(
+    parameters: Sequence[weakref.ref[torch.Tensor]], hooks: Sequence[RemovableHandle]
+) -> None:
+    """Note that nobody exchanges ``parameters`` any more, though they may still have ``hooks``."""
+    _orphans.extend(zip(parameters, hooks, strict=True) if hooks else ())
+
+
+def _adopt(model: nn.Module) -> None:
+    """Take the hooks of an engine that is gone off the parameters of ``model``."""
+    here = {id(parameter) for parameter in model.parameters()}
+    kept = []
+    for parameter, hook in _orphans:
+        alive = parameter()
+        if alive is not None and id(alive) in here:
+            hook.remove()
+        elif alive is not None:
+            kept.append((parameter, hook))
+    _orphans[:] = kept
+
+
+def dropped(name: str) -> EngineError:
+    """Return what a parameter raises that outlived the engine that exchanged its gradients."""
+    return EngineError(
+        f"{name!r} is trained, but the model that was distributed with it is gone, and with it the "
+        "exchange of gradients. Keep what distribute was given, or call its .syncopate.detach() "
+        "before it goes"
+    )
+
+
+def require_free(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+    """Refuse a model of which some parameter is exchanged already.
+
+    Args:
+        model: about to be distributed.
+        trained: its parameters whose gradients are to be exchanged, with their names.
+
+    Raises:
+        EngineError: names the parameter and both models.
+    """
+    shared = _shared(trained)
+    if shared is not None:
+        # A model that was dropped is at work until Python frees it.
+        gc.collect()
+        shared = _shared(trained)
+    if shared is not None:
+        name, engine, there = shared
+        raise EngineError(
+            f"{name!r} of this {type(model).__name__} is {there!r} of a {engine.model_name} that "
+            "is distributed already, and a gradient is averaged only once. Distribute one module "
+            "that holds both, or call .syncopate.detach() on the other first"
+        )
+    _adopt(model)
+
+
+def _shared(trained: Sequence[tuple[str, nn.Parameter]]) -> tuple[str, Engine, str] | None:
+    for engine in tuple(_engines):
+        for name, parameter in trained:
+            there = engine.exchanged.get(id(parameter))
+            if there is not None:
+                return name, engine, there
+    return None
+
+
+def require_alone(engine: Engine) -> None:
+    """Refuse a forward inside DDP's ([Note: DDP around a distributed model]).
+
+    Raises:
+        EngineError: names a parameter that both would exchange.
+    """
+    outer = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    if outer is None:
+        return
+    for name, parameter in outer.module.named_parameters():
+        there = engine.exchanged.get(id(parameter))
+        if there is not None and name not in outer.parameters_to_ignore:
+            raise EngineError(
+                f"DistributedDataParallel is wrapped around a {engine.model_name} that is "
+                f"distributed already, so both would average the gradient of {there!r}. Call the "
+                "model without the wrapper (its .module) and keep it from what wraps it, such as "
+                "Accelerate's prepare or a Trainer; or call .syncopate.detach() to stay with DDP"
+            )
+
+
+def require_averaged(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that trains what no distributed model holds.
+
+    Raises:
+        EngineError: names the parameter.
+    """
+    known: set[int] = set()
+    for engine in tuple(_engines):
+        known.update(engine.parameters)
+    for number, group in enumerate(optimizer.param_groups):
+        for place, parameter in enumerate(group["params"]):
+            if parameter.requires_grad and id(parameter) not in known:
+                raise EngineError(
+                    f"{in_optimizer(number, place, parameter)} is in no distributed model, so its "
+                    "gradient is not averaged. Distribute its module as well (a loss with "
+                    "parameters, too: syncopate.distribute(loss)), or give it an optimizer of its "
+                    "own"
+                )
+
+
+def in_optimizer(group: int, place: int, parameter: torch.Tensor) -> str:
+    """Say which parameter of an optimizer this is; an optimizer knows no names."""
+    return f"parameter {place} of the optimizer's group {group} (shape {tuple(parameter.shape)})"
