@@ -9,7 +9,8 @@ from typing import TypeVar
 from torch import Tensor
 
 from syncopate.collectives import Communicator
-from syncopate.errors import EngineError
+from syncopate.collectives.failure import DIFFERENT
+from syncopate.errors import CollectiveError, EngineError
 
 T = TypeVar("T")
 
@@ -90,3 +91,17 @@ def tensor_facts(kind: str, tensors: Iterable[tuple[str, Tensor]]) -> list[Fact]
         )
         for name, tensor in tensors
     ]
+
+
+def explained(error: CollectiveError) -> CollectiveError:
+    """Return ``error`` with what it means here, where ranks met in different collectives."""
+    reason = str(error).removeprefix(f"{error.collective}: ")
+    if DIFFERENT not in reason:
+        return error
+    return CollectiveError(
+        error.collective,
+        f"{reason}. A rank in a broadcast begins a forward, one in an all-reduce is in its "
+        "backward: after an error between forward and backward, as in the loss, a rank goes on "
+        "alone. See the error there",
+        error.ranks,
+    )

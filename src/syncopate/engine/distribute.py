@@ -76,7 +76,7 @@ def distribute(
 ) -> Any:
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
-    The model stays the same object and gets ``no_sync()`` and ``syncopate``, its
+    The model stays the same object and gets ``no_sync()``, ``join()`` and ``syncopate``, its
     :class:`~syncopate.engine.engine.Engine`. Parameters and buffers of all ranks become rank 0's.
     From then on every backward ends with the gradients averaged over the ranks, and every training
     forward outside ``no_sync`` begins with rank 0's buffers, in its shapes, whoever wrote to them

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from syncopate.engine import ownership
 from syncopate.engine.agreement import require_same, together
 from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
 from syncopate.engine.inventory import Inventory
+from syncopate.engine.join import Join
 from syncopate.engine.reducer import Reducer
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
@@ -154,6 +155,23 @@ class Engine:
             "torch": str(torch.__version__),
         }
         return merge(everyone, name=name, offsets_s=offsets_s, metadata=metadata)
+
+    def join(
+        self,
+        *,
+        divide_by_initial_world_size: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
+        """Return a block in which ranks may run out of inputs; arguments as in DDP's ``join``."""
+        if self.communicator.world_size == 1:
+            return nullcontext()
+        return Join(
+            self._reducer,
+            self._buffers,
+            self._stop_planning,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+        ).block()
 
     def detach(self) -> None:
         """Give the model back as it was; gradients are no longer exchanged."""

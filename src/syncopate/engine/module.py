@@ -18,7 +18,7 @@ import copyreg
 import dataclasses
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -140,6 +140,42 @@ def no_sync(model: Any) -> Any:
     return no_sync
 
 
+def join(model: Any) -> Any:
+    """Return ``model.join``: in its block ranks may run out of inputs at different times.
+
+    A rank that leaves its loop goes on taking part in the others' exchanges, with zeros, until
+    none trains; it then gets their parameters and buffers. Arguments as in DDP: divide sums of
+    gradients by the number of all ranks or of those left; do nothing at all, where inputs are
+    known to be even; raise on every rank when one runs out.
+    """
+
+    def join(
+        divide_by_initial_world_size: bool = True,
+        enable: bool = True,
+        throw_on_early_termination: bool = False,
+    ) -> AbstractContextManager[None]:
+        if not enable:
+            return nullcontext()
+        return syncopate(model).join(
+            divide_by_initial_world_size=divide_by_initial_world_size,
+            throw_on_early_termination=throw_on_early_termination,
+        )
+
+    return join
+
+
+def join_hook(model: Any) -> Any:
+    """Return ``model.join_hook``, which refuses torch's ``Join``."""
+
+    def join_hook(**_: Any) -> None:
+        raise EngineError(
+            "a distributed model cannot be given to torch's Join; use `with model.join():`, which "
+            "does the same for one model"
+        )
+
+    return join_hook
+
+
 def register_comm_hook(model: Any) -> Any:
     """Return ``model.register_comm_hook``, which refuses: gradients travel as they are."""
 
@@ -154,7 +190,7 @@ def register_comm_hook(model: Any) -> Any:
     return register_comm_hook
 
 
-_OFFERED = (syncopate, module, no_sync, register_comm_hook)
+_OFFERED = (syncopate, module, no_sync, join, join_hook, register_comm_hook)
 
 
 def attach(model: nn.Module, engine: Engine) -> None:

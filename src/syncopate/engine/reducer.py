@@ -20,9 +20,8 @@ end is the real one.
 
 [Note: A model that is dropped]
 Hooks do not hold the reducer: the garbage collector does not see through a parameter to its hooks,
-and would keep buffers and sockets of a dropped model as long as the process lives. The model and
-its optimizer hold it. Where both are gone and some layer is trained on all the same, its hooks say
-that nobody exchanges its gradients any more.
+and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
+layer is trained on all the same, its hooks say that nobody exchanges its gradients any more.
 
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
@@ -54,9 +53,10 @@ from torch.utils.hooks import RemovableHandle
 
 from syncopate.calibration.stamps import clock_for
 from syncopate.collectives import Communicator, Handle
-from syncopate.collectives.failure import DIFFERENT, name_ranks
 from syncopate.engine import ownership
+from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
+from syncopate.engine.join import Move
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Push, Step
 from syncopate.engine.tail import Said, Tail
@@ -90,6 +90,7 @@ class Reducer:
         listeners: called with each :class:`Step` when its backward has been synchronised, on every
             rank alike, and so free to communicate.
         communicator: joins the ranks.
+        announce: called before each exchange, where ranks may run out of inputs.
         clock: stamps the steps.
     """
 
@@ -103,6 +104,8 @@ class Reducer:
         self.held = False
         self.listeners: list[Callable[[Step], None]] = []
         self.communicator = communicator
+        self.announce: Callable[[Move], None] | None = None
+        self._present: Sequence[int] = range(communicator.world_size)
         self.clock = clock_for(trainables[0].parameter.device)
         self._stamp = self.clock.stamp
         self._trainables = tuple(trainables)
@@ -188,12 +191,7 @@ class Reducer:
     # -- forward --------------------------------------------------------------------------------
 
     def forward_begins(self, training: bool, require: Callable[[], None]) -> None:
-        """Prepare for a forward with gradients.
-
-        Args:
-            training: the module's mode.
-            require: raises where this forward must not be.
-        """
+        """Prepare for a forward in mode ``training``, unless ``require()`` refuses it."""
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
@@ -221,10 +219,12 @@ class Reducer:
             tensor.register_hook(begin)  # type: ignore[no-untyped-call]
 
     def _exchange_buffers(self) -> None:
+        if self.announce is not None and self._module_buffers.exchanged:
+            self.announce(Move.FORWARD)
         try:
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
-            raise _explained(error) from error
+            raise explained(error) from error
 
     # -- backward -------------------------------------------------------------------------------
 
@@ -295,6 +295,8 @@ class Reducer:
     def _push(
         self, bucket: BucketBuffers, *, unreached: Sequence[int] = (), failed: bool = False
     ) -> None:
+        if not self._next and self.announce is not None:
+            self.announce(Move.BACKWARD)
         self._next += 1
         if self._next == len(self._buckets):
             self._tail.fill(
@@ -371,21 +373,7 @@ class Reducer:
         """
         if said.appeared:
             self._module_buffers.wake()
-        if said.failed:
-            raise EngineError(
-                f"backward failed on {name_ranks(said.failed)}, so this step has no gradient. See "
-                "the error there; zero the gradients before going on"
-            )
-        fewest = min(said.unreached)
-        behind = [rank for rank, count in enumerate(said.unreached) if count > fewest]
-        if behind:
-            raise EngineError(
-                f"{name_ranks(behind)} ran a training forward that saw no backward, and other "
-                "ranks did not, so their gradients are not of the same step. An error between "
-                "forward and backward, as in the loss, does that: see the error there, and zero "
-                "the gradients before going on. A forward without a backward belongs under "
-                "torch.no_grad(), or in eval mode"
-            )
+        said.require_same_step(self._present)
 
     def _missing(self, reached: bytearray) -> list[tuple[int, Tensor | None]]:
         """Return the parameters that backward did not reach, with what their gradient was."""
@@ -413,7 +401,7 @@ class Reducer:
             try:
                 handle.wait()
             except CollectiveError as error:
-                raise _explained(error) from error
+                raise explained(error) from error
             if not part.averaged_before:
                 part.gradients.mul_(self._scale)
         self._tail.deliver()
@@ -422,8 +410,7 @@ class Reducer:
     def _abandon(self) -> None:
         """Finish a backward that raised half-way ([Note: A backward that raises])."""
         if self._absent:
-            self._absent = False
-            self._take_step_as_failed()
+            self._make_up()
         if self._state not in (State.SYNC, State.HELD):
             self._state = State.IDLE
             return
@@ -433,22 +420,66 @@ class Reducer:
                 if 1 in reached:
                     # Too late to tell the others in this step: they learn of it in the next.
                     self._owes_failure = self._next == len(self._buckets)
-                    while self._next < len(self._buckets):
-                        self._push(self._buckets[self._next], failed=True)
-                    self._wait()
-                    if self._tail.said().appeared:
-                        self._module_buffers.wake()
+                    self._fail()
         finally:
             self._rest()
 
-    def _take_step_as_failed(self) -> None:
+    def _make_up(self) -> None:
         """Do what the others did in a step whose forward was refused here."""
+        self._absent = False
         self._exchange_buffers()
         self._next, self._pushes = 0, []
         with torch.no_grad():
-            while self._next < len(self._buckets):
-                self._push(self._buckets[self._next], failed=True)
-            self._wait()
+            self._fail()
+
+    def _fail(self) -> None:
+        """Launch what is not launched, marked as failed."""
+        while self._next < len(self._buckets):
+            self._push(self._buckets[self._next], failed=True)
+        self._wait()
+        if self._tail.said().appeared:
+            self._module_buffers.wake()
+
+    # -- ranks that run out of inputs -----------------------------------------------------------
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters whose gradients are exchanged."""
+        return [trainable.parameter.data for trainable in self._trainables]
+
+    def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
+        """Note which ranks have gradients; ``alone`` divides sums by their number."""
+        self._present = ranks
+        self._scale = 1.0 / (len(ranks) if alone else self.communicator.world_size)
+
+    def settle(self) -> None:
+        """Finish a backward that raised half-way; the next forward would do it otherwise."""
+        self._abandon()
+
+    def shadow(self) -> None:
+        """Add zeros to the gradients of the others' backward."""
+        announce, self.announce = self.announce, None
+        everything = range(len(self._trainables))
+        self._next = 0
+        self._pushes = []
+        self._unreached.clear()
+        try:
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    for part in bucket.parts:
+                        part.gradients.zero_()
+                    self._push(bucket, unreached=everything)
+                self._wait()
+                if self._tail.said().appeared:
+                    self._module_buffers.wake()
+        finally:
+            self._pushes = []
+            self.announce = announce
+
+    def drop(self) -> None:
+        """Forget the backward that runs: no rank has launched any of its buckets."""
+        self._unreached.clear()
+        self._rest()
 
     def _rest(self) -> None:
         self._state = State.IDLE
@@ -466,17 +497,3 @@ class Reducer:
         self._pushes = []
         for listener in tuple(self.listeners):
             listener(step)
-
-
-def _explained(error: CollectiveError) -> CollectiveError:
-    """Return ``error`` with what it means here, where ranks met in different collectives."""
-    reason = str(error).removeprefix(f"{error.collective}: ")
-    if DIFFERENT not in reason:
-        return error
-    return CollectiveError(
-        error.collective,
-        f"{reason}. A rank in a broadcast begins a forward, one in an all-reduce is in its "
-        "backward: after an error between forward and backward, as in the loss, a rank goes on "
-        "alone. See the error there",
-        error.ranks,
-    )

@@ -107,6 +107,11 @@ class Buffers:
         return [name for name in self.kept if name not in self.carried]
 
     @property
+    def exchanged(self) -> bool:
+        """Whether there is anything to exchange before a forward."""
+        return bool(self._forms)
+
+    @property
     def appeared(self) -> bool:
         """Whether a module that had no buffer at all has one now."""
         return self._shared and not self._forms and bool(self._look())

@@ -21,13 +21,15 @@ is needed only when they have changed: :class:`~syncopate.engine.state.Buffers` 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from syncopate.collectives.failure import name_ranks
 from syncopate.engine.state import Buffers
+from syncopate.errors import EngineError
 from syncopate.units import KIB, MIB
 
 _CARRIED_BYTES = 1 * MIB
@@ -50,6 +52,28 @@ class Said(NamedTuple):
     failed: list[int]
     unreached: list[int]
     appeared: bool
+
+    def require_same_step(self, ranks: Sequence[int]) -> None:
+        """Refuse a step that not all of ``ranks`` have come to with a whole gradient.
+
+        Raises:
+            EngineError: a backward failed, or never began; on every rank alike.
+        """
+        if self.failed:
+            raise EngineError(
+                f"backward failed on {name_ranks(self.failed)}, so this step has no gradient. See "
+                "the error there; zero the gradients before going on"
+            )
+        fewest = min(self.unreached[rank] for rank in ranks)
+        behind = [rank for rank in ranks if self.unreached[rank] > fewest]
+        if behind:
+            raise EngineError(
+                f"{name_ranks(behind)} ran a training forward that saw no backward, and other "
+                "ranks did not, so their gradients are not of the same step. An error between "
+                "forward and backward, as in the loss, does that: see the error there, and zero "
+                "the gradients before going on. A forward without a backward belongs under "
+                "torch.no_grad(), or in eval mode"
+            )
 
 
 class Tail:
