@@ -85,7 +85,10 @@ WRITING = {"write_text", "write_bytes", "rename", "mkstemp", "NamedTemporaryFile
 """Names of functions that write files, or put one in the place of another."""
 
 FRONT_DOORS = {"distribute": 12}
-"""Calls that users write once, with one keyword for each thing they may give instead."""
+"""Calls that users write once, with one keyword for each thing they may give instead.
+
+What their docstrings say of each of them makes no function long.
+"""
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,8 @@ def size_violations(files: Mapping[str, str]) -> list[str]:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if node.name in FRONT_DOORS:
+                length -= (ast.get_docstring(node) or "").count("\n")
             if length > MAX_FUNCTION_LINES:
                 wrong.append(
                     f"{name}:{node.lineno}: {node.name} has {length} lines, "

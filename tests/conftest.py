@@ -1,5 +1,7 @@
 """Settings of every test."""
 
+import os
+
 from hypothesis import HealthCheck, settings
 
 # Tests share the machine with the ranks of others: how long an example takes says nothing.
@@ -7,3 +9,6 @@ settings.register_profile(
     "syncopate", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("syncopate")
+
+# Plans of tests are kept for no other run, and tests get none of the user's.
+os.environ["SYNCOPATE_CACHE"] = "off"

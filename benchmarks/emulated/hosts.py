@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from syncopate.lab import Lab, Topology
 from syncopate.lab.support import why_not
@@ -25,6 +25,7 @@ def run(
     rank_main: Callable[[argparse.Namespace], None],
     *,
     ranks_per_host: int = 1,
+    more: Sequence[str] = (),
 ) -> int:
     """Run ``script`` as every rank of a lab, or be such a rank; return the exit code.
 
@@ -35,6 +36,7 @@ def run(
         options: of a :func:`parser` that was also given ``--rate``.
         rank_main: what a rank does.
         ranks_per_host: how many ranks each host has.
+        more: further arguments for the ranks.
 
     Raises:
         SyncopateError: no lab can have such hosts or links.
@@ -52,4 +54,4 @@ def run(
         rate_bytes_per_s=parse_rate(options.rate),
     )
     with Lab(topology) as lab:
-        return lab.run([sys.executable, script, "--rank", *sys.argv[1:]]).exit_code
+        return lab.run([sys.executable, script, "--rank", *sys.argv[1:], *more]).exit_code

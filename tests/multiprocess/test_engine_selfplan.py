@@ -1,28 +1,33 @@
-"""Self-planning: its course, its two outcomes, and that ranks never disagree or wait in vain."""
+"""Self-planning: its course, its outcomes, and that ranks never disagree or wait in vain."""
 
 from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Generator
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
-from syncopate.engine import selfplan
-from syncopate.engine.selfplan import PROFILED, TURN_STEPS, TURNS, WARMUP, SelfPlanner
+from syncopate.engine.selfplan import cache, contest, course
+from syncopate.engine.selfplan.course import SelfPlanner, Wishes
+from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import CalibrationError
 from tests.children import environment
 from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, distribute, plan_of
 from tests.multiprocess.harness import run_ranks
 
-COURSE = WARMUP + PROFILED + 1 + 2 * TURNS * TURN_STEPS
+MOST_STEPS = 200
 
 
 def _model() -> nn.Module:
@@ -59,106 +64,245 @@ class _SelfPlanned(Pair):
                 self.model(data(rank, 0, 4, 8)).sum()
             self.model.train()
 
+    def settle(self, rank: int) -> int:
+        """Train until self-planning is over; return after how many steps."""
+        for step in range(1, MOST_STEPS):
+            self.train(rank, 1)
+            if not self.model.syncopate.planning:
+                return step
+        raise AssertionError(f"still planning after {MOST_STEPS} steps")
 
-def _forge(safe_s: float, plan_s: float) -> Any:
-    measure = SelfPlanner._compare
+    def forge(self, ddp_s: float, plan_s: float) -> None:
+        """Let this rank's clock say that steps take so long, by the plan at work."""
+        engine = self.model.syncopate
+        # A forged clock says nothing of what could be gained.
+        course.iteration_bound_s = lambda *_: 0.0
 
-    def forged(self: Any, *plans: Any) -> Generator[None, Any, tuple[float, float]]:
-        measured = yield from measure(self, *plans)
-        assert all(seconds > 0 for seconds in measured)
-        return safe_s, plan_s
+        def between_s(_: Any, __: Any) -> float:
+            return plan_s if engine.plan.policy == "wfbp" else ddp_s
 
-    return forged
+        engine.reducer.clock.between_s = between_s
 
 
-def _outcomes(rank: int, world_size: int) -> list[tuple[str, int, str, Any]]:
-    log = io.StringIO()
+@contextmanager
+def _stderr() -> Iterator[io.StringIO]:
+    log, before = io.StringIO(), sys.stderr
     sys.stderr = log
-    cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-    measure = SelfPlanner._compare
+    logging.getLogger("syncopate").handlers.clear()
+    try:
+        yield log
+    finally:
+        sys.stderr = before
+        logging.getLogger("syncopate").handlers.clear()
+
+
+CLUSTER = Cluster.flat(2, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+
+Outcome = tuple[str, int, str, Any]
+
+
+def _outcomes(rank: int, world_size: int) -> list[Outcome]:
     results = []
-    for times_s in ((0.2, 0.1), (0.1, 0.2)):
-        SelfPlanner._compare = _forge(*times_s)
-        pair = _SelfPlanned(rank, cluster=cluster, policy="wfbp", channels=2)
-        pair.train(rank, COURSE - 1)
-        assert not re.search("measured", log.getvalue())
-        pair.train(rank, 3)
-        pair.check(tolerance=1e-3)
-        engine = pair.model.syncopate
-        assert engine.communicator.channels == 2
-        assert engine.communicator.watch.expected is cluster
-        results.append(
-            (engine.plan.policy, len(engine.plan.buckets), log.getvalue(), engine.workload)
-        )
-        log.seek(0)
-        log.truncate()
-        pair.close()
-    SelfPlanner._compare = measure
-    _calibrates(rank, world_size, log)
-    _keeps_training_when_planning_fails(rank, log)
+    # By the slowest rank alone the third would stay, by the fastest the second would go; counted
+    # is the mean over ranks, which are as long in a step as each other.
+    for ddp_s, plan_s in (
+        ((0.2, 0.2), (0.1, 0.1)),
+        ((0.1, 0.1), (0.2, 0.2)),
+        ((0.2, 0.2), (0.1, 0.5)),
+        ((0.2, 0.6), (0.3, 0.3)),
+    ):
+        with _stderr() as log:
+            pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=2)
+            pair.forge(ddp_s[rank], plan_s[rank])
+            pair.settle(rank)
+            pair.train(rank, 2)
+            pair.check(tolerance=1e-3)
+            engine = pair.model.syncopate
+            assert engine.communicator.channels == 2
+            assert engine.communicator.watch.expected.levels == CLUSTER.levels
+            plan = engine.plan
+            results.append((plan.policy, len(plan.buckets), log.getvalue(), engine.workload))
+            pair.close()
+    course.iteration_bound_s = lambda *_: 0.0
+    _measures_everything_itself(rank, world_size)
+    _keeps_training_when_planning_fails(rank)
     _is_ended_by_an_install(rank, world_size)
+    _leaves_alone_what_cannot_be_better(rank)
     return results
 
 
-def _calibrates(rank: int, world_size: int, log: io.StringIO) -> None:
-    selfplan.CALIBRATION_BUDGET_S = 1.0
-    pair = _SelfPlanned(rank)
-    pair.train(rank, COURSE + 1)
-    pair.check(tolerance=1e-3)
-    assert pair.model.syncopate.plan.world_size == world_size
-    assert ("syncopate: plan 'optimal'" in log.getvalue()) == (rank == 0), log.getvalue()
-    pair.close()
+def _measures_everything_itself(rank: int, world_size: int) -> None:
+    with _stderr() as log:
+        pair = _SelfPlanned(rank)
+        steps = pair.settle(rank)
+        pair.train(rank, 2)
+        pair.check(tolerance=1e-3)
+        engine = pair.model.syncopate
+        assert engine.plan.world_size == world_size
+        assert steps > course.WARMUP + course.SAMPLES
+        assert engine.workload.fingerprint == engine.plan.fingerprint
+        expected = engine.communicator.watch.expected
+        assert expected.probes
+        largest = max(point.nbytes for curve in expected.curves for point in curve.points)
+        # The sizes that this model's buckets can have, and no others.
+        assert engine.workload.nbytes <= largest <= 2 * engine.workload.nbytes + 4096
+        lines = log.getvalue().splitlines()
+        assert len(lines) == (2 if rank == 0 else 0), lines
+        assert rank or re.match(r"syncopate: measures about \d+ steps \(some .*\)", lines[0])
+        assert "syncopate-portions" not in {thread.name for thread in threading.enumerate()}
+        pair.close()
 
 
-def _keeps_training_when_planning_fails(rank: int, log: io.StringIO) -> None:
+def _keeps_training_when_planning_fails(rank: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise CalibrationError("the network is made of string")
 
-    calibrate, selfplan.calibrate = selfplan.calibrate, fail
-    pair = _SelfPlanned(rank)
-    pair.train(rank, WARMUP + PROFILED + 3)
-    pair.check(tolerance=1e-3)
-    assert pair.model.syncopate.plan.policy == "threshold"
-    assert ("made of string" in log.getvalue()) == (rank == 0)
-    pair.close()
-    selfplan.calibrate = calibrate
+    before, course.probe = course.probe, fail
+    with _stderr() as log:
+        pair = _SelfPlanned(rank)
+        pair.settle(rank)
+        pair.train(rank, 2)
+        pair.check(tolerance=1e-3)
+        assert pair.model.syncopate.plan.policy == "threshold"
+        assert ("made of string" in log.getvalue()) == (rank == 0)
+        pair.close()
+    course.probe = before
 
 
 def _is_ended_by_an_install(rank: int, world_size: int) -> None:
-    pair = _SelfPlanned(rank)
-    pair.train(rank, WARMUP + 2)
-    plan = plan_of(pair.model, world_size, [4, 4])
-    pair.model.syncopate.install(plan)
-    pair.train(rank, COURSE)
-    assert pair.model.syncopate.plan == plan
-    pair.check(tolerance=1e-3)
-    pair.close()
+    with _stderr():
+        pair = _SelfPlanned(rank)
+        # In the midst of probing, whose thread must not outlive it.
+        course.LEAST_PORTION_S = course.PORTION = 0.0
+        pair.train(rank, course.WARMUP)
+        assert "syncopate-portions" in {thread.name for thread in threading.enumerate()}
+        plan = plan_of(pair.model, world_size, [4, 4])
+        pair.model.syncopate.install(plan)
+        assert not pair.model.syncopate.planning
+        assert "syncopate-portions" not in {thread.name for thread in threading.enumerate()}
+        pair.train(rank, 30)
+        assert pair.model.syncopate.plan == plan
+        pair.check(tolerance=1e-3)
+        pair.close()
 
 
-def test_both_outcomes() -> None:
+def _leaves_alone_what_cannot_be_better(rank: int) -> None:
+    course.iteration_bound_s = lambda *_: 1e9
+    with _stderr() as log:
+        pair = _SelfPlanned(rank, cluster=CLUSTER)
+        steps = pair.settle(rank)
+        assert pair.model.syncopate.plan.policy == "threshold"
+        assert steps < course.WARMUP + course.PROBE_STEPS + 30
+        assert ("of what any plan can reach" in log.getvalue()) == (rank == 0)
+        pair.close()
+
+
+def test_outcomes() -> None:
     results = run_ranks(_outcomes, 2, timeout_s=200)
-    for rank, ((kept, many, said, workload), (back, few, said_back, _)) in enumerate(results):
-        assert (kept, many) == ("wfbp", 8)
-        assert (back, few) == ("threshold", 1)
-        assert workload == results[0][0][3]
-        assert workload.tensors[0].name.startswith("4.")
-        assert 0 < sum(t.backward_s for t in workload.tensors) <= workload.backward_s * 1.000001
-        assert workload.forward_s > 0
-        assert workload.update_s > 0
-        if rank == 0:
-            assert re.fullmatch(
-                r"syncopate: plan 'wfbp' \(8 buckets\) expects .*, measured 100.00 ms per "
-                r"iteration, DDP's 1 bucket 200.00 ms: kept\n",
-                said,
-            ), said
-            assert said_back.endswith("not faster, so back to DDP's\n")
-        else:
-            assert said == said_back == ""
+    for rank, (kept, back, slow, fast) in enumerate(results):
+        assert kept[:2] == ("wfbp", 8)
+        assert back[:2] == ("threshold", 1)
+        assert slow[:2] == ("threshold", 1)
+        assert fast[:2] == ("wfbp", 8)
+        assert kept[3] == results[0][0][3]
+        said, said_back = kept[2].splitlines(), back[2].splitlines()
+        if rank:
+            assert said == said_back == []
+            continue
+        assert re.match(r"syncopate: measures about \d+ steps", said[0])
+        assert re.fullmatch(
+            r"syncopate: ideal overlap \(8 buckets\): kept, expected .*, measured 100.00 ms a "
+            r"step, DDP's buckets \(1 bucket\) 200.00 ms; measuring took .*, which \d+ more steps "
+            r"repay",
+            said[1],
+        ), said[1]
+        assert said_back[1].endswith("200.00 ms a step, nothing is faster beyond noise") or (
+            said_back[1].endswith("100.00 ms a step, nothing is faster beyond noise")
+        ), said_back[1]
+
+
+def _weights(rank: int, **options: Any) -> tuple[Any, list[Tensor]]:
+    """Train some steps; return the plan before the first of them, and the weights."""
+    torch.manual_seed(0)
+    model = _model()
+    model, optimizer = distribute(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), timeout_s=TIMEOUT_S, **options
+    )
+    plan = model.syncopate.plan
+    for step in range(4):
+        optimizer.zero_grad()
+        model(data(rank, step, 4, 8)).square().mean().backward()
+        optimizer.step()
+    assert model.syncopate.plan == plan
+    model.syncopate.detach()
+    return plan, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def _kept(rank: int, world_size: int, folder: str) -> None:
+    os.environ[cache.VARIABLE] = folder
+    with _stderr() as log:
+        pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=1)
+        pair.forge(0.2, 0.1)
+        pair.settle(rank)
+        chosen = pair.model.syncopate.plan
+        pair.close()
+        assert (f"the next run starts with it ({folder}" in log.getvalue()) == (rank == 0)
+    options = {"cluster": CLUSTER, "policy": "wfbp", "channels": 1}
+    with _stderr() as log:
+        first, second = _weights(rank, **options), _weights(rank, **options)
+        assert first[0] == second[0] == chosen
+        assert all(torch.equal(a, b) for a, b in zip(first[1], second[1], strict=True))
+        assert ("cache=False measures again" in log.getvalue()) == (rank == 0)
+    with _stderr() as log:
+        # Kept for what was asked, and for nothing else.
+        for other in (
+            {**options, "policy": "single"},
+            {**options, "cluster": replace(CLUSTER, name="other")},
+            {**options, "channels": 2},
+            {**options, "cache": False},
+        ):
+            assert _weights(rank, **other)[0] == first_plan("Sequential", _tensors(), world_size)
+        assert "cache=False measures again" not in log.getvalue()
+    _depends_on_no_clock(rank, world_size, chosen, options)
+
+
+def _tensors() -> list[tuple[str, int, str]]:
+    return [(name, p.numel(), "float32") for name, p in _model().named_parameters()]
+
+
+def _depends_on_no_clock(rank: int, world_size: int, kept: Any, options: dict[str, Any]) -> None:
+    safe = first_plan("Sequential", _tensors(), world_size)
+    with _stderr() as log:
+        pair = _SelfPlanned(rank, deterministic=True)
+        assert not pair.model.syncopate.planning
+        pair.train(rank, 30)
+        assert pair.model.syncopate.plan == replace(safe, model=pair.model.syncopate.plan.model)
+        pair.close()
+        assert ("may not depend on clocks" in log.getvalue()) == (rank == 0)
+    # One that was kept depends on none any more.
+    assert _weights(rank, deterministic=True, **options)[0] == kept
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert _weights(rank)[0] == safe
+        assert _weights(rank, **options)[0] == kept
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with _stderr():
+        pair = _SelfPlanned(rank, deterministic=False)
+        assert pair.model.syncopate.planning
+        pair.close()
+
+
+def test_a_kept_plan_starts_the_next_run_with_the_same_bits(tmp_path: Path) -> None:
+    run_ranks(_kept, 2, str(tmp_path / "plans"), timeout_s=200)
+    (only,) = (tmp_path / "plans").iterdir()
+    settled = cache.Settled.load(only)
+    assert settled.name == contest.IDEAL
+    assert (settled.step_s, settled.ddp_step_s) == (0.1, 0.2)
+    assert {turns.name for turns in settled.contest} == {contest.DDP, contest.IDEAL}
 
 
 def test_a_configured_log_gets_the_line_and_standard_error_does_not() -> None:
-    cluster = Cluster.flat(1, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-    warned = replace(cluster, warnings=("host3 is slow",))
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -173,11 +317,11 @@ def test_a_configured_log_gets_the_line_and_standard_error_does_not() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        for known in (None, cluster, warned):
-            SelfPlanner(Alone, "m", known, "optimal", 1)._say("hello")  # type: ignore[arg-type]
+        SelfPlanner(Alone, "m", Wishes())._say("hello")  # type: ignore[arg-type]
+        assert len(logger.handlers) == 1
     finally:
         logger.removeHandler(handler)
-    assert lines == ["hello", "hello", "hello; warning: host3 is slow"]
+    assert lines == ["hello"]
 
 
 _LONELY = """

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from syncopate.calibration.clocks import hosts_of
+from syncopate.calibration.discovery import discover
 from syncopate.calibration.handling import Sample, handling_of, measure_samples
 from syncopate.calibration.links import burst_byte_time, measure_links
 from syncopate.calibration.progress import Progress, part
@@ -15,6 +17,7 @@ from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 
 _LINKS_SHARE = 0.4
+_DISCOVERY_SHARE = 0.375
 
 
 class Network(NamedTuple):
@@ -73,6 +76,30 @@ def measure_network(
         handling = handling_of(bare, samples, burst_byte_time(levels, probes))
     agreed = communicator.broadcast_object(handling)
     return Network(structs.replace(bare, handling=agreed), samples)
+
+
+def probe(communicator: Communicator, budget_s: float, progress: Progress | None = None) -> Cluster:
+    """Return hosts, racks, links and what messages cost, without a collective's curve.
+
+    Every rank must call it with the same arguments, while nothing else uses the communicator.
+
+    Args:
+        communicator: the ranks.
+        budget_s: about how long to take.
+        progress: called with what is measured and how much of the whole is done.
+    """
+    where = discover(
+        communicator,
+        hosts_of(communicator),
+        budget_s * _DISCOVERY_SHARE,
+        part(progress, 0.0, _DISCOVERY_SHARE),
+    )
+    return measure_network(
+        communicator,
+        where,
+        budget_s=budget_s * (1 - _DISCOVERY_SHARE),
+        progress=part(progress, _DISCOVERY_SHARE, 1.0),
+    ).cluster
 
 
 def _name(where: Topology) -> str:

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from syncopate.cluster import Cluster
+from syncopate.cluster import Cluster, robust_mean, standard_error
 from syncopate.costs.functions import CurveCost, Envelope
 from syncopate.costs.model import collective_costs
 from syncopate.costs.remembered import remembered
@@ -212,13 +212,28 @@ def _pick(curves: Mapping[str, CurveCost], size: float, incumbent: str) -> str:
 
 def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
     """Say whether ``one`` was measured slower than ``other`` by more than noise."""
-    mine, theirs = float(one(size)), float(other(size))
-    points = one.point(size), other.point(size)
-    fewest = min(len(point.samples_s) for point in points)
-    noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs
-    always = fewest >= _FEWEST_SAMPLES and min(points[0].samples_s) > theirs + noise_s
-    error_s = 0.0 if always else math.hypot(*(point.standard_error_s for point in points))
-    return mine - theirs > max(noise_s, 2 * error_s)
+    samples = one.point(size).samples_s, other.point(size).samples_s
+    return _beyond_noise(float(one(size)), float(other(size)), *samples)
+
+
+def longer_beyond_noise(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Say whether one thing takes longer than another by more than noise; see [Note: noise].
+
+    Args:
+        one: durations of it in seconds, at least one, measured in turns with the other's.
+        other: durations of the other, at least one.
+    """
+    return _beyond_noise(robust_mean(one), robust_mean(other), one, other)
+
+
+def _beyond_noise(
+    mine_s: float, theirs_s: float, mine: Sequence[float], theirs: Sequence[float]
+) -> bool:
+    fewest = min(len(mine), len(theirs))
+    noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs_s
+    always = fewest >= _FEWEST_SAMPLES and min(mine) > theirs_s + noise_s
+    error_s = 0.0 if always else math.hypot(standard_error(mine), standard_error(theirs))
+    return mine_s - theirs_s > max(noise_s, 2 * error_s)
 
 
 def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> float:

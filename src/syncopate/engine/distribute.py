@@ -27,14 +27,13 @@ from syncopate.engine.agreement import Fact, require_same, tensor_facts, togethe
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import SelfPlanner, first_plan
+from syncopate.engine.selfplan import Asked, SelfPlanner, Wishes, first_plan
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.plan import Plan
 from syncopate.planning.registry import require_policy
 from syncopate.units import dtype_bytes
 
-_POLICY = "optimal"
 """What plans where nobody says otherwise."""
 
 
@@ -69,6 +68,8 @@ def distribute(
     cluster: Cluster | None = None,
     policy: str | None = None,
     channels: int | None = None,
+    cache: bool = True,
+    deterministic: bool | None = None,
     broadcast_buffers: bool = True,
     ignore: Iterable[str] = (),
     group: dist.ProcessGroup | None = None,
@@ -83,8 +84,9 @@ def distribute(
     since; inside, nothing is exchanged. As with ``gradient_as_bucket_view=True`` in DDP,
     gradients are views of communication buffers: copy one that is to survive the next backward.
 
-    Without a plan the first iterations run on a safe one and are profiled; then the cluster is
-    calibrated, a plan is made and measured against the safe one, and the faster stays.
+    Without a plan, training begins on DDP's buckets and measures itself: network, gradients and
+    overlap, in its own steps. Several plans take turns; the fastest beyond noise stays and is kept
+    for the next run, which starts with it. What it does and how long it takes is logged.
     A module may be compiled before or after this; with ``fullgraph=True`` before.
 
     A loss with parameters is distributed by a call of its own, and so are the models of a GAN; one
@@ -95,9 +97,14 @@ def distribute(
         model: on its device; the same on every rank.
         optimizer: over parameters of the model, and of other distributed models.
         plan: the plan to run; made during the first iterations when left out.
-        cluster: plan for this cluster instead of calibrating; not with ``plan``.
-        policy: the planning policy, "optimal" when left out; not with ``plan``.
-        channels: how many collectives a self-made plan may run at once; not with ``plan``.
+        cluster: plan for this cluster instead of measuring one; not with ``plan``.
+        policy: the planning policy; whichever is best when left out; not with ``plan``.
+        channels: how many collectives may run at once; whatever is best when left out; not with
+            ``plan``.
+        cache: use the plan that an earlier run kept for this model, these hosts and versions, and
+            keep the one found. ``SYNCOPATE_CACHE`` names the folder, or is ``off``.
+        deterministic: make no plan that depends on a clock: a kept one, or DDP's buckets. By
+            default what ``torch.use_deterministic_algorithms`` says.
         broadcast_buffers: False leaves every rank its own buffers, from the start.
         ignore: names of parameters and buffers that every rank keeps for itself, as are those in
             the model's ``_ddp_params_and_buffers_to_ignore``: neither broadcast nor exchanged.
@@ -118,27 +125,22 @@ def distribute(
         >>> model, optimizer = distribute(model, optimizer)  # doctest: +SKIP
     """
     require_process_group(model, timeout_s)
-    asked = _Asked(plan, cluster, policy, channels, broadcast_buffers, ignore)
+    if deterministic is None:
+        deterministic = torch.are_deterministic_algorithms_enabled()
+    wishes = Wishes(cluster, Asked(policy, channels), cache, deterministic)
+    asked = _Asked(plan, wishes, broadcast_buffers, ignore)
     _begin(model, optimizer, asked, group, timeout_s)
     return model if optimizer is None else (model, optimizer)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """How the user wants the plan to come about; None for what was left out."""
+    """What the user gave beside model and optimizer; None for what was left out."""
 
     plan: Plan | None
-    cluster: Cluster | None
-    policy: str | None
-    channels: int | None
+    wishes: Wishes
     broadcast_buffers: bool
     ignore: Iterable[str]
-
-    @property
-    def planning(self) -> tuple[str, int]:
-        """Policy and channels to plan with."""
-        policy = _POLICY if self.policy is None else self.policy
-        return policy, 1 if self.channels is None else self.channels
 
 
 def _begin(
@@ -199,7 +201,7 @@ def _start(engine: Engine, model: nn.Module, asked: _Asked) -> None:
     else:
         name = type(model).__name__
         engine.adopt(first_plan(name, engine.tensors, engine.communicator.world_size))
-        SelfPlanner(engine, name, asked.cluster, *asked.planning).start()
+        SelfPlanner(engine, name, asked.wishes).start()
     together(engine.communicator, lambda: modules.attach(model, engine))
 
 
@@ -310,20 +312,17 @@ def _require_optimizer(optimizer: object, model: nn.Module) -> None:
 
 
 def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
-    for what, given in (
-        ("cluster", asked.cluster),
-        ("policy", asked.policy),
-        ("channels", asked.channels),
-    ):
+    policy, channels = asked.wishes.asked.policy, asked.wishes.asked.channels
+    cluster = asked.wishes.cluster
+    for what, given in (("cluster", cluster), ("policy", policy), ("channels", channels)):
         if asked.plan is not None and given is not None:
             value = given if isinstance(given, str | int) else type(given).__name__
             rule = "left out where plan= is given, which says it already"
             raise InvalidValueError(f"{what}=", value, rule)
-    policy, channels = asked.planning
-    require_policy(policy)
-    if not isinstance(channels, int) or channels < 1:
+    if policy is not None:
+        require_policy(policy)
+    if channels is not None and (not isinstance(channels, int) or channels < 1):
         raise InvalidValueError("channels", channels, "an integer >= 1")
-    cluster = asked.cluster
     if cluster is None:
         return
     if not isinstance(cluster, Cluster):
@@ -340,9 +339,11 @@ def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fac
     buffers = [(name, buffer) for name, buffer in named if name not in ignored]
     return [
         ("whether plan= is given", asked.plan is not None),
-        ("whether cluster= is given", asked.cluster is not None),
-        ("policy", asked.planning[0]),
-        ("channels", asked.planning[1]),
+        ("whether cluster= is given", asked.wishes.cluster is not None),
+        ("policy", asked.wishes.asked.policy),
+        ("channels", asked.wishes.asked.channels),
+        ("cache", asked.wishes.cache),
+        ("deterministic", asked.wishes.deterministic),
         ("broadcast_buffers", asked.broadcast_buffers),
         ("what to ignore", tuple(sorted(ignored))),
         *tensor_facts("parameter", _considered(model, ignored)),

@@ -111,6 +111,11 @@ class Engine:
             (t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in self._trainables
         )
 
+    @property
+    def planning(self) -> bool:
+        """Whether self-planning is still going on."""
+        return self._planner is not None
+
     def install(self, plan: Plan) -> None:
         """Train by ``plan`` from the next forward on; every rank calls it, between iterations.
 
@@ -242,6 +247,15 @@ class Engine:
         """The machinery; not for users."""
         return self._reducer
 
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self._trainables[0].parameter.device
+
+    def planning_is_over(self) -> None:
+        """Note that self-planning has ended."""
+        self._planner = None
+
     def plan_with(self, stop: Callable[[], None]) -> None:
         """Note how to stop the self-planning that has begun."""
         self._planner = stop
@@ -292,7 +306,6 @@ class Engine:
     def _stop_planning(self) -> None:
         if self._planner is not None:
             self._planner()
-            self._planner = None
 
     def _update_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         count = sum(len(group["params"]) for group in optimizer.param_groups)

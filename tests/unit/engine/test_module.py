@@ -14,7 +14,7 @@ from torch import nn
 from syncopate.engine import module
 from syncopate.engine.agreement import require_same, tensor_facts, together
 from syncopate.engine.module import output_tensors
-from syncopate.engine.selfplan import first_plan, safe_plan
+from syncopate.engine.selfplan.safe import first_plan, safe_plan
 from syncopate.errors import EngineError
 from syncopate.units import MIB
 

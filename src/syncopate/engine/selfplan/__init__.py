@@ -1,0 +1,12 @@
+"""Self-planning: from the first steps of a training to the plan that stays.
+
+:mod:`~syncopate.engine.selfplan.course` tells the whole story; the other modules are its parts:
+held steps that measure (``sampling``), what overlap costs (``interference``), plans that compete
+(``contest``), network probes in portions (``portions``), and plans that were kept (``cache``).
+"""
+
+from syncopate.engine.selfplan.contest import Asked
+from syncopate.engine.selfplan.course import SelfPlanner, Wishes
+from syncopate.engine.selfplan.safe import first_plan
+
+__all__ = ["Asked", "SelfPlanner", "Wishes", "first_plan"]

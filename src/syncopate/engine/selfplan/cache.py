@@ -1,0 +1,119 @@
+"""Cache: plans that self-planning settled on, for the next run of the same training.
+
+A plan from the cache is installed before the first step, so the next run measures nothing and adds
+its gradients in the same order from its first step on: it gets the same bits as any other run from
+the same cache. One file for each training, named by a hash of everything that could make another
+plan better: model, hosts, ranks, device, backend, versions and what the user asked for.
+
+``SYNCOPATE_CACHE`` names the folder, or is ``off``; else it is ``syncopate`` in the user's cache
+folder. Only rank 0 reads and writes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+
+from syncopate.artifacts import Artifact, Record
+from syncopate.cluster import Cluster
+from syncopate.errors import ArtifactError
+from syncopate.plan import Plan
+from syncopate.workload import Workload
+
+VARIABLE = "SYNCOPATE_CACHE"
+OFF = ("off", "0", "")
+
+_LOGGER = logging.getLogger("syncopate")
+
+
+class Turns(Record, frozen=True, kw_only=True):
+    """What a contender's steps took.
+
+    Attributes:
+        name: which contender.
+        plan: its plan, as it was expected before its first turn or after overlap was measured.
+        samples_s: its counted steps, in seconds.
+    """
+
+    name: str
+    plan: Plan
+    samples_s: tuple[float, ...]
+
+
+class Settled(Artifact, frozen=True, kw_only=True):
+    """What self-planning settled on, and what it knew.
+
+    Attributes:
+        facts: what it is good for; the file's name is their hash.
+        plan: the plan that stayed.
+        name: which contender it was.
+        step_s: what its steps took.
+        ddp_step_s: what those of DDP's buckets took, measured in turns with it.
+        workload: the model as measured.
+        cluster: the machines as measured.
+        date: when, in UTC.
+        contest: all contenders, those that dropped out early included.
+    """
+
+    KIND: ClassVar[str] = "settled plan"
+
+    facts: dict[str, str]
+    plan: Plan
+    name: str
+    step_s: float
+    ddp_step_s: float
+    workload: Workload
+    cluster: Cluster
+    date: str
+    contest: tuple[Turns, ...] = ()
+
+
+def folder() -> Path | None:
+    """Return where plans are kept; None where the user wants none."""
+    named = os.environ.get(VARIABLE)
+    if named is not None:
+        return None if named.lower() in OFF else Path(named).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(home).expanduser() / "syncopate"
+
+
+def path_of(facts: Mapping[str, str]) -> Path | None:
+    """Return the file of a training; None where nothing is kept."""
+    where = folder()
+    if where is None:
+        return None
+    digest = hashlib.sha256(msgspec.json.encode(dict(facts), order="sorted")).hexdigest()[:16]
+    model = "".join(c if c.isalnum() else "-" for c in facts.get("model", "model"))[:40]
+    return where / f"{model}-{digest}.json"
+
+
+def read(facts: Mapping[str, str]) -> Settled | None:
+    """Return what is kept for a training, or None; a damaged file is named in the log."""
+    path = path_of(facts)
+    if path is None or not path.exists():
+        return None
+    try:
+        kept = Settled.load(path)
+    except ArtifactError as error:
+        _LOGGER.warning("the kept plan is not used: %s", error)
+        return None
+    # A hash is not a proof, and files get copied.
+    return kept if kept.facts == dict(facts) else None
+
+
+def write(settled: Settled) -> Path | None:
+    """Keep what was settled on and return its file; a folder that cannot be written is logged."""
+    path = path_of(settled.facts)
+    if path is None:
+        return None
+    try:
+        return settled.save(path)
+    except ArtifactError as error:
+        _LOGGER.warning("the plan is not kept for the next run: %s", error)
+        return None

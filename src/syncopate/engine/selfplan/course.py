@@ -1,0 +1,461 @@
+"""Course: the steps that self-planning takes a training through, one after the other.
+
+Counted in synchronised backwards, which are the same on every rank whatever else a rank does
+between them (evaluation, logging). All of them train as any other step does; what is measured is
+what they do anyway.
+
+0. A plan that an earlier run kept is installed before the first step, and nothing is measured.
+1. Warm up on the safe plan: DDP's buckets, in reverse order of definition, native all-reduce.
+2. Probe the network after each step, a tenth of a step at a time: hosts, racks, links. Where a
+   cluster was given this falls away.
+3. Hold some steps: every bucket is launched at the end of backward. So ready times are
+   undisturbed, and the buckets sample what collectives of these sizes cost (``sampling``).
+4. Rank 0 plans; the plans take turns with DDP's buckets in true ready order (``contest``). A held
+   step among them tells what overlap costs this model here (``interference``), and a plan made for
+   it joins.
+5. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+import socket
+import statistics
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import torch
+from msgspec.structs import replace
+
+from syncopate.calibration.clocks import hosts_of
+from syncopate.calibration.network import probe
+from syncopate.calibration.samples import Iteration, slowest, workload
+from syncopate.cluster import Cluster, Interference, robust_mean
+from syncopate.costs.bound import iteration_bound_s
+from syncopate.engine.engine import Engine
+from syncopate.engine.selfplan import cache, contest, words
+from syncopate.engine.selfplan.contest import Asked, Contender
+from syncopate.engine.selfplan.interference import Observed, interference_of
+from syncopate.engine.selfplan.payback import Costs
+from syncopate.engine.selfplan.portions import Portions
+from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.sampling import (
+    MOST_ALGORITHMS,
+    Samples,
+    sampling_plans,
+    timings,
+)
+from syncopate.engine.step import Step
+from syncopate.errors import CollectiveError, PlanError, SyncopateError
+from syncopate.plan import Plan
+from syncopate.units import format_seconds
+from syncopate.workload import Workload, fingerprint
+
+WARMUP = 3
+"""Steps before anything is measured."""
+
+PORTION = 0.1
+LEAST_PORTION_S = 0.05
+"""What probing may add to a step: this share of it, and at least so many seconds."""
+
+LEAST_PROBE_S, MOST_PROBE_S, PROBE_STEPS = 0.4, 2.0, 3
+"""What probing takes in all: as long as some steps, within limits."""
+
+SAMPLES = 3
+"""Held steps of each plan of the ladder; of those of one bucket, one."""
+
+NOTHING_TO_GAIN = 0.02
+"""DDP's buckets within this share of the physical bound are left alone."""
+
+CHECKED = 8
+DIFFERENT = 1.25
+"""Steps on a kept plan that are compared with what it took, and the ratio that is worth a word."""
+
+_PLANS = 4
+
+T = TypeVar("T")
+
+Course = Generator[None, Step, T]
+"""Each ``yield`` is one step of training."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user asked of self-planning.
+
+    Attributes:
+        cluster: plan for it; measured when None.
+        asked: what is asked of the plan.
+        cache: whether to use and keep plans of other runs.
+        deterministic: whether a plan may depend on nothing that a clock said, unless it was kept.
+    """
+
+    cluster: Cluster | None = None
+    asked: Asked = field(default_factory=Asked)
+    cache: bool = True
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """One step: when the one before was over, planning included, and what it did."""
+
+    began: Any
+    step: Step
+
+
+class SelfPlanner:
+    """Takes an engine through the course in the module's text.
+
+    Args:
+        engine: runs the safe plan.
+        model: what to call the model.
+        wishes: what the user asked for.
+    """
+
+    def __init__(self, engine: Engine, model: str, wishes: Wishes) -> None:
+        self._engine = engine
+        self._model = model
+        self._wishes = wishes
+        self._cluster = wishes.cluster
+        self._facts: dict[str, str] = {}
+        self._costs = Costs()
+        self._contest: dict[str, Contender] = {}
+        self._left: Any = None
+        self._portions: Portions[Cluster] | None = None
+        self._course = self._run()
+
+    def start(self) -> None:
+        """Install a kept plan, or begin with the engine's next step; every rank calls it."""
+        if self._engine.communicator.world_size == 1:
+            return
+        self._facts = self._gather_facts()
+        kept = self._kept()
+        if kept is not None:
+            self._engine.adopt(kept.plan)
+            self._engine.workload = kept.workload
+            self._say(words.of_kept(kept))
+            self._course = self._check(kept)
+        elif self._wishes.deterministic:
+            self._say(
+                "no plan is kept for this training, and a deterministic one may not depend on "
+                "clocks: stays on DDP's buckets. One run without the demand measures and keeps one"
+            )
+            return
+        next(self._course)
+        self._engine.reducer.listeners.append(self._step)
+        self._engine.plan_with(self.stop)
+
+    def stop(self) -> None:
+        """End here and now, with whatever plan is at work."""
+        self._engine.reducer.held = False
+        if self._portions is not None:
+            self._portions.stop()
+        if self._step in self._engine.reducer.listeners:
+            self._engine.reducer.listeners.remove(self._step)
+        self._engine.planning_is_over()
+
+    def _step(self, step: Step) -> None:
+        self._costs.step_is_over()
+        try:
+            self._course.send(step)
+        except StopIteration:
+            self.stop()
+        except BaseException:
+            self.stop()
+            raise
+        self._costs.planning_is_over()
+        self._left = self._engine.reducer.clock.stamp()
+
+    # -- the course -----------------------------------------------------------------------------
+
+    def _run(self) -> Course[None]:
+        warm = yield from self._steps(WARMUP)
+        self._costs = Costs()
+        step_s = self._durations(warm[1:])[-1]
+        self._announce(step_s)
+        try:
+            yield from self._plan(step_s)
+        except CollectiveError:
+            raise
+        except SyncopateError as error:
+            self._say(f"stays on DDP's buckets, because planning failed: {error}")
+
+    def _plan(self, step_s: float) -> Course[None]:
+        """Measure, plan, compare, and keep the best."""
+        cluster, safe_s = yield from self._probe(step_s)
+        measured, curves = yield from self._hold(cluster)
+        self._engine.workload = measured
+        self._cluster = cluster = replace(cluster, curves=curves, interference=Interference())
+        if self._engine.communicator.watch is not None:
+            self._engine.communicator.watch.expect(cluster)
+        tensors = [(tensor.name, tensor.numel, tensor.dtype) for tensor in measured.tensors]
+        ddp = safe_plan(self._model, tensors, cluster.world_size)
+        bound_s = iteration_bound_s(measured, cluster)
+        if self._agreed(safe_s <= (1 + NOTHING_TO_GAIN) * bound_s):
+            only = Contender(contest.DDP, ddp, [safe_s])
+            self._settle(only, only, f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach")
+            return
+        contenders = self._on_rank_0(
+            lambda: contest.proposals(measured, cluster, self._wishes.asked, ddp)
+        )
+        if len(contenders) == 1:
+            contenders[0].samples_s.append(safe_s)
+            self._settle(contenders[0], contenders[0], "is the best plan itself")
+            return
+        rivals = yield from self._compete(contenders, measured, cluster)
+        best = self._agreed(contest.winner(rivals).name)
+        by_name = {one.name: one for one in rivals}
+        self._settle(by_name[best], by_name[contest.DDP], "")
+
+    def _compete(
+        self, contenders: list[Contender], measured: Workload, cluster: Cluster
+    ) -> Course[list[Contender]]:
+        """Let plans take turns; return those of the last round."""
+        for number, (turns, counted) in enumerate(contest.ROUNDS):
+            observed: tuple[list[Any], list[Any]] = ([], [])
+            for turn in range(turns):
+                # Every other turn the other way round, so that a drift of the machine cancels.
+                for one in contenders if turn % 2 == 0 else contenders[::-1]:
+                    watched = observed if number == 0 and one.name == contest.IDEAL else None
+                    one.samples_s += yield from self._turn(one.plan, counted, watched)
+            self._contest |= {one.name: one for one in contenders}
+            if number == 0:
+                found = self._agreed(interference_of(*observed) if observed[0] else Interference())
+                self._cluster = cluster = replace(cluster, interference=found)
+                newer = self._on_rank_0(
+                    functools.partial(
+                        contest.with_interference, contenders, measured, cluster, self._wishes.asked
+                    )
+                )
+                fresh = [one for one in newer if not one.samples_s]
+                contenders = contest.faster_half([one for one in newer if one.samples_s]) + fresh
+            elif number + 1 < len(contest.ROUNDS):
+                contenders = contest.faster_half(contenders)
+            contenders = self._agreed(contenders)
+        return contenders
+
+    def _turn(
+        self, plan: Plan, counted: int, watched: tuple[list[Any], list[Any]] | None
+    ) -> Course[list[float]]:
+        """Train a turn on ``plan``; return its counted steps in seconds, the same on all ranks.
+
+        Args:
+            plan: whose turn it is.
+            counted: how many steps count; one before them does not.
+            watched: takes what a held step did, and what the counted ones did.
+        """
+        self._engine.adopt(plan)
+        yield from self._steps(1)
+        if watched is not None:
+            held = yield from self._steps(1, held=True)
+            watched[0].append(self._observe(held[0].step))
+        timed = yield from self._steps(counted)
+        if watched is not None:
+            watched[1].extend(self._observe(one.step) for one in timed)
+        return self._durations(timed)
+
+    def _probe(self, step_s: float) -> Course[tuple[Cluster, float]]:
+        """Return the cluster without curves, and what a step takes on the safe plan."""
+        budget_s = min(max(PROBE_STEPS * step_s, LEAST_PROBE_S), MOST_PROBE_S)
+        portion_s = max(PORTION * step_s, LEAST_PORTION_S)
+        timed: list[_Timed] = []
+        if self._cluster is None:
+            communicator = self._engine.communicator
+            self._portions = Portions(
+                communicator, lambda progress: probe(communicator, budget_s, progress)
+            )
+            while not self._portions.resume(portion_s):
+                timed += yield from self._steps(1)
+            self._cluster = self._portions.result
+        if len(timed) < PROBE_STEPS:
+            timed += yield from self._steps(PROBE_STEPS - len(timed))
+        return self._cluster, robust_mean(self._durations(timed))
+
+    def _hold(self, cluster: Cluster) -> Course[tuple[Workload, Any]]:
+        """Return the workload and the curves of collectives, from held steps."""
+        engine = self._engine
+        plans = self._on_rank_0(lambda: sampling_plans(self._model, engine.tensors, cluster))
+        ladders = [plan for plan in plans if len(plan.buckets) > 1] or list(plans)
+        wholes = [plan for plan in plans if plan not in ladders]
+        samples = Samples()
+        timed: list[_Timed] = []
+        for plan in [*ladders * SAMPLES, *wholes]:
+            engine.adopt(plan)
+            timed += yield from self._steps(1, held=True)
+            samples.add(plan, engine.communicator.all_gather_object(timings(timed[-1].step)))
+        timed += yield from self._steps(1)
+        engine.reducer.clock.finish()
+        own = [self._iteration(one.step, after) for one, after in pairwise(timed)]
+        everyone = engine.communicator.all_gather_object(own)
+        sizes = {name: (numel, dtype) for name, numel, dtype in engine.tensors}
+        iterations = [slowest(ranks) for ranks in zip(*everyone, strict=True)]
+        clock = {"clock": engine.reducer.clock.name}
+        found = (workload(self._model, sizes, iterations, clock), samples.curves())
+        agreed: tuple[Workload, Any] = engine.communicator.broadcast_object(found)
+        return agreed
+
+    # -- its parts ------------------------------------------------------------------------------
+
+    def _steps(self, count: int, *, held: bool = False) -> Course[list[_Timed]]:
+        """Let the training take ``count`` steps; return them."""
+        timed = []
+        for _ in range(count):
+            self._engine.reducer.held = held
+            step = yield
+            timed.append(_Timed(self._left, step))
+        self._engine.reducer.held = False
+        return timed
+
+    def _durations(self, timed: Sequence[_Timed]) -> list[float]:
+        """Return what steps took, in the mean over ranks; what planning did between is left out."""
+        clock = self._engine.reducer.clock
+        clock.finish()
+        own = [clock.between_s(one.began, one.step.end) for one in timed]
+        everyone = self._engine.communicator.all_gather_object(own)
+        return [sum(same) / len(same) for same in zip(*everyone, strict=True)]
+
+    def _observe(self, step: Step) -> list[Observed]:
+        """Return what every rank saw of a step."""
+        clock = self._engine.reducer.clock
+        clock.finish()
+        begin_s, end_s = clock.host_s(step.backward_start), clock.host_s(step.backward_end)
+        own = Observed(
+            backward_s=clock.between_s(step.backward_start, step.backward_end),
+            span=None if begin_s is None or end_s is None else (begin_s, end_s),
+            timings=timings(step),
+        )
+        everyone: list[Observed] = self._engine.communicator.all_gather_object(own)
+        return everyone
+
+    def _iteration(self, step: Step, after: _Timed) -> Iteration:
+        """Return the computation of ``step``; all up to the next forward is its update."""
+        clock = self._engine.reducer.clock
+        began, resumed = step.forward_start, after.step.forward_start
+        names = [name for name, _, _ in self._engine.tensors]
+        return Iteration(
+            forward_s=clock.between_s(began, step.backward_start) if began is not None else 0.0,
+            backward_s=clock.between_s(step.backward_start, step.backward_end),
+            update_s=clock.between_s(after.began, resumed) if resumed is not None else 0.0,
+            ready_s={names[i]: clock.between_s(step.backward_start, at) for i, at in step.ready},
+            began_s=clock.host_s(began) if began is not None else None,
+            host=socket.gethostname(),
+        )
+
+    def _on_rank_0(self, work: Callable[[], T]) -> T:
+        """Return what rank 0 made of ``work``, on every rank.
+
+        Raises:
+            PlanError: rank 0 failed at it.
+        """
+        communicator = self._engine.communicator
+        answer: tuple[T | None, str] = (None, "")
+        if communicator.rank == 0:
+            try:
+                answer = (work(), "")
+            except SyncopateError as error:
+                answer = (None, str(error))
+        result, failure = communicator.broadcast_object(answer)
+        if failure:
+            raise PlanError(failure)
+        made: T = result
+        return made
+
+    def _agreed(self, value: T) -> T:
+        """Return rank 0's value: in floating point, another rank might have found another."""
+        agreed: T = self._engine.communicator.broadcast_object(value)
+        return agreed
+
+    # -- what stays, and what is said -----------------------------------------------------------
+
+    def _settle(self, best: Contender, ddp: Contender, why: str) -> None:
+        """Train on with ``best``, keep it for the next run, and say so."""
+        self._engine.adopt(best.plan)
+        assert self._cluster is not None
+        assert self._engine.workload is not None
+        path = None
+        if self._wishes.cache and self._engine.communicator.rank == 0:
+            path = cache.write(
+                cache.Settled(
+                    facts=self._facts,
+                    plan=best.plan,
+                    name=best.name,
+                    step_s=best.step_s,
+                    ddp_step_s=ddp.step_s,
+                    workload=self._engine.workload,
+                    cluster=self._cluster,
+                    date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                    contest=tuple(
+                        cache.Turns(name=one.name, plan=one.plan, samples_s=tuple(one.samples_s))
+                        for one in self._contest.values()
+                    ),
+                )
+            )
+        said = [words.verdict(best, ddp, self._costs.beyond(ddp.step_s), why)]
+        if path is not None:
+            said.append(f"the next run starts with it ({path})")
+        said += [f"warning: {text}" for text in self._cluster.warnings]
+        self._say("; ".join(said))
+
+    def _announce(self, step_s: float) -> None:
+        steps = PROBE_STEPS + SAMPLES * MOST_ALGORITHMS + contest.steps_of(_PLANS)
+        where = cache.path_of(self._facts) if self._wishes.cache else None
+        self._say(words.announcement(steps, step_s, where.parent if where else None))
+
+    def _check(self, kept: cache.Settled) -> Course[None]:
+        """Say so where a kept plan takes much longer than it took."""
+        timed = yield from self._steps(WARMUP + CHECKED)
+        step_s = self._agreed(statistics.median(self._durations(timed[WARMUP:])))
+        if step_s > DIFFERENT * kept.step_s:
+            self._say(
+                f"steps take {format_seconds(step_s)} where the kept plan took "
+                f"{format_seconds(kept.step_s)} on {kept.date}; if batch or network are others "
+                "now, cache=False measures again"
+            )
+
+    def _kept(self) -> cache.Settled | None:
+        """Return what an earlier run kept for this training, alike on all ranks."""
+        if not self._wishes.cache:
+            return None
+        communicator = self._engine.communicator
+        kept = cache.read(self._facts) if communicator.rank == 0 else None
+        agreed: cache.Settled | None = communicator.broadcast_object(kept)
+        if agreed is not None:
+            agreed.plan.require_fit(self._engine.tensors, communicator.world_size)
+        return agreed
+
+    def _gather_facts(self) -> dict[str, str]:
+        """Return all that could make another plan better, rank 0's on every rank."""
+        engine, wishes = self._engine, self._wishes
+        communicator = engine.communicator
+        cluster = wishes.cluster.to_json() if wishes.cluster else b""
+        facts = {
+            "model": self._model,
+            "gradients": fingerprint(engine.tensors),
+            "ranks": str(communicator.world_size),
+            "hosts": " ".join(hosts_of(communicator)),
+            "device": engine.device.type,
+            "torch": str(torch.__version__),
+            "syncopate": _version(),
+            "policy": wishes.asked.policy or "",
+            "channels": str(wishes.asked.channels or ""),
+            "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",
+        }
+        return self._agreed(facts)
+
+    def _say(self, message: str) -> None:
+        """Log one line on rank 0; on standard error where nobody configured logging."""
+        if self._engine.communicator.rank == 0:
+            words.log(message)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("syncopate")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,59 @@
+"""Safe: DDP's own buckets, which need no measurement and which every other plan has to beat."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from syncopate.cluster import LinearFit
+from syncopate.costs.functions import LinearCost
+from syncopate.plan import NATIVE, Bucket, Plan
+from syncopate.planning.problem import Problem
+from syncopate.planning.threshold import threshold
+from syncopate.units import dtype_bytes
+from syncopate.workload import fingerprint
+
+_SILENT = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
+
+Tensors = Sequence[tuple[str, int, str]]
+"""``(name, numel, dtype)`` of gradients."""
+
+
+def first_plan(model: str, tensors: Tensors, world_size: int) -> Plan:
+    """Return the safe plan before any ready time is known: parameters in reverse order."""
+    return safe_plan(model, list(reversed(tensors)), world_size)
+
+
+def safe_plan(model: str, tensors: Tensors, world_size: int) -> Plan:
+    """Return DDP's buckets over ``tensors`` in the order given, with the native all-reduce."""
+    sizes = [numel * dtype_bytes(dtype) for _, numel, dtype in tensors]
+    ends = threshold(Problem([0.0] * len(sizes), sizes, _SILENT))
+    groups = [tensors[start:stop] for start, stop in pairwise((0, *ends))]
+    return plan_of_groups(model, tensors, world_size, groups)
+
+
+def plan_of_groups(
+    model: str, tensors: Tensors, world_size: int, groups: Sequence[Tensors]
+) -> Plan:
+    """Return a plan of one bucket for each of ``groups``, with the native all-reduce.
+
+    Args:
+        model: what to call the model.
+        tensors: every gradient of it.
+        world_size: number of ranks.
+        groups: every gradient in one of them, in launch order.
+    """
+    return Plan(
+        model=model,
+        fingerprint=fingerprint(tensors),
+        world_size=world_size,
+        policy="threshold",
+        buckets=tuple(
+            Bucket(
+                tensors=tuple(name for name, _, _ in group),
+                nbytes=sum(numel * dtype_bytes(dtype) for _, numel, dtype in group),
+                algorithm=NATIVE,
+            )
+            for group in groups
+        ),
+    )

@@ -1,0 +1,77 @@
+"""Words: what self-planning says, a line for each thing it does."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+from syncopate.engine.selfplan import cache
+from syncopate.engine.selfplan.contest import DDP, Contender
+from syncopate.engine.selfplan.payback import pays_after
+from syncopate.units import format_seconds
+
+
+def log(message: str) -> None:
+    """Log one line; on standard error where nobody configured logging."""
+    logger = logging.getLogger("syncopate")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+    logger.info(message)
+
+
+def announcement(steps: int, step_s: float, folder: Path | None) -> str:
+    """Say what begins, and how long it will take.
+
+    Args:
+        steps: about how many.
+        step_s: what one takes now.
+        folder: where the plan will be kept, if anywhere.
+    """
+    kept = f", kept in {folder} for the next run" if folder else ""
+    return (
+        f"measures about {steps} steps (some {format_seconds(steps * step_s)}), which train as all "
+        f"others do, and settles on a plan{kept}"
+    )
+
+
+def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> str:
+    """Say which plan stays and what it rests on.
+
+    Args:
+        best: the plan that stays.
+        ddp: DDP's buckets.
+        cost_s: what measuring took.
+        why: why there was no contest, if there was none.
+    """
+    if why:
+        return f"{named(ddp)}: kept, {why}"
+    measured = f"measured {format_seconds(best.step_s)} a step"
+    if best is ddp:
+        return f"{named(ddp)}: kept, {measured}, nothing is faster beyond noise"
+    prediction = best.plan.prediction
+    expected = f"expected {format_seconds(prediction.iteration_s)}, " if prediction else ""
+    return (
+        f"{named(best)}: kept, {expected}{measured}, {named(ddp)} {format_seconds(ddp.step_s)}; "
+        f"measuring took {format_seconds(cost_s)}, which "
+        f"{pays_after(cost_s, ddp.step_s, best.step_s)} more steps repay"
+    )
+
+
+def of_kept(kept: cache.Settled) -> str:
+    """Say which plan an earlier run kept."""
+    best = Contender(kept.name, kept.plan, [kept.step_s])
+    against = "" if kept.name == DDP else f", {DDP} {format_seconds(kept.ddp_step_s)}"
+    return (
+        f"{named(best)} of {kept.date}: {format_seconds(kept.step_s)} a step{against}; from "
+        f"{cache.path_of(kept.facts)}, cache=False measures again"
+    )
+
+
+def named(one: Contender) -> str:
+    """Return a contender with its size, such as ``two channels (8 buckets)``."""
+    count = len(one.plan.buckets)
+    return f"{one.name} ({count} bucket{'' if count == 1 else 's'})"

@@ -1,0 +1,132 @@
+"""Contest: who takes part, who drops out, and who stays."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Interference, LinearFit
+from syncopate.engine.selfplan import contest
+from syncopate.engine.selfplan.contest import Asked, Contender
+from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.plan import Plan
+from syncopate.units import KIB, MIB
+from syncopate.workload import GradientTensor, Workload
+
+
+def curve(name: str, start_s: float, s_per_byte: float) -> CollectiveCurve:
+    sizes = [4 * KIB * 4**k for k in range(8)]
+    points = tuple(
+        CurvePoint(nbytes=size, samples_s=(start_s + s_per_byte * size,)) for size in sizes
+    )
+    return CollectiveCurve(
+        collective="all_reduce",
+        algorithm=name,
+        points=points,
+        fit=LinearFit(a_s=start_s, b_s_per_byte=s_per_byte),
+    )
+
+
+CLUSTER = replace(
+    Cluster.flat(4, latency_s=3e-5, bandwidth_bytes_per_s=117e6),
+    curves=(curve("native", 4e-3, 1.3e-8), curve("ring", 1e-3, 1.29e-8)),
+)
+WORKLOAD = Workload(
+    model="m",
+    tensors=tuple(GradientTensor(name=f"t{i}", numel=MIB // 4, backward_s=0.01) for i in range(40)),
+    forward_s=0.2,
+    backward_s=0.41,
+)
+DDP = safe_plan("m", [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
+
+
+def rival(name: str, *samples_s: float) -> Contender:
+    return Contender(name, DDP, list(samples_s))
+
+
+def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
+    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    assert [one.name for one in found] == [
+        contest.DDP,
+        contest.IDEAL,
+        contest.EQUAL,
+        contest.TWO_CHANNELS,
+    ]
+    for one in found:
+        one.plan.require_fit([(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
+        assert one.plan.prediction is not None
+        assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
+    assert found[3].plan.channels == 2
+    sizes = [bucket.nbytes for bucket in found[2].plan.buckets]
+    assert max(sizes) <= 2 * min(sizes)
+
+
+def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
+    asked = contest.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP)
+    assert [one.name for one in asked] == [contest.DDP, contest.IDEAL]
+    assert asked[1].plan.policy == "wfbp"
+    assert len(asked[1].plan.buckets) == 40
+    both = contest.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP)
+    assert {one.plan.channels for one in both if one.name != contest.DDP} == {2}
+
+
+def test_a_plan_that_trains_like_one_before_does_not_compete() -> None:
+    same = replace(DDP, policy="another name")
+    assert contest.distinct([rival("a"), Contender("b", same)]) == [rival("a")]
+    moved = replace(DDP, channels=2)
+    assert len(contest.distinct([rival("a"), Contender("b", moved)])) == 2
+    other = replace(DDP, buckets=DDP.buckets[::-1])
+    assert len(contest.distinct([rival("a"), Contender("b", other)])) == 2
+
+
+def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -> None:
+    running = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    for one in running:
+        one.samples_s.append(1.0)
+    ideal = contest.with_interference(running, WORKLOAD, CLUSTER, Asked())
+    assert [one.name for one in ideal] == [one.name for one in running]
+    slow = replace(CLUSTER, interference=Interference(compute_rate=0.2, collective_stretch=1.5))
+    found = contest.with_interference(running, WORKLOAD, slow, Asked())
+    assert found[-1].name == contest.MEASURED
+    assert found[-1].samples_s == []
+    for before, after in zip(running, found, strict=False):
+        assert before.samples_s == after.samples_s
+        assert expected_s(after.plan) > expected_s(before.plan)
+
+
+def expected_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.iteration_s
+
+
+def test_the_slower_half_drops_out_but_never_ddp() -> None:
+    rivals = [rival(contest.DDP, 9.0), rival("a", 3.0), rival("b", 1.0), rival("c", 2.0)]
+    after = contest.faster_half(rivals)
+    assert [one.name for one in after] == [contest.DDP, "b", "c"]
+    assert [one.name for one in contest.faster_half(after)] == [contest.DDP, "b"]
+    assert [one.name for one in contest.faster_half(contest.faster_half(after))] == [
+        contest.DDP,
+        "b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("ddp_s", "plan_s", "stays"),
+    [
+        ([1.0] * 12, [0.9] * 12, "plan"),
+        ([1.0] * 12, [0.995] * 12, contest.DDP),
+        ([0.9] * 12, [1.0] * 12, contest.DDP),
+        # Of few steps, a difference of 3% is noise.
+        ([1.0, 1.001, 1.0], [0.97, 0.971, 0.999], contest.DDP),
+    ],
+)
+def test_ddp_has_to_be_beaten_beyond_noise(
+    ddp_s: list[float], plan_s: list[float], stays: str
+) -> None:
+    assert contest.winner([rival(contest.DDP, *ddp_s), rival("plan", *plan_s)]).name == stays
+
+
+def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
+    # Rounds of 4, 3 and 2 plans: 1 turn of 1 + 2 steps, 2 of 1 + 2, 3 of 1 + 3.
+    assert contest.ROUNDS == ((1, 2), (2, 2), (3, 3))
+    assert contest.steps_of(4) == 4 * 3 + 3 * 6 + 2 * 12
