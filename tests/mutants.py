@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -192,8 +193,24 @@ def _run(names: Sequence[str], jobs: int, counted: Callable[[int], None] | None 
     return printed
 
 
+def refresh(tree: Path = REPOSITORY, copy: Path = COPY) -> None:
+    """Remove from the copy what is no longer as in the tree; mutmut copies what is missing.
+
+    It renews the modules that it mutates by itself, and leaves everything else as it finds it.
+    """
+    shutil.rmtree(copy / "tests", ignore_errors=True)
+    mutated = {copy / "src" / "syncopate" / room for room in rooms(tree / "pyproject.toml")}
+    for path in [*copy.glob("src/**/*.py")]:
+        source = tree / path.relative_to(copy)
+        renewed = mutated & set(path.parents)
+        if not source.exists() or (not renewed and source.read_bytes() != path.read_bytes()):
+            for kept in path.parent.glob(f"{path.name}*"):
+                kept.unlink()
+
+
 def prepare(jobs: int) -> dict[str, str]:
     """Make the mutants, and find out which tests reach which function; return what is known."""
+    refresh()
     # Nothing has this name: mutmut does all that comes before the first mutant, and stops.
     printed = _run([_NOBODY], jobs)
     known = _known()

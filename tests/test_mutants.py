@@ -155,3 +155,30 @@ def test_ranks_judge_one_mutant_each_and_what_they_noticed_is_kept(monkeypatch, 
     assert mutants.judge_by_ranks([passing, failing]) == expected
     assert mutants.judge_by_ranks([passing, failing]) == expected
     assert asked == [passing, failing, passing]
+
+
+def test_what_has_changed_in_the_tree_leaves_the_copy(tmp_path):
+    tree, copy = tmp_path / "tree", tmp_path / "copy"
+    package = "src/syncopate"
+    in_tree = {f"{package}/same.py": "1", f"{package}/new.py": "2", f"{package}/costs/own.py": "3"}
+    in_copy = {
+        f"{package}/same.py": "1",
+        f"{package}/new.py": "1",
+        f"{package}/costs/own.py": "mutated",
+        f"{package}/costs/own.py.meta": "{}",
+        f"{package}/costs/gone.py": "mutated",
+        f"{package}/costs/gone.py.meta": "{}",
+        "tests/test_gone.py": "",
+    }
+    for root, files in ((tree, in_tree), (copy, in_copy)):
+        for name, text in files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+    (tree / "pyproject.toml").write_text('[tool.mutmut]\nonly_mutate = ["src/syncopate/costs/*"]')
+    mutants.refresh(tree, copy)
+    left = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert left == {
+        f"{package}/same.py",
+        f"{package}/costs/own.py",
+        f"{package}/costs/own.py.meta",
+    }
