@@ -193,6 +193,11 @@ def _run(names: Sequence[str], jobs: int, counted: Callable[[int], None] | None 
     return printed
 
 
+def _last_words(printed: str) -> str:
+    """Return what was printed after the last frame of a spinner."""
+    return printed.rpartition("\r")[2].strip()
+
+
 def refresh(tree: Path = REPOSITORY, copy: Path = COPY) -> None:
     """Remove from the copy what is no longer as in the tree; mutmut copies what is missing.
 
@@ -215,7 +220,7 @@ def prepare(jobs: int) -> dict[str, str]:
     printed = _run([_NOBODY], jobs)
     known = _known()
     if not known or "nothing matches" not in printed:
-        raise SystemExit(f"error: mutmut made no mutants:\n{printed[-4000:]}")
+        raise SystemExit(f"error: mutmut made no mutants:\n{_last_words(printed)}")
     return known
 
 
@@ -234,7 +239,7 @@ def judge(names: Sequence[str], known: Mapping[str, str], jobs: int) -> dict[str
             printed = _run(left, jobs, counted)
         known = _known()
         if unchecked := sum(known[name] == UNCHECKED for name in names):
-            raise SystemExit(f"error: mutmut left {unchecked} unchecked:\n{printed[-4000:]}")
+            raise SystemExit(f"error: mutmut left {unchecked} unchecked:\n{_last_words(printed)}")
     return {name: known[name] for name in names}
 
 
