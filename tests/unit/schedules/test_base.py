@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, ScheduleError
+from syncopate.schedules import ring
 from syncopate.schedules.base import (
     COPY,
     REDUCE,
@@ -146,3 +147,12 @@ def test_a_mirror_runs_backwards_and_copies():
         Transfer(3, 0, 1, 0, 2, "copy"),
     }
     assert COPY != REDUCE
+
+
+def test_transfers_of_a_list_are_those_of_a_table():
+    stored = ring.all_reduce(4).table
+    listed = Transfers.of(list(stored))
+    assert listed == stored
+    assert hash(listed) == hash(stored)
+    assert listed.table.dtype == stored.table.dtype == np.int32
+    assert Transfers.of([]).table.shape == (0, 6)

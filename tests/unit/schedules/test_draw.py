@@ -43,12 +43,15 @@ def test_rounds_are_aligned():
     assert lines[11].startswith("round 10  0 -> 1 [2]")
 
 
-def test_no_width_is_too_narrow_to_show_an_entry():
-    assert draw(build("reduce_scatter", "ring", 3), width=1) == dedent("""\
-        reduce_scatter (ring), 3 ranks: 2 rounds, 3 chunks
-        round 0  0 +> 1 [2]
-                 1 +> 2 [0]
-                 2 +> 0 [1]
-        round 1  0 +> 1 [1]
-                 1 +> 2 [2]
-                 2 +> 0 [0]""")
+def test_however_narrow_two_short_entries_share_a_line():
+    assert draw(build("all_reduce", "binary_tree", 4), width=1).splitlines()[1:] == [
+        "round 0  1 +> 0    3 +> 2",
+        "round 1  2 +> 0",
+        "round 2  0 -> 2",
+        "round 3  0 -> 1    2 -> 3",
+    ]
+    assert draw(build("reduce_scatter", "ring", 3), width=1).splitlines()[1:4] == [
+        "round 0  0 +> 1 [2]",
+        "         1 +> 2 [0]",
+        "         2 +> 0 [1]",
+    ]
