@@ -84,3 +84,30 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
     assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
     assert [part.tail.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
     assert (last.size, last.nbytes, last.algorithm) == (3, 16 + 16 + 40, "native")
+
+
+def test_a_bucket_runs_as_the_plan_says() -> None:
+    trainables = _trainables(*(nn.Parameter(torch.zeros(1)) for _ in range(3)))
+    plan = Plan(
+        model="m",
+        fingerprint=fingerprint([(t.name, 1, "float32") for t in trainables]),
+        world_size=2,
+        policy="by hand",
+        channels=2,
+        order=(1, 0),
+        buckets=tuple(
+            Bucket(tensors=(name,), nbytes=4, algorithm=algorithm, channel=channel, options=options)
+            for name, algorithm, channel, options in (
+                ("p2", "ring", 0, {}),
+                ("p1", "lp", 1, {"blocks": 2}),
+                ("p0", "native", 0, {}),
+            )
+        ),
+    )
+    found = build_buckets(plan, trainables, tail_elements=1)
+    assert [(one.index, one.algorithm, one.channel, one.options) for one in found] == [
+        (0, "ring", 0, {"order": (1, 0)}),
+        (1, "lp", 1, {"order": (1, 0), "blocks": 2}),
+        (2, "native", 0, {}),
+    ]
+    assert [one.nbytes for one in found] == [4, 4, 8]

@@ -1,4 +1,4 @@
-"""Outputs are found wherever a model hides them; agreement names the first difference."""
+"""Outputs are found wherever a model hides them; what ranks compare; the safe plan."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from syncopate.engine import module
-from syncopate.engine.agreement import require_same, tensor_facts, together
+from syncopate.engine.agreement import tensor_facts
 from syncopate.engine.module import output_tensors
 from syncopate.engine.selfplan.safe import first_plan, safe_plan
-from syncopate.errors import EngineError
 from syncopate.units import MIB
 
 Pair = collections.namedtuple("Pair", "left right")
@@ -62,39 +61,6 @@ def test_what_can_hold_no_tensor_is_not_looked_into(monkeypatch: pytest.MonkeyPa
     rows: list[Any] = [[i] for i in range(100_000)]
     assert output_tensors((rows, tensor)) == [tensor]
     assert len(visited) <= 10_000
-
-
-class _Ranks:
-    """A communicator whose other ranks say what they are told to."""
-
-    def __init__(self, *others: Any) -> None:
-        self.others = list(others)
-
-    def all_gather_object(self, obj: Any) -> list[Any]:
-        other = self.others.pop(0) if self.others else obj
-        return [obj, other]
-
-
-def test_together() -> None:
-    assert together(_Ranks(), lambda: 7) == 7  # type: ignore[arg-type]
-    with pytest.raises(EngineError, match="rank 1 refuses: too cold"):
-        together(_Ranks("too cold"), lambda: 7)  # type: ignore[arg-type]
-    with pytest.raises(ZeroDivisionError):
-        together(_Ranks(), lambda: 1 // 0)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("theirs", "difference"),
-    [
-        ([("x", 1), ("y", 3)], "y is 3 there and 2 on rank 0"),
-        ([("x", 1)], "it has no y"),
-        ([("x", 1), ("y", 2), ("z", 0)], "it has z, which rank 0 has not"),
-        ([("y", 2), ("x", 1)], "the same parts stand in another order"),
-    ],
-)
-def test_the_first_difference_is_named(theirs: Any, difference: str) -> None:
-    with pytest.raises(EngineError, match=f"rank 1 differs from rank 0: {difference}"):
-        require_same(_Ranks("another digest", theirs), [("x", 1), ("y", 2)])  # type: ignore[arg-type]
 
 
 def test_tensor_facts_tell_layout_and_frozenness() -> None:

@@ -61,14 +61,17 @@ def shown(recorder: StepRecorder, last: tuple[float, float] | None = None) -> li
 def test_a_step_fills_every_lane_on_the_clock_of_the_host(recorder: StepRecorder) -> None:
     step = Step(forward_start=10.0, backward_start=12.0, backward_end=16.0, end=17.0)
     step.pushes += [push(0, (13.0, 15.0)), push(1, (14.0, 17.0), channel=1)]
-    recorder.steps.append(step)
+    recorder.steps += [Step(1.0, 2.0, 3.0, 4.0), step]
     assert shown(recorder, (17.5, 18.0)) == [
-        (0, "forward", 10.0, 12.0),
-        (0, "backward", 12.0, 16.0),
-        (0, "wait", 16.0, 17.0),
-        (0, "push", 13.0, 15.0),
-        (0, "push", 14.0, 17.0),
-        (0, "update", 17.5, 18.0),
+        (0, "forward", 1.0, 2.0),
+        (0, "backward", 2.0, 3.0),
+        (0, "wait", 3.0, 4.0),
+        (1, "forward", 10.0, 12.0),
+        (1, "backward", 12.0, 16.0),
+        (1, "wait", 16.0, 17.0),
+        (1, "push", 13.0, 15.0),
+        (1, "push", 14.0, 17.0),
+        (1, "update", 17.5, 18.0),
     ]
     pushes = [span for span in recorder.spans() if span.lane == "push"]
     assert [(s.name, s.channel, s.nbytes, s.detail) for s in pushes] == [
