@@ -138,6 +138,25 @@ def test_a_buffer_that_changed_its_form_rides_no_more() -> None:
     assert buffers.kept["brains"].tolist() == [0.25]
 
 
+def test_buffers_up_to_a_limit_ride_along() -> None:
+    """1 MiB as elements of what carries them, or 4 KiB as bytes."""
+    module = nn.Module()
+    for name, numel, dtype in (
+        ("fits", 2**18, torch.float32),
+        ("too_long", 2**18 + 1, torch.float32),
+        ("widened", 2**18, torch.bfloat16),
+        ("widened_too_long", 2**18 + 1, torch.bfloat16),
+        ("bytewise", 512, torch.int64),
+        ("bytewise_too_long", 513, torch.int64),
+    ):
+        module.register_buffer(name, torch.zeros(numel, dtype=dtype))
+    buffers = _buffers(module)
+    tail = Tail(1, 0, 1, buffers, torch.float32)
+    assert set(buffers.carried) == {"fits", "widened", "bytewise"}
+    head = 1 + 2 + 1
+    assert tail.elements == head + 2 * 2**18 + 512 * 8
+
+
 def test_buffers_of_a_module_that_had_none() -> None:
     module = nn.Linear(1, 1)
     buffers = Buffers(module)

@@ -7,6 +7,7 @@ import pytest
 from syncopate.analysis import mean, phases
 from syncopate.cluster import Cluster, Interference
 from syncopate.errors import InvalidValueError, PlanError
+from syncopate.plan import Bucket, Plan
 from syncopate.planning.planner import make_plan
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import IDEAL
@@ -59,6 +60,54 @@ def test_spans_are_those_of_the_plan() -> None:
     assert lanes == ["forward", "wait", "update"]
     exposed = mean(phases(timeline)).exposed_communication_s
     assert exposed == pytest.approx(plan.prediction.exposed_s)
+
+
+def test_every_field_of_every_span() -> None:
+    """Bounds are those of the interplay; the fields are what the plan and the workload say."""
+    workload = Workload(
+        model="two",
+        tensors=(
+            GradientTensor(name="a", numel=1000, backward_s=4e-3),
+            GradientTensor(name="at once", numel=10, backward_s=0.0),
+            GradientTensor(name="b", numel=500, backward_s=2e-3),
+        ),
+        forward_s=5e-3,
+        backward_s=6e-3,
+    )
+    where = Cluster.preset("10gbe", 2)
+    buckets = (
+        Bucket(tensors=("a",), nbytes=4000, algorithm="ring", channel=1),
+        Bucket(tensors=("at once", "b"), nbytes=2040, algorithm="recursive_doubling"),
+    )
+    plan = Plan(
+        model="two",
+        fingerprint=workload.fingerprint,
+        world_size=2,
+        policy="by hand",
+        channels=2,
+        buckets=buckets,
+    )
+    timeline = simulate(workload, plan, where, iterations=2)
+    assert timeline.name == "two, by hand"
+    assert timeline.metadata == {"cluster": where.name, "policy": "by hand"}
+    spans = [span for span in timeline.spans if (span.rank, span.iteration) == (1, 1)]
+    # No update span without an update, and none for a gradient that takes no time.
+    found = [(s.name, s.lane, s.channel, s.nbytes, s.detail) for s in spans]
+    assert found == [
+        ("forward", "forward", 0, 0, ""),
+        ("a", "backward", 0, 0, ""),
+        ("b", "backward", 0, 0, ""),
+        ("bucket 0", "push", 1, 4000, "ring"),
+        ("bucket 1", "push", 0, 2040, "recursive_doubling"),
+        ("wait for communication", "wait", 0, 0, ""),
+    ]
+    forward, a, b, _, last, wait = spans
+    assert forward.start_s == pytest.approx(timeline.duration_s / 2)
+    assert a.start_s == forward.end_s
+    assert b.start_s == a.end_s
+    assert wait.start_s == b.end_s
+    assert wait.end_s == pytest.approx(last.end_s)
+    assert wait.end_s == pytest.approx(timeline.duration_s)
 
 
 def test_refuses_another_workload_and_no_iterations() -> None:
