@@ -13,7 +13,16 @@ from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs import decisions as decisions_module
-from syncopate.costs.decisions import DRIFT, NOISE, Choice, Decision, choose, decisions, find
+from syncopate.costs.decisions import (
+    DRIFT,
+    NOISE,
+    Choice,
+    Decision,
+    choose,
+    decisions,
+    find,
+    longer_beyond_noise,
+)
 from syncopate.costs.functions import CurveCost, Envelope, LinearCost
 from syncopate.costs.model import collective_costs, schedule_cost
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -273,3 +282,18 @@ def test_stages_at_several_levels_do_not_stay_where_a_flat_algorithm_is_cheaper(
     assert ring < staged < (1 + NOISE) * ring
     assert any(row.algorithm == "blueconnect" for row in decisions(racks, "all_reduce"))
     assert choose(racks, "all_reduce", nbytes).algorithm == "ring"
+
+
+def test_what_was_measured_in_turns_takes_longer_beyond_noise() -> None:
+    few, many = [1.0, 1.0, 1.0], [1.0, 1.01, 0.99] * 4
+    # Few samples tell more than NOISE apart, many more than DRIFT.
+    assert not longer_beyond_noise([one * (1 + 0.9 * NOISE) for one in few], few)
+    assert longer_beyond_noise([one * (1 + 1.1 * NOISE) for one in few], few)
+    assert not longer_beyond_noise([one * (1 + 0.9 * DRIFT) for one in many], many)
+    assert longer_beyond_noise([one * (1 + 3 * DRIFT) for one in many], many)
+    # What scatters does not tell.
+    assert not longer_beyond_noise([0.8, 1.0, 1.6], few)
+    # Unless every one of its samples was longer.
+    assert longer_beyond_noise([1.1, 1.2, 9.0], few)
+    assert not longer_beyond_noise(few, few)
+    assert not longer_beyond_noise(few, [2.0, 2.0, 2.0])

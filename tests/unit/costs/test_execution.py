@@ -158,3 +158,11 @@ def test_a_rank_that_stays_with_its_peer_leaves_nothing_over():
     free, all_of_it = cluster(8, call_s=1e-3), cluster(8, call_s=1e-3, left_over=1.0)
     expected = execution_times(schedule, free, SIZES)
     assert execution_times(schedule, all_of_it, SIZES) == pytest.approx(expected)
+
+
+def test_a_part_of_an_element_is_a_whole_one() -> None:
+    cluster = Cluster.preset("1gbe", 4)
+    tree = build("broadcast", "mst", 4)
+    one, part, two = execution_times(tree, cluster, [4, 5, 8]).tolist()
+    assert one < part == two
+    assert execution_times(tree, cluster, 1) == one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncopate.costs.fits import fit_linear, isotonic
@@ -22,14 +22,15 @@ def test_recovers_an_exact_line(a: float, b: float) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.floats(1e-5, 1e-2), st.floats(1e-10, 1e-7))
+@example(5143, 1e-05, 6.067947748565034e-08)
 def test_stragglers_do_not_move_the_line(seed: int, a: float, b: float) -> None:
-    """A quarter of the samples is up to 50 times too slow, the largest size among them."""
+    """Of every size a quarter of the samples is up to 50 times too slow."""
     rng = np.random.default_rng(seed)
     sizes = np.repeat(SIZES, 9)
     truth = a + b * sizes
     times = truth * rng.normal(1.0, 0.01, len(sizes)).clip(0.95)
-    late = rng.random(len(sizes)) < 0.25
-    late[-1] = True
+    # More than half of one size would be no stragglers but the rule.
+    late = np.argsort(rng.random((len(SIZES), 9)), axis=1).ravel() < 9 // 4
     times[late] *= rng.uniform(3, 50, late.sum())
     fit = fit_linear(sizes, times)
     assert fit.a_s + fit.b_s_per_byte * SIZES == pytest.approx(a + b * SIZES, rel=0.1)

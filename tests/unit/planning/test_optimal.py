@@ -71,3 +71,10 @@ def test_one_gradient() -> None:
 def test_nothing_to_send_costs_nothing() -> None:
     problem = Problem([1.0, 2.0, 3.0], [0, 0, 0], linear(5.0, 1.0))
     assert problem.finish_s(optimal(problem)) == 3.0
+
+
+def test_what_was_sent_by_the_moment_a_gradient_is_ready_travels_alone() -> None:
+    """Every bucket takes 2 s; the first has been sent at the very moment the second is ready."""
+    for ready_s in ([0.0, 2.0], [0.0, 2.5]):
+        assert optimal(Problem(ready_s, [1.0, 1.0], linear(2.0, 0.0))) == (1, 2)
+    assert optimal(Problem([0.0, 1.5], [1.0, 1.0], linear(2.0, 0.0))) == (2,)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.cluster import Interference, LinearFit
-from syncopate.costs.functions import Envelope, LinearCost
+from syncopate.costs.functions import Envelope, LinearCost, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import Bucket
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import play, play_collectives
+from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.workloads import collectives, interferences, workload, workloads
 
@@ -180,3 +181,34 @@ def test_refuses_buckets_of_another_model(buckets: list[Bucket], named: str) -> 
 def test_refuses_an_algorithm_without_a_cost() -> None:
     with pytest.raises(UnknownNameError, match="known: ring"):
         play(workload([1.0]), [bucket("w0", algorithm="native")], COST)
+
+
+def two_gradients(dtypes: tuple[str, str] = ("float32", "float32")) -> Workload:
+    tensors = tuple(
+        GradientTensor(name=name, numel=8 // DTYPE_BYTES[dtype], dtype=dtype)
+        for name, dtype in zip("ab", dtypes, strict=True)
+    )
+    return Workload(model="two", tensors=tensors, forward_s=0.0, backward_s=0.0)
+
+
+@pytest.mark.parametrize("channels", [(0, 1), (1, 0)])
+def test_channels_start_up_side_by_side_and_share_the_link(channels: tuple[int, int]) -> None:
+    """Two buckets of 1 s to start up and 2 s of bytes: both start up, then 4 s of bytes."""
+    buckets = [bucket(name, channel=c) for name, c in zip("ab", channels, strict=True)]
+    assert play(two_gradients(), buckets, COST).ends_s == (5.0, 5.0)
+    whole = [Collective(0.0, 3.0, 1.0, channel) for channel in channels]
+    assert play_collectives(two_gradients(), whole).ends_s == (5.0, 5.0)
+    alone = [bucket("a"), bucket("b")]
+    assert play(two_gradients(), alone, COST).ends_s == (3.0, 6.0)
+
+
+def test_every_dtype_starts_up() -> None:
+    mixed = two_gradients(("float32", "bfloat16"))
+    assert play(two_gradients(), [bucket("a", "b")], COST).ends_s == (5.0,)
+    assert play(mixed, [bucket("a", "b")], COST).ends_s == (6.0,)
+    ring = COST.of("ring")
+    assert startup_part_s(ring, [8, 8], 6.0) == 2.0
+    assert startup_part_s(ring, [8, 0], 3.0) == 1.0
+    # What the bytes need on the link is no start-up.
+    held = COST.at_least(0.3).of("ring")
+    assert startup_part_s(held, [8, 8], 6.0) == pytest.approx(6.0 - 0.3 * 16)
