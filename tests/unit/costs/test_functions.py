@@ -97,6 +97,14 @@ def test_a_bucket_has_one_algorithm_for_all_its_dtypes() -> None:
     assert cheapest.bucket([9, 9]) == ("ring", {}, 30.0)
 
 
+def test_the_cheapest_stays_the_cheapest_where_all_are_held_to_the_same() -> None:
+    costs = {"slow": LinearCost(LinearFit(a_s=2.0, b_s_per_byte=0.1)), "fast": FREE}
+    held = Envelope(costs).at_least(1.0)
+    assert held.best(9) == "fast"
+    assert held.bucket([9]) == ("fast", {}, 9.0)
+    assert held.bucket([9, 9]) == ("fast", {}, 18.0)
+
+
 def test_unknown_algorithms_are_refused_by_name() -> None:
     with pytest.raises(UnknownNameError, match=r"'rign'.*known: ring, tree"):
         Envelope({"ring": RING, "tree": TREE}).of("rign")

@@ -60,7 +60,7 @@ def test_the_highest_is_the_maximum_everywhere(costs: list[Pieces]) -> None:
 def test_lines_that_cross_beyond_all_sizes_do_not_change_hands() -> None:
     """Their difference there is less than rounding, and would decide who owns the whole piece."""
     line = Pieces.of([np.inf], [0.0], [7.5e-10])
-    above = Pieces.of([2.0**30, np.inf], [1e-5, 1e-5], [7.5e-10, np.nextafter(7.5e-10, 0)])
+    above = Pieces.of([2.0**30, np.inf], [2e-5, 2e-5], [7.5e-10, np.nextafter(7.5e-10, 0)])
     assert highest([line, above])(2.0**31) == above(2.0**31)
     assert lower_envelope([above, line])(2.0**31) == line(2.0**31)
 

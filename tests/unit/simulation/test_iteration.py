@@ -192,14 +192,27 @@ def two_gradients(dtypes: tuple[str, str] = ("float32", "float32")) -> Workload:
 
 
 @pytest.mark.parametrize("channels", [(0, 1), (1, 0)])
-def test_channels_start_up_side_by_side_and_share_the_link(channels: tuple[int, int]) -> None:
-    """Two buckets of 1 s to start up and 2 s of bytes: both start up, then 4 s of bytes."""
-    buckets = [bucket(name, channel=c) for name, c in zip("ab", channels, strict=True)]
-    assert play(two_gradients(), buckets, COST).ends_s == (5.0, 5.0)
-    whole = [Collective(0.0, 3.0, 1.0, channel) for channel in channels]
-    assert play_collectives(two_gradients(), whole).ends_s == (5.0, 5.0)
-    alone = [bucket("a"), bucket("b")]
-    assert play(two_gradients(), alone, COST).ends_s == (3.0, 6.0)
+def test_a_start_up_on_any_channel_leaves_the_link_to_the_others(channels: tuple[int, int]) -> None:
+    """One bucket has 2 s to start up and 2 s of bytes, the other 3 s of bytes.
+
+    The link is the second's alone for 2 s, then both share it until the second's last second is
+    through, and the first has 1 s left.
+    """
+    costs = Envelope(
+        {
+            "slow to start": LinearCost(LinearFit(a_s=2.0, b_s_per_byte=0.25)),
+            "bytes alone": LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.375)),
+        }
+    )
+    buckets = [
+        bucket(name, algorithm=algorithm, channel=channel)
+        for name, algorithm, channel in zip("ab", costs.names, channels, strict=True)
+    ]
+    assert play(two_gradients(), buckets, costs).ends_s == (5.0, 4.0)
+    whole = [Collective(0.0, 4.0, 2.0, channels[0]), Collective(0.0, 3.0, 0.0, channels[1])]
+    assert play_collectives(two_gradients(), whole).ends_s == (5.0, 4.0)
+    one_by_one = [replace(one, channel=0) for one in whole]
+    assert play_collectives(two_gradients(), one_by_one).ends_s == (4.0, 7.0)
 
 
 def test_every_dtype_starts_up() -> None:
