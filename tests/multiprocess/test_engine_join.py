@@ -157,6 +157,9 @@ def _plain_averages(rank: int) -> None:
                     model(torch.full((1, 2), 6.0 * (1 + rank), dtype=dtype)).sum().backward()
                     seen.append(model.weight.grad.tolist()[0][0])
             assert seen == [12.0, 10.0 if by_all else 15.0][: len(seen)]
+            model.zero_grad()
+            model(torch.full((1, 2), 6.0 * (1 + rank), dtype=dtype)).sum().backward()
+            assert model.weight.grad.tolist()[0][0] == 12.0  # all ranks count again
             model.syncopate.detach()
     average([torch.ones(1)])
 
