@@ -35,6 +35,7 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
 
+    start_s = time.perf_counter()
     model = resnet20().model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
     if arguments.ddp:
@@ -43,7 +44,7 @@ def main() -> None:
         model, optimizer = syncopate.distribute(model, optimizer)  # <- Syncopate, 2 of 2
 
     data = digits()
-    steps, start_s = 0, time.perf_counter()
+    steps = 0
     for epoch in range(arguments.epochs):
         batches = data.batches(arguments.batch_size, epoch=epoch, rank=rank, world_size=world_size)
         for inputs, targets in batches:
@@ -56,9 +57,12 @@ def main() -> None:
             # DDP's own forward would wait for the other ranks, which do not test.
             tested = model.module if arguments.ddp else model
             accuracy = data.test_accuracy(tested)
-            print(f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {accuracy:.2%}")
+            print(
+                f"epoch {epoch + 1}: loss {loss.item():.4f}, test accuracy {accuracy:.2%}, "
+                f"{steps} steps in {time.perf_counter() - start_s:.2f} s"
+            )
     if rank == 0:
-        print(f"{steps} steps on {world_size} ranks in {time.perf_counter() - start_s:.1f} s")
+        print(f"{steps} steps on {world_size} ranks in {time.perf_counter() - start_s:.2f} s")
     dist.destroy_process_group()
 
 
