@@ -330,9 +330,32 @@ def _survives(rank: int, world_size: int) -> None:
         _step(model, optimizer, rank, 5)
         identical_everywhere([*model.parameters(), *model.buffers()])
         model.syncopate.detach()
+    _fails_behind_the_last_launch(rank, world_size)
     _unfreezing(rank, world_size)
     _sparse(rank, world_size)
     _installs(rank, world_size)
+
+
+def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
+    """Too late for the others in this step: all refuse the next one, and name the rank."""
+    model = _model()
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size, [2, 2, 2]))
+    _step(model, optimizer, rank, 0)
+    optimizer.zero_grad()
+    output = model(_Bomb.apply(data(rank, 1, 4, 8).requires_grad_()))
+    _Bomb.armed = rank == 1
+    if rank == 1:
+        with pytest.raises(ValueError, match="boom"):
+            output.square().mean().backward()
+    else:
+        output.square().mean().backward()
+    _Bomb.armed = False
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(EngineError, match="backward failed on rank 1"):
+        _step(model, optimizer, rank, 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    _step(model, optimizer, rank, 3)  # said once, and in step again
+    model.syncopate.detach()
 
 
 def _unfreezing(rank: int, world_size: int) -> None:

@@ -6,9 +6,18 @@ import copy
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from tests.multiprocess.engine_cases import Pair, average, data, identical_everywhere, mlp, run_case
+from tests.multiprocess.engine_cases import (
+    Pair,
+    average,
+    data,
+    identical_everywhere,
+    mlp,
+    plan_of,
+    run_case,
+)
 from tests.multiprocess.harness import run_ranks
 
 
@@ -278,10 +287,47 @@ def _between_backward_and_step(rank: int) -> None:
         pair.close()
 
 
+def _unused_under_a_second_plan(rank: int) -> None:
+    pair = Pair(rank, _Branches, sizes=[8], find_unused_parameters=True)
+    for step, sizes in enumerate(([8], [2, 6], [1] * 8, [4, 4])):
+        if step:
+            plan = plan_of(pair.model, dist.get_world_size(), sizes)
+            pair.model.syncopate.install(plan)
+        mine = "left" if (step + rank) % 2 else "right"
+
+        def train(model: Any, optimizer: Any, step: int = step, mine: str = mine) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8), mine).square().mean().backward()
+            optimizer.step()
+
+        for _ in range(2):
+            pair.run(train)
+            pair.check()
+    pair.close()
+
+
+def _float16(rank: int) -> None:
+    """Averaged before the sum, and only once: 1e4 from each of two ranks would overflow later."""
+    pair = Pair(rank, lambda: nn.Linear(4, 3).half(), sizes=[1, 1])
+    for step, scale in enumerate((1.0, 1e4)):
+
+        def train(model: Any, optimizer: Any, step: int = step, scale: float = scale) -> None:
+            optimizer.zero_grad()
+            (scale * model(data(rank, step, 4, 4).half()).sum()).backward()
+
+        pair.run(train)
+        pair.check(tolerance=1e-3)
+        identical_everywhere([p.grad for p in pair.model.parameters()])
+        assert all(p.grad.isfinite().all() and p.grad.any() for p in pair.model.parameters())
+    pair.close()
+
+
 CASES = (
     _accumulation,
     _unused,
     _unused_in_the_last_micro_batch,
+    _unused_under_a_second_plan,
+    _float16,
     _shared_and_frozen,
     _mixed_dtypes,
     _buffers,
