@@ -61,6 +61,26 @@ def test_where_overlap_pays_it_is_exact() -> None:
     assert gained > 5  # the plain dynamic programme is not enough
 
 
+def test_behind_a_forward_the_search_is_exact_where_overlap_pays() -> None:
+    rng = np.random.default_rng(15)
+    gained = 0
+    for _ in range(150):
+        length = int(rng.integers(2, 8))
+        drawn = random_problem(rng, length, str(rng.choice(COSTS)))
+        gaps = np.diff(np.concatenate(([0.0], drawn.ready_s))).tolist()
+        forward_s = float(rng.uniform(1, 9))
+        work = workload(gaps, forward_s=forward_s, tail_s=float(rng.choice([0.0, 1.5])))
+        nbytes = np.diff(drawn.offsets, axis=1)
+        problem = Problem(np.array(work.ready_s), nbytes, drawn.cost)
+        interference = draw_interference(rng, pays=True)
+        plain = optimal(problem)
+        found = search(problem, plain, work, interference, 1)
+        best = min(iteration_s(problem, work, p, interference) for p in partitions(length))
+        assert iteration_s(problem, work, found, interference) == pytest.approx(best, rel=1e-9)
+        gained += iteration_s(problem, work, plain, interference) > best * (1 + 1e-6)
+    assert gained > 5  # the plain dynamic programme is not enough
+
+
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_the_search_is_never_worse_than_any_policy(channels: int) -> None:
     rng = np.random.default_rng([12, channels])

@@ -140,6 +140,20 @@ def test_channels_are_taken_in_turn() -> None:
     assert two.iteration_s <= one.iteration_s * (1 + 1e-9)
 
 
+def test_for_several_channels_another_partition_may_be_better_than_the_optimum_of_one() -> None:
+    """Start-ups overlap there, so that more and smaller buckets pay; also where overlap is free."""
+    workload, cluster = layers(40, 25_000), Cluster.preset("1gbe", 16)
+    one = make_plan(workload, cluster)
+    several = make_plan(workload, cluster, channels=2)
+    assert several.prediction is not None
+    in_turn = [
+        structs.replace(bucket, channel=index % 2) for index, bucket in enumerate(one.buckets)
+    ]
+    dealt = predict(workload, in_turn, cluster, order=one.order)
+    assert several.prediction.iteration_s < 0.995 * dealt.iteration_s
+    assert len(several.buckets) > len(one.buckets)
+
+
 @pytest.mark.parametrize("rate", [0.4, 0.8])
 @pytest.mark.parametrize("stretch", [1.0, 1.6, 3.0])
 def test_under_interference_optimal_is_never_worse(rate: float, stretch: float) -> None:
@@ -245,3 +259,29 @@ def test_costs_that_promise_more_than_the_wire_carries_are_refused() -> None:
     plan = make_plan(slow, cluster, algorithm="ring")
     with pytest.raises(PredictionError, match="calibrate again, or report it"):
         predict(slow, plan.buckets, cluster, costs)
+
+
+def test_a_prediction_takes_the_costs_of_training() -> None:
+    """A burst passes once: hundreds of short messages do not each take what one alone took."""
+    tensors = tuple(GradientTensor(name=f"w{i}", numel=16_384, backward_s=1e-5) for i in range(400))
+    workload = Workload(model="many", tensors=tensors, forward_s=0.0, backward_s=4e-3)
+    base = Cluster.preset("1gbe", 4)
+    line_s_per_byte = 1.5 / base.levels[0].bandwidth_bytes_per_s
+    curves = tuple(
+        CollectiveCurve(
+            collective="all_reduce",
+            algorithm=name,
+            points=tuple(CurvePoint(nbytes=n, samples_s=(a_s + n * b,)) for n in sizes),
+            fit=LinearFit(a_s=a_s, b_s_per_byte=b),
+        )
+        for name, sizes, a_s, b in (
+            ("ring", (1024, 1 << 20, 1 << 25), 1e-3, line_s_per_byte),
+            ("native", (1024, 1 << 18), 1e-4, 0.0),
+        )
+    )
+    cluster = structs.replace(base, curves=curves)
+    plan = make_plan(workload, cluster, "wfbp")
+    assert predict(workload, plan.buckets, cluster, order=plan.order) == plan.prediction
+    once = play(workload, plan.buckets, collective_costs(cluster), cluster.interference)
+    assert plan.prediction is not None
+    assert once.iteration_s < plan.prediction.bound_s < plan.prediction.iteration_s

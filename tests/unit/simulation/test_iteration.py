@@ -149,6 +149,15 @@ def test_plays_the_buckets_of_a_plan() -> None:
     assert played.communication_s == 5.0
 
 
+def test_plays_the_buckets_on_the_channels_of_the_plan() -> None:
+    """Both buckets are ready at once; of 1 s start-up and 1 s transfer each."""
+    work = workload([1.0, 0.0])
+    one, other = bucket("w0"), bucket("w1")
+    assert play(work, [one, other], COST).ends_s == (3.0, 5.0)
+    beside = bucket("w1", channel=1)
+    assert play(work, [one, beside], COST).ends_s == (4.0, 4.0)
+
+
 def test_each_dtype_of_a_bucket_is_a_collective() -> None:
     work = Workload(
         model="mixed",
