@@ -9,6 +9,7 @@ from syncopate.costs.execution import block_counts, execution_cost, execution_ti
 from syncopate.costs.model import schedule_cost
 from syncopate.costs.price import price
 from syncopate.errors import InvalidValueError
+from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.blocks import block_count
 from syncopate.schedules.registry import build, candidates
 from syncopate.units import KIB, MIB
@@ -166,3 +167,18 @@ def test_a_part_of_an_element_is_a_whole_one() -> None:
     one, part, two = execution_times(tree, cluster, [4, 5, 8]).tolist()
     assert one < part == two
     assert execution_times(tree, cluster, 1) == one
+
+
+def test_behind_a_slow_link_a_message_is_through_a_block_after_its_last_came():
+    """From 0 over the slow link to 2, and on to 3 in the same host, which is 2.5 times as fast."""
+    levels = tuple(
+        Level(name=name, size=2, latency_s=0.0, bandwidth_bytes_per_s=rate)
+        for name, rate in (("device", 2.5e8), ("host", 1e8))
+    )
+    hops = [Transfer(0, 0, 2, 0, 1, "copy"), Transfer(1, 2, 3, 0, 1, "copy")]
+    schedule = Schedule("broadcast", "two hops", 4, 1, hops)
+    nbytes = 2 * MIB
+    block_bytes = nbytes / block_count(nbytes)
+    assert block_count(nbytes) > 1
+    found = float(execution_times(schedule, Cluster(name="c", levels=levels), nbytes))
+    assert found == pytest.approx(nbytes / 1e8 + block_bytes / 2.5e8, rel=1e-9)

@@ -138,6 +138,13 @@ def test_refuses_what_is_no_cost(
         Pieces.of(uppers, intercepts, slopes)
 
 
+@pytest.mark.parametrize("uppers", [[], [0.0], [np.inf], [1.0, np.inf], [0.0, 9.0]])
+def test_refuses_pieces_that_do_not_cover_every_size(uppers: list[float]) -> None:
+    nothing = np.zeros(len(uppers))
+    with pytest.raises(InvalidValueError, match="strictly ascending from 0 to infinity"):
+        Pieces(np.array(uppers), nothing, nothing, nothing.astype(np.int64))
+
+
 @pytest.mark.parametrize("nbytes", [-1.0, np.nan, np.inf])
 def test_refuses_sizes_that_are_none(nbytes: float) -> None:
     with pytest.raises(InvalidValueError, match="nbytes"):
