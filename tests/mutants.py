@@ -54,6 +54,7 @@ NOTICED = {KILLED, "timeout", "segfault", "caught by type check"}
 UNJUDGED = "not judged"
 """No unit test reaches it, and no test of several ranks was asked."""
 
+_GRACE_S = 10.0
 _NOBODY = "nothing-has-this-name"
 _COUNTED = re.compile(r"(\d+)/\d+ ")
 _HUNK = re.compile(r"^@@ -(\d+)", re.MULTILINE)
@@ -187,9 +188,11 @@ def _run(names: Sequence[str], jobs: int, counted: Callable[[int], None] | None 
             if counted is not None and (found := _COUNTED.findall(piece)):
                 counted(int(found[-1]))
     finally:
-        if process.poll() is None:
+        try:
+            process.wait(_GRACE_S)  # Ctrl-C has reached it as well, and it ends its own workers
+        except subprocess.TimeoutExpired:
             process.terminate()
-        process.wait()
+            process.wait()
     return printed
 
 
