@@ -409,12 +409,12 @@ def _end_threads(channels: list[Channel], watch: Watch | None) -> None:
 
 
 def _give_up(channels: list[Channel], watch: Watch | None, runners: list[Runner]) -> None:
-    """Do what ``close()`` does, for a communicator that nobody holds any more."""
-    if not runners:
-        return
+    """Free what a communicator has that nobody holds any more, without a goodbye to the peers.
+
+    A rank that raised drops its communicator, too, and the others are to learn that it failed.
+    """
     _end_threads(channels, watch)
-    if watch is not None and all(channel.close(_STOP_S) for channel in channels):
-        watch.close()
+    if all(channel.close(_STOP_S) for channel in channels):
         for runner in runners:
             runner.close()
     runners.clear()
