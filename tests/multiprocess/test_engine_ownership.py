@@ -10,6 +10,7 @@ import gc
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -313,21 +314,25 @@ def _held() -> tuple[int, int]:
 
 
 def _dropped_models(rank: int) -> None:
-    def use(planned: bool) -> None:
+    def use(steps: int) -> None:
+        """Train a model, which plans for itself unless it takes but one step."""
         model = _Net()
-        plan = plan_of(model, dist.get_world_size()) if planned else None
+        plan = plan_of(model, dist.get_world_size()) if steps == 1 else None
         model, optimizer = distribute(model, _sgd(model), plan=plan, timeout_s=TIMEOUT_S)
-        for step in range(2):
+        for step in range(steps):
             _train(model, optimizer, rank, step)
 
-    use(True)
+    use(1)
     if sys.platform == "linux":
         threads, files = _held()
-        for turn in range(12):
-            use(turn % 2 == 0)
-        # Descriptors of a thread that has just ended may close a moment later.
-        assert _held()[0] <= threads
-        assert _held()[1] <= files + 2
+        for steps in range(1, 13):
+            use(steps)
+        # Threads that were told to end, and what they hold, go a moment later.
+        deadline_s = time.monotonic() + 10.0
+        while ((now := _held())[0] > threads or now[1] > files) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        assert now[0] <= threads, now
+        assert now[1] <= files + 2, now
     # A layer that outlives its model says that nobody exchanges its gradients, ...
     body = nn.Linear(8, 8)
     _planned(_Net(body))

@@ -23,6 +23,7 @@ import functools
 import hashlib
 import socket
 import statistics
+import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -270,6 +271,8 @@ class SelfPlanner:
             self._portions = Portions(
                 communicator, lambda progress: probe(communicator, budget_s, progress)
             )
+            # A model may be dropped meanwhile, and the thread would wait for its steps for ever.
+            weakref.finalize(self, self._portions.stop).atexit = False
             while not self._portions.resume(portion_s):
                 timed += yield from self._steps(1)
             self._cluster = self._portions.result
