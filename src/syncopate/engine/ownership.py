@@ -83,11 +83,10 @@ def require_free(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) 
     Raises:
         EngineError: names the parameter and both models.
     """
-    shared = _shared(trained)
-    if shared is not None:
+    if _shared(trained) is not None:
         # A model that was dropped is at work until Python frees it.
         gc.collect()
-        shared = _shared(trained)
+    shared = _shared(trained)
     if shared is not None:
         name, engine, there = shared
         raise EngineError(
