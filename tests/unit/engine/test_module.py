@@ -76,6 +76,7 @@ def test_the_safe_plan_is_ddps() -> None:
     quarter = MIB // 4
     tensors = [(f"p{i}", quarter, "float32") for i in range(60)]  # 1 MiB each
     plan = safe_plan("m", tensors, 4)
+    assert (plan.model, plan.world_size, plan.policy) == ("m", 4, "threshold")
     assert [len(bucket.tensors) for bucket in plan.buckets] == [1, 25, 25, 9]
     assert {bucket.algorithm for bucket in plan.buckets} == {"native"}
     assert plan.buckets[0].tensors == ("p0",)
