@@ -202,9 +202,10 @@ def _last_words(printed: str) -> str:
 
 
 def refresh(tree: Path = REPOSITORY, copy: Path = COPY) -> None:
-    """Remove from the copy what is no longer as in the tree; mutmut copies what is missing.
+    """Remove from the copy what is no longer as in the tree; mutmut makes anew what is missing.
 
-    It renews the modules that it mutates by itself, and leaves everything else as it finds it.
+    It renews the modules that it mutates by itself, and leaves everything else as it finds it:
+    other modules, tests, and what it knows of which test reaches which function.
     """
     shutil.rmtree(copy / "tests", ignore_errors=True)
     mutated = {copy / "src" / "syncopate" / room for room in rooms(tree / "pyproject.toml")}
@@ -214,6 +215,18 @@ def refresh(tree: Path = REPOSITORY, copy: Path = COPY) -> None:
         if not source.exists() or (not renewed and source.read_bytes() != path.read_bytes()):
             for kept in path.parent.glob(f"{path.name}*"):
                 kept.unlink()
+    seen, now = copy / "tree.sha256", _fingerprint(tree)
+    if not seen.exists() or seen.read_text() != now:
+        (copy / "mutmut-stats.json").unlink(missing_ok=True)
+        copy.mkdir(exist_ok=True)
+        seen.write_text(now)
+
+
+def _fingerprint(tree: Path) -> str:
+    found = hashlib.sha256()
+    for path in sorted([*tree.glob("src/**/*.py"), *tree.glob("tests/**/*.py")]):
+        found.update(str(path.relative_to(tree)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
 
 
 def prepare(jobs: int) -> dict[str, str]:

@@ -169,6 +169,7 @@ def test_what_has_changed_in_the_tree_leaves_the_copy(tmp_path):
         f"{package}/costs/gone.py": "mutated",
         f"{package}/costs/gone.py.meta": "{}",
         "tests/test_gone.py": "",
+        "mutmut-stats.json": "{}",
     }
     for root, files in ((tree, in_tree), (copy, in_copy)):
         for name, text in files.items():
@@ -178,7 +179,15 @@ def test_what_has_changed_in_the_tree_leaves_the_copy(tmp_path):
     mutants.refresh(tree, copy)
     left = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
     assert left == {
+        "tree.sha256",
         f"{package}/same.py",
         f"{package}/costs/own.py",
         f"{package}/costs/own.py.meta",
     }
+    stats = copy / "mutmut-stats.json"
+    stats.write_text("{}")
+    mutants.refresh(tree, copy)
+    assert stats.exists()  # nothing has changed, so which test reaches what has not either
+    (tree / package / "costs" / "own.py").write_text("4")
+    mutants.refresh(tree, copy)
+    assert not stats.exists()
