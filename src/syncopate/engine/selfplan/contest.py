@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, Interference, robust_mean
-from syncopate.costs.decisions import longer_beyond_noise
+from syncopate.costs.decisions import DRIFT, longer_beyond_noise
 from syncopate.plan import Plan
 from syncopate.planning.planner import make_plan, predict
 from syncopate.workload import Workload
@@ -28,6 +28,7 @@ IDEAL = "ideal overlap"
 MEASURED = "measured overlap"
 EQUAL = "equal buckets"
 TWO_CHANNELS = "two channels"
+EQUAL_TWO_CHANNELS = "equal buckets on two channels"
 
 ROUNDS = ((1, 2), (2, 2), (3, 3))
 """Turns of each plan and counted steps of a turn, round by round."""
@@ -90,6 +91,8 @@ def proposals(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> 
         found.append(Contender(EQUAL, _equal(workload, cluster, channels)))
     if asked.channels is None:
         found.append(Contender(TWO_CHANNELS, make_plan(workload, cluster, policy, channels=2)))
+    if asked == Asked():
+        found.append(Contender(EQUAL_TWO_CHANNELS, _equal(workload, cluster, 2)))
     return distinct(found)
 
 
@@ -166,7 +169,11 @@ def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
 
 
 def _equal(workload: Workload, cluster: Cluster, channels: int) -> Plan:
-    """Return small buckets of about equal size: of several sizes, the one expected to be best."""
+    """Return buckets of about equal size: the smallest that are expected to be as good as any.
+
+    Small buckets leave early, and the last one ends soon after backward. Expectations closer than
+    ``DRIFT`` are not told apart.
+    """
     plans = [
         make_plan(
             workload,
@@ -177,7 +184,8 @@ def _equal(workload: Workload, cluster: Cluster, channels: int) -> Plan:
         )
         for parts in _EQUAL_PARTS
     ]
-    return min(plans, key=_expected_s)
+    limit_s = (1 + DRIFT) * min(map(_expected_s, plans))
+    return [plan for plan in plans if _expected_s(plan) <= limit_s][-1]
 
 
 def _expected_s(plan: Plan) -> float:

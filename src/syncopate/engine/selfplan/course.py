@@ -77,7 +77,7 @@ CHECKED = 8
 DIFFERENT = 1.25
 """Steps on a kept plan that are compared with what it took, and the ratio that is worth a word."""
 
-_PLANS = 4
+_PLANS = 5
 
 T = TypeVar("T")
 

@@ -46,19 +46,27 @@ def rival(name: str, *samples_s: float) -> Contender:
 
 def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
-    assert [one.name for one in found] == [
-        contest.DDP,
-        contest.IDEAL,
-        contest.EQUAL,
-        contest.TWO_CHANNELS,
-    ]
+    names = [one.name for one in found]
+    assert names[:3] == [contest.DDP, contest.IDEAL, contest.EQUAL]
+    # Here every gradient alone is the best plan on two channels, and that of equal buckets.
+    assert names[3:] == [contest.TWO_CHANNELS]
+    larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
+    names = [one.name for one in contest.proposals(WORKLOAD, larger, Asked(), DDP)]
+    assert names[3:] == [contest.TWO_CHANNELS, contest.EQUAL_TWO_CHANNELS]
     for one in found:
         one.plan.require_fit([(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
         assert one.plan.prediction is not None
         assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
-    assert found[3].plan.channels == 2
+    assert [one.plan.channels for one in found] == [1, 1, 1, 2]
     sizes = [bucket.nbytes for bucket in found[2].plan.buckets]
     assert max(sizes) <= 2 * min(sizes)
+
+
+def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
+    cheap = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)[2]
+    dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
+    few = contest.proposals(WORKLOAD, dear, Asked(), DDP)[2]
+    assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
