@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--rate", default="1gbit", help="rate of each host's link")
     parser.add_argument("--work", choices=("resnet50", "resnet20"), default="resnet50")
     parser.add_argument("--ratio", type=float, help="computation over the wire's time")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each contender")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each contender")
     parser.add_argument("--iterations", type=int, default=3, help="counted steps of a turn")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)

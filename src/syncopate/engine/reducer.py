@@ -351,10 +351,13 @@ class Reducer:
             with torch.no_grad():
                 missing = self._missing(reached) if 0 in reached else []
                 unreached = [index for index, _ in missing if not self._kept[index]]
-                while self._next < len(self._buckets):
-                    bucket = self._buckets[self._next]
+                left = self._buckets[self._next :]
+                # All are copied before any is launched: a copy beside a collective disturbs both,
+                # and a held step is there to measure.
+                for bucket in left:
                     for part in bucket.parts:
                         part.gather()
+                for bucket in left:
                     self._push(bucket, unreached=unreached)
                 self._wait()
                 if missing:

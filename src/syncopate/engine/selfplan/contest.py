@@ -1,7 +1,7 @@
 """Contest: several plans take turns in the training, and the fastest beyond noise stays.
 
-[Note: rounds] In every round each plan trains for a turn of some steps, of which the first is not
-counted: it still carries the gradients of the plan before. After each round the slower half drops
+[Note: rounds] In every round each plan trains for a turn of some steps, of which the first two are
+not counted: in them the memory of the plan before goes and that of this one comes. After each round the slower half drops
 out, and turns become longer. DDP's buckets never drop out: the winner has to beat them beyond
 noise, by the rule of ``costs/decisions``, or they stay.
 
@@ -32,6 +32,9 @@ EQUAL_TWO_CHANNELS = "equal buckets on two channels"
 
 ROUNDS = ((1, 2), (2, 2), (3, 3))
 """Turns of each plan and counted steps of a turn, round by round."""
+
+UNCOUNTED = 2
+"""Steps at the beginning of every turn that do not count; see [Note: rounds]."""
 
 _EQUAL_PARTS = (4, 8, 16, 32, 64)
 
@@ -157,7 +160,7 @@ def steps_of(contenders: int) -> int:
     """Return how many steps a contest of so many takes, as long as nobody joins."""
     total, others = 0, contenders - 1
     for turns, counted in ROUNDS:
-        total += (1 + others) * turns * (1 + counted)
+        total += (1 + others) * turns * (UNCOUNTED + counted)
         others = (others + 1) // 2
     return total
 

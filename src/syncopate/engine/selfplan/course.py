@@ -248,11 +248,11 @@ class SelfPlanner:
 
         Args:
             plan: whose turn it is.
-            counted: how many steps count; one before them does not.
+            counted: how many steps count, after some that do not.
             watched: takes what a held step did, and what the counted ones did.
         """
         self._engine.adopt(plan)
-        yield from self._steps(1)
+        yield from self._steps(contest.UNCOUNTED)
         if watched is not None:
             held = yield from self._steps(1, held=True)
             watched[0].append(self._observe(held[0].step))

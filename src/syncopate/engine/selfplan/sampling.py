@@ -7,9 +7,8 @@ that no bucket can have.
 
 [Note: ladder] Gradients are grouped into sizes that double from group to group; one plan more holds
 all of them in one bucket. Any bucket of this model lies between two sizes of the ladder, and a
-curve through them bends where collectives bend. A long collective goes first: while it runs, the
-processors copy the other gradients into their buckets, and would disturb a short one. The longest
-goes last, because the flags and buffers that ride in the last bucket would make a small one longer.
+curve through them bends where collectives bend. The longest goes last, because the flags and
+buffers that ride in the last bucket would make a small one longer.
 
 [Note: back to back] A collective that waited behind another one takes from the end of that one to
 its own end, in the mean over ranks: so the durations of a step add up to the time it spent. One

@@ -135,6 +135,7 @@ def test_ddp_has_to_be_beaten_beyond_noise(
 
 
 def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
-    # Rounds of 4, 3 and 2 plans: 1 turn of 1 + 2 steps, 2 of 1 + 2, 3 of 1 + 3.
+    # Rounds of 4, 3 and 2 plans: 1 turn of 2 + 2 steps, 2 of 2 + 2, 3 of 2 + 3.
     assert contest.ROUNDS == ((1, 2), (2, 2), (3, 3))
-    assert contest.steps_of(4) == 4 * 3 + 3 * 6 + 2 * 12
+    assert contest.UNCOUNTED == 2
+    assert contest.steps_of(4) == 4 * 4 + 3 * 8 + 2 * 15
