@@ -1,9 +1,9 @@
 """Contest: several plans take turns in the training, and the fastest beyond noise stays.
 
 [Note: rounds] In every round each plan trains for a turn of some steps, of which the first two are
-not counted: in them the memory of the plan before goes and that of this one comes. After each round the slower half drops
-out, and turns become longer. DDP's buckets never drop out: the winner has to beat them beyond
-noise, by the rule of ``costs/decisions``, or they stay.
+not counted: in them the memory of the plan before goes and that of this one comes. After each round
+the slower half drops out, and turns become longer. DDP's buckets never drop out: the winner has to
+beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
 
 [Note: one figure per step] Ranks leave a step one after the other, and who is late in one is early
 in the next. The mean over ranks of a step's duration does not lean to either side, and the steps of
