@@ -43,12 +43,13 @@ from syncopate.costs.bound import iteration_bound_s
 from syncopate.engine import distribute
 from syncopate.engine.selfplan import cache
 from syncopate.output import write_output
-from syncopate.units import MIB, format_seconds
+from syncopate.units import format_seconds, parse_rate
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import replay, resnet20, resnet50
 
 DDP_MB = (25, 5, 1)
 FORWARD_S, BACKWARD_S = 0.33, 0.67
+COMPUTE_S = FORWARD_S + BACKWARD_S
 WIRE_S = 1.28
 """What the gradients of the replayed model take on four hosts at 1 Gbit/s, at line rate."""
 
@@ -70,7 +71,7 @@ def full_resnet50(compute_s: float) -> Workload:
         module.register_forward_hook(count)
     with torch.no_grad():
         model(inputs)
-    backward_s = compute_s * BACKWARD_S / (FORWARD_S + BACKWARD_S)
+    backward_s = compute_s * BACKWARD_S / COMPUTE_S
     share_s = backward_s / sum(operations.values())
     tensors = tuple(
         GradientTensor(
@@ -96,7 +97,8 @@ def made(options: argparse.Namespace) -> Made:
         task = resnet20()
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
         return task.model, optimizer, lambda model: dataclasses.replace(task, model=model).loss()
-    model = replay(full_resnet50(options.ratio * WIRE_S if options.ratio else 1.0))
+    wire_s = WIRE_S * parse_rate("1gbit") / parse_rate(options.rate)
+    model = replay(full_resnet50(options.ratio * wire_s if options.ratio else COMPUTE_S))
     inputs = torch.ones(1)
     return model, model.optimizer(), lambda model: model(inputs)
 
@@ -229,10 +231,13 @@ def main() -> int:
     parser.add_argument("--ratio", type=float, help="computation over the wire's time")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each contender")
     parser.add_argument("--iterations", type=int, default=3, help="counted steps of a turn")
+    parser.add_argument("--quick", action="store_true", help="a small model, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--second", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.quick:
+        options.work, options.rounds = "resnet20", 1
     if options.rank:
         rank_main(options)
         return 0
@@ -249,7 +254,7 @@ def main() -> int:
     tell(options, *reports)
     if options.json:
         facts = {k: v for k, v in vars(options).items() if k not in ("json", "out", "rank")}
-        facts |= {"torch": str(torch.__version__), "wire_mib": MIB}
+        facts["torch"] = str(torch.__version__)
         found = {"options": facts, "first": reports[0], "second": reports[1]}
         write_output(options.json, json.dumps(found, indent=1).encode() + b"\n")
     return 0

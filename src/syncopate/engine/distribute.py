@@ -97,7 +97,7 @@ def distribute(
         model: on its device; the same on every rank.
         optimizer: over parameters of the model, and of other distributed models.
         plan: the plan to run; made during the first iterations when left out.
-        cluster: plan for this cluster instead of measuring one; not with ``plan``.
+        cluster: hosts, levels and links as these, instead of probing them; not with ``plan``.
         policy: the planning policy; whichever is best when left out; not with ``plan``.
         channels: how many collectives may run at once; whatever is best when left out; not with
             ``plan``.
