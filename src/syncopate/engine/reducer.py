@@ -352,11 +352,9 @@ class Reducer:
                 missing = self._missing(reached) if 0 in reached else []
                 unreached = [index for index, _ in missing if not self._kept[index]]
                 left = self._buckets[self._next :]
-                # All are copied before any is launched: a copy beside a collective disturbs both,
-                # and a held step is there to measure.
-                for bucket in left:
-                    for part in bucket.parts:
-                        part.gather()
+                # A copy beside a collective disturbs both, and a held step is there to measure.
+                for part in (part for bucket in left for part in bucket.parts):
+                    part.gather()
                 for bucket in left:
                     self._push(bucket, unreached=unreached)
                 self._wait()
