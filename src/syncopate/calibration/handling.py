@@ -23,8 +23,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+import scipy
 import torch
-from scipy.optimize import least_squares
 
 from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.starts import Starts
@@ -247,7 +247,7 @@ def fit(cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> dic
     guess = _guess(cluster.world_size, samples) / _SCALE
     # Times are maxima of sums, so there are valleys on the way; another start mostly misses them.
     descents = [
-        least_squares(
+        scipy.optimize.least_squares(
             off,
             start,
             slopes,

@@ -3,6 +3,9 @@
 Durations of collectives have a hard floor and a long upper tail (a core taken away, a
 retransmission), and span decades, so plain least squares would be ruled by one straggler at the
 largest size. The fit here weighs relative errors and forgives outliers.
+
+``scipy`` loads its submodules when they are first used. That takes half a second, which a training
+that starts with a kept plan never spends.
 """
 
 from __future__ import annotations
@@ -10,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import scipy
 from numpy.typing import ArrayLike
-from scipy.optimize import isotonic_regression, linprog
-from scipy.sparse import bmat, identity
 
 from syncopate.cluster import LinearFit
 from syncopate.costs.pieces import FloatArray
@@ -26,7 +28,9 @@ def isotonic(seconds: ArrayLike, weights: ArrayLike) -> FloatArray:
         seconds: shape (n,).
         weights: shape (n,), > 0.
     """
-    pooled = isotonic_regression(np.asarray(seconds, float), weights=np.asarray(weights, float))
+    pooled = scipy.optimize.isotonic_regression(
+        np.asarray(seconds, float), weights=np.asarray(weights, float)
+    )
     # Pooling averages floats, and two pools may come out an ulp apart in the wrong order.
     return np.maximum.accumulate(pooled.x)
 
@@ -116,10 +120,10 @@ def _least_absolute_relative(sizes: FloatArray, times: FloatArray) -> LinearFit:
     largest = float(sizes.max())
     # Unknowns: a in units of `typical`, b in units of `typical / largest`, one residual per sample.
     lines = np.column_stack((np.ones_like(sizes), sizes / largest)) * (typical / scale)[:, None]
-    target, ones = times / scale, identity(len(sizes), format="csr")
-    solution = linprog(
+    target, ones = times / scale, scipy.sparse.identity(len(sizes), format="csr")
+    solution = scipy.optimize.linprog(
         np.concatenate(([0.0, 0.0], np.ones(len(sizes)))),
-        A_ub=bmat([[lines, -ones], [-lines, -ones]], format="csr"),
+        A_ub=scipy.sparse.bmat([[lines, -ones], [-lines, -ones]], format="csr"),
         b_ub=np.concatenate((target, -target)),
         bounds=(0, None),
         method="highs",
