@@ -62,7 +62,7 @@ docs: $(READY) ## renew the generated tables and the frozen public surface
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m tests.test_public_surface
 
-bench: $(READY) ## every benchmark, in turn: half an hour (ARGS=--quick: a few minutes)
+bench: $(READY) ## every benchmark, in turn: two hours (ARGS=--quick: a few minutes)
 	@set -e; for script in benchmarks/*.py; do \
 	  test -e "$$script" || { echo "no benchmarks here"; break; }; \
 	  echo "==> $$script"; $(BIN)/python "$$script" $(ARGS); \

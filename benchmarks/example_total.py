@@ -13,6 +13,7 @@ to start Python and torch, alike for all, is left out.
 from __future__ import annotations
 
 import argparse
+import compileall
 import json
 import os
 import re
@@ -22,12 +23,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import syncopate
 from syncopate.output import write_output
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 DDP, FIRST, NEXT = "DDP", "first run", "next run"
 _LINE = re.compile(r"(\d+) steps in ([\d.]+) s")
 _SHOWN = (1, 2, 5, 10, 20, 30)
+
+
+def environment(cache: Path) -> dict[str, str]:
+    """Return what the runs see; bytecode of this package is kept, as that of torch is."""
+    kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    return kept | {"SYNCOPATE_CACHE": str(cache)}
 
 
 def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[dict[int, float], str]:
@@ -37,7 +45,7 @@ def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[dict[int,
     command += [str(options.epochs), *(["--ddp"] if how == DDP else [])]
     done = subprocess.run(
         command,
-        env=os.environ | {"SYNCOPATE_CACHE": str(cache)},
+        env=environment(cache),
         capture_output=True,
         text=True,
         check=False,
@@ -70,6 +78,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="one short turn, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     options = parser.parse_args()
+    # As the installation of a package does.
+    compileall.compile_dir(Path(syncopate.__file__).parent, quiet=1)
     if options.quick:
         options.rounds, options.epochs = 1, 12
     samples: dict[str, list[dict[int, float]]] = {DDP: [], FIRST: [], NEXT: []}

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.functions import CurveCost, Envelope, LinearCost
+from syncopate.costs.model.functions import CurveCost, Envelope, LinearCost
 from syncopate.output import write_output
 from syncopate.planning.optimal import optimal
 from syncopate.planning.problem import Problem

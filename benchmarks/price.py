@@ -9,9 +9,9 @@ Started plainly it makes a lab (network namespaces, shaped links) and runs itsel
 ranks measure their network as a calibration does, without curves, and then the sweep. Algorithms
 take turns, and all ranks begin at a moment agreed beforehand (``calibration/starts.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
-price of the schedule on the measured network (``costs/execution.py``). Algorithms with options run
-as the price chooses them for the size, and with their defaults, and none at sizes that it had
-better not carry (``Algorithm.most_bytes``).
+price of the schedule on the measured network (``costs/model/execution.py``). Algorithms with
+options run as the price chooses them for the size, and with their defaults, and none at sizes that
+it had better not carry (``Algorithm.most_bytes``).
 
 The probes to which calibration fits what a message costs a processor take their turns, too, and the
 prices are fitted to those: machines change pace by a fifth within a minute, which is no error of a
@@ -38,21 +38,21 @@ import torch
 import torch.distributed as dist
 
 from emulated import hosts
-from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.handling import PROBES, Sample, handling_of, probes
 from syncopate.calibration.handling import SIZES as PROBE_SIZES
 from syncopate.calibration.links import burst_byte_time, levels_of
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.starts import Starts
-from syncopate.calibration.topology import topology
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.execution import execution_times
-from syncopate.costs.model import schedule_cost
-from syncopate.costs.price import price_many
+from syncopate.collectives.machine import hosts_of
+from syncopate.costs.model.collective import schedule_cost
+from syncopate.costs.model.execution import execution_times
+from syncopate.costs.model.price import price_many
 from syncopate.output import write_output
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
+from syncopate.topology import topology
 from syncopate.units import KIB, MIB, format_bytes, format_seconds
 
 SIZES = (4, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 * MIB, 64 * MIB)

@@ -35,56 +35,24 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from contest.profiles import RESNET50_S, resnet50_profile
 from emulated import hosts
 from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import robust_mean
 from syncopate.collectives import Communicator
-from syncopate.costs.bound import iteration_bound_s
+from syncopate.costs.model.bound import iteration_bound_s
 from syncopate.engine import distribute
 from syncopate.engine.selfplan import cache
 from syncopate.output import write_output
 from syncopate.units import format_seconds, parse_rate
-from syncopate.workload import GradientTensor, Workload
-from syncopate.zoo import replay, resnet20, resnet50
+from syncopate.zoo import replay, resnet20
 
 DDP_MB = (25, 5, 1)
-FORWARD_S, BACKWARD_S = 0.33, 0.67
-COMPUTE_S = FORWARD_S + BACKWARD_S
 WIRE_S = 1.28
 """What the gradients of the replayed model take on four hosts at 1 Gbit/s, at line rate."""
 
 SECOND_STEPS = 6
 _MOST_STEPS = 400
-
-
-def full_resnet50(compute_s: float) -> Workload:
-    """Return ResNet-50 at full size, its backward spread over layers by their operations."""
-    model, inputs = resnet50().model, torch.zeros(1, 3, 224, 224)
-    operations: dict[nn.Parameter, float] = {}
-
-    def count(module: nn.Module, _: Any, output: Tensor) -> None:
-        for parameter in module.parameters(recurse=False):
-            per_output = parameter.numel() / output.shape[1] if parameter.dim() > 1 else 1.0
-            operations[parameter] = per_output * output.numel()
-
-    for module in model.modules():
-        module.register_forward_hook(count)
-    with torch.no_grad():
-        model(inputs)
-    backward_s = compute_s * BACKWARD_S / COMPUTE_S
-    share_s = backward_s / sum(operations.values())
-    tensors = tuple(
-        GradientTensor(
-            name=name, numel=parameter.numel(), backward_s=operations[parameter] * share_s
-        )
-        for name, parameter in reversed(list(model.named_parameters()))
-    )
-    return Workload(
-        model="ResNet-50",
-        tensors=tensors,
-        forward_s=compute_s - backward_s,
-        backward_s=backward_s * (1 + 1e-9),
-    )
 
 
 Train = Callable[[], object]
@@ -98,9 +66,10 @@ def made(options: argparse.Namespace) -> Made:
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
         return task.model, optimizer, lambda model: dataclasses.replace(task, model=model).loss()
     wire_s = WIRE_S * parse_rate("1gbit") / parse_rate(options.rate)
-    model = replay(full_resnet50(options.ratio * wire_s if options.ratio else COMPUTE_S))
+    model = replay(resnet50_profile(options.ratio * wire_s if options.ratio else RESNET50_S))
     inputs = torch.ones(1)
-    return model, model.optimizer(), lambda model: model(inputs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return model, optimizer, lambda model: model(inputs)
 
 
 def training(

@@ -1,8 +1,9 @@
-"""LP's Table 1 by formula and by schedule, its invariance to p, and its speed-ups.
+"""LP's Tables 1 and 2: collectives by formula and by schedule, and the training that they carry.
 
     python reproduce/linear_pipeline.py                        # tables
     python reproduce/linear_pipeline.py --json                 # the same as JSON
     python reproduce/linear_pipeline.py --measured lab.json    # another measurement than ours
+    python reproduce/linear_pipeline.py --training lab.json    # another one of Table 2
 
 The paper (Wang et al. 2017) compares broadcast, reduce and all-reduce by linear pipeline (LP),
 minimum spanning tree (MST) and bidirectional exchange (BE). What it takes as given:
@@ -18,6 +19,8 @@ Two things the table says that the paper does not. Its all-reduce by LP moves 2 
 every rank in the middle of the chain, more than BE's 2 (p-1)/p n: LP wins a broadcast or a reduce,
 but not an all-reduce. And of two ranks neither is in the middle, so that their all-reduce takes
 half as long as any other.
+
+Table 2 is made in ``bsp_sgd_table.py`` and explained there.
 
 What was measured on emulated hosts stands beside the prices on the same network: Fig. 4 again, and
 LP's speed-ups over MST, BE and Gloo's own, which has no price. The measurements are those of
@@ -43,10 +46,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+import bsp_sgd_table
 from syncopate.cluster import Cluster
-from syncopate.costs.blocks import best_blocks
-from syncopate.costs.linear_pipeline import table_1
-from syncopate.costs.price import price
+from syncopate.costs.decide.options import best_blocks
+from syncopate.costs.model.price import price
+from syncopate.costs.papers.linear_pipeline import table_1
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.schedules.registry import NATIVE, build
@@ -356,13 +360,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--measured", type=Path, help="a measurement to print beside its prices")
+    parser.add_argument("--training", type=Path, help="what bsp_sgd_lab.py wrote")
     options = parser.parse_args(arguments)
+    trainings = [options.training] if options.training else bsp_sgd_table.committed()
     ours = sorted(DATA.parent.glob(MEASURED), key=lambda path: (len(path.name), path.name))
     paths = [options.measured] if options.measured else ours
     try:
         measured = [read_measured(path) for path in paths]
         durations = [item for found in measured for item in compare_with_measured(found)]
         beside = [row for found in measured for row in beside_prices(found)]
+        labs = [bsp_sgd_table.Lab.load(path) for path in trainings]
     except SyncopateError as error:
         parser.error(str(error))
     entries, rows = table_one(), scaling()
@@ -373,6 +380,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             "paper": [item.as_json() for item in compare_with_paper(rows)],
             "measured_ms": [item.as_json() for item in durations],
             "measured_scaling": [asdict(row) for row in beside],
+            "table_2": bsp_sgd_table.as_json(labs),
         }
         print(json.dumps(report, indent=1))
         return
@@ -383,6 +391,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.measured:
         title = f"Measured on {measured[0].name}, beside the price"
         console.print(comparison_table(title, durations, theirs="measured", own="price"))
+    bsp_sgd_table.show(console, labs)
 
 
 if __name__ == "__main__":

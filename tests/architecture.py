@@ -18,12 +18,17 @@ VOCABULARY = {
     "workload",
     "output",
     "plan",
+    "progress",
+    "recipe",
     "timeline",
+    "topology",
 }
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
 EFFECTS = {
+    "bench",
     "collectives",
     "calibration",
+    "profiling",
     "engine",
     "paramserver",
     "tracing",
@@ -41,12 +46,14 @@ ARROWS: dict[str, set[str]] = {
     "simulation": VOCABULARY | {"schedules", "costs", "protocol"},
     "planning": VOCABULARY | {"schedules", "costs", "simulation"},
     "analysis": VOCABULARY,
-    "tracing": VOCABULARY,
     "zoo": VOCABULARY,
     "lab": VOCABULARY,
-    "collectives": VOCABULARY | PURE | {"tracing"},
-    "calibration": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
-    "engine": VOCABULARY | PURE | {"calibration", "collectives", "tracing"},
+    "collectives": VOCABULARY | PURE,
+    "tracing": VOCABULARY | {"collectives"},
+    "bench": VOCABULARY | PURE | {"collectives", "tracing"},
+    "calibration": VOCABULARY | PURE | {"collectives", "tracing"},
+    "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
+    "engine": VOCABULARY | PURE | {"calibration", "collectives", "profiling", "tracing"},
     "paramserver": VOCABULARY | PURE | {"collectives", "tracing"},
     "reports": VOCABULARY | {"analysis"},
     "cli": ROOMS | {"__init__"},
@@ -55,8 +62,14 @@ ARROWS: dict[str, set[str]] = {
 }
 """Room -> rooms it may import. Every room may import itself."""
 
-ONLY = {("calibration", "zoo"): {"zoo.task"}}
+ONLY = {("profiling", "zoo"): {"zoo.task"}}
 """(from, to) -> the only modules of the second room that the first may import."""
+
+ONLY_FROM = {
+    ("engine", "calibration"): "engine.selfplan",
+    ("engine", "profiling"): "engine.selfplan",
+}
+"""(from, to) -> the only part of the first room that may import the second."""
 
 WITHOUT_TORCH = VOCABULARY | PURE | {"reports"}
 IMPURE = {
@@ -75,6 +88,7 @@ IMPURE = {
 }
 """Modules of processes, clocks, files and chance, which no pure room may import."""
 
+MAX_ROOM_MODULES = 16
 MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
@@ -175,7 +189,22 @@ def arrow_violations(root: Path) -> list[str]:
         elif (here, there) in ONLY and target not in ONLY[here, there]:
             allowed = ", ".join(sorted(ONLY[here, there]))
             wrong.append(f"{item.module}:{item.line}: {here} may import {allowed}, not {target}")
+        elif not f"{item.module}.".startswith(ONLY_FROM.get((here, there), here) + "."):
+            part = ONLY_FROM[here, there]
+            wrong.append(f"{item.module}:{item.line}: only {part} may import {there} ({target})")
     return wrong
+
+
+def crowded_rooms(root: Path) -> list[str]:
+    """Return folders of more modules than a newcomer can take in, ``__init__`` not counted."""
+    folders: dict[Path, int] = {}
+    for path in root.rglob("*.py"):
+        folders[path.parent] = folders.get(path.parent, 0) + (path.name != "__init__.py")
+    return [
+        f"{folder.relative_to(root)}: {count} modules, at most {MAX_ROOM_MODULES}"
+        for folder, count in sorted(folders.items())
+        if count > MAX_ROOM_MODULES
+    ]
 
 
 def purity_violations(root: Path) -> list[str]:
@@ -295,3 +324,65 @@ def _public(
         yield f"{prefix}{node.name}", node
         if isinstance(node, ast.ClassDef):
             yield from _public(node, f"{prefix}{node.name}.")
+
+
+_OWN = {"self", "cls"}
+
+
+def below_torch(files: Mapping[str, str], named: str) -> list[str]:
+    """Return where a source reaches below torch's surface by tricks, one line each.
+
+    A trick is: to import ctypes; to assign to what was imported from torch; and to use a private
+    name of another object that nothing in ``files`` defines and ``named`` does not list.
+
+    Args:
+        files: sources by path.
+        named: a text with the private names that are used knowingly.
+    """
+    trees = {path: ast.parse(source) for path, source in files.items()}
+    own = {name for tree in trees.values() for name in _private_names(tree)}
+    found = []
+    for path, tree in sorted(trees.items()):
+        from_torch = set(_imported_from_torch(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import) and any(a.name == "ctypes" for a in node.names):
+                found.append(f"{path}:{node.lineno}: ctypes")
+            for target in _assigned(node):
+                root = target
+                while isinstance(root, ast.Attribute):
+                    root = root.value
+                if root is not target and isinstance(root, ast.Name) and root.id in from_torch:
+                    found.append(f"{path}:{node.lineno}: assigns to {ast.unparse(target)}")
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr):
+                mine = ast.unparse(node.value) in _OWN
+                if not (mine or node.attr in own or f"{node.attr}``" in named):
+                    found.append(f"{path}:{node.lineno}: private {ast.unparse(node)}")
+    return found
+
+
+def _private_names(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that a module, its classes and their methods define."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        for target in _assigned(node):
+            if isinstance(target, ast.Name):
+                yield target.id
+            elif isinstance(target, ast.Attribute) and ast.unparse(target.value) in _OWN:
+                yield target.attr
+
+
+def _imported_from_torch(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name.split(".")[0] == "torch":
+                    yield alias.asname or "torch"
+
+
+def _assigned(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Assign):
+        return node.targets
+    return [node.target] if isinstance(node, ast.AnnAssign | ast.AugAssign) else []

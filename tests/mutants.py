@@ -65,7 +65,7 @@ class Mutant:
     """One fault.
 
     Attributes:
-        name: mutmut's, such as ``syncopate.costs.bound.x_bound_s__mutmut_3``.
+        name: mutmut's, such as ``syncopate.costs.model.bound.x_bound_s__mutmut_3``.
         verdict: ``killed``, ``survived``, ``no tests``, ...
         by: whose verdict it is: ``unit`` or ``ranks``.
         place: ``file:line`` of what was changed; empty for those that were noticed.

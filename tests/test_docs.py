@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.costs.tabulate import decision_table
+from syncopate.costs.decide.tabulate import decision_table
 from syncopate.reports import bench, decisions, terminal
 from tests.unit import examples
 

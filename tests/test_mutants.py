@@ -26,13 +26,13 @@ def test_every_pure_room_and_the_engine_are_mutated_and_judged_by_their_unit_tes
 
 def test_verdicts_are_read_by_name():
     printed = (
-        "    syncopate.costs.bound.x_bound_s__mutmut_1: killed\n"
-        "    syncopate.costs.bound.x_bound_s__mutmut_2: no tests\n"
+        "    syncopate.costs.model.bound.x_bound_s__mutmut_1: killed\n"
+        "    syncopate.costs.model.bound.x_bound_s__mutmut_2: no tests\n"
         "some remark: of mutmut's\n"
     )
     assert mutants.verdicts(printed) == {
-        "syncopate.costs.bound.x_bound_s__mutmut_1": KILLED,
-        "syncopate.costs.bound.x_bound_s__mutmut_2": NO_TESTS,
+        "syncopate.costs.model.bound.x_bound_s__mutmut_1": KILLED,
+        "syncopate.costs.model.bound.x_bound_s__mutmut_2": NO_TESTS,
     }
 
 

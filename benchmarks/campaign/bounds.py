@@ -7,7 +7,7 @@ makes a bus bandwidth. At every level of the network the units are what its link
 their links, racks at their uplinks. Two racks all-reduce no less than ``2 (2-1)/2 n = n`` bytes
 over each uplink, eight hosts ``2 (8-1)/8 n = 1.75 n`` over each link. The line-rate bound is the
 slowest of them at the rate that TCP's payload gets, 1448 of the 1514 bytes in a frame; for
-all-reduce it is :func:`syncopate.costs.bound.wire_s` of the lab's cluster.
+all-reduce it is :func:`syncopate.costs.model.bound.wire_s` of the lab's cluster.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.model import best_variant
+from syncopate.costs.model.collective import best_variant
 from syncopate.lab import Topology
 from syncopate.units import MIB
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncopate.costs.blocks import best_options
+from syncopate.costs.decide.options import best_options
 from syncopate.schedules.registry import fitted
 from syncopate.units import MIB
 

@@ -13,10 +13,11 @@ from typing import Any
 import msgspec
 import torch
 
-from syncopate.calibration.calibrate import calibrate, cpu_name
+from syncopate.calibration.calibrate import calibrate
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.decisions import Choice, choose, decisions
+from syncopate.collectives.machine import cpu_name
+from syncopate.costs.decide.decisions import Choice, choose, decisions
 from syncopate.lab import Topology, network
 from syncopate.lab.ranks import LAB_VARIABLE
 from syncopate.schedules.registry import AUTO, NATIVE, build

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from syncopate.calibration.pattern import Pattern
 from syncopate.collectives import Communicator
-from syncopate.costs.decisions import Choice
+from syncopate.collectives.pattern import Pattern
+from syncopate.costs.decide.decisions import Choice
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import NATIVE
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from syncopate.calibration.calibrate import calibrate
-    from syncopate.calibration.profile import profile
     from syncopate.cluster import Cluster
     from syncopate.collectives.communicator import Communicator
     from syncopate.engine.distribute import distribute
+    from syncopate.engine.exchange.optimizers import declare_optimizer
     from syncopate.errors import (
         ArtifactError,
         CalibrationError,
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from syncopate.plan import Plan
     from syncopate.planning.planner import compare, make_plan
+    from syncopate.profiling.profile import profile
     from syncopate.timeline import Timeline
     from syncopate.workload import Workload
 
@@ -51,6 +52,7 @@ __all__ = [
     "__version__",
     "calibrate",
     "compare",
+    "declare_optimizer",
     "distribute",
     "make_plan",
     "profile",
@@ -58,10 +60,11 @@ __all__ = [
 
 _MODULES = {
     "calibrate": "calibration.calibrate",
-    "profile": "calibration.profile",
+    "profile": "profiling.profile",
     "Cluster": "cluster",
     "Communicator": "collectives.communicator",
     "distribute": "engine.distribute",
+    "declare_optimizer": "engine.exchange.optimizers",
     "ArtifactError": "errors",
     "CalibrationError": "errors",
     "CollectiveError": "errors",

@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import AlgorithmOptions, require_time
+from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import AlgorithmOptions
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,

@@ -14,9 +14,7 @@ from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
 from syncopate.errors import InvalidValueError, UnknownNameError
-
-AlgorithmOptions = dict[str, int | tuple[int | str, ...]]
-"""What an algorithm is told besides the world size, by name; see ``schedules/options.py``."""
+from syncopate.recipe import AlgorithmOptions
 
 
 def require_time(what: str, value: float) -> None:
@@ -221,10 +219,14 @@ class Interference(Record, frozen=True, kw_only=True):
         compute_rate: progress of computation per second while a collective runs, in [0, 1].
         collective_stretch: duration of a collective beside computation over its duration on an
             otherwise idle machine; >= 1.
+        unexplained_s: by how much a measured iteration was longer than computation and collectives
+            explain, or shorter where negative. It is added to predictions, and says nothing about
+            which plan is better.
     """
 
     compute_rate: float = 1.0
     collective_stretch: float = 1.0
+    unexplained_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.compute_rate <= 1.0:
@@ -233,6 +235,8 @@ class Interference(Record, frozen=True, kw_only=True):
             raise InvalidValueError(
                 "collective_stretch", self.collective_stretch, "a finite number >= 1"
             )
+        if not math.isfinite(self.unexplained_s):
+            raise InvalidValueError("unexplained_s", self.unexplained_s, "finite")
 
 
 class Cluster(Artifact, frozen=True, kw_only=True):

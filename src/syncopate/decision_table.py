@@ -1,7 +1,7 @@
 """Decision table: which algorithm carries which sizes of a collective on a cluster, and why.
 
-It is made from a cluster by :mod:`syncopate.costs.tabulate`, printed by ``syncopate choose`` and
-written as the rules of other libraries by ``syncopate convert``.
+It is made from a cluster by :mod:`syncopate.costs.decide.tabulate`, printed by ``syncopate choose``
+and written as the rules of other libraries by ``syncopate convert``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import AlgorithmOptions, require_time
+from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import AlgorithmOptions
 
 MEASURED = "measured"
 PRICED = "priced"

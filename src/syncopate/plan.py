@@ -1,26 +1,80 @@
 """Plan: what to communicate when, with which collective.
 
-A plan says which gradients are merged into which bucket, the algorithm of each bucket, the exchange
-and its pull period, and over how many channels. The engine executes it, the costs price it and the
-simulator plays it.
+A plan says which gradients are merged into which bucket, the recipes by which each bucket is pushed
+and pulled, the exchange and its pull period, and over how many channels. The engine executes it,
+the costs price it and the simulator plays it.
+
+[Note: exchanges] Every way of training pushes gradients, updates weights and pulls them. An
+exchange says by which collectives: gradients that are all-reduced are updated everywhere, and
+nothing is pulled; gradients that are reduce-scattered, or reduced to one rank, are updated where
+they arrive, and the new weights are gathered or broadcast from there.
+
+[Note: narrow gradients] Gradients can travel in fewer bits than they have, and are summed in the
+type that they have. Weights come back as they are: what is lost of a gradient is noise in one step,
+what is lost of a weight stays lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import AlgorithmOptions, require_time
+from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
 
-NATIVE = "native"
-"""The backend's own algorithm: a name plans may use, but no schedule."""
+ALLREDUCE, SHARDED, ROOTED = "allreduce", "sharded", "rooted"
 
-EXCHANGES: tuple[str, ...] = ("allreduce",)
+
+class ExchangeKind(NamedTuple):
+    """The collectives of an exchange; see [Note: exchanges].
+
+    Attributes:
+        push: carries gradients.
+        pull: brings updated weights back; empty where every rank updates all of them.
+    """
+
+    push: str
+    pull: str = ""
+
+
+EXCHANGES: dict[str, ExchangeKind] = {
+    ALLREDUCE: ExchangeKind("all_reduce"),
+    SHARDED: ExchangeKind("reduce_scatter", "all_gather"),
+    ROOTED: ExchangeKind("reduce", "broadcast"),
+}
 """The ways of training a plan can ask for."""
+
+
+WIRE_DTYPES = ("bfloat16", "float16")
+"""What float32 gradients can be narrowed to on the wire."""
+
+_NARROWED = "float32"
+
+
+def wire_share(wire_dtype: str, dtypes: Iterable[str]) -> float:
+    """Return the part of a gradient's bytes that goes on the wire; see [Note: narrow gradients].
+
+    Args:
+        wire_dtype: one of ``WIRE_DTYPES``; empty for the gradients' own.
+        dtypes: of the gradients.
+
+    Raises:
+        UnknownNameError: gradients cannot be narrowed to it.
+        InvalidValueError: a gradient is not float32.
+    """
+    if not wire_dtype:
+        return 1.0
+    if wire_dtype not in WIRE_DTYPES:
+        raise UnknownNameError("dtype on the wire", wire_dtype, WIRE_DTYPES)
+    others = sorted({dtype for dtype in dtypes if dtype != _NARROWED})
+    if others:
+        rule = f"empty for a model with {', '.join(others)} gradients: only {_NARROWED} is narrowed"
+        raise InvalidValueError("dtype on the wire", wire_dtype, rule)
+    return dtype_bytes(wire_dtype) / dtype_bytes(_NARROWED)
 
 
 class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -30,34 +84,49 @@ class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
         tensors: parameter names in ready order; at least one. Tensors of several dtypes travel
             as one collective per dtype, back to back.
         nbytes: bytes of all of them.
-        algorithm: all-reduce algorithm, a name from the registry or ``"native"``.
-        channel: which channel carries it, in 0..channels-1.
-        options: what the algorithm is told, such as ``{"blocks": 8}``; empty for its defaults.
+        push: how their gradients travel.
+        pull: how their updated weights come back; None where every rank updates them.
     """
 
     tensors: tuple[str, ...]
     nbytes: int
-    algorithm: str
-    channel: int = 0
-    options: AlgorithmOptions = {}
+    push: Recipe
+    pull: Recipe | None = None
 
     def __post_init__(self) -> None:
         if not self.tensors:
             raise InvalidValueError("tensors of a bucket", self.tensors, "at least one name")
         if self.nbytes < 0:
             raise InvalidValueError("nbytes of a bucket", self.nbytes, "an integer >= 0")
-        if self.options and self.algorithm == NATIVE:
-            rule = f"none for {NATIVE!r}, which takes none"
-            raise InvalidValueError("options of a bucket", self.options, rule)
 
-    def all_options(self, order: tuple[int, ...] = ()) -> AlgorithmOptions:
-        """Return the options to run with, ``order`` (of the plan) among them.
+    @property
+    def recipes(self) -> Iterator[tuple[str, Recipe]]:
+        """Yield ``("push", ...)`` and, where there is one, ``("pull", ...)``."""
+        yield "push", self.push
+        if self.pull is not None:
+            yield "pull", self.pull
 
-        The backend's own algorithm follows no order, and a bucket may name one of its own.
-        """
-        if not order or self.algorithm == NATIVE:
-            return self.options
-        return {"order": order} | self.options
+
+def exchange_of(buckets: Sequence[Bucket]) -> str:
+    """Return the exchange whose collectives carry some buckets.
+
+    Raises:
+        InvalidValueError: no exchange runs these collectives.
+    """
+    found = {
+        ExchangeKind(bucket.push.collective, bucket.pull.collective if bucket.pull else "")
+        for bucket in buckets
+    }
+    for name, kind in EXCHANGES.items():
+        if found == {kind}:
+            return name
+    known = ", ".join(f"{name} ({_words(kind)})" for name, kind in EXCHANGES.items())
+    given = ", ".join(sorted(map(_words, found)))
+    raise InvalidValueError("collectives of the buckets", given, f"those of one exchange: {known}")
+
+
+def _words(kind: ExchangeKind) -> str:
+    return f"{kind.push} and {kind.pull}" if kind.pull else kind.push
 
 
 class Prediction(Record, frozen=True, kw_only=True):
@@ -99,13 +168,19 @@ class Plan(Artifact, frozen=True, kw_only=True):
         exchange: one of ``EXCHANGES``.
         channels: concurrent collectives.
         pull_period: pull weights every so many iterations; 1 for synchronous training.
+        weight_sync_period: broadcast rank 0's weights every so many iterations, which an exchange
+            that pulls nothing can (LP, Algorithm 3); 0 for never.
         prediction: what it is expected to cost, when the planner knew the cluster.
         cluster: the cluster's name, for reports.
         order: the ranks in the order that all schedules follow, so that neighbours are near; empty
             for that of their numbers.
+        wire_dtype: what float32 gradients travel as, one of ``WIRE_DTYPES``; empty for their own
+            type. See [Note: narrow gradients].
+        reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
     """
 
     KIND: ClassVar[str] = "plan"
+    SCHEMA_VERSION: ClassVar[int] = 2
 
     model: str
     fingerprint: str
@@ -115,9 +190,12 @@ class Plan(Artifact, frozen=True, kw_only=True):
     exchange: str = "allreduce"
     channels: int = 1
     pull_period: int = 1
+    weight_sync_period: int = 0
     prediction: Prediction | None = None
     cluster: str = ""
     order: tuple[int, ...] = ()
+    wire_dtype: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -128,28 +206,50 @@ class Plan(Artifact, frozen=True, kw_only=True):
             )
         if self.exchange not in EXCHANGES:
             raise UnknownNameError("exchange", self.exchange, EXCHANGES)
+        wire_share(self.wire_dtype, ())
         if self.channels < 1:
             raise InvalidValueError("channels", self.channels, "an integer >= 1")
         if self.pull_period != 1:
-            raise InvalidValueError(
-                "pull_period",
-                self.pull_period,
-                "1 with the allreduce exchange, which pulls nothing",
-            )
+            rule = f"1 with the {self.exchange} exchange, which is synchronous"
+            raise InvalidValueError("pull_period", self.pull_period, rule)
+        pulls = EXCHANGES[self.exchange].pull
+        if self.weight_sync_period < 0 or (self.weight_sync_period and pulls):
+            rule = f"an integer >= 0, and 0 with the {self.exchange} exchange"
+            raise InvalidValueError("weight_sync_period", self.weight_sync_period, rule)
         if not self.buckets:
             raise InvalidValueError("buckets", self.buckets, "at least one bucket")
-        seen: set[str] = set()
         for index, bucket in enumerate(self.buckets):
-            if not 0 <= bucket.channel < self.channels:
+            self._require_recipes(index, bucket)
+        held = [name for bucket in self.buckets for name in bucket.tensors]
+        if len(set(held)) < len(held):
+            twice = next(name for index, name in enumerate(held) if name in held[:index])
+            raise InvalidValueError("buckets", twice, "disjoint; this tensor is in two places")
+
+    def _require_recipes(self, index: int, bucket: Bucket) -> None:
+        """Refuse a bucket whose recipes are not those of the exchange."""
+        kind = EXCHANGES[self.exchange]
+        wanted = {"push": kind.push} | ({"pull": kind.pull} if kind.pull else {})
+        given = {phase: recipe.collective for phase, recipe in bucket.recipes}
+        if given != wanted:
+            raise InvalidValueError(
+                f"recipes of bucket {index}",
+                given,
+                f"{wanted}, which the {self.exchange} exchange runs",
+            )
+        for phase, recipe in bucket.recipes:
+            recipe.require_sound(f"{phase} of bucket {index}")
+            if recipe.channel >= self.channels:
+                rule = f"in 0..{self.channels - 1}"
                 raise InvalidValueError(
-                    f"channel of bucket {index}", bucket.channel, f"in 0..{self.channels - 1}"
+                    f"channel of the {phase} of bucket {index}", recipe.channel, rule
                 )
-            for name in bucket.tensors:
-                if name in seen:
-                    raise InvalidValueError(
-                        "buckets", name, "disjoint; this tensor is in two places"
-                    )
-                seen.add(name)
+            if recipe.root >= self.world_size:
+                rule = f"a rank in 0..{self.world_size - 1}"
+                raise InvalidValueError(f"root of the {phase} of bucket {index}", recipe.root, rule)
+        roots = {recipe.root for _, recipe in bucket.recipes}
+        if len(roots) > 1:
+            rule = "the same for push and pull: who has the sum is who updates"
+            raise InvalidValueError(f"roots of bucket {index}", sorted(roots), rule)
 
     def require_fit(self, tensors: Iterable[tuple[str, int, str]], world_size: int) -> None:
         """Refuse to run on another model or another number of ranks.
@@ -160,6 +260,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
 
         Raises:
             PlanError: names what differs.
+            InvalidValueError: gradients of this model cannot be narrowed as the plan says.
         """
         if world_size != self.world_size:
             raise PlanError(
@@ -167,6 +268,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
                 "Plan again for this rank count, or start the ranks it was made for"
             )
         here = list(tensors)
+        wire_share(self.wire_dtype, (dtype for _, _, dtype in here))
         sizes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in here}
         differences = self._differences(sizes)
         if fingerprint(here) == self.fingerprint:

@@ -58,6 +58,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
         forward_s: t_f, the whole forward pass with the loss.
         backward_s: t_b, the whole backward pass; at least the sum over the tensors.
         update_s: t_u, from the end of backward to the next forward (optimizer, zeroing).
+        forward_order: indices of the tensors in the order in which forward needs their weights;
+            empty for the reverse of ready order.
         metadata: device, batch, versions, clock: whatever makes the figures reproducible.
     """
 
@@ -68,6 +70,7 @@ class Workload(Artifact, frozen=True, kw_only=True):
     forward_s: float
     backward_s: float
     update_s: float = 0.0
+    forward_order: tuple[int, ...] = ()
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -81,6 +84,10 @@ class Workload(Artifact, frozen=True, kw_only=True):
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise InvalidValueError("tensor names", twice, "unique")
+        if self.forward_order and sorted(self.forward_order) != list(range(len(names))):
+            raise InvalidValueError(
+                "forward_order", self.forward_order, f"a permutation of 0..{len(names) - 1}"
+            )
         parts = sum(tensor.backward_s for tensor in self.tensors)
         if parts > self.backward_s * (1 + 1e-6) + 1e-12:
             raise InvalidValueError(
@@ -101,6 +108,29 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def ready_s(self) -> tuple[float, ...]:
         """Ready time of each gradient, counted from the start of the forward pass."""
         return tuple(accumulate((t.backward_s for t in self.tensors), initial=self.forward_s))[1:]
+
+    @property
+    def needed_s(self) -> tuple[float, ...]:
+        """The progress of forward at which the weights of each tensor are needed first.
+
+        Layers follow one another in ``forward_order`` and take the forward time of their tensors;
+        what no tensor accounts for comes last. Where no tensor has any, all have a part of forward
+        like theirs of backward. A layer is a module: it needs all its tensors as it begins.
+        """
+        order = self.forward_order or tuple(reversed(range(len(self.tensors))))
+        parts_s = [tensor.forward_s for tensor in self.tensors]
+        if not any(parts_s):
+            parts_s = [tensor.backward_s for tensor in self.tensors]
+            known_s = sum(parts_s)
+            parts_s = [part_s * self.forward_s / known_s if known_s else 0.0 for part_s in parts_s]
+        begins_s = [0.0, *accumulate(parts_s[index] for index in order)]
+        needed_s = [0.0] * len(order)
+        modules: dict[str, float] = {}
+        for begin_s, index in zip(begins_s, order, strict=False):
+            module, dot, _ = self.tensors[index].name.rpartition(".")
+            at_s = min(begin_s, self.forward_s)
+            needed_s[index] = modules.setdefault(module, at_s) if dot else at_s
+        return tuple(needed_s)
 
     def scaled(self, factor: float) -> Workload:
         """Return the same workload on a machine that takes ``factor`` times as long to compute.

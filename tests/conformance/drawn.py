@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -30,15 +31,19 @@ class Drawn(NamedTuple):
 
 
 @st.composite
-def drawn(draw: st.DrawFn, most_ranks: int, *, ordered: bool = True) -> Drawn:
+def drawn(
+    draw: st.DrawFn, most_ranks: int, *, ordered: bool = True, sharded: bool = False
+) -> Drawn:
     """Draw an algorithm, p by its factorisation, a root, and every option that it takes.
 
     Args:
         draw: hypothesis'.
         most_ranks: the largest world.
         ordered: whether the ranks come in any order, rather than in that of their numbers.
+        sharded: whether only collectives with shards are wanted.
     """
-    collective, algorithm = draw(st.sampled_from(list(ALGORITHMS)))
+    rows = [key for key in ALGORITHMS if conditions(key[0]).sharded or not sharded]
+    collective, algorithm = draw(st.sampled_from(rows))
     row = ALGORITHMS[collective, algorithm]
     some = st.lists(st.integers(1, 7), min_size=1, max_size=4)
     factors = draw(some.filter(lambda found: math.prod(found) <= most_ranks))
@@ -55,3 +60,18 @@ def drawn(draw: st.DrawFn, most_ranks: int, *, ordered: bool = True) -> Drawn:
         options[name] = draw(st.integers(1, MOST_BLOCKS))
     root = draw(st.integers(0, p - 1)) if conditions(collective).rooted else 0
     return Drawn(collective, algorithm, p, root, options)
+
+
+@st.composite
+def drawn_bounds(draw: st.DrawFn, world_size: int, least: int = 0) -> tuple[int, ...]:
+    """Draw where the shards of ranks begin: of any length, many of them empty.
+
+    Args:
+        draw: hypothesis'.
+        world_size: number of ranks.
+        least: elements that there are at least.
+    """
+    length = st.just(0) | st.integers(1, 4) | st.integers(0, 200)
+    lengths = draw(st.lists(length, min_size=world_size, max_size=world_size))
+    lengths[draw(st.integers(0, world_size - 1))] += max(least - sum(lengths), 0)
+    return (0, *itertools.accumulate(lengths))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.decisions import decisions
-from syncopate.costs.model import schedule_cost, variants
+from syncopate.costs.decide.decisions import decisions
+from syncopate.costs.model.collective import schedule_cost, variants
 from syncopate.schedules.checker import check
 from syncopate.schedules.registry import NATIVE, build, collectives
 from tests.conformance.table import TABLE, Row

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.closed_forms import closed_form
-from syncopate.costs.price import price, price_lines
+from syncopate.costs.model.congestion import busiest_s_per_byte
+from syncopate.costs.model.price import price, price_lines
+from syncopate.costs.papers.closed_forms import closed_form
+from syncopate.schedules.compose import by_element
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import build
-from tests.conformance.drawn import Drawn, drawn
+from tests.conformance.drawn import Drawn, drawn, drawn_bounds
 from tests.conformance.table import TABLE, Row
 from tests.unit.costs.test_price import replay
 
@@ -95,22 +99,44 @@ def test_any_price_on_one_level_is_its_closed_form(
     assert price(case.schedule(), cluster, nbytes) == pytest.approx(expected, rel=1e-12)
 
 
-@settings(max_examples=60)
-@given(case=drawn(16), data=st.data())
-def test_any_price_on_levels_is_what_playing_the_messages_takes(
-    case: Drawn, data: st.DataObject
-) -> None:
-    splits = [(1, case.world_size)]
-    splits += [(a, case.world_size // a) for a in (2, 3, 4) if case.world_size % a == 0]
+def drawn_cluster(data: st.DataObject, world_size: int) -> Cluster:
+    splits = [(1, world_size)]
+    splits += [(a, world_size // a) for a in (2, 3, 4) if world_size % a == 0]
     sizes = data.draw(st.sampled_from(splits))
     rates = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 10.0]) for _ in sizes]))
     levels = tuple(
         Level(name="level", size=size, latency_s=1.0, bandwidth_bytes_per_s=rate)
         for size, rate in zip(sizes, rates, strict=True)
     )
-    placement = data.draw(st.just(()) | st.permutations(range(case.world_size)).map(tuple))
-    cluster = Cluster(name="any", levels=levels, placement=placement, reduction_s_per_byte=0.25)
+    placement = data.draw(st.just(()) | st.permutations(range(world_size)).map(tuple))
+    return Cluster(name="any", levels=levels, placement=placement, reduction_s_per_byte=0.25)
+
+
+@settings(max_examples=60)
+@given(case=drawn(16), data=st.data())
+def test_any_price_on_levels_is_what_playing_the_messages_takes(
+    case: Drawn, data: st.DataObject
+) -> None:
+    cluster = drawn_cluster(data, case.world_size)
     nbytes = data.draw(st.sampled_from([0.3, 7.0, 1e4]))
     schedule = case.schedule()
     expected = replay(schedule, cluster, nbytes)
     assert price(schedule, cluster, nbytes) == pytest.approx(expected, rel=1e-11)
+
+
+@settings(max_examples=60)
+@given(case=drawn(16, sharded=True), data=st.data())
+def test_any_price_with_shards_of_any_length_too(case: Drawn, data: st.DataObject) -> None:
+    """Here chunk r is rank r's shard, so that the bounds are the chunks' lengths."""
+    cluster = drawn_cluster(data, case.world_size)
+    bounds = data.draw(drawn_bounds(case.world_size, least=1))
+    schedule = case.schedule()
+    found = price(by_element(schedule, bounds), cluster, 4.0 * bounds[-1])
+    expected = replay(schedule, cluster, 4.0 * bounds[-1], bounds)
+    assert found == pytest.approx(expected, rel=1e-11)
+    longest = max(end - begin for begin, end in pairwise(bounds))
+    padded = price(schedule, cluster, 4.0 * longest * case.world_size)
+    busiest_s = busiest_s_per_byte(by_element(schedule, bounds), cluster) * 4.0 * bounds[-1]
+    assert found <= padded * (1 + 1e-11)
+    if len([level for level in cluster.levels if level.size > 1]) == 1:
+        assert found >= busiest_s * (1 - 1e-11)

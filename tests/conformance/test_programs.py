@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.collectives.program import Program, compile_program
+from syncopate.collectives.mesh.program import Program, compile_program
 from syncopate.schedules.base import Schedule, chunk_offsets
-from syncopate.schedules.conditions import CONDITIONS, chunks_at
+from syncopate.schedules.conditions import CONDITIONS, Place
 from syncopate.schedules.registry import build
 from syncopate.units import MIB
-from tests.conformance.drawn import Drawn, drawn
+from tests.conformance.drawn import Drawn, drawn, drawn_bounds
 from tests.conformance.table import TABLE, Row
-from tests.unit.collectives.test_program import Values, _Rank, advance, deliver, play
+from tests.unit.collectives.mesh.test_program import Values, _Rank, advance, deliver, play
 
 BLOCK_BYTES = 24
 ITEM_BYTES = 8
@@ -36,24 +36,30 @@ def run(
     block_bytes: int = BLOCK_BYTES,
     item_bytes: int = ITEM_BYTES,
     play: Play = play,
+    *,
+    bounds: tuple[int, ...] | None = None,
 ) -> None:
     p, rule = schedule.world_size, CONDITIONS[schedule.collective]
     before = list(np.random.default_rng(numel).integers(-1000, 1000, (p, numel)))
     after = [values.copy() for values in before]
-    programs = [compile_program(schedule, r, numel, item_bytes, block_bytes) for r in range(p)]
+    programs = [
+        compile_program(schedule, r, numel, item_bytes, block_bytes, bounds=bounds)
+        for r in range(p)
+    ]
     play(programs, after)
-    offsets = chunk_offsets(numel, schedule.chunks)
+    shards = chunk_offsets(numel, p) if bounds is None else bounds
 
-    def elements(chunk: int) -> slice:
-        return slice(offsets[chunk], offsets[chunk + 1])
+    def elements(place: Place, rank: int) -> slice:
+        if place is Place.SHARD:
+            return slice(*shards[rank : rank + 2])
+        return slice(0, 0 if place is Place.ROOT and rank != schedule.root else numel)
 
     result = np.sum(before, axis=0)
     for rank in range(0 if rule.reduces else p):
-        for chunk in chunks_at(rule.start, schedule, rank):
-            result[elements(chunk)] = before[rank][elements(chunk)]
+        result[elements(rule.start, rank)] = before[rank][elements(rule.start, rank)]
     for rank in range(p):
-        for chunk in chunks_at(rule.end, schedule, rank):
-            np.testing.assert_array_equal(after[rank][elements(chunk)], result[elements(chunk)])
+        held = elements(rule.end, rank)
+        np.testing.assert_array_equal(after[rank][held], result[held])
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
@@ -108,3 +114,24 @@ def test_any_world_root_options_order_blocks_and_speed(
     """Large items take the ways of large buffers: memory shared by several rounds."""
     how = play if speeds is None else at_any_speed(speeds)
     run(case.schedule(), numel, block_bytes * item_bytes, item_bytes, how)
+
+
+@settings(max_examples=150)
+@given(
+    case=drawn(12, sharded=True),
+    data=st.data(),
+    block_bytes=st.sampled_from([1, 8, 24, 100, 4096]),
+    item_bytes=st.sampled_from([1, 8, MIB // 16, MIB]),
+    speeds=st.none() | st.randoms(use_true_random=False),
+)
+def test_any_bounds_of_the_shards(
+    case: Drawn,
+    data: st.DataObject,
+    block_bytes: int,
+    item_bytes: int,
+    speeds: random.Random | None,
+) -> None:
+    bounds = data.draw(drawn_bounds(case.world_size))
+    how = play if speeds is None else at_any_speed(speeds)
+    sizes = bounds[-1], block_bytes * item_bytes, item_bytes
+    run(case.schedule(), *sizes, how, bounds=bounds)

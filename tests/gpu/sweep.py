@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ DTYPES = (*REAL_DTYPES, torch.complex64)
 
 @dataclass(frozen=True)
 class Case:
-    """One collective; ``spins`` lets the caller's stream be busy when it is called."""
+    """One collective; ``spins`` lets the caller's stream be busy when it is called.
+
+    ``lengths`` are those of the ranks' shards, repeated for as many ranks as there are.
+    """
 
     collective: str
     algorithm: str
@@ -33,6 +37,19 @@ class Case:
     numel: int = NUMEL
     dtype: torch.dtype = torch.float32
     spins: bool = False
+    lengths: tuple[int, ...] = ()
+
+    def bounds(self, world_size: int) -> tuple[int, ...]:
+        """Return where the shards begin."""
+        if not self.lengths:
+            return chunk_offsets(self.numel, world_size)
+        found = itertools.islice(itertools.cycle(self.lengths), world_size)
+        return tuple(itertools.accumulate(found, initial=0))
+
+    def of_lengths(self, lengths: tuple[int, ...], world_size: int) -> Case:
+        """Return the case with shards of other lengths."""
+        other = replace(self, lengths=lengths)
+        return replace(other, numel=other.bounds(world_size)[-1])
 
 
 def cases(world_size: int) -> Iterator[Case]:
@@ -48,6 +65,13 @@ def cases(world_size: int) -> Iterator[Case]:
     for row in TABLE:
         for options in (*row.variants(world_size), order):
             yield Case(row.collective, row.algorithm, options)
+        if CONDITIONS[row.collective].sharded:
+            case = Case(row.collective, row.algorithm, order, dtype=torch.int16)
+            yield case.of_lengths((5, 0, 70_001, 1), world_size)
+    for collective, algorithm in [*known, *((name, NATIVE) for name in CONDITIONS)]:
+        if CONDITIONS[collective].sharded:
+            for lengths in ((1, 0), (0, 0, 3, 5), (100_003, 7)):
+                yield Case(collective, algorithm, spins=True).of_lengths(lengths, world_size)
     for options in ({"pipelines": 3}, {"pipelines": 4, **order}):
         yield Case("all_reduce", "blueconnect", options, numel=300_001, spins=True)
     # Long enough for message chunks.
@@ -67,7 +91,7 @@ def expected(case: Case, world_size: int, root: int, device: torch.device) -> to
         return torch.stack(before).sum(0).to(case.dtype)
     if conditions.rooted:
         return before[root]
-    offsets = chunk_offsets(case.numel, world_size)
+    offsets = case.bounds(world_size)
     return torch.cat([before[r][offsets[r] : offsets[r + 1]] for r in range(world_size)])
 
 
@@ -75,7 +99,7 @@ def held(case: Case, rank: int, world_size: int, root: int) -> slice:
     """Return where ``rank`` must hold the result."""
     end = CONDITIONS[case.collective].end
     if end is Place.SHARD:
-        return slice(*chunk_offsets(case.numel, world_size)[rank : rank + 2])
+        return slice(*case.bounds(world_size)[rank : rank + 2])
     return slice(0) if end is Place.ROOT and rank != root else slice(None)
 
 
@@ -84,6 +108,7 @@ def right(communicator: Communicator, case: Case, device: torch.device, number: 
     p, rank = communicator.world_size, communicator.rank
     rooted = CONDITIONS[case.collective].rooted
     root = number % p if rooted else 0
+    further: dict[str, Any] = {"bounds": case.bounds(p)} if case.lengths else {}
     values = inputs(rank, case, device)
     tensor = torch.zeros_like(values)
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -95,7 +120,7 @@ def right(communicator: Communicator, case: Case, device: torch.device, number: 
         tensor.copy_(values)  # the collective must wait for this
         handle = getattr(communicator, case.collective)(
             tensor, *((root,) if rooted else ()), algorithm=case.algorithm,
-            options=case.options, channel=number % communicator.channels, async_op=True,
+            options=case.options, channel=number % communicator.channels, async_op=True, **further,
         )  # fmt: skip
         handle.wait()
         after = tensor.clone()  # and this for the collective

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.device import PinnedStage, StreamQueue, mark, on_this_device
+from syncopate.collectives.nccl.streams import PinnedStage, StreamQueue, mark, on_this_device
 from tests.gpu.sweep import SPIN_CYCLES, sweep
 from tests.multiprocess.harness import run_ranks
 

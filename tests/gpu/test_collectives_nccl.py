@@ -8,10 +8,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from syncopate.collectives import Communicator, transport
-from syncopate.collectives.grid import Grid
-from syncopate.collectives.request import Request
-from syncopate.collectives.runner import Runner
-from syncopate.collectives.stages import (
+from syncopate.collectives.nccl.grid import Grid
+from syncopate.collectives.nccl.stages import (
     Staged,
     Stages,
     all_gather,
@@ -19,7 +17,9 @@ from syncopate.collectives.stages import (
     reduce_scatter,
     two_level,
 )
+from syncopate.collectives.runner import Runner
 from syncopate.errors import InvalidValueError
+from syncopate.recipe import Recipe
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import NATIVE
 from tests.conformance.table import TABLE
@@ -67,7 +67,7 @@ def alone(rank: int, world_size: int, bound: bool) -> list[str]:
             tensor = torch.zeros_like(wanted)
             torch.cuda._sleep(SPIN_CYCLES // 100)
             tensor.copy_(wanted)
-            prepared = runner.collective(Request(collective, algorithm), tensor)
+            prepared = runner.collective(Recipe(collective, algorithm), tensor)
             assert prepared.waits == first
             completion = prepared.work()
             assert completion is not None
@@ -77,7 +77,7 @@ def alone(rank: int, world_size: int, bound: bool) -> list[str]:
                 wrong.append(f"{prepared.label} {dtype}")
             started_s, finished_s = completion.stamps()
             assert finished_s >= started_s
-    runner.barrier()
+    runner.objects.barrier()
     runner.close()
     with Communicator(timeout_s=60) as communicator:
         communicator.all_reduce(values(torch.float32, device), algorithm="ring")

@@ -23,14 +23,14 @@ import torch
 import torch.distributed as dist
 
 import syncopate
-from syncopate.calibration.bench import bench
+from syncopate.bench.run import bench
+from syncopate.bench.sweep import Effort, Sweep
 from syncopate.calibration.calibrate import calibrate
-from syncopate.calibration.progress import Progress
-from syncopate.calibration.sweep import Effort, Sweep
 from syncopate.cli import main as command_line
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.errors import SyncopateError
+from syncopate.progress import Progress
 
 _FIRST_PORT = 30000
 _MOST_JOBS = 50

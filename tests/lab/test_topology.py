@@ -17,7 +17,7 @@ import sys
 import torch
 import torch.distributed as dist
 from syncopate.calibration import calibrate as calibrating
-from syncopate.calibration.discovery import discover
+from syncopate.calibration.racks.discovery import discover
 from syncopate.collectives import Communicator
 
 def patiently(*arguments):

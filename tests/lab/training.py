@@ -12,7 +12,8 @@ import time
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import Communicator, lookout
+from syncopate.collectives import Communicator
+from syncopate.collectives.health import monitor
 
 WARNED = "warned: "
 ENDED = "collectives: "
@@ -36,7 +37,7 @@ class Printer(logging.Handler):
 
 def main() -> None:
     """Be a rank."""
-    lookout._ROLL_S, lookout._COMPARE_S = 1.0, 0.5
+    monitor._PUBLISH_S, monitor._COMPARE_S = 1.0, 0.5
     printer = Printer()
     logging.getLogger("syncopate").addHandler(printer)
     dist.init_process_group("gloo")

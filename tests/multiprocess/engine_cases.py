@@ -14,8 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
 from syncopate.engine import distribute
-from syncopate.plan import Bucket, Plan
-from syncopate.planning.planner import make_plan
+from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
+from syncopate.planning import filled_to, make_plan
+from syncopate.recipe import Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload, fingerprint
 
@@ -37,8 +38,15 @@ def plan_of(
     *,
     algorithm: str = "native",
     channels: int = 1,
+    exchange: str = ALLREDUCE,
+    pull: str = "",
 ) -> Plan:
-    """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default."""
+    """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default.
+
+    Weights that are pulled travel by the algorithm ``pull``, by default as gradients are pushed;
+    roots take turns.
+    """
+    kind = EXCHANGES[exchange]
     tensors = tensors_of(model)
     nbytes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in reversed(tensors)}
     names = list(nbytes)
@@ -46,12 +54,16 @@ def plan_of(
     for index, size in enumerate([1] * len(names) if sizes is None else sizes):
         chosen = tuple(names[start : start + size])
         start += size
+        place = {
+            "root": index % world_size if exchange == ROOTED else 0,
+            "channel": index % channels,
+        }
         buckets.append(
             Bucket(
                 tensors=chosen,
                 nbytes=sum(nbytes[name] for name in chosen),
-                algorithm=algorithm,
-                channel=index % channels,
+                push=Recipe(kind.push, algorithm, **place),
+                pull=Recipe(kind.pull, pull or algorithm, **place) if kind.pull else None,
             )
         )
     assert start == len(names)
@@ -61,6 +73,7 @@ def plan_of(
         world_size=world_size,
         policy="by hand",
         buckets=tuple(buckets),
+        exchange=exchange,
         channels=channels,
     )
 
@@ -77,8 +90,11 @@ def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) 
         backward_s=1e-2,
     )
     cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
-    plan = make_plan(workload, cluster, policy, algorithm="ring", threshold_bytes=4096)
-    buckets = tuple(msgspec.structs.replace(b, algorithm=algorithm) for b in plan.buckets)
+    asked = filled_to(4096) if policy == "threshold" else policy
+    plan = make_plan(workload, cluster, asked, algorithm="ring")
+    buckets = tuple(
+        msgspec.structs.replace(b, push=Recipe("all_reduce", algorithm)) for b in plan.buckets
+    )
     return msgspec.structs.replace(plan, buckets=buckets)
 
 

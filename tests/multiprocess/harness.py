@@ -31,6 +31,8 @@ REAL_DTYPES: tuple[torch.dtype, ...] = tuple(
 """Every dtype of a gradient but the complex ones, which not every backend adds."""
 
 _START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+_PRELOADED = ["torch", "torch.distributed", "torch.nn.parallel", "syncopate.engine"]
+"""What the fork server imports once, so that no rank has to."""
 
 
 class RankFailedError(AssertionError):
@@ -117,7 +119,7 @@ def run_ranks(
     """
     context = multiprocessing.get_context(_START_METHOD)
     if _START_METHOD == "forkserver":
-        context.set_forkserver_preload(["torch", "torch.distributed"])
+        context.set_forkserver_preload(_PRELOADED)
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     deadline_s = time.monotonic() + timeout_s
     processes, connections = [], []

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from syncopate.bench import contenders as bench_module
+from syncopate.bench.contenders import suitable
+from syncopate.bench.run import bench
+from syncopate.bench.sweep import Effort, Sweep
 from syncopate.benchmark import BACK_TO_BACK, BARRIER, Benchmark
-from syncopate.calibration import contenders as bench_module
-from syncopate.calibration.bench import bench
-from syncopate.calibration.contenders import suitable
-from syncopate.calibration.sweep import Effort, Sweep
 from syncopate.cli import main, ranks
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.decisions import choose
+from syncopate.costs.decide.decisions import choose
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
 from tests.children import environment

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from syncopate.bench import mpi
+from syncopate.bench.run import bench
+from syncopate.bench.sweep import Effort, Sweep
 from syncopate.benchmark import Benchmark
-from syncopate.calibration import mpi
-from syncopate.calibration.bench import bench
-from syncopate.calibration.sweep import Effort, Sweep
 from syncopate.cli import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError

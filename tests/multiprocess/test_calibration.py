@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from syncopate.calibration import calibrate as calibrating
-from syncopate.calibration import clocks
 from syncopate.calibration.calibrate import calibrate
-from syncopate.calibration.clocks import clock_offsets
-from syncopate.calibration.profile import profile
 from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
+from syncopate.profiling.profile import profile
 from syncopate.schedules import registry
+from syncopate.tracing import offsets as clocks
+from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Task, replay
 from tests.multiprocess.harness import run_ranks
@@ -41,8 +41,8 @@ def calibrated(communicator: Communicator) -> dict[str, Any]:
         budget_s=3.0,
         progress=lambda _, done: heard.append(done),
     )
-    assert communicator.watch is not None
-    assert communicator.watch.expected is not None, "links are not judged by what was measured"
+    assert communicator.detector is not None
+    assert communicator.detector.expected is not None, "links are not judged by what was measured"
     return {"cluster": cluster, "heard": heard}
 
 

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.collectives import Communicator
-from syncopate.collectives.request import Request
-from syncopate.costs.decisions import choose
+from syncopate.costs.decide.decisions import choose
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, NATIVE, collectives
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_collectives_rooted import NUMEL, inputs, right, run
@@ -65,14 +65,14 @@ def heard(communicator: Communicator) -> Iterator[list[str]]:
 
 def chosen(cluster: Cluster, collective: str, nbytes: int, root: int) -> str:
     choice = choose(cluster, collective, nbytes)
-    return Request(collective, choice.algorithm, root, choice.options).label
+    return Recipe(collective, choice.algorithm, root, choice.options).label
 
 
 def everywhere(communicator: Communicator, cluster: Cluster) -> list[str]:
     """Run every collective, size, dtype and channel; return what was wrong."""
     wrong = []
     communicator.use_cluster(cluster)
-    if communicator.watch is not None and communicator.watch.expected is not cluster:
+    if communicator.detector is not None and communicator.detector.expected is not cluster:
         wrong.append("links are not judged by the cluster")
     rank, size = communicator.rank, communicator.world_size
     for collective in collectives():

@@ -224,6 +224,9 @@ def disagreeing(rank: int, world_size: int, how: str) -> str:
         algorithm = "binary_tree" if how == "algorithm" else "ring"
     if how == "order" and rank == 1:
         call = communicator.barrier
+    elif how == "bounds":
+        bounds = (0, 3, 3, 8) if rank == 1 else (0, 3, 4, 8)
+        call = partial(communicator.all_gather, torch.ones(8), bounds=bounds)
     else:
         call = partial(communicator.all_reduce, torch.ones(numel), algorithm=algorithm)
     with pytest.raises(CollectiveError, match="disagree") as caught:
@@ -233,11 +236,34 @@ def disagreeing(rank: int, world_size: int, how: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("how", ["size", "algorithm", "order"])
+@pytest.mark.parametrize("how", ["size", "algorithm", "order", "bounds"])
 def test_the_check_finds_ranks_that_disagree(how: str) -> None:
     for text in run_ranks(disagreeing, 3, how):
         assert "rank 0: all_" in text
         assert "rank 1: " in text
+        if how == "bounds":
+            assert "rank 1: all_gather (native) with bounds (0, 3, 3, 8)" in text
+
+
+def other_shards(rank: int, world_size: int) -> str:
+    communicator = Communicator(timeout_s=30)
+    # Numbers so long that only a checksum of them is shown.
+    bounds = (0, 10_000_000, 10_000_001, 10_000_002 + rank // 3, 10_000_004)
+    tensor = torch.zeros(bounds[-1], dtype=torch.int8)
+    with pytest.raises(CollectiveError) as caught:
+        communicator.reduce_scatter(tensor, bounds=bounds, algorithm="ring")
+    return str(caught.value)
+
+
+def test_ranks_with_other_shards_are_told_without_a_check() -> None:
+    for text in run_ranks(other_shards, 4):
+        found = re.search(
+            r"ranks 0, 1, 2 in reduce_scatter \(ring\) with bounds of checksum (\w{8}) .*; "
+            r"rank 3 in reduce_scatter \(ring\) with bounds of checksum (\w{8}) ",
+            text,
+        )
+        assert found, text
+        assert found[1] != found[2]
 
 
 def mismatched(rank: int, world_size: int, algorithm: str, numel: int) -> dict[str, Any]:

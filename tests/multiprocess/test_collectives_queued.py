@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import Communicator, runner, stages, transport
+from syncopate.collectives import Communicator, runner, transport
+from syncopate.collectives.nccl import stages
 from tests.multiprocess.harness import run_ranks
 
 OPTIONS: dict[str, dict[str, Any]] = {

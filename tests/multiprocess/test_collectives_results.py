@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator, transport
-from syncopate.collectives.rounds import Rounds
+from syncopate.collectives.nccl.batches import Rounds
 from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.registry import NATIVE, build
 from tests.conformance.table import EXECUTED, TABLE
@@ -150,6 +151,12 @@ def refusals(rank: int, world_size: int) -> list[str]:
             (lambda: communicator.all_reduce(good, channel=2), InvalidValueError),
             (lambda: communicator.broadcast(good, src=9), InvalidValueError),
             (lambda: communicator.all_reduce(torch.ones(1).cfloat().conj()), InvalidValueError),
+            (lambda: communicator.all_gather(good, bounds=(0, 7, 6)), InvalidValueError),
+            (lambda: communicator.all_gather(good[:0], bounds=(0, 6)), InvalidValueError),
+            (
+                lambda: communicator.run(Recipe("all_reduce"), good, bounds=(0, 2, 6)),
+                InvalidValueError,
+            ),
         ):
             with pytest.raises(kind) as caught:
                 call()
@@ -171,6 +178,10 @@ def test_refusals_are_local_and_say_what_would_do() -> None:
     assert "detach" in messages[3]
     assert "0..1" in messages[6]
     assert "resolve_conj" in messages[8]
+    assert "bounds is (0, 7, 6); it must be 3 element offsets" in messages[9]
+    assert "from 0 to the 0 elements" in messages[10]
+    assert "bounds of all_reduce is (0, 2, 6); it must be None" in messages[11]
+    assert "reduce_scatter, all_gather" in messages[11]
 
 
 def test_needs_torch_distributed() -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import Communicator, runner, subgroup
-from syncopate.collectives.stages import Stages
+from syncopate.collectives import Communicator, runner
+from syncopate.collectives.nccl import subgroup
+from syncopate.collectives.nccl.stages import Stages
 from syncopate.errors import CollectiveError, InvalidValueError, UnknownNameError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.registry import build

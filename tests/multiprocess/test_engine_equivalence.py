@@ -32,7 +32,8 @@ FLAT = ("ring", "recursive_doubling", "halving_doubling", "binary_tree")
 def _sweep_names() -> list[tuple[str, str]]:
     """Every policy with every flat algorithm, and every other algorithm with one policy."""
     others = [name for name in registry.algorithms("all_reduce") if name not in FLAT]
-    return [*product(POLICIES, (*FLAT, registry.NATIVE)), *product(["mg-wfbp"], others)]
+    policies = [row.name for row in POLICIES.values() if not row.chooses]
+    return [*product(policies, (*FLAT, registry.NATIVE)), *product(["mg-wfbp"], others)]
 
 
 def _with_options(model: nn.Module, world_size: int) -> Plan:
@@ -40,7 +41,12 @@ def _with_options(model: nn.Module, world_size: int) -> Plan:
     plan = plan_of(model, world_size, [2, 2, 1, 2], algorithm="lp", channels=2)
     options = ({"blocks": 3}, {"blocks": 1}, {}, {"factors": (2, world_size // 2), "pipelines": 2})
     buckets = tuple(
-        replace(bucket, options=told, algorithm="blueconnect" if "factors" in told else "lp")
+        replace(
+            bucket,
+            push=replace(
+                bucket.push, options=told, algorithm="blueconnect" if "factors" in told else "lp"
+            ),
+        )
         for bucket, told in zip(plan.buckets, options, strict=True)
     )
     return replace(plan, buckets=buckets, order=tuple(reversed(range(world_size))))

@@ -27,6 +27,7 @@ from syncopate.errors import (
     UnknownNameError,
 )
 from syncopate.plan import Plan
+from syncopate.recipe import Recipe
 from tests.multiprocess.engine_cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
 from tests.multiprocess.harness import run_ranks
 
@@ -52,7 +53,8 @@ def _refused_algorithms(
     """An algorithm that there is not, and an option that it does not take."""
     mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
     ring = plan_of(model, WORLD_SIZE, algorithm="ring")
-    told = [msgspec.structs.replace(bucket, options={"blocks": 2}) for bucket in ring.buckets]
+    push = Recipe("all_reduce", "ring", options={"blocks": 2})
+    told = [msgspec.structs.replace(bucket, push=push) for bucket in ring.buckets]
     overtold = msgspec.structs.replace(ring, buckets=tuple(told))
     return [
         (
@@ -403,7 +405,7 @@ def _installs(rank: int, world_size: int) -> None:
     assert engine.plan == plan
 
     def meddle(_: torch.Tensor) -> None:
-        engine.reducer.install((), None)  # type: ignore[arg-type]
+        engine.adopt(plan)
 
     model[0].weight.register_post_accumulate_grad_hook(meddle)
     with pytest.raises(EngineError, match="between iterations"):

@@ -134,9 +134,36 @@ def _while_it_plans(rank: int) -> None:
     optimizer.zero_grad()
     model(data(rank, 1, 4, 8)).sum().backward()
     identical_everywhere(p.grad for p in model.parameters())
-    assert not model.syncopate.reducer.held
-    assert not model.syncopate.reducer.listeners
+    assert not model.syncopate.readiness.held
+    assert not model.syncopate.readiness.listeners
     model.syncopate.detach()
+
+
+def _while_sharded_plans_compete(rank: int) -> None:
+    """Not all ranks of a sharded plan could go on: the plan from before planning does."""
+    torch.manual_seed(rank)
+    model = _plain()
+    cluster = Cluster.flat(RANKS, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    model, optimizer = distribute(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
+        cluster=cluster,
+        timeout_s=TIMEOUT_S,
+    )
+    engine = model.syncopate
+    for step in range(200):
+        optimizer.zero_grad()
+        model(data(rank, step, 4, 8)).square().mean().backward()
+        optimizer.step()
+        if engine.plan.exchange == "sharded":
+            break
+    assert engine.planning
+    assert engine.plan.exchange == "sharded"
+    _train([2, 4, 3], rank, model, optimizer)
+    assert not engine.planning
+    assert engine.plan.exchange == "allreduce"
+    identical_everywhere(model.parameters())
+    engine.detach()
 
 
 def _plain_averages(rank: int) -> None:
@@ -170,6 +197,7 @@ CASES: tuple[Callable[[int], None], ...] = (
     _refused,
     _errors_in_a_block,
     _while_it_plans,
+    _while_sharded_plans_compete,
     _plain_averages,
 )
 

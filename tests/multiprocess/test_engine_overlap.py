@@ -11,6 +11,7 @@ from torch import nn
 
 from syncopate.collectives import Communicator, Handle
 from syncopate.engine import distribute
+from syncopate.recipe import Recipe
 from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, plan_of
 from tests.multiprocess.harness import run_ranks
 
@@ -26,11 +27,11 @@ class _Spy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._communicator, name)
 
-    def all_reduce(self, tensor: torch.Tensor, **options: Any) -> Any:
+    def run(self, recipe: Recipe, tensor: torch.Tensor, **told: Any) -> Any:
         number = sum(event.startswith("launch") for event in self._events)
         self._events.append(f"launch {number}")
         events, hold = self._events, self.hold
-        handle = self._communicator.all_reduce(tensor, **options)
+        handle = self._communicator.run(recipe, tensor, **told)
 
         class Noted:
             def wait(self) -> None:
@@ -67,7 +68,7 @@ def _order(rank: int, world_size: int) -> dict[str, list[str]]:
             timeout_s=TIMEOUT_S,
         )
         optimizer.register_step_pre_hook(lambda *_, events=events: events.append("step"))
-        model.syncopate.reducer.communicator = _Spy(model.syncopate.communicator, events)
+        model.syncopate.readiness.exchange.communicator = _Spy(model.syncopate.communicator, events)
         model(data(rank, 0, 2, 6)).sum().backward()
         optimizer.step()
         orders[name] = events
@@ -94,7 +95,7 @@ def _out_of_order(rank: int, world_size: int) -> list[str]:
         layer.weight.register_post_accumulate_grad_hook(
             lambda _, index=index: events.append(f"ready {index}")
         )
-    model.syncopate.reducer.communicator = _Spy(model.syncopate.communicator, events)
+    model.syncopate.readiness.exchange.communicator = _Spy(model.syncopate.communicator, events)
     model(data(rank, 0, 2, 6)).sum().backward()
     model.syncopate.detach()
     return events
@@ -106,7 +107,7 @@ def _overlap(rank: int, world_size: int) -> bool:
     engine = pair.model.syncopate
     spy = _Spy(engine.communicator, [])
     spy.hold = threading.Event()
-    engine.reducer.communicator = spy
+    engine.readiness.exchange.communicator = spy
     pair.model[0].weight.register_post_accumulate_grad_hook(lambda _: spy.hold.set())
 
     def train(model: Any, optimizer: Any) -> None:

@@ -76,12 +76,12 @@ class _SelfPlanned(Pair):
         """Let this rank's clock say that steps take so long, by the plan at work."""
         engine = self.model.syncopate
         # A forged clock says nothing of what could be gained.
-        course.iteration_bound_s = lambda *_: 0.0
+        course.least_step_s = lambda *_: 0.0
 
         def between_s(_: Any, __: Any) -> float:
             return plan_s if engine.plan.policy == "wfbp" else ddp_s
 
-        engine.reducer.clock.between_s = between_s
+        engine.readiness.clock.between_s = between_s
 
 
 @contextmanager
@@ -112,18 +112,20 @@ def _outcomes(rank: int, world_size: int) -> list[Outcome]:
         ((0.2, 0.6), (0.3, 0.3)),
     ):
         with _stderr() as log:
-            pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=2)
+            pair = _SelfPlanned(
+                rank, cluster=CLUSTER, policy="wfbp", channels=2, exchange="allreduce"
+            )
             pair.forge(ddp_s[rank], plan_s[rank])
             pair.settle(rank)
             pair.train(rank, 2)
             pair.check(tolerance=1e-3)
             engine = pair.model.syncopate
             assert engine.communicator.channels == 2
-            assert engine.communicator.watch.expected.levels == CLUSTER.levels
+            assert engine.communicator.detector.expected.levels == CLUSTER.levels
             plan = engine.plan
             results.append((plan.policy, len(plan.buckets), log.getvalue(), engine.workload))
             pair.close()
-    course.iteration_bound_s = lambda *_: 0.0
+    course.least_step_s = lambda *_: 0.0
     _measures_everything_itself(rank, world_size)
     _keeps_training_when_planning_fails(rank)
     _is_ended_by_an_install(rank, world_size)
@@ -141,7 +143,7 @@ def _measures_everything_itself(rank: int, world_size: int) -> None:
         assert engine.plan.world_size == world_size
         assert steps > course.WARMUP + course.SAMPLES
         assert engine.workload.fingerprint == engine.plan.fingerprint
-        expected = engine.communicator.watch.expected
+        expected = engine.communicator.detector.expected
         assert expected.probes
         largest = max(point.nbytes for curve in expected.curves for point in curve.points)
         # The sizes that this model's buckets can have, and no others.
@@ -187,7 +189,7 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
 
 
 def _leaves_alone_what_cannot_be_better(rank: int) -> None:
-    course.iteration_bound_s = lambda *_: 1e9
+    course.least_step_s = lambda *_: 1e9
     with _stderr() as log:
         pair = _SelfPlanned(rank, cluster=CLUSTER)
         steps = pair.settle(rank)
@@ -241,13 +243,13 @@ def _weights(rank: int, **options: Any) -> tuple[Any, list[Tensor]]:
 def _kept(rank: int, world_size: int, folder: str) -> None:
     os.environ[cache.VARIABLE] = folder
     with _stderr() as log:
-        pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=1)
+        pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=1, exchange="allreduce")
         pair.forge(0.2, 0.1)
         pair.settle(rank)
         chosen = pair.model.syncopate.plan
         pair.close()
         assert (f"the next run starts with it ({folder}" in log.getvalue()) == (rank == 0)
-    options = {"cluster": CLUSTER, "policy": "wfbp", "channels": 1}
+    options = {"cluster": CLUSTER, "policy": "wfbp", "channels": 1, "exchange": "allreduce"}
     with _stderr() as log:
         first, second = _weights(rank, **options), _weights(rank, **options)
         assert first[0] == second[0] == chosen

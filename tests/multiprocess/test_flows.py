@@ -6,9 +6,10 @@ from unittest import mock
 
 import pytest
 
-from syncopate.calibration.flows import REPETITIONS, Flows
-from syncopate.calibration.levels import Matching, Round
-from syncopate.collectives import Communicator, mesh
+from syncopate.calibration.racks.flows import REPETITIONS, Flows
+from syncopate.calibration.racks.levels import Matching, Round
+from syncopate.collectives import Communicator
+from syncopate.collectives.mesh import links
 from syncopate.errors import CollectiveError
 from tests.multiprocess.harness import run_ranks
 
@@ -17,7 +18,7 @@ ALONE: tuple[Matching, ...] = (((0, 1),), ((1, 2),))
 
 def flows(rank: int, world_size: int, meshed: bool) -> list[Round]:
     """Two hosts of two ranks and one of one, as far as flows know."""
-    with mock.patch.object(mesh, "MOST_RANKS", mesh.MOST_RANKS if meshed else 1):
+    with mock.patch.object(links, "MOST_RANKS", links.MOST_RANKS if meshed else 1):
         communicator = Communicator(timeout_s=60)
     with communicator:
         assert communicator._runners[0]._executor.meshed == meshed

@@ -14,8 +14,9 @@ from unittest import mock
 import pytest
 import torch
 
-from syncopate.collectives import Communicator, admission
-from syncopate.collectives.admission import Admission, Secret
+from syncopate.collectives import Communicator
+from syncopate.collectives.mesh import admission
+from syncopate.collectives.mesh.admission import Admission, Secret
 from tests.multiprocess.harness import run_ranks
 
 SILENT = 20
@@ -66,8 +67,8 @@ def beset(rank: int, world_size: int) -> dict[str, Any]:
                 stranger.sendall(words)
 
     with (
-        mock.patch("syncopate.collectives.handshake.Admission", Beset),
-        mock.patch("syncopate.collectives.pulse.Admission", Beset),
+        mock.patch("syncopate.collectives.mesh.handshake.Admission", Beset),
+        mock.patch("syncopate.collectives.health.keepalive.Admission", Beset),
         # Longer than the whole handshake may take: one rank that waits for one of them is too late.
         mock.patch.object(admission, "HELLO_S", 60.0),
     ):
@@ -85,7 +86,7 @@ def beset(rank: int, world_size: int) -> dict[str, Any]:
             sums.add(tensor.sum().item() == 1000.0 * (3 * step + 3))
         found = listening() if sys.platform == "linux" else set()
         refused = sum((each.refused for each in admissions), start=type(admissions[0].refused)())
-        lost = communicator.watch._lookout.losses.hosts if communicator.watch else None
+        lost = communicator.detector._monitor.losses.hosts if communicator.detector else None
     for stranger in strangers:
         stranger.close()
     return {

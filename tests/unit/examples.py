@@ -19,6 +19,7 @@ from syncopate.cluster import (
     LinearFit,
 )
 from syncopate.plan import Bucket, Plan, Prediction
+from syncopate.recipe import Recipe
 from syncopate.workload import GradientTensor, Workload
 
 MS = 1e-3
@@ -121,8 +122,16 @@ def plan(policy: str = "optimal") -> Plan:
         world_size=4,
         policy=policy,
         buckets=(
-            Bucket(tensors=("head.weight", "body.weight"), nbytes=4_004_000, algorithm="ring"),
-            Bucket(tensors=("stem.weight",), nbytes=400_000, algorithm="recursive_doubling"),
+            Bucket(
+                tensors=("head.weight", "body.weight"),
+                nbytes=4_004_000,
+                push=Recipe("all_reduce", "ring"),
+            ),
+            Bucket(
+                tensors=("stem.weight",),
+                nbytes=400_000,
+                push=Recipe("all_reduce", "recursive_doubling"),
+            ),
         ),
         prediction=Prediction(
             iteration_s=30 * MS,

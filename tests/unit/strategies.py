@@ -16,7 +16,8 @@ from syncopate.cluster import (
     LinearFit,
     LinkProbe,
 )
-from syncopate.plan import EXCHANGES, Bucket, Plan, Prediction
+from syncopate.plan import EXCHANGES, WIRE_DTYPES, Bucket, Plan, Prediction
+from syncopate.recipe import Recipe
 from syncopate.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload
@@ -104,6 +105,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         forward_s=draw(times_s),
         backward_s=sum(tensor.backward_s for tensor in found) + draw(times_s),
         update_s=draw(times_s),
+        forward_order=draw(st.just(()) | st.permutations(range(len(found))).map(tuple)),
         metadata=draw(metadata),
     )
 
@@ -128,13 +130,18 @@ def plans(draw: st.DrawFn) -> Plan:
     order = st.just(())
     if world_size < 20:
         order |= st.permutations(range(world_size)).map(tuple)
+    exchange = draw(st.sampled_from(sorted(EXCHANGES)))
+
+    def recipe(collective: str) -> Recipe:
+        channel = draw(st.integers(0, channels - 1))
+        return Recipe(collective, draw(texts), 0, draw(options), channel)
+
     buckets = tuple(
         Bucket(
             tensors=tuple(names[start:stop]),
             nbytes=draw(sizes),
-            algorithm=draw(texts),
-            channel=draw(st.integers(0, channels - 1)),
-            options=draw(options),
+            push=recipe(EXCHANGES[exchange].push),
+            pull=recipe(EXCHANGES[exchange].pull) if EXCHANGES[exchange].pull else None,
         )
         for start, stop in pairwise(cuts)
     )
@@ -145,10 +152,12 @@ def plans(draw: st.DrawFn) -> Plan:
         policy=draw(texts),
         buckets=buckets,
         order=draw(order),
-        exchange=draw(st.sampled_from(EXCHANGES)),
+        exchange=exchange,
         channels=channels,
         prediction=draw(st.none() | predictions),
         cluster=draw(texts),
+        wire_dtype=draw(st.sampled_from(("", *WIRE_DTYPES))),
+        reason=draw(texts),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.cluster import Cluster
-from syncopate.costs.tabulate import decision_table
+from syncopate.costs.decide.tabulate import decision_table
 from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import ArtifactError, SyncopateError
 

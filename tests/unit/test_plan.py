@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 
+import msgspec
 import pytest
 from hypothesis import given
 from msgspec import structs
 
 from syncopate.errors import ArtifactError, InvalidValueError, PlanError, UnknownNameError
-from syncopate.plan import Bucket, Plan, Prediction
+from syncopate.plan import Bucket, Plan, Prediction, exchange_of
+from syncopate.recipe import Recipe
 from syncopate.workload import fingerprint
 from tests.unit import strategies
 
@@ -19,9 +22,10 @@ MODEL = (("a", 4, "float32"), ("b", 3, "float32"))
 NBYTES = {"a": 16, "b": 12}
 
 
-def _bucket(*tensors, **rest):
-    nbytes = sum(NBYTES.get(name, 4) for name in tensors)
-    return Bucket(**{"tensors": tensors, "nbytes": nbytes, "algorithm": "ring", **rest})
+def _bucket(*tensors, nbytes=None, pull=None, collective="all_reduce", **told):
+    size = sum(NBYTES.get(name, 4) for name in tensors) if nbytes is None else nbytes
+    push = Recipe(collective, "ring", **told)
+    return Bucket(tensors=tensors, nbytes=size, push=push, pull=pull)
 
 
 def _plan(*buckets, **changes):
@@ -29,38 +33,53 @@ def _plan(*buckets, **changes):
     return Plan(**{**fields, "fingerprint": fingerprint(MODEL), "buckets": buckets, **changes})
 
 
+def _rooted(push, pull, **changes):
+    bucket = _bucket("a", collective="reduce", root=push, pull=Recipe("broadcast", root=pull))
+    return _plan(bucket, exchange="rooted", **changes)
+
+
 @given(strategies.plans())
 def test_round_trip(plan):
     assert Plan.from_json(plan.to_json()) == plan
 
 
+def test_a_copy_is_written_as_the_original_is():
+    plan = _plan(_bucket("a"), Bucket(tensors=("b",), nbytes=12, push=Recipe("all_reduce")))
+    written = plan.to_json()
+    for copied in (pickle.loads(pickle.dumps(plan)), Plan.from_json(written)):
+        assert copied.to_json() == written
+    named = Recipe("all_reduce", "".join(["nat", "ive"]))
+    assert msgspec.json.encode(named) == msgspec.json.encode(Recipe("all_reduce"))
+
+
 def test_options_are_written_where_there_are_some():
     plan = _plan(
         _bucket("a", options={"blocks": 8, "stages": ("ring", "recursive")}),
-        Bucket(tensors=("b",), nbytes=12, algorithm="native"),
+        Bucket(tensors=("b",), nbytes=12, push=Recipe("all_reduce", "native")),
         order=(1, 0, 3, 2),
     )
     written = json.loads(plan.to_json())
-    assert [bucket.get("options") for bucket in written["buckets"]] == [
+    assert [bucket["push"].get("options") for bucket in written["buckets"]] == [
         {"blocks": 8, "stages": ["ring", "recursive"]},
         None,
     ]
     assert Plan.from_json(plan.to_json()) == plan
-    one, native = (bucket.all_options(plan.order) for bucket in plan.buckets)
+    one, native = (bucket.push.in_order(plan.order).options for bucket in plan.buckets)
     assert one == {"blocks": 8, "stages": ("ring", "recursive"), "order": (1, 0, 3, 2)}
     assert native == {}
     own = _bucket("a", options={"order": (3, 2, 1, 0)})
-    assert own.all_options(plan.order) == {"order": (3, 2, 1, 0)}
-    assert own.all_options() == own.options
+    assert own.push.in_order(plan.order).options == {"order": (3, 2, 1, 0)}
+    assert own.push.in_order(()) == own.push
 
 
-def test_a_plan_written_before_there_were_options_still_loads():
+def test_what_has_a_default_may_be_left_out():
     fields = json.loads(_plan(_bucket("a")).to_json())
     del fields["order"]
-    fields["buckets"] = [{"tensors": ["a"], "nbytes": 16, "algorithm": "ring", "channel": 0}]
+    push = {"collective": "all_reduce", "algorithm": "ring"}
+    fields["buckets"] = [{"tensors": ["a"], "nbytes": 16, "push": push}]
     plan = Plan.from_json(json.dumps(fields))
     assert plan == _plan(_bucket("a"))
-    assert plan.buckets[0].all_options(plan.order) == {}
+    assert plan.buckets[0].push.in_order(plan.order).options == {}
 
 
 def test_the_distance_to_the_bound():
@@ -78,14 +97,30 @@ def test_the_distance_to_the_bound():
         (lambda: _plan(_bucket("a"), _bucket("b", "a")), "buckets is 'a'.*disjoint"),
         (lambda: _plan(_bucket("a"), world_size=0), "world_size is 0"),
         (lambda: _plan(_bucket("a"), channels=0), "channels is 0"),
-        (lambda: _plan(_bucket("a", channel=1)), r"channel of bucket 0 is 1.*in 0\.\.0"),
+        (
+            lambda: _plan(_bucket("a", channel=1)),
+            r"channel of the push of bucket 0 is 1.*in 0\.\.0",
+        ),
+        (lambda: _plan(_bucket("a", channel=-1)), "channel of the push of bucket 0 is -1"),
+        (lambda: _plan(_bucket("a", root=1)), "root of the push of bucket 0 is 1.*a root"),
+        (lambda: _rooted(4, 4), r"root of the push of bucket 0 is 4.*in 0\.\.3"),
+        (lambda: _rooted(1, 2), r"roots of bucket 0 is \[1, 2\].*who updates"),
+        (lambda: _plan(_bucket("a"), exchange="sharded"), "which the sharded exchange runs"),
+        (lambda: _plan(_bucket("a", pull=Recipe("broadcast"))), "which the allreduce exchange"),
+        (lambda: _plan(_bucket("a"), weight_sync_period=-1), "weight_sync_period is -1"),
+        (lambda: _rooted(1, 1, weight_sync_period=5), "weight_sync_period is 5.*rooted exchange"),
         (lambda: _plan(_bucket("a"), pull_period=2), "pull_period is 2"),
         (lambda: _plan(_bucket("a"), order=(0, 1)), r"order is \(0, 1\).*ranks 0\.\.3"),
         (
-            lambda: Bucket(tensors=("a",), nbytes=1, algorithm="native", options={"blocks": 2}),
-            "options of a bucket is .*none for 'native'",
+            lambda: _plan(
+                Bucket(tensors=("a",), nbytes=16, push=Recipe("all_reduce", options={"blocks": 2}))
+            ),
+            "options of the push of bucket 0 is .*none for 'native'",
         ),
-        (lambda: Bucket(tensors=("a",), nbytes=-1, algorithm="ring"), "nbytes of a bucket is -1"),
+        (
+            lambda: Bucket(tensors=("a",), nbytes=-1, push=Recipe("all_reduce", "ring")),
+            "nbytes of a bucket is -1",
+        ),
         (
             lambda: Prediction(
                 iteration_s=-1.0, compute_s=0, communication_s=0, exposed_s=0, bound_s=0
@@ -97,6 +132,18 @@ def test_the_distance_to_the_bound():
 def test_nonsense_is_refused(build, complaint):
     with pytest.raises(InvalidValueError, match=complaint):
         build()
+
+
+def test_buckets_tell_their_exchange():
+    shards = _bucket("a", collective="reduce_scatter", pull=Recipe("all_gather"))
+    assert exchange_of([_bucket("a"), _bucket("b")]) == "allreduce"
+    assert exchange_of([shards]) == "sharded"
+    assert exchange_of([_bucket("a", collective="reduce", pull=Recipe("broadcast"))]) == "rooted"
+    with pytest.raises(
+        InvalidValueError,
+        match=r"all_reduce, reduce_scatter and all_gather'.*rooted \(reduce and broadcast\)",
+    ):
+        exchange_of([_bucket("b"), shards])
 
 
 def test_an_unknown_exchange_is_refused():

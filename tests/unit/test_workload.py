@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,6 +52,25 @@ def test_sums():
     assert workload.nbytes == 16 + 6
     assert workload.compute_s == 12.5
     assert workload.ready_s == (3.0, 5.0)
+
+
+@given(strategies.workloads())
+def test_weights_are_needed_while_forward_runs_the_first_layer_at_once(workload):
+    needed_s = workload.needed_s
+    assert len(needed_s) == len(workload.tensors)
+    assert all(0 <= at_s <= workload.forward_s for at_s in needed_s)
+    first = (workload.forward_order or (len(needed_s) - 1,))[0]
+    assert needed_s[first] == 0
+
+
+def test_a_forward_order_has_every_tensor_once():
+    tensors = (_tensor("a"), _tensor("b"), _tensor("c"))
+    workload = msgspec.structs.replace(_workload(*tensors), forward_order=(1, 0, 2))
+    assert Workload.from_json(workload.to_json()).forward_order == (1, 0, 2)
+    assert workload.scaled(2).forward_order == (1, 0, 2)
+    for wrong in ((0, 1), (0, 1, 1), (0, 1, 3)):
+        with pytest.raises(InvalidValueError, match=r"forward_order is .*permutation of 0\.\.2"):
+            msgspec.structs.replace(workload, forward_order=wrong)
 
 
 def test_scaling_multiplies_every_time_and_nothing_else():

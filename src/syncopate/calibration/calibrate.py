@@ -8,13 +8,11 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.curves import (
     DEFAULT_SIZES,
     Curves,
@@ -23,16 +21,17 @@ from syncopate.calibration.curves import (
     sizes_up_to,
     suiting,
 )
-from syncopate.calibration.discovery import discover
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.network import measure_network
-from syncopate.calibration.progress import Progress, part, say
-from syncopate.calibration.topology import Topology
+from syncopate.calibration.racks.discovery import discover
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.progress import Progress, part, say
+from syncopate.recipe import ORDER
 from syncopate.schedules import registry
-from syncopate.schedules.options import ORDER
+from syncopate.topology import Topology
 from syncopate.units import KIB, MIB, format_bytes
 
 DISCOVERY_SHARE = 0.15
@@ -119,8 +118,8 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         budget_s=effort.budget_s * NETWORK_SHARE,
         progress=part(progress, DISCOVERY_SHARE, before_curves),
     ).cluster
-    if communicator.watch is not None:
-        communicator.watch.expect(bare)
+    if communicator.detector is not None:
+        communicator.detector.expect(bare)
     curves: list[Curves] = []
     for index, collective in enumerate(effort.algorithms):
         share = (before_load - before_curves) / len(effort.algorithms)
@@ -260,14 +259,3 @@ def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]
                 f"{name}: {why}" for name, why in found.left_out.items()
             )
     return facts
-
-
-def cpu_name() -> str:
-    """Return the processor's model as the system names it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

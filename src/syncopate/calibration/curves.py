@@ -2,9 +2,9 @@
 
 [Note: what runs] Each algorithm runs with the options that suit the cluster and the size, as the
 prices on the links just measured choose them
-(:func:`syncopate.costs.model.best_variant`): how many blocks a pipeline has, which ranks are
-neighbours. A curve records them, so that a plan, or ``algorithm="auto"``, runs what was measured.
-Rooted collectives have rank 0 as their root.
+(:func:`syncopate.costs.model.collective.best_variant`): how many blocks a pipeline has, which ranks
+are neighbours. A curve records them, so that a plan, or ``algorithm="auto"``, runs what was
+measured. Rooted collectives have rank 0 as their root.
 
 [Note: what one sample is] A barrier, then one collective on an idle channel, submitted as an engine
 submits it (``async_op``). Ranks leave a barrier at different moments, and a collective cannot begin
@@ -39,18 +39,18 @@ from typing import Any
 
 import torch
 
-from syncopate.calibration.pattern import Pattern
-from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.quantiles import lower_quartile
-from syncopate.calibration.wire import device_of, synchronize
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
-from syncopate.costs.fits import fit_linear
-from syncopate.costs.model import best_variant, schedule_cost
+from syncopate.collectives.machine import device_of, synchronize
+from syncopate.collectives.pattern import Pattern
+from syncopate.costs.model.collective import best_variant, schedule_cost
+from syncopate.costs.model.fits import fit_linear
 from syncopate.errors import CalibrationError
+from syncopate.progress import Progress, say
+from syncopate.recipe import ORDER
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.options import ORDER
 from syncopate.schedules.registry import ALGORITHMS, NATIVE
 from syncopate.units import KIB, MIB, format_bytes
 

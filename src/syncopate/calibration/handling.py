@@ -6,9 +6,9 @@ along a ring adds as well. A chain broadcast in one block is a message at a time
 a stream. Recursive doubling and halving go on from rank to rank with everything that all ranks
 have, a tree with what one has.
 
-What they took is held against what :mod:`syncopate.costs.execution` expects; the fit is a least
-squares of the ratio's logarithm. Buffers that the executor copies and those in which it works in
-place have figures of their own.
+What they took is held against what :mod:`syncopate.costs.model.execution` expects; the fit is a
+least squares of the ratio's logarithm. Buffers that the executor copies and those in which it works
+in place have figures of their own.
 
 Everything else that is priced on a calibrated cluster, all other algorithms, options and sizes, is
 a prediction.
@@ -26,14 +26,14 @@ import numpy as np
 import scipy
 import torch
 
-from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.starts import Starts
-from syncopate.calibration.wire import device_of
 from syncopate.cluster import Cluster, Handling
 from syncopate.collectives.communicator import Communicator
-from syncopate.collectives.executor import STAGED_BYTES
-from syncopate.costs.execution import execution_times
-from syncopate.costs.messages import FloatArray
+from syncopate.collectives.machine import device_of
+from syncopate.collectives.mesh.executor import STAGED_BYTES
+from syncopate.costs.model.execution import execution_times
+from syncopate.costs.model.messages import FloatArray
+from syncopate.progress import Progress, say
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.conditions import conditions

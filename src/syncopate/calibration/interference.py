@@ -24,11 +24,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from syncopate.calibration.progress import Progress, say
-from syncopate.calibration.wire import device_of
 from syncopate.cluster import Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
+from syncopate.collectives.machine import device_of
+from syncopate.progress import Progress, say
 from syncopate.schedules.options import Option
 
 _STATE_S = (0.02, 0.08)

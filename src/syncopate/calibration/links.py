@@ -20,12 +20,12 @@ from collections.abc import Sequence
 import torch
 from msgspec import structs
 
-from syncopate.calibration.progress import Progress, say
 from syncopate.calibration.quantiles import lowest_decile
-from syncopate.calibration.topology import Topology
-from syncopate.calibration.wire import Wire
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.wire import Wire
+from syncopate.progress import Progress, say
+from syncopate.topology import Topology
 from syncopate.units import KIB, MIB
 
 PROBE_SIZES = (4, 1 * KIB, 16 * KIB, 128 * KIB, 1 * MIB, 4 * MIB)

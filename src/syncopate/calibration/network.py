@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from syncopate.calibration.clocks import hosts_of
-from syncopate.calibration.discovery import discover
 from syncopate.calibration.handling import Sample, handling_of, measure_samples
 from syncopate.calibration.links import burst_byte_time, measure_links
-from syncopate.calibration.progress import Progress, part
+from syncopate.calibration.racks.discovery import discover
 from syncopate.calibration.reduction import measure_reduction
-from syncopate.calibration.topology import Topology
 from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.machine import hosts_of
+from syncopate.progress import Progress, part
+from syncopate.topology import Topology
 
 _LINKS_SHARE = 0.4
 _DISCOVERY_SHARE = 0.375

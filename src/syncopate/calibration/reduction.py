@@ -11,8 +11,8 @@ import time
 
 import torch
 
-from syncopate.calibration.wire import device_of, synchronize
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.machine import device_of, synchronize
 from syncopate.units import MIB
 
 _SIZE_BYTES = 4 * MIB

@@ -13,9 +13,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from syncopate.calibration.clocks import clock_offsets
-from syncopate.calibration.wire import device_of, synchronize
 from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.machine import device_of, synchronize
+from syncopate.tracing.offsets import clock_offsets
 
 _AHEAD_S = 4e-3
 

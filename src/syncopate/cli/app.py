@@ -16,6 +16,7 @@ from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
+from syncopate.cli.simulate import simulate
 
 app = typer.Typer(
     name="syncopate",
@@ -31,6 +32,7 @@ app.command()(demo)
 app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
+app.command()(simulate)
 app.command()(bench)
 app.command()(choose)
 app.command()(convert)

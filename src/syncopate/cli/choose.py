@@ -35,7 +35,7 @@ def choose(
 
       syncopate choose --network 10gbe --nodes 64
     """
-    from syncopate.costs.tabulate import decision_table
+    from syncopate.costs.decide.tabulate import decision_table
 
     table = decision_table(cluster, items(collective))
     if json:

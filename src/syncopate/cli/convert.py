@@ -68,7 +68,7 @@ def convert(
 
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:
-    from syncopate.costs.tabulate import decision_table
+    from syncopate.costs.decide.tabulate import decision_table
     from syncopate.reports.nccl_tuner import nccl_tuner
     from syncopate.reports.open_mpi import open_mpi
 

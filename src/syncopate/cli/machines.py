@@ -27,6 +27,22 @@ def machines(
     return load_cluster("CLUSTER", cluster, network, nodes)
 
 
+def machines_option(
+    *,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="Cluster file, from `syncopate calibrate`."),
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of hosts on --network.")] = None,
+) -> Cluster:
+    """Return the cluster that the options name, its file one of them."""
+    return load_cluster("--cluster", cluster, network, nodes)
+
+
 def load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
     """Return the cluster of a file, or of a typical network.
 

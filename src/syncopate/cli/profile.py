@@ -76,7 +76,7 @@ def profile(
 def _profile(
     builder: str, warmup: int, iterations: int, device: str | None, progress: ProgressFunction
 ) -> Workload:
-    from syncopate.calibration.builder import load_task
+    from syncopate.profiling.builder import load_task
 
     task = load_task(builder)
     with ranks.joined() if ranks.started() else nullcontext():

@@ -8,14 +8,12 @@ such a mistake, by ``SYNCOPATE_CHECK=1``.
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
-import torch.distributed as dist
-
-from syncopate.collectives.failure import Call
-from syncopate.collectives.rescue import finish
+from syncopate.collectives.health.blame import Call
+from syncopate.collectives.objects import Objects
 from syncopate.errors import CollectiveError
 
 VARIABLE = "SYNCOPATE_CHECK"
@@ -30,33 +28,32 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "0") not in {"", "0"}
 
 
-def checked(
-    call: Call,
-    work: Callable[[], _Result],
-    group: dist.ProcessGroup,
-    device: torch.device,
-) -> Callable[[], _Result]:
+def checked(call: Call, work: Callable[[], _Result], objects: Objects) -> Callable[[], _Result]:
     """Return ``work``, preceded by :func:`require_agreement`."""
 
     def run() -> _Result:
-        require_agreement(call, group, device)
+        require_agreement(call, objects)
         return work()
 
     return run
 
 
-def require_agreement(call: Call, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Return when every rank of ``group`` is about to do ``call``.
+def require_agreement(call: Call, objects: Objects) -> None:
+    """Return when every rank of the channel is about to do ``call``.
 
     Raises:
         CollectiveError: they are about to do different things; raised on every rank alike.
     """
-    world_size = dist.get_world_size(group)
-    text = call.title.encode()[:_ROW_BYTES].ljust(_ROW_BYTES)
-    mine = torch.frombuffer(bytearray(text), dtype=torch.uint8).to(device)
-    rows = [torch.empty_like(mine) for _ in range(world_size)]
-    finish(dist.all_gather, rows, mine, group=group)
-    titles = [bytes(row.tolist()).decode(errors="replace").rstrip() for row in rows]
+    rows = objects.all_gather_rows(_row(call.title.encode()))
+    titles = [row.decode(errors="replace").rstrip() for row in rows]
     if len(set(titles)) > 1:
         listed = "; ".join(f"rank {rank}: {title}" for rank, title in enumerate(titles))
         raise CollectiveError(call.title, f"the ranks disagree about what comes next: {listed}")
+
+
+def _row(title: bytes) -> bytes:
+    """Return a title in as many bytes as all have; what is cut off a long one still counts."""
+    if len(title) > _ROW_BYTES:
+        mark = f"... (checksum {zlib.crc32(title):08x})".encode()
+        title = title[: _ROW_BYTES - len(mark)] + mark
+    return title.ljust(_ROW_BYTES)

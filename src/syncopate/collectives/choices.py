@@ -2,8 +2,9 @@
 
 [Note: one choice on all ranks] Ranks that run different algorithms wait for messages that never
 come. So when a communicator is given a cluster its ranks compare what they were given, and rank 0
-works out every decision (:mod:`syncopate.costs.decisions`) for all of them: not even a rounding on
-another processor can make them differ. From then on a choice is a look-up, without communication.
+works out every decision (:mod:`syncopate.costs.decide.decisions`) for all of them: not even a
+rounding on another processor can make them differ. From then on a choice is a look-up, without
+communication.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
-from syncopate.collectives.failure import name_ranks
-from syncopate.collectives.request import Request
-from syncopate.costs.decisions import Decision, decisions, find
+from syncopate.collectives.health.blame import name_ranks
+from syncopate.costs.decide.decisions import Decision, decisions, find
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, collectives
 
 if TYPE_CHECKING:
@@ -43,26 +45,26 @@ class Choices:
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
-        self._known: dict[tuple[str, int, int], Request] = {}
+        self._known: dict[tuple[str, int, int], Recipe] = {}
 
-    def resolve(self, request: Request, nbytes: int) -> Request:
-        """Return ``request``, which says ``"auto"``, with algorithm and options filled in.
+    def resolve(self, recipe: Recipe, nbytes: int) -> Recipe:
+        """Return ``recipe``, which says ``"auto"``, with algorithm and options filled in.
 
         Raises:
             UnknownNameError: it brings options of its own.
         """
-        if request.options:
-            scope = f"{request.collective} ({AUTO})"
-            raise UnknownNameError("option", next(iter(request.options)), ("none",), scope)
-        key = (request.collective, request.root, nbytes)
+        if recipe.options:
+            scope = f"{recipe.collective} ({AUTO})"
+            raise UnknownNameError("option", next(iter(recipe.options)), ("none",), scope)
+        key = (recipe.collective, recipe.root, nbytes)
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            table = self._tables[request.collective]
+            table = self._tables[recipe.collective]
             decision = table[find(table, nbytes)]
-            known = self._known[key] = request._replace(
-                algorithm=decision.algorithm, options=decision.options
+            known = self._known[key] = replace(
+                recipe, algorithm=decision.algorithm, options=dict(decision.options)
             )
         return known
 
@@ -98,8 +100,8 @@ def agree(communicator: Communicator, cluster: Cluster, device: torch.device) ->
     answer = communicator.broadcast_object(answer)
     if isinstance(answer, str):
         raise InvalidValueError("cluster", cluster.name, f"one to decide by: {answer}")
-    if communicator.watch is not None:
-        communicator.watch.expect(cluster)
+    if communicator.detector is not None:
+        communicator.detector.expect(cluster)
     return Choices(answer)
 
 

@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 
 from syncopate.cluster import Cluster
-from syncopate.collectives import agreement, choices, objects, transport
+from syncopate.collectives import agreement, choices, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
-from syncopate.collectives.failure import Call
-from syncopate.collectives.groups import new_groups
 from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.health.blame import Call
+from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages import Messages
-from syncopate.collectives.request import DTYPES, Request, require_tensor
+from syncopate.collectives.request import DTYPES, known_bounds, require_recipe, require_tensor
 from syncopate.collectives.runner import Runner, Work
-from syncopate.collectives.watch import Watch
 from syncopate.errors import CollectiveError, InvalidValueError
+from syncopate.recipe import AlgorithmOptions, Recipe
 from syncopate.schedules import registry
 from syncopate.schedules.options import Option
 
@@ -108,14 +108,13 @@ class Communicator:
         self._check = agreement.wanted() if check is None else check
         self._closed = False
         self._choices: Choices | None = None
-        groups = new_groups(group, channels, timeout_s)
-        self._runners = [Runner(own, self._rank, timeout_s) for own in groups]
-        self._watch = Watch(self._runners, self._rank, self._world_size) if groups else None
+        groups = transport.new_groups(group, channels, timeout_s)
+        self._runners, self._detector = _start(groups, timeout_s)
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter, and
         # the sockets with the communicator.
-        weakref.finalize(self, _end_threads, self._channels, self._watch)
-        dropped = (self._channels, self._watch, self._runners)
+        weakref.finalize(self, _end_threads, self._channels, self._detector)
+        dropped = (self._channels, self._detector, self._runners)
         weakref.finalize(self, _give_up, *dropped).atexit = False
         if cluster is not None:
             try:
@@ -135,15 +134,16 @@ class Communicator:
         return self._world_size
 
     @property
-    def watch(self) -> Watch | None:
+    def detector(self) -> FailureDetector | None:
         """What notices that ranks are lost; None for a rank alone, which cannot lose any."""
-        return self._watch
+        return self._detector
 
     def messages(self) -> Messages:
         """Return messages between two of these ranks, on channel 0; not for a rank alone."""
-        if self._watch is None:
+        self._require_open("messages")
+        if self._detector is None:
             raise InvalidValueError("messages", "of a rank alone", "between two ranks")
-        return Messages(self._runners[0], self._watch)
+        return Messages(self._runners[0], self._detector)
 
     @property
     def channels(self) -> int:
@@ -192,14 +192,14 @@ class Communicator:
                 or ``"auto"`` without a cluster.
             CollectiveError: it did not finish.
         """
-        return self._collective(
-            Request("all_reduce", algorithm, options=options), tensor, channel, async_op
-        )
+        recipe = Recipe("all_reduce", algorithm, 0, _told(options), channel)
+        return self.run(recipe, tensor, async_op=async_op)
 
     def reduce_scatter(
         self,
         tensor: torch.Tensor,
         *,
+        bounds: Sequence[int] | None = None,
         algorithm: str = registry.NATIVE,
         channel: int = 0,
         async_op: bool = False,
@@ -207,18 +207,26 @@ class Communicator:
     ) -> Handle:
         """Leave in each rank's shard of ``tensor`` the sum of that shard over the ranks.
 
-        The full buffer goes in; rank r's shard is
-        ``chunk_offsets(numel, world_size)[r : r + 2]`` of it, and the rest is undefined afterwards.
-        Arguments and errors as in :meth:`all_reduce`.
+        The full buffer goes in; rank r's shard is its elements ``bounds[r]:bounds[r + 1]``, and
+        the rest is undefined afterwards. The p + 1 offsets never decrease, from 0 to the number of
+        elements, and are the same on every rank; a shard may be empty. Left out, they are
+        ``chunk_offsets(numel, p)``, and shards equal but for one element. With other bounds
+        ``"native"``, and NCCL's stages of a hierarchy, move as much as if all shards were as long
+        as the longest. ``"auto"`` does not look at them.
+
+        Other arguments and errors as in :meth:`all_reduce`.
+
+        Raises:
+            InvalidValueError: other bounds.
         """
-        return self._collective(
-            Request("reduce_scatter", algorithm, options=options), tensor, channel, async_op
-        )
+        recipe = Recipe("reduce_scatter", algorithm, 0, _told(options), channel)
+        return self.run(recipe, tensor, bounds=bounds, async_op=async_op)
 
     def all_gather(
         self,
         tensor: torch.Tensor,
         *,
+        bounds: Sequence[int] | None = None,
         algorithm: str = registry.NATIVE,
         channel: int = 0,
         async_op: bool = False,
@@ -226,11 +234,10 @@ class Communicator:
     ) -> Handle:
         """Fill ``tensor`` with every rank's shard, given that each rank's own is in place.
 
-        Shards as in :meth:`reduce_scatter`; arguments and errors as in :meth:`all_reduce`.
+        Shards, arguments and errors as in :meth:`reduce_scatter`.
         """
-        return self._collective(
-            Request("all_gather", algorithm, options=options), tensor, channel, async_op
-        )
+        recipe = Recipe("all_gather", algorithm, 0, _told(options), channel)
+        return self.run(recipe, tensor, bounds=bounds, async_op=async_op)
 
     def broadcast(
         self,
@@ -250,8 +257,8 @@ class Communicator:
             InvalidValueError: no such rank.
         """
         self._require_rank("src", src)
-        request = Request("broadcast", algorithm, src, options)
-        return self._collective(request, tensor, channel, async_op)
+        recipe = Recipe("broadcast", algorithm, src, _told(options), channel)
+        return self.run(recipe, tensor, async_op=async_op)
 
     def reduce(
         self,
@@ -271,8 +278,54 @@ class Communicator:
             InvalidValueError: no such rank.
         """
         self._require_rank("dst", dst)
-        request = Request("reduce", algorithm, dst, options)
-        return self._collective(request, tensor, channel, async_op)
+        recipe = Recipe("reduce", algorithm, dst, _told(options), channel)
+        return self.run(recipe, tensor, async_op=async_op)
+
+    def run(
+        self,
+        recipe: Recipe,
+        tensor: torch.Tensor,
+        *,
+        bounds: Sequence[int] | None = None,
+        before: Callable[[], object] | None = None,
+        async_op: bool = False,
+    ) -> Handle:
+        """Run what ``recipe`` says on ``tensor``, in place.
+
+        What the collectives' own methods do; other arguments and errors as there.
+
+        Args:
+            recipe: what to run.
+            tensor: as for the collective's own method.
+            bounds: as for collectives with shards.
+            before: called on the thread that runs the collective, when its turn has come;
+                ``tensor`` may be filled until it returns.
+            async_op: return at once.
+        """
+        channel = recipe.channel
+        require_tensor(recipe.collective, tensor)
+        if bounds is not None:
+            bounds = known_bounds(recipe.collective, bounds, tensor.numel(), self._world_size)
+        if not 0 <= channel < len(self._channels):
+            raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
+        self._require_open(recipe.collective)
+        if recipe.algorithm == registry.AUTO:
+            if self._choices is None:
+                raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
+            recipe = self._choices.resolve(recipe, tensor.nbytes)
+        if not tensor.numel() or not self._runners:
+            require_recipe(recipe, self._world_size)
+            if before is not None:
+                before()
+            handle, now_s = Handle(), time.perf_counter()
+            handle._finish(now_s, now_s)
+            return handle
+        runner = self._runners[channel]
+        label, work, waits = runner.collective(recipe, tensor, bounds)
+        if before is not None:
+            work = _after(before, work)
+        place = _Place(channel, async_op, queued=not waits)
+        return self._submit(label, work, place, tensor)
 
     def barrier(self) -> None:
         """Return when every rank has come here; on channel 0.
@@ -280,8 +333,9 @@ class Communicator:
         Raises:
             CollectiveError: some rank did not come.
         """
+        self._require_open("barrier")
         if self._runners:
-            self._submit("barrier", self._runners[0].barrier)
+            self._submit("barrier", self._runners[0].objects.barrier)
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """Return rank ``src``'s object on every rank; it travels pickled, on channel 0.
@@ -291,14 +345,12 @@ class Communicator:
             CollectiveError: it did not finish.
         """
         self._require_rank("src", src)
+        self._require_open("broadcast_object")
         if not self._runners:
             return obj
         held: list[Any] = []
-        group, device = self._runners[0].group, self._runners[0].device
-        self._submit(
-            "broadcast_object",
-            lambda: held.append(objects.broadcast_object(obj, src, group, device)),
-        )
+        objects = self._runners[0].objects
+        self._submit("broadcast_object", lambda: held.append(objects.broadcast(obj, src)))
         return held[0]
 
     def all_gather_object(self, obj: Any) -> list[Any]:
@@ -307,14 +359,12 @@ class Communicator:
         Raises:
             CollectiveError: it did not finish.
         """
+        self._require_open("all_gather_object")
         if not self._runners:
             return [obj]
         gathered: list[Any] = []
-        group, device = self._runners[0].group, self._runners[0].device
-        self._submit(
-            "all_gather_object",
-            lambda: gathered.extend(objects.all_gather_object(obj, group, device)),
-        )
+        objects = self._runners[0].objects
+        self._submit("all_gather_object", lambda: gathered.extend(objects.all_gather(obj)))
         return gathered
 
     def close(self) -> None:
@@ -323,11 +373,11 @@ class Communicator:
             return
         self._closed = True
         for channel in self._channels:
-            if not channel.close(self.timeout_s) and self._watch is not None:
-                self._watch.interrupt()
+            if not channel.close(self.timeout_s) and self._detector is not None:
+                self._detector.interrupt()
                 channel.close(_STOP_S)
-        if self._watch is not None:
-            self._watch.close()
+        if self._detector is not None:
+            self._detector.close()
         for runner in self._runners:
             runner.close()
         self._runners.clear()
@@ -343,41 +393,19 @@ class Communicator:
     ) -> None:
         self.close()
 
-    def _collective(
-        self, request: Request, tensor: torch.Tensor, channel: int, async_op: bool
-    ) -> Handle:
-        require_tensor(request.collective, tensor)
-        if not 0 <= channel < len(self._channels):
-            raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
-        if self._closed:
-            raise CollectiveError(request.collective, _CLOSED)
-        if request.algorithm == registry.AUTO:
-            if self._choices is None:
-                raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
-            request = self._choices.resolve(request, tensor.nbytes)
-        if not tensor.numel() or not self._runners:
-            request.require(self._world_size)
-            handle, now_s = Handle(), time.perf_counter()
-            handle._finish(now_s, now_s)
-            return handle
-        runner = self._runners[channel]
-        label, work, waits = runner.collective(request, tensor)
-        place = _Place(channel, async_op, queued=not waits)
-        return self._submit(label, work, place, tensor)
-
     def _submit(
         self, label: str, work: Work, place: _Place = _HERE, tensor: torch.Tensor | None = None
     ) -> Handle:
         """Hand ``work`` to its channel, and wait for it unless it is to run in the background."""
-        if self._closed or self._watch is None:
+        if self._closed or self._detector is None:
             raise CollectiveError(label, _CLOSED)
-        handle, watch = Handle(), self._watch
+        handle, detector = Handle(), self._detector
         channel = self._channels[place.channel]
         numel, dtype = (0, "") if tensor is None else (tensor.numel(), DTYPES[tensor.dtype])
         call = Call(label, place.channel, channel.take_number(), numel, dtype)
         runner = self._runners[place.channel]
         if self._check:
-            work = agreement.checked(call, work, runner.group, runner.device)
+            work = agreement.checked(call, work, runner.objects)
         work = runner.here(work)
 
         def job() -> None:
@@ -385,7 +413,7 @@ class Communicator:
             completion: Completion | None = None
             started_s = time.perf_counter()
             try:
-                completion = watch.run(call, work)
+                completion = detector.run(call, work)
             except BaseException as caught:  # raised again where the handle is waited for
                 error = caught
             handle._finish(started_s, time.perf_counter(), error, completion)
@@ -396,24 +424,72 @@ class Communicator:
             handle.wait()
         return handle
 
+    def _require_open(self, label: str) -> None:
+        if self._closed:
+            raise CollectiveError(label, _CLOSED)
+
     def _require_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self._world_size:
             raise InvalidValueError(what, rank, f"a rank in 0..{self._world_size - 1}")
 
 
-def _end_threads(channels: list[Channel], watch: Watch | None) -> None:
-    if watch is not None:
-        watch.stop()
+def _after(before: Callable[[], object], work: Work) -> Work:
+    def both() -> Completion | None:
+        before()
+        return work()
+
+    return both
+
+
+def _told(options: Mapping[str, Option] | None) -> AlgorithmOptions:
+    return cast("AlgorithmOptions", dict(options or {}))
+
+
+def _start(
+    groups: Sequence[dist.ProcessGroup], timeout_s: float
+) -> tuple[list[Runner], FailureDetector | None]:
+    """Start what carries the collectives of ``groups``, and the failure detector.
+
+    Where that fails nothing of it stays behind, the groups included.
+
+    Raises:
+        CollectiveError: a rank was lost, or did not come.
+        InvalidValueError: the environment gives no usable time of silence.
+    """
+    runners: list[Runner] = []
+    try:
+        for group in groups:
+            runners.append(Runner(group, group.rank(), timeout_s))
+        if not runners:
+            return runners, None
+        return runners, FailureDetector(runners, groups[0].rank(), groups[0].size())
+    except BaseException as error:
+        for group in groups:
+            transport.hang_up(group, [peer for peer in range(group.size()) if peer != group.rank()])
+        for runner in runners:
+            runner.close()
+        for group in groups[len(runners) :]:
+            transport.destroy_group(group)
+        if isinstance(error, RuntimeError):
+            raise CollectiveError("creating the communicator", str(error)) from error
+        raise
+
+
+def _end_threads(channels: list[Channel], detector: FailureDetector | None) -> None:
+    if detector is not None:
+        detector.stop()
     for channel in channels:
         channel.close(0.0)
 
 
-def _give_up(channels: list[Channel], watch: Watch | None, runners: list[Runner]) -> None:
+def _give_up(
+    channels: list[Channel], detector: FailureDetector | None, runners: list[Runner]
+) -> None:
     """Free what a communicator has that nobody holds any more, without a goodbye to the peers.
 
     A rank that raised drops its communicator, too, and the others are to learn that it failed.
     """
-    _end_threads(channels, watch)
+    _end_threads(channels, detector)
     if all(channel.close(_STOP_S) for channel in channels):
         for runner in runners:
             runner.close()

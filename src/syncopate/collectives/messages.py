@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from syncopate.collectives.failure import PeerError
+from syncopate.collectives.health.blame import PeerError
+from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.runner import Runner
-from syncopate.collectives.watch import Watch
 
 
 class Exchange:
@@ -51,19 +51,19 @@ class Exchange:
 
 
 class Messages:
-    """Messages on a channel of a communicator, watched over as its collectives are.
+    """Messages on a channel of a communicator, supervised as its collectives are.
 
     They travel as those of collectives do. While two ranks exchange messages, no collective may
     run between them on that channel.
 
     Args:
         runner: the channel's.
-        watch: the communicator's.
+        detector: the communicator's.
     """
 
-    def __init__(self, runner: Runner, watch: Watch) -> None:
+    def __init__(self, runner: Runner, detector: FailureDetector) -> None:
         self._runner = runner
-        self._watch = watch
+        self._detector = detector
 
     def send(self, tensor: torch.Tensor, peer: int) -> None:
         """Send ``tensor`` to rank ``peer``; return when it may be changed again.
@@ -71,7 +71,7 @@ class Messages:
         Raises:
             CollectiveError: a rank was lost.
         """
-        with self._watch.beside(f"message to rank {peer}"):
+        with self._detector.beside(f"message to rank {peer}"):
             self._runner.send(tensor, peer)
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
@@ -80,15 +80,15 @@ class Messages:
         Raises:
             CollectiveError: a rank was lost.
         """
-        with self._watch.beside(f"message from rank {peer}"):
+        with self._detector.beside(f"message from rank {peer}"):
             self._runner.receive(tensor, peer)
 
     @contextmanager
     def exchange(self, peer: int) -> Iterator[Exchange]:
-        """Watch over a block of messages to and from rank ``peer`` at the same time.
+        """Supervise a block of messages to and from rank ``peer`` at the same time.
 
         Raises:
             CollectiveError: a rank was lost.
         """
-        with self._watch.beside(f"messages to and from rank {peer}"):
+        with self._detector.beside(f"messages to and from rank {peer}"):
             yield Exchange(self._runner, peer)

@@ -1,59 +1,123 @@
-"""Objects: Python objects from rank to rank, pickled, in collectives that can be given up.
+"""Objects: barriers, and Python objects from rank to rank, for which one need not know tensors.
 
-``torch.distributed`` has the same, but its waits cannot be ended: see [Note: what Gloo forgets] in
-:mod:`syncopate.collectives.rescue`.
+They go over the mesh, whose waits the failure detector can end. Where there is no mesh they are
+collectives of the backend's own (:mod:`syncopate.collectives.backend.native`).
 """
 
 from __future__ import annotations
 
 import pickle
+import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from syncopate.collectives.rescue import finish
+from syncopate.collectives.backend.native import Native
+from syncopate.schedules import registry
+from syncopate.schedules.base import Schedule
+
+Run = Callable[[Schedule, torch.Tensor], None]
+"""Runs a schedule in place on a CPU tensor."""
+
+_BARRIER, _BROADCAST, _ALL_GATHER = "recursive_doubling", "mst", "recursive"
+_BARRIER_BYTES = 5
+"""The all-reduce that a barrier is, of a size that nobody else uses."""
+
+_HEAD = struct.Struct("<Q5s")
+_MARK = b"objct"
+"""Goes along with the length of every object, so that other collectives are not taken for it."""
+
+_LEAST_BYTES = 64
 
 
-def broadcast_object(obj: Any, src: int, group: dist.ProcessGroup, device: torch.device) -> Any:
-    """Return rank ``src``'s object on every rank of ``group``.
+class Objects:
+    """What the ranks of a channel tell each other; one call at a time.
 
     Args:
-        obj: the object; of no consequence on other ranks.
-        src: a rank of ``group``.
-        group: the ranks.
+        native: the backend's own collectives on the channel's group.
         device: where the group's tensors live.
-
-    Raises:
-        RuntimeError: it failed, or the group was broken from another thread.
+        run: runs schedules over a mesh; None where there is none.
     """
-    here = dist.get_rank(group) == src
-    payload = _pickled(obj, device) if here else torch.empty(0, dtype=torch.uint8, device=device)
-    length = torch.tensor([payload.numel()], device=device)
-    finish(dist.broadcast, length, group_src=src, group=group)
-    if not here:
-        payload = payload.new_empty(int(length))
-    finish(dist.broadcast, payload, group_src=src, group=group)
-    return obj if here else _unpickled(payload)
+
+    def __init__(self, native: Native, device: torch.device, run: Run | None = None) -> None:
+        self._native = native
+        self._device = device
+        self._run = run
+
+    def barrier(self) -> None:
+        """Return when every rank has come here.
+
+        Raises:
+            RuntimeError: it failed; so do the other methods.
+        """
+        if self._run is None:
+            self._native.barrier(self._device)
+            return
+        # Nobody has everybody's sum before everybody came.
+        meeting = registry.build("all_reduce", _BARRIER, self._native.world_size)
+        self._run(meeting, torch.zeros(_BARRIER_BYTES, dtype=torch.uint8))
+
+    def broadcast(self, obj: Any, src: int) -> Any:
+        """Return rank ``src``'s object on every rank.
+
+        Args:
+            obj: the object; of no consequence on other ranks.
+            src: a rank of the group.
+        """
+        here = self._native.rank == src
+        payload = pickle.dumps(obj) if here else b""
+        head = self._broadcast(_HEAD.pack(len(payload), _MARK), _HEAD.size, src)
+        length = _length(head)
+        came = self._broadcast(payload, length, src)
+        return obj if here else pickle.loads(came)
+
+    def all_gather(self, obj: Any) -> list[Any]:
+        """Return the objects of all ranks, in rank order."""
+        payload = pickle.dumps(obj)
+        heads = self.all_gather_rows(_HEAD.pack(len(payload), _MARK))
+        lengths = [_length(head) for head in heads]
+        rows = self.all_gather_rows(payload, _width(max(lengths)))
+        return [pickle.loads(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+
+    def all_gather_rows(self, row: bytes, width: int | None = None) -> list[bytes]:
+        """Return the rows of all ranks, in rank order.
+
+        Args:
+            row: this rank's.
+            width: how long every row is; that of ``row`` where all are of a length.
+        """
+        width = len(row) if width is None else width
+        world_size, rank = self._native.world_size, self._native.rank
+        matrix = torch.zeros((world_size, width), dtype=torch.uint8)
+        matrix[rank, : len(row)] = torch.frombuffer(bytearray(row), dtype=torch.uint8)
+        if self._run is None:
+            matrix = matrix.to(self._device)
+            self._native.all_gather(matrix)
+        else:
+            self._run(registry.build("all_gather", _ALL_GATHER, world_size), matrix)
+        return [found.tobytes() for found in matrix.cpu().numpy()]
+
+    def _broadcast(self, row: bytes, length: int, src: int) -> bytes:
+        """Return rank ``src``'s row, which is ``length`` bytes long."""
+        whole = row.ljust(_width(length), b"\0")[: _width(length)]
+        tensor = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
+        if self._run is None:
+            tensor = tensor.to(self._device)
+            self._native.broadcast(tensor, src)
+        else:
+            schedule = registry.build("broadcast", _BROADCAST, self._native.world_size, root=src)
+            self._run(schedule, tensor)
+        return tensor.cpu().numpy().tobytes()[:length]
 
 
-def all_gather_object(obj: Any, group: dist.ProcessGroup, device: torch.device) -> list[Any]:
-    """Return the objects of all ranks of ``group``, in rank order; otherwise as above."""
-    world_size = dist.get_world_size(group)
-    payload = _pickled(obj, device)
-    length = torch.tensor([payload.numel()], device=device)
-    lengths = [torch.empty_like(length) for _ in range(world_size)]
-    finish(dist.all_gather, lengths, length, group=group)
-    padded = payload.new_zeros(int(max(lengths)))
-    padded[: payload.numel()] = payload
-    rows = [torch.empty_like(padded) for _ in range(world_size)]
-    finish(dist.all_gather, rows, padded, group=group)
-    return [_unpickled(row[: int(count)]) for row, count in zip(rows, lengths, strict=True)]
+def _width(nbytes: int) -> int:
+    """Return the length of the buffer for so many bytes: of few sizes, as each has its program."""
+    return max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
 
 
-def _pickled(obj: Any, device: torch.device) -> torch.Tensor:
-    return torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).to(device)
-
-
-def _unpickled(payload: torch.Tensor) -> Any:
-    return pickle.loads(payload.cpu().numpy().tobytes())
+def _length(head: bytes) -> int:
+    length, mark = _HEAD.unpack(head)
+    if mark != _MARK:
+        raise RuntimeError("the ranks run different collectives: an object was expected")
+    return int(length)

@@ -1,108 +1,78 @@
-"""Request: which collective by which algorithm, with which root and options; on which tensors."""
+"""Request: what a caller asks of a communicator, checked: schedule, tensor, bounds of shards."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import torch
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.schedules import registry
-from syncopate.schedules.base import Schedule
-from syncopate.schedules.conditions import conditions
-from syncopate.schedules.options import ORDER
+from syncopate.schedules.base import Schedule, checked_bounds
+from syncopate.schedules.conditions import CONDITIONS, conditions
 from syncopate.units import DTYPE_BYTES
 
 DTYPES = {getattr(torch, name): name for name in DTYPE_BYTES}
 """The element types that collectives carry, and their names."""
 
-_SHOWN = 40
-"""Characters of an option in a label; the order of many ranks is shown by its checksum."""
 
+def schedule_of(recipe: Recipe, world_size: int) -> Schedule | None:
+    """Return the schedule to run, or None for the backend's own algorithm.
 
-class Request(NamedTuple):
-    """What the caller of a collective asked for, before anything is checked.
-
-    Attributes:
-        collective: such as ``"broadcast"``.
-        algorithm: a registered one, or ``"native"``; ``"auto"`` before it is decided.
-        root: the root of a rooted collective; 0 for the others.
-        options: the algorithm's options; None or empty for its defaults.
+    Raises:
+        UnknownNameError: no such algorithm, or an option that it does not take.
+        InvalidValueError: no such root or value of an option.
     """
+    _require_known(recipe)
+    scope = f"{recipe.collective} ({recipe.algorithm})"
+    if recipe.algorithm == NATIVE:
+        if recipe.options:
+            raise UnknownNameError("option", next(iter(recipe.options)), ("none",), scope)
+        return None
+    row = registry.ALGORITHMS[recipe.collective, recipe.algorithm]
+    for name in recipe.options:
+        # Before the call: an option called "root" would otherwise be taken for the argument.
+        if name not in (*row.options, ORDER):
+            raise UnknownNameError("option", name, (*row.options, ORDER), scope)
+    return registry.build(
+        recipe.collective, recipe.algorithm, world_size, root=recipe.root, **recipe.options
+    )
 
-    collective: str
-    algorithm: str = registry.NATIVE
-    root: int = 0
-    options: Mapping[str, Any] | None = None
 
-    @property
-    def label(self) -> str:
-        """The request for people, and for comparing the ranks: ``"reduce (lp, root 2)"``."""
-        parts = [self.algorithm]
-        if conditions(self.collective).rooted:
-            parts.append(f"root {self.root}")
-        for name, value in sorted((self.options or {}).items()):
-            text = str(value)
-            if len(text) > _SHOWN:
-                text = f"{text[:16]}... (checksum {zlib.crc32(text.encode()):08x})"
-            parts.append(f"{name}={text}")
-        return f"{self.collective} ({', '.join(parts)})"
+def require_recipe(recipe: Recipe, world_size: int) -> None:
+    """Refuse what :func:`schedule_of` would refuse, for a collective that moves nothing.
 
-    @property
-    def key(self) -> Hashable:
-        """What tells requests apart; lists are as good as tuples."""
-        if not self.options:
-            return self[:3]
-        return (
-            *self[:3],
-            *sorted(
-                (name, tuple(value) if isinstance(value, list) else value)
-                for name, value in self.options.items()
-            ),
-        )
+    Raises:
+        UnknownNameError: no such algorithm, or an option that it does not take.
+        InvalidValueError: no such value of an option.
+    """
+    if recipe.options:
+        schedule_of(recipe, world_size)
+    else:
+        _require_known(recipe)
 
-    def schedule(self, world_size: int) -> Schedule | None:
-        """Return the schedule to run, or None for the backend's own algorithm.
 
-        Raises:
-            UnknownNameError: no such algorithm, or an option that it does not take.
-            InvalidValueError: no such root or value of an option.
-        """
-        options = self.options or {}
-        self._require_known()
-        if self.algorithm == registry.NATIVE:
-            if options:
-                scope = f"{self.collective} (native)"
-                raise UnknownNameError("option", next(iter(options)), ("none",), scope)
-            return None
-        row = registry.ALGORITHMS[self.collective, self.algorithm]
-        for name in options:
-            # Before the call: an option called "root" would otherwise be taken for the argument.
-            if name not in (*row.options, ORDER):
-                scope = f"{self.collective} ({self.algorithm})"
-                raise UnknownNameError("option", name, (*row.options, ORDER), scope)
-        return registry.build(
-            self.collective, self.algorithm, world_size, root=self.root, **options
-        )
+def _require_known(recipe: Recipe) -> None:
+    known = (NATIVE, *registry.algorithms(recipe.collective), registry.AUTO)
+    if recipe.algorithm not in known[:-1]:
+        raise UnknownNameError("algorithm", recipe.algorithm, known, recipe.collective)
 
-    def require(self, world_size: int) -> None:
-        """Refuse what :meth:`schedule` would refuse, for a collective that moves nothing.
 
-        Raises:
-            UnknownNameError: no such algorithm, or an option that it does not take.
-            InvalidValueError: no such value of an option.
-        """
-        if self.options:
-            self.schedule(world_size)
-        else:
-            self._require_known()
+def known_bounds(
+    collective: str, bounds: Sequence[int], numel: int, world_size: int
+) -> tuple[int, ...] | None:
+    """Return bounds of shards as a tuple; None where they are those of equal shards.
 
-    def _require_known(self) -> None:
-        known = (registry.NATIVE, *registry.algorithms(self.collective), registry.AUTO)
-        if self.algorithm not in known[:-1]:
-            raise UnknownNameError("algorithm", self.algorithm, known, self.collective)
+    Raises:
+        UnknownNameError: no such collective.
+        InvalidValueError: they do not fit the buffer, or the collective has no shards.
+    """
+    if not conditions(collective).sharded:
+        sharded = ", ".join(name for name, found in CONDITIONS.items() if found.sharded)
+        rule = f"None: only collectives with shards have bounds ({sharded})"
+        raise InvalidValueError(f"bounds of {collective}", bounds, rule)
+    return checked_bounds(bounds, numel, world_size)
 
 
 def require_tensor(collective: str, tensor: torch.Tensor) -> None:

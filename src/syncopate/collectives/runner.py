@@ -15,17 +15,19 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncopate.collectives import native, transport
-from syncopate.collectives.device import PinnedStage, StreamQueue, mark, on_this_device
-from syncopate.collectives.executor import Executor
+from syncopate.collectives import transport
+from syncopate.collectives.backend import calls, native
 from syncopate.collectives.handle import Completion
-from syncopate.collectives.request import Request
-from syncopate.collectives.rescue import finish
-from syncopate.collectives.rounds import Rounds
-from syncopate.collectives.sockets import Sending
-from syncopate.collectives.stages import Staged, Stages
+from syncopate.collectives.mesh.executor import Executor
+from syncopate.collectives.mesh.sockets import Sending
+from syncopate.collectives.nccl.batches import Rounds
+from syncopate.collectives.nccl.stages import Staged, Stages
+from syncopate.collectives.nccl.streams import PinnedStage, StreamQueue, mark, on_this_device
+from syncopate.collectives.objects import Objects
+from syncopate.collectives.request import schedule_of
+from syncopate.collectives.shards import Bounds, labelled
 from syncopate.errors import InvalidValueError
-from syncopate.schedules import registry
+from syncopate.recipe import Recipe
 
 Body = Callable[[torch.Tensor], None]
 """Carries out a collective on the tensor given."""
@@ -37,12 +39,8 @@ STAGED_BACKENDS = frozenset({"nccl"})
 """Backends whose own collectives make the stages of hierarchical algorithms. Not Gloo's: it reduces
 and scatters in three times the bytes, and the executor overlaps what its collectives cannot."""
 
-_MEETING = "recursive_doubling"
-_MEETING_BYTES = 5
-"""The all-reduce that a barrier is, of a size that nobody else uses."""
-
 _KEPT = 1024
-"""Requests remembered, which training asks again and again."""
+"""Recipes remembered, which training asks again and again."""
 
 
 class Prepared(NamedTuple):
@@ -70,15 +68,19 @@ class Runner:
 
     def __init__(self, group: dist.ProcessGroup, rank: int, timeout_s: float = 300.0) -> None:
         self.group = group
-        self._world_size = dist.get_world_size(group)
+        self._world_size = group.size()
         self._backends = transport.backends(group)
-        self._executor = Executor(group, rank, timeout_s)
+        self._native = native.Native(group)
         self._rounds = Rounds(group, rank)
         self._stages = Stages(group, rank, timeout_s)
-        self._known: dict[tuple[Hashable, str], tuple[str, Body]] = {}
+        self._known: dict[tuple[Hashable, str, Bounds | None], tuple[str, Body]] = {}
         self._pinned = PinnedStage()
         self._queue = StreamQueue()
         self._introduced: set[torch.device] = set()
+        # Last, because its connections would stay open if anything failed here after it.
+        self._executor = Executor(group, rank, timeout_s)
+        run = self._executor.run if self._executor.meshed else None
+        self.objects = Objects(self._native, self.device, run)
 
     @property
     def device(self) -> torch.device:
@@ -87,15 +89,22 @@ class Runner:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
-    def collective(self, request: Request, tensor: torch.Tensor) -> Prepared:
+    def collective(
+        self, recipe: Recipe, tensor: torch.Tensor, bounds: Bounds | None = None
+    ) -> Prepared:
         """Return a collective, prepared on the caller's thread and stream.
+
+        Args:
+            recipe: what is to happen.
+            tensor: on what.
+            bounds: where the shards of a collective that has some begin; None for equal ones.
 
         Raises:
             UnknownNameError: no such algorithm or option.
             InvalidValueError: no such value of an option, or no backend for the tensor's device.
         """
         backend = self._backend(tensor)
-        label, body = self._named(request, backend)
+        label, body = self._named(recipe, backend, bounds)
         if not tensor.is_cuda:
             return Prepared(label, lambda: body(tensor), True)
         if backend == "gloo":
@@ -116,36 +125,42 @@ class Runner:
         return Prepared(label, lambda: self._queue.queue(tensor, ready, run), waits)
 
     def _introduce(self, device: torch.device) -> None:
-        dist.all_reduce(torch.zeros(1, device=device), group=self.group)
+        self._native.all_reduce(torch.zeros(1, device=device))
 
-    def _named(self, request: Request, backend: str) -> tuple[str, Body]:
-        """Return label and body of a request, kept for the next time."""
-        key = (request.key, backend)
+    def _named(self, recipe: Recipe, backend: str, bounds: Bounds | None) -> tuple[str, Body]:
+        """Return label and body of a recipe, kept for the next time."""
+        key = (recipe.key, backend, bounds)
         try:
             known = self._known.get(key)
         except TypeError:  # a value that is no key is no value of an option either
-            return request.label, self._body(request, backend)
+            return labelled(recipe.label, bounds), self._body(recipe, backend, bounds)
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            known = self._known[key] = (request.label, self._body(request, backend))
+            label = labelled(recipe.label, bounds)
+            known = self._known[key] = (label, self._body(recipe, backend, bounds))
         return known
 
-    def _body(self, request: Request, backend: str) -> Body:
+    def _body(self, recipe: Recipe, backend: str, bounds: Bounds | None) -> Body:
         if backend in STAGED_BACKENDS:
-            staged = self._stages.staged(request.collective, request.algorithm, request.options)
+            staged = self._stages.staged(recipe.collective, recipe.algorithm, recipe.options)
             if staged is not None:
-                return staged
-        schedule = request.schedule(self._world_size)
-        if schedule is None and request.collective in native.ROOTED:
-            rooted = native.ROOTED[request.collective]
-            return lambda target: rooted(target, request.root, self.group)
+                return staged.cut(bounds)
+        schedule = schedule_of(recipe, self._world_size)
+        if schedule is None and recipe.collective in native.ROOTED:
+            rooted = native.ROOTED[recipe.collective]
+            return lambda target: rooted(self._native, target, recipe.root)
+        if schedule is None and recipe.collective in native.SHARDED:
+            sharded = native.SHARDED[recipe.collective]
+            return lambda target: sharded(self._native, target, bounds)
         if schedule is None:
-            run = native.NATIVE[request.collective]
-            return lambda target: run(target, self.group)
+            run = native.WITHOUT_ROOT[recipe.collective]
+            return lambda target: run(self._native, target)
         if backend == "gloo":
-            return lambda target: self._executor.run(schedule, target)
-        return lambda target: self._rounds.run(schedule, target)
+            return lambda target: self._patiently(
+                lambda: self._executor.run(schedule, target, bounds)
+            )
+        return lambda target: self._rounds.run(schedule, target, bounds)
 
     def here(self, work: Work) -> Work:
         """Return ``work`` to be run on any thread, as if it ran on this one.
@@ -163,7 +178,8 @@ class Runner:
         return self._executor.sent()
 
     def interrupt(self) -> None:
-        """Make what is under way in subgroups and in the mesh fail now instead of hang."""
+        """Make what is under way fail now instead of hang, once the group's connections closed."""
+        self._native.interrupt()
         self._stages.interrupt()
         self._executor.interrupt()
 
@@ -180,9 +196,9 @@ class Runner:
             PeerError: the message failed.
         """
         if tensor.is_cuda:
-            dist.send(tensor, group=self.group, group_dst=peer)
+            self._message(tensor, peer, sends=True)
         else:
-            self._executor.send(tensor, peer)
+            self._patiently(lambda: self._executor.send(tensor, peer))
 
     def receive(self, tensor: torch.Tensor, peer: int) -> None:
         """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
@@ -191,9 +207,9 @@ class Runner:
             PeerError: the message failed.
         """
         if tensor.is_cuda:
-            dist.recv(tensor, group=self.group, group_src=peer)
+            self._message(tensor, peer, sends=False)
         else:
-            self._executor.receive(tensor, peer)
+            self._patiently(lambda: self._executor.receive(tensor, peer))
 
     def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
         """Start to send to and to receive from ``peer`` at the same time, outside any collective.
@@ -205,21 +221,25 @@ class Runner:
             PeerError: a connection is lost.
         """
         if not outgoing.is_cuda:
-            return self._executor.exchange(outgoing, incoming, peer)
-        send = dist.P2POp(dist.isend, outgoing, group=self.group, group_peer=peer)
-        receive = dist.P2POp(dist.irecv, incoming, group=self.group, group_peer=peer)
-        return dist.batch_isend_irecv([send, receive])
+            started = self._executor.exchange(outgoing, incoming, peer)
+            meshed = self._executor.meshed
+            return started if meshed else [self._native.waits.of(each) for each in started]
+        messages = [
+            calls.Message(outgoing, peer, sends=True),
+            calls.Message(incoming, peer, sends=False),
+        ]
+        return calls.batch(self.group, messages)
 
-    def barrier(self) -> None:
-        """Return when every rank has come here."""
+    def _patiently(self, action: Callable[[], None]) -> None:
+        """Carry out what waits for messages of the executor, in a way that can be interrupted."""
         if self._executor.meshed:
-            # Nobody has everybody's sum before everybody came.
-            meeting = registry.build("all_reduce", _MEETING, self._world_size)
-            self._executor.run(meeting, torch.zeros(_MEETING_BYTES, dtype=torch.uint8))
-        elif self.device.type == "cuda":
-            dist.barrier(self.group, device_ids=[self.device.index])
+            action()
         else:
-            finish(dist.barrier, group=self.group)
+            self._native.waits.run(action)
+
+    def _message(self, tensor: torch.Tensor, peer: int, *, sends: bool) -> None:
+        for work in calls.batch(self.group, [calls.Message(tensor, peer, sends)]):
+            work.wait()
 
     def _backend(self, tensor: torch.Tensor) -> str:
         try:

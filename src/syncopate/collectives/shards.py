@@ -1,25 +1,58 @@
 """Shards: buffers in the shape and dtype that backends want them, and back.
 
-Backends cut a buffer into equal shards; this package's are balanced, and so may differ by one
-element. And backends add fewer dtypes than a gradient may have.
+Backends cut a buffer into equal shards; this package's may be of any length, and differ by up to
+one element where nobody says how long. And backends add fewer dtypes than a gradient may have.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
+from itertools import groupby, pairwise
 
 import torch
 
 from syncopate.schedules.base import chunk_offsets
 
+Bounds = tuple[int, ...]
+"""Where each rank's shard begins, and at the end the elements of the buffer."""
+
 _WIDER = {torch.int16: torch.int32}
 """Dtypes that Gloo and NCCL cannot add, and one that holds their sums modulo the narrow range."""
 
+_SHOWN = 40
+"""Characters of bounds in a label."""
 
-def bounds(numel: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return where the shard of ``rank`` begins and ends in a buffer of ``numel`` elements."""
-    offsets = chunk_offsets(numel, world_size)
-    return offsets[rank], offsets[rank + 1]
+
+def bounds_of(buffer: torch.Tensor, world_size: int, bounds: Bounds | None) -> Bounds:
+    """Return the bounds of the shards along the first dimension; a balanced cut for None."""
+    return chunk_offsets(len(buffer), world_size) if bounds is None else bounds
+
+
+def lone_owner(bounds: Bounds) -> int | None:
+    """Return the rank whose shard is the whole buffer; None where there is no such one.
+
+    Example:
+        >>> lone_owner((0, 0, 7, 7)), lone_owner((0, 1, 7, 7))
+        (1, None)
+    """
+    owners = [rank for rank, (begin, end) in enumerate(pairwise(bounds)) if end > begin]
+    return owners[0] if len(owners) == 1 else None
+
+
+def labelled(label: str, bounds: Bounds | None) -> str:
+    """Return the name of a collective with its bounds, long ones as a checksum.
+
+    Example:
+        >>> labelled("all_gather (ring)", (0, 7, 7, 10))
+        'all_gather (ring) with bounds (0, 7, 7, 10)'
+    """
+    if bounds is None:
+        return label
+    text = str(bounds)
+    if len(text) > _SHOWN:
+        text = f"of checksum {zlib.crc32(text.encode()):08x}"
+    return f"{label} with bounds {text}"
 
 
 def summable(tensor: torch.Tensor) -> torch.Tensor:
@@ -43,23 +76,21 @@ def take_back(tensor: torch.Tensor, sums: torch.Tensor) -> None:
         (torch.view_as_real(tensor) if tensor.is_complex() else tensor).copy_(sums)
 
 
-def rows(buffer: torch.Tensor, world_size: int, places: torch.Tensor | None = None) -> torch.Tensor:
+def rows(buffer: torch.Tensor, bounds: Bounds, places: torch.Tensor | None = None) -> torch.Tensor:
     """Return a matrix with the shards of ``buffer`` as rows, short ones padded with zeros.
 
     Args:
         buffer: shape (n, ...), contiguous.
-        world_size: number of shards p.
+        bounds: of the p shards.
         places: shape (p,), int64 on the buffer's device: the row of each shard; in their own order
             when left out.
 
     Returns:
-        A new tensor of shape (p, ceil(n / p), ...).
+        A new tensor of shape (p, length of the longest shard, ...).
     """
-    share = -(-len(buffer) // world_size)
-    matrix = buffer.new_empty((world_size, share, *buffer.shape[1:]))
-    if len(buffer) % world_size:
-        matrix[:, -1].zero_()
-    for start, stop, block in _blocks(buffer, world_size):
+    matrix = empty_rows(buffer, bounds)
+    matrix[:, min(_lengths(bounds)) :].zero_()
+    for start, stop, block in _runs(buffer, bounds):
         columns = matrix[:, : block.shape[1]]
         if places is None:
             columns[start:stop].copy_(block)
@@ -68,9 +99,16 @@ def rows(buffer: torch.Tensor, world_size: int, places: torch.Tensor | None = No
     return matrix
 
 
-def fill(buffer: torch.Tensor, matrix: torch.Tensor, places: torch.Tensor | None = None) -> None:
+def empty_rows(buffer: torch.Tensor, bounds: Bounds) -> torch.Tensor:
+    """Return a matrix of the shape of :func:`rows`, with nothing in it yet."""
+    return buffer.new_empty((len(bounds) - 1, max(_lengths(bounds)), *buffer.shape[1:]))
+
+
+def fill(
+    buffer: torch.Tensor, matrix: torch.Tensor, bounds: Bounds, places: torch.Tensor | None = None
+) -> None:
     """Overwrite ``buffer`` with the shards in the rows of ``matrix``, the opposite of `rows`."""
-    for start, stop, block in _blocks(buffer, len(matrix)):
+    for start, stop, block in _runs(buffer, bounds):
         columns = matrix[:, : block.shape[1]]
         if places is None:
             block.copy_(columns[start:stop])
@@ -78,11 +116,21 @@ def fill(buffer: torch.Tensor, matrix: torch.Tensor, places: torch.Tensor | None
             torch.index_select(columns, 0, places[start:stop], out=block)
 
 
-def _blocks(buffer: torch.Tensor, world_size: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield the shards of either length: first shard, one past the last, and them as rows."""
-    share, longer = divmod(len(buffer), world_size)
-    end = longer * (share + 1)
-    if longer:
-        yield 0, longer, buffer[:end].view(longer, share + 1, *buffer.shape[1:])
-    if share:
-        yield longer, world_size, buffer[end:].view(world_size - longer, share, *buffer.shape[1:])
+def _runs(buffer: torch.Tensor, bounds: Bounds) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yield the shards that follow one another with one length, empty ones left out.
+
+    Yields:
+        The first shard, one past the last, and them as rows of a view. A balanced cut has two runs
+        at most.
+    """
+    start = 0
+    for length, run in groupby(_lengths(bounds)):
+        stop = start + len(list(run))
+        if length:
+            part = buffer[bounds[start] : bounds[stop]]
+            yield start, stop, part.view(stop - start, length, *buffer.shape[1:])
+        start = stop
+
+
+def _lengths(bounds: Bounds) -> list[int]:
+    return [end - begin for begin, end in pairwise(bounds)]

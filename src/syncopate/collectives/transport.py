@@ -1,9 +1,24 @@
-"""Transport: the one place that reaches below torch.distributed's public interface.
+"""Transport: makes, breaks and destroys torch's groups, and knows what Gloo says when it fails.
 
-The public ``isend``/``irecv`` spend more time in Python than a small message spends on the wire,
-so Gloo's backend object is called directly where there is one. Everything else falls back to the
-public functions. Nothing outside this module and :mod:`syncopate.collectives.subgroup` touches a
-name with a leading underscore.
+The public ``isend``/``irecv`` spend more time in Python than a small message spends on the wire, so
+Gloo's backend object is called directly where there is one.
+
+A group over all ranks of the job is ``torch.distributed.new_group``'s. One over a part of them is
+put together here, of torch's own parts: ``new_group`` would name it by how many groups the process
+has had, so ranks that share other groups with others would wait under other names; and where the
+default group is bound to a device it would split that group's communicator, in which all ranks of
+the job must take part. torch does not know of such a group, so ``torch.distributed``'s functions
+refuse it; :mod:`syncopate.collectives.backend.calls` calls the group itself.
+
+[Note: private names] What is used of torch that has no public name. Everything is a plain read or
+call on an object of torch's; nothing is replaced, patched or kept alive.
+
+* ``ProcessGroup._get_backend``, the Gloo or NCCL object of a group;
+* ``ProcessGroup._register_backend``, ``_set_default_backend`` and ``_set_group_name``, which put a
+  group together, and ``ProcessGroupNCCL`` with the ``_timeout`` of its ``Options``;
+* ``_reduce_scatter_base``, ``_allgather_base``, ``_start_coalescing`` and ``_end_coalescing`` of
+  groups and backends, which torch's public functions call;
+* ``ProcessGroupGloo.options._timeout``, the time limit that a group was made with.
 """
 
 from __future__ import annotations
@@ -12,15 +27,16 @@ import collections
 import contextlib
 import datetime
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from syncopate.collectives.board import Store
-from syncopate.collectives.failure import Kind
+from syncopate.collectives.health.blame import Kind
+from syncopate.collectives.health.notices import Store
+from syncopate.errors import CollectiveError
 
 Send = Callable[[list[torch.Tensor], int, int], Any]
 """``send([tensor], peer, tag) -> work``; ``peer`` is a rank of the group."""
@@ -31,8 +47,15 @@ Receive = Send
 LONGEST_S = (1 << 31) // 1000 - 1.0
 """The longest time limit, some weeks: what one call of the kernel can wait."""
 
+INTERRUPTED = "interrupted here"
+"""What :func:`failure_kind` knows a wait by that this rank ended itself."""
+
+MADE_HERE = ("gloo", "nccl")
+"""Backends that :func:`make_backend` makes."""
+
 _BREAK_TAG = 1 << 30
 _CPU = torch.device("cpu")
+_c10d: Any = distributed_c10d
 
 
 def point_to_point(group: dist.ProcessGroup) -> tuple[Send, Receive]:
@@ -42,17 +65,8 @@ def point_to_point(group: dist.ProcessGroup) -> tuple[Send, Receive]:
     returned work must be kept until its ``wait()``, and waited for once. Both calls raise
     ``RuntimeError`` when the connection is already known to be lost.
     """
-    backend = gloo_backend(group)
-    if backend is not None:
-        return backend.send, backend.recv
-
-    def send(tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
-        return dist.isend(tensors[0], group=group, group_dst=peer, tag=tag)
-
-    def receive(tensors: list[torch.Tensor], peer: int, tag: int) -> Any:
-        return dist.irecv(tensors[0], group=group, group_src=peer, tag=tag)
-
-    return send, receive
+    backend = gloo_backend(group) or group
+    return backend.send, backend.recv
 
 
 def break_connections(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
@@ -97,7 +111,7 @@ def close_connections(backend: Any, peers: Iterable[int]) -> tuple[int, ...]:
 def failure_kind(error: BaseException) -> Kind:
     """Read from a message of Gloo or NCCL what kind of failure it reports."""
     text = str(error).lower()
-    if "interrupted here" in text:
+    if INTERRUPTED in text:
         return "interrupted"
     # Gloo says this of every pair of a group once one receive passed its limit.
     if "application timeout caused pair closure" in text:
@@ -110,87 +124,159 @@ def failure_kind(error: BaseException) -> Kind:
 
 
 def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.ProcessGroup:
-    """Return a further process group over the ranks of ``group``, of the same backend.
+    """Return a further process group over the ranks of ``group``, of the same backends.
 
-    Every rank of ``group`` must call this in the same order.
+    Every rank of ``group`` must call this in the same order, and nobody else.
 
     Raises:
         RuntimeError: not every rank arrived in time.
     """
-    part = group is not None and group is not dist.group.WORLD
-    return group_of(dist.get_process_group_ranks(group) if part else None, group, timeout_s)
-
-
-def group_of(
-    ranks: Sequence[int] | None, like: dist.ProcessGroup | None, timeout_s: float
-) -> dist.ProcessGroup:
-    """Return a further process group over ``ranks`` of the job, of the same backend as ``like``.
-
-    ``None`` stands for all ranks, and for the default group. Otherwise as :func:`new_group`.
-    """
-    served = set(backends(like).values())
-    with contextlib.nullcontext() if ranks is None else _part_of_the_job(ranks):
+    served = backends(group)
+    names = set(served.values())
+    if group is None or group is dist.group.WORLD:
         return dist.new_group(  # type: ignore[no-any-return]
-            None if ranks is None else list(ranks),
             timeout=datetime.timedelta(seconds=timeout_s),
             # A group made from the full configuration has no backend of its own name, which torch
             # remarks on when the group is destroyed.
-            backend=served.pop() if len(served) == 1 else dist.get_backend_config(like),
-            use_local_synchronization=ranks is not None,
+            backend=names.pop() if len(names) == 1 else dist.get_backend_config(group),
         )
+    ranks = dist.get_process_group_ranks(group)
+    if names <= set(MADE_HERE):
+        return part_of_the_job(ranks, served, timeout_s)
+    return dist.new_group(  # type: ignore[no-any-return]
+        ranks,
+        timeout=datetime.timedelta(seconds=timeout_s),
+        backend=dist.get_backend_config(group),
+        use_local_synchronization=True,
+    )
 
 
-_parts: collections.Counter[tuple[int, ...]] = collections.Counter()
+def new_groups(
+    group: dist.ProcessGroup | None, channels: int, timeout_s: float
+) -> list[dist.ProcessGroup]:
+    """Return one process group per channel; none for a single rank, which needs no messages.
+
+    Raises:
+        CollectiveError: not every rank arrived.
+    """
+    if dist.get_world_size(group) == 1:
+        return []
+    made: list[dist.ProcessGroup] = []
+    try:
+        for _ in range(channels):
+            made.append(new_group(group, timeout_s))
+    except RuntimeError as error:
+        for each in made:
+            destroy_group(each)
+        reason = f"not every rank arrived within {timeout_s:g} s ({error})"
+        raise CollectiveError("creating the communicator", reason) from error
+    return made
+
+
+class Seat(NamedTuple):
+    """One rank's place in a backend that is to be made.
+
+    Attributes:
+        store: where its ranks meet; of no other backend.
+        name: of the backend, the same on all its ranks.
+        rank: this rank within it.
+        job_ranks: its ranks, by their numbers in the job.
+        timeout_s: how long its operations may take.
+    """
+
+    store: Any
+    name: str
+    rank: int
+    job_ranks: Sequence[int]
+    timeout_s: float
+
+
+def make_backend(kind: str, seat: Seat) -> Any:
+    """Return a backend, one of :data:`MADE_HERE`; all its ranks must call this, and nobody else.
+
+    Raises:
+        RuntimeError: Gloo did not find the other ranks in time. NCCL looks for them at the first
+            collective.
+    """
+    size, timeout = len(seat.job_ranks), datetime.timedelta(seconds=seat.timeout_s)
+    if kind == "gloo":
+        return dist.ProcessGroupGloo(seat.store, seat.rank, size, timeout)
+    nccl = _c10d.ProcessGroupNCCL  # not in every build of torch
+    options = nccl.Options()
+    options._timeout = timeout
+    options.global_ranks_in_group = list(seat.job_ranks)
+    options.group_name = seat.name
+    return nccl(seat.store, seat.rank, size, options)
+
+
+class _Part(NamedTuple):
+    """What torch does not know of a group over a part of the job.
+
+    Attributes:
+        job_ranks: its ranks, by their numbers in the job.
+        served: which backend serves each device type.
+    """
+
+    job_ranks: tuple[int, ...]
+    served: dict[str, str]
+
+
+_counts: collections.Counter[tuple[int, ...]] = collections.Counter()
 """How many groups this process has made over each set of ranks that is a part of the job."""
 
+_parts: dict[str, _Part] = {}
+"""Those that are not destroyed yet, by their names."""
 
-@contextlib.contextmanager
-def _part_of_the_job(ranks: Sequence[int]) -> Iterator[None]:
-    """Make groups of some ranks without the others.
 
-    torch would derive the name of the group from how many groups this process has had, so ranks
-    that share another group with others would wait under another name. And where the default group
-    is bound to a device torch splits its communicator, in which all its ranks must take part: those
-    of the new group would wait for the others for ever.
+def part_of_the_job(
+    ranks: Sequence[int], served: dict[str, str], timeout_s: float
+) -> dist.ProcessGroup:
+    """Return a process group over ``ranks`` of the job, put together here.
+
+    It is named by its ranks and by how many groups these have had among themselves: they make their
+    groups in the same order, whatever other groups each of them makes besides.
+
+    Args:
+        ranks: this rank among them; the group counts them in this order.
+        served: which backend serves each device type, of :data:`MADE_HERE`.
+        timeout_s: how long its operations may take.
+
+    Raises:
+        RuntimeError: not every rank arrived in time.
     """
     key = tuple(ranks)
-    _parts[key] += 1
-    name = hashlib.sha1(f"{key} {_parts[key]}".encode(), usedforsecurity=False).hexdigest()
-    naming = getattr(distributed_c10d, "_hash_ranks_to_str", None)
-    default: Any = distributed_c10d._get_default_group()
-    device = getattr(default, "bound_device_id", None)
-    if naming is not None:
-        distributed_c10d._hash_ranks_to_str = lambda ranks: name
-    if device is not None:
-        default.bound_device_id = None
-    try:
-        yield
-    finally:
-        if naming is not None:
-            distributed_c10d._hash_ranks_to_str = naming
-        if device is not None:
-            default.bound_device_id = device
+    _counts[key] += 1
+    text = f"{key} {_counts[key]}".encode()
+    name = hashlib.sha1(text, usedforsecurity=False).hexdigest()
+    rank = key.index(dist.get_rank())
+    store = _job_store(f"syncopate/group/{name}", timeout_s)
+    group = dist.ProcessGroup(store, rank, len(key))
+    types = {kind: getattr(dist.ProcessGroup.BackendType, kind.upper()) for kind in MADE_HERE}
+    made: dict[str, Any] = {}
+    for device, kind in served.items():
+        if kind not in made:
+            own = _c10d.PrefixStore(kind, store)
+            made[kind] = make_backend(kind, Seat(own, name, rank, key, timeout_s))
+        group._register_backend(torch.device(device), types[kind], made[kind])
+    group._set_default_backend(types["nccl" if "nccl" in made else "gloo"])
+    group._set_group_name(cast(Any, name))
+    _parts[name] = _Part(key, served)
+    return group
 
 
-class _Destroyed:
-    """Keeps a name taken, and stands still when torch shuts down all groups it has names of."""
-
-    def shutdown(self) -> None:
-        """Do nothing: the group is gone."""
+def job_ranks(group: dist.ProcessGroup) -> Sequence[int]:
+    """Return the ranks of ``group``, in its order, by their numbers in the job."""
+    part = _parts.get(group.group_name)
+    return dist.get_process_group_ranks(group) if part is None else part.job_ranks
 
 
 def destroy_group(group: dist.ProcessGroup) -> None:
-    """Destroy ``group``, and keep its name from being given again.
-
-    torch would give a later group of the same ranks the same name, and its ranks would find each
-    other's old addresses in the store.
-    """
-    names = getattr(getattr(distributed_c10d, "_world", None), "pg_names", None)
-    name = getattr(group, "group_name", "")
+    """Destroy ``group``, which this module made."""
     with contextlib.suppress(Exception):  # a broken group has nothing left to lose
-        dist.destroy_process_group(group)
-        if names is not None:
-            names[_Destroyed()] = name
+        if _parts.pop(group.group_name, None) is None:
+            dist.destroy_process_group(group)
+        else:
+            group.shutdown()
 
 
 def group_timeout_s(group: dist.ProcessGroup | None) -> float:
@@ -198,7 +284,7 @@ def group_timeout_s(group: dist.ProcessGroup | None) -> float:
 
     torch has no public name for it. Where a group has several backends the most patient counts.
     """
-    whole: Any = distributed_c10d._get_default_group() if group is None else group
+    whole: Any = dist.group.WORLD if group is None else group
     found = []
     for device in backends(group):
         with contextlib.suppress(AttributeError, RuntimeError):
@@ -214,32 +300,42 @@ def group_store(group: dist.ProcessGroup, prefix: str, timeout_s: float) -> Stor
     Its own connection, because a store client serves one call at a time and another thread may be
     blocked in one.
     """
-    own: Any = distributed_c10d._get_default_store()
-    store: Any = distributed_c10d.PrefixStore(f"{prefix}/{group.group_name}", own.clone())
-    store.set_timeout(datetime.timedelta(seconds=timeout_s))
-    return cast(Store, store)
+    return cast(Store, _job_store(f"{prefix}/{group.group_name}", timeout_s))
 
 
 def job_store() -> Store:
     """Return the store that all ranks of this run share, and those of no other run."""
-    own: Any = distributed_c10d._get_default_store()
-    return cast(Store, distributed_c10d.PrefixStore("syncopate/run", own))
+    return cast(Store, _c10d.PrefixStore("syncopate/run", _default_store()))
 
 
 def store_address() -> tuple[str, int] | None:
     """Return host and port of the job's rendezvous store; None when it is not reached by TCP."""
-    store: Any = distributed_c10d._get_default_store()
+    store = _default_store()
     while isinstance(store, distributed_c10d.PrefixStore):
         store = store.underlying_store
     host = getattr(store, "host", None)
     return None if host is None else (host, store.port)
 
 
+def _job_store(prefix: str, timeout_s: float) -> Any:
+    store: Any = _c10d.PrefixStore(prefix, _default_store().clone())
+    store.set_timeout(datetime.timedelta(seconds=timeout_s))
+    return store
+
+
+def _default_store() -> Any:
+    default: Any = dist.group.WORLD
+    return default.get_group_store()
+
+
 def backends(group: dist.ProcessGroup | None) -> dict[str, str]:
     """Return which backend serves each device type, such as ``{"cpu": "gloo"}``."""
+    part = None if group is None else _parts.get(group.group_name)
+    if part is not None:
+        return dict(part.served)
     served = {}
-    for part in dist.get_backend_config(group).split(","):
-        device, _, backend = part.partition(":")
+    for entry in dist.get_backend_config(group).split(","):
+        device, _, backend = entry.partition(":")
         served[device] = backend
     return served
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.failure import DIFFERENT
+from syncopate.collectives.health.blame import DIFFERENT
 from syncopate.errors import CollectiveError, EngineError
 
 T = TypeVar("T")

@@ -14,8 +14,9 @@ optimizer with weight decay or momentum would move it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +40,22 @@ class Trainable:
     parameter: nn.Parameter
 
 
+class Place(NamedTuple):
+    """Where in its bucket a gradient lies.
+
+    Attributes:
+        apart: gradients that differ in it do not share a flat buffer.
+        order: those of one flat buffer lie in ascending order of it, equals as in the plan.
+    """
+
+    apart: Hashable = ()
+    order: int = 0
+
+
+def _anywhere(_: Trainable) -> Place:
+    return Place()
+
+
 def dtype_name(tensor: Tensor) -> str:
     """Return the dtype as plans and workloads write it, such as ``"float32"``."""
     return str(tensor.dtype).removeprefix("torch.")
@@ -50,10 +67,13 @@ class FlatBuffer:
     Attributes:
         trainables: whose gradients, in the order of the bucket.
         views: per parameter its place, with the parameter's shape and, where dense, its strides.
+        grads: per parameter what ``parameter.grad`` becomes: its place, or what stands for it.
         gradients: the part of the buffer that holds gradients.
         tail: the part behind them; what travels there is not averaged. Real elements.
         wire: the whole buffer as the collective sees it, real elements.
         nbytes: bytes of ``wire``.
+        bounds: where each rank's shard begins, and at the end the number of elements; None where
+            nobody shards it.
     """
 
     def __init__(self, trainables: Sequence[Trainable], tail_elements: int = 0) -> None:
@@ -66,52 +86,54 @@ class FlatBuffer:
         self.views: list[Tensor] = []
         offset = 0
         for parameter in parameters:
-            self.views.append(_view_like(parameter, flat, offset))
+            self.views.append(view_like(parameter, flat, offset))
             offset += parameter.numel()
         self.gradients = flat[:numel]
         self.tail = _real(flat[numel:])
         self.wire = _real(flat)
         self.nbytes = self.wire.nbytes
+        self.bounds: tuple[int, ...] | None = None
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
         self.averaged_before = flat.dtype == torch.float16
-        self._pairs = tuple(zip(parameters, self.views, strict=True))
+        self.grads = list(self.views)
 
-    def gather(self) -> None:
-        """Bring every gradient into its place and make ``parameter.grad`` that place.
+    def gathering(self) -> Callable[[], None] | None:
+        """Return what brings every gradient into its place; None where all are there.
 
-        A parameter without a gradient contributes zeros and keeps its None.
+        It makes ``parameter.grad`` that place. A parameter without a gradient contributes zeros and
+        keeps its None. May be called on another thread.
 
         Raises:
             EngineError: a gradient is sparse.
         """
-        places, fresh, owners = [], [], []
-        for parameter, view in self._pairs:
-            gradient = parameter.grad
-            if gradient is view:
+        fresh: list[tuple[nn.Parameter, Tensor, Tensor, Tensor]] = []
+        absent: list[Tensor] = []
+        for trainable, view, grad in zip(self.trainables, self.views, self.grads, strict=True):
+            gradient = trainable.parameter.grad
+            if gradient is grad:
                 continue
             if gradient is None:
-                view.zero_()
+                absent.append(view)
                 continue
-            places.append(view)
-            fresh.append(gradient)
-            owners.append(parameter)
-        if fresh:
-            try:
-                torch._foreach_copy_(places, fresh)
-            except RuntimeError:
-                self._refuse_sparse()
-                raise
-            for parameter, view in zip(owners, places, strict=True):
-                parameter.grad = view
-
-    def _refuse_sparse(self) -> None:
-        for trainable in self.trainables:
-            gradient = trainable.parameter.grad
-            if gradient is not None and gradient.layout != torch.strided:
+            if gradient.layout != torch.strided:
                 raise EngineError(
                     f"the gradient of {trainable.name!r} has layout {gradient.layout}; gradients "
                     "must be dense. Build its layer with sparse=False"
-                ) from None
+                )
+            fresh.append((trainable.parameter, view, gradient, grad))
+        if not (fresh or absent):
+            return None
+
+        @torch.no_grad()
+        def gather() -> None:
+            if absent:
+                torch._foreach_zero_(absent)
+            if fresh:
+                torch._foreach_copy_([view for _, view, _, _ in fresh], [g for _, _, g, _ in fresh])
+            for parameter, _, _, grad in fresh:
+                parameter.grad = grad
+
+        return gather
 
 
 class BucketBuffers:
@@ -119,10 +141,10 @@ class BucketBuffers:
 
     Attributes:
         index: its place in the plan, which is its place in the launch order.
-        parts: one flat buffer per dtype, in order of first appearance; they travel back to back.
-        algorithm: the all-reduce algorithm.
-        options: what it is told.
-        channel: the channel it travels on.
+        parts: one flat buffer per dtype and :attr:`Place.apart`, in order of first appearance; they
+            travel back to back.
+        push: how its gradients travel.
+        pull: how its weights come back; None where every rank updates them.
         size: number of parameters.
     """
 
@@ -132,17 +154,19 @@ class BucketBuffers:
         bucket: Bucket,
         trainables: Sequence[Trainable],
         tail_elements: int,
+        *,
         order: tuple[int, ...] = (),
+        place: Callable[[Trainable], Place] = _anywhere,
     ) -> None:
         self.index = index
-        self.algorithm = bucket.algorithm
-        self.options = bucket.all_options(order)
-        self.channel = bucket.channel
+        self.push = bucket.push.in_order(order)
+        self.pull = None if bucket.pull is None else bucket.pull.in_order(order)
         self.size = len(trainables)
-        by_dtype: dict[torch.dtype, list[Trainable]] = {}
-        for trainable in trainables:
-            by_dtype.setdefault(trainable.parameter.dtype, []).append(trainable)
-        groups = list(by_dtype.values())
+        together: dict[Hashable, list[Trainable]] = {}
+        for trainable in sorted(trainables, key=lambda trainable: place(trainable).order):
+            key = (trainable.parameter.dtype, place(trainable).apart)
+            together.setdefault(key, []).append(trainable)
+        groups = list(together.values())
         tails = [0] * (len(groups) - 1) + [tail_elements]
         self.parts = tuple(
             FlatBuffer(group, tail) for group, tail in zip(groups, tails, strict=True)
@@ -155,14 +179,18 @@ class BucketBuffers:
 
 
 def build_buckets(
-    plan: Plan, trainables: Sequence[Trainable], tail_elements: int
+    plan: Plan,
+    trainables: Sequence[Trainable],
+    tail_elements: int,
+    place: Callable[[Trainable], Place] = _anywhere,
 ) -> tuple[BucketBuffers, ...]:
     """Allocate every bucket of ``plan``; the last one gets the tail.
 
     Args:
         plan: fits the parameters (``Plan.require_fit``).
         trainables: every parameter whose gradient is exchanged.
-        tail_elements: elements behind the gradients of the last bucket's last dtype.
+        tail_elements: elements behind the gradients of the last bucket's last flat buffer.
+        place: returns where in its bucket a parameter's gradient lies.
     """
     by_name = {trainable.name: trainable for trainable in trainables}
     last = len(plan.buckets) - 1
@@ -172,7 +200,8 @@ def build_buckets(
             bucket,
             [by_name[name] for name in bucket.tensors],
             tail_elements if index == last else 0,
-            plan.order,
+            order=plan.order,
+            place=place,
         )
         for index, bucket in enumerate(plan.buckets)
     )
@@ -182,7 +211,7 @@ def _real(flat: Tensor) -> Tensor:
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
-def _view_like(parameter: Tensor, flat: Tensor, offset: int) -> Tensor:
+def view_like(parameter: Tensor, flat: Tensor, offset: int) -> Tensor:
     """Return a view with the parameter's shape and, where they cover it densely, its strides."""
     # preserve_format keeps the strides exactly when they are dense and do not overlap.
     strides = torch.empty_like(

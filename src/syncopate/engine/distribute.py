@@ -10,9 +10,9 @@ it was built from another copy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -27,14 +27,15 @@ from syncopate.engine.agreement import Fact, require_same, tensor_facts, togethe
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import Asked, SelfPlanner, Wishes, first_plan
+from syncopate.engine.exchange.optimizers import kind_of
+from syncopate.engine.selfplan import PLANNED, Asked, SelfPlanner, Wishes, first_plan
 from syncopate.engine.state import Buffers, broadcast_tensors
-from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import Plan
+from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
+from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning.registry import require_policy
 from syncopate.units import dtype_bytes
 
-"""What plans where nobody says otherwise."""
+_Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
 
 class _Options(TypedDict, total=False):
@@ -43,7 +44,10 @@ class _Options(TypedDict, total=False):
     plan: Plan | None
     cluster: Cluster | None
     policy: str | None
+    exchange: str | None
     channels: int | None
+    cache: bool
+    deterministic: bool | None
     broadcast_buffers: bool
     ignore: Iterable[str]
     group: dist.ProcessGroup | None
@@ -56,17 +60,18 @@ def distribute(model: nn.Module, optimizer: None = None, **options: Unpack[_Opti
 
 @overload
 def distribute(
-    model: nn.Module, optimizer: torch.optim.Optimizer, **options: Unpack[_Options]
-) -> tuple[Any, torch.optim.Optimizer]: ...
+    model: nn.Module, optimizer: _Optimizers, **options: Unpack[_Options]
+) -> tuple[Any, _Optimizers]: ...
 
 
 def distribute(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
     plan: Plan | None = None,
     cluster: Cluster | None = None,
     policy: str | None = None,
+    exchange: str | None = None,
     channels: int | None = None,
     cache: bool = True,
     deterministic: bool | None = None,
@@ -95,10 +100,15 @@ def distribute(
 
     Args:
         model: on its device; the same on every rank.
-        optimizer: over parameters of the model, and of other distributed models.
+        optimizer: over parameters of the model, and of other distributed models; or a list of
+            several, such as Muon for matrices and AdamW for the rest. All ranks take their steps
+            in the same order, and leave the same ones out.
         plan: the plan to run; made during the first iterations when left out.
         cluster: hosts, levels and links as these, instead of probing them; not with ``plan``.
         policy: the planning policy; whichever is best when left out; not with ``plan``.
+        exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
+            each rank updates its share and weights are gathered while the next forward runs
+            (docs/sharded.md); whichever is faster when left out; not with ``plan``.
         channels: how many collectives may run at once; whatever is best when left out; not with
             ``plan``.
         cache: use the plan that an earlier run kept for this model, these hosts and versions, and
@@ -112,7 +122,7 @@ def distribute(
         timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
 
     Returns:
-        The model and the optimizer that were given; the model alone where no optimizer was.
+        The model and the optimizer or optimizers as given; the model alone where none was.
 
     Raises:
         EngineError: model, optimizer or ranks that cannot be trained together; on every rank.
@@ -127,9 +137,9 @@ def distribute(
     require_process_group(model, timeout_s)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
-    wishes = Wishes(cluster, Asked(policy, channels), cache, deterministic)
+    wishes = Wishes(cluster, Asked(policy, channels, exchange), cache, deterministic)
     asked = _Asked(plan, wishes, broadcast_buffers, ignore)
-    _begin(model, optimizer, asked, group, timeout_s)
+    _begin(model, _listed(optimizer), asked, group, timeout_s)
     return model if optimizer is None else (model, optimizer)
 
 
@@ -145,7 +155,7 @@ class _Asked:
 
 def _begin(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[object],
     asked: _Asked,
     group: dist.ProcessGroup | None,
     timeout_s: float | None,
@@ -154,7 +164,7 @@ def _begin(
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
-        engine = _build(model, optimizer, asked, communicator, group)
+        engine = _build(model, optimizers, asked, communicator, group)
     except BaseException:
         communicator.close()
         raise
@@ -167,15 +177,17 @@ def _begin(
 
 def _build(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[object],
     asked: _Asked,
     communicator: Communicator,
     group: dist.ProcessGroup | None,
 ) -> Engine:
     """Check everything on every rank, make all ranks start alike, and return the engine."""
     ignored = together(communicator, lambda: _ignored(model, asked.ignore))
-    trainables = together(communicator, lambda: _require_sound(model, optimizer, ignored))
+    trainables = together(communicator, lambda: _require_sound(model, ignored))
+    known = together(communicator, lambda: _sound_optimizers(optimizers, model))
     together(communicator, lambda: _require_arguments(communicator, asked))
+    together(communicator, lambda: _require_updatable(asked, optimizers))
     require_same(communicator, _facts(model, asked, ignored))
     buffers = Buffers(
         model, trainables[0].parameter.device, ignored, shared=asked.broadcast_buffers
@@ -185,7 +197,7 @@ def _build(
     buffers.take(buffers.kept)
     return Engine(
         model,
-        optimizer,
+        known,
         trainables=trainables,
         buffers=buffers,
         ignored=ignored,
@@ -229,10 +241,8 @@ def _considered(model: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn
     return [(name, p) for name, p in model.named_parameters() if id(p) in shared]
 
 
-def _require_sound(
-    model: nn.Module, optimizer: object, ignored: frozenset[str]
-) -> tuple[Trainable, ...]:
-    """Return the parameters to train, or refuse model or optimizer."""
+def _require_sound(model: nn.Module, ignored: frozenset[str]) -> tuple[Trainable, ...]:
+    """Return the parameters to train, or refuse the model."""
     _require_plain(model)
     parameters = _considered(model, ignored)
     for name, parameter in parameters:
@@ -260,7 +270,6 @@ def _require_sound(
             f"{type(model).__name__} has no trainable parameter among its {len(parameters)}, so "
             "there is nothing to exchange; set requires_grad on those to be trained"
         )
-    _require_optimizer(optimizer, model)
     return tuple(Trainable(index, name, p) for index, (name, p) in enumerate(trained))
 
 
@@ -295,10 +304,22 @@ def _require_parameter(name: str, parameter: nn.Parameter) -> None:
         dtype_bytes(dtype_name(parameter))
 
 
-def _require_optimizer(optimizer: object, model: nn.Module) -> None:
-    """Refuse the optimizer of another model ([Note: Several modules, one optimizer])."""
+def _listed(optimizer: object) -> Sequence[object]:
+    """Return the optimizers that were given, none or one or several."""
     if optimizer is None:
-        return
+        return ()
+    return optimizer if isinstance(optimizer, list | tuple) else (optimizer,)
+
+
+def _sound_optimizers(
+    optimizers: Sequence[object], model: nn.Module
+) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimizers, each once, or refuse one of them."""
+    return tuple(dict.fromkeys(_sound_optimizer(optimizer, model) for optimizer in optimizers))
+
+
+def _sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimizer:
+    """Refuse the optimizer of another model ([Note: Several modules, one optimizer])."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InvalidValueError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")
     known = {id(parameter) for parameter in model.parameters()}
@@ -309,18 +330,27 @@ def _require_optimizer(optimizer: object, model: nn.Module) -> None:
             f"none of the optimizer's {len(trained)} parameters is in the model ({first}), so it "
             "trains something else; build the optimizer from this model's parameters()"
         )
+    return optimizer
 
 
 def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
     policy, channels = asked.wishes.asked.policy, asked.wishes.asked.channels
-    cluster = asked.wishes.cluster
-    for what, given in (("cluster", cluster), ("policy", policy), ("channels", channels)):
+    cluster, exchange = asked.wishes.cluster, asked.wishes.asked.exchange
+    given_beside = (
+        ("cluster", cluster),
+        ("policy", policy),
+        ("exchange", exchange),
+        ("channels", channels),
+    )
+    for what, given in given_beside:
         if asked.plan is not None and given is not None:
             value = given if isinstance(given, str | int) else type(given).__name__
             rule = "left out where plan= is given, which says it already"
             raise InvalidValueError(f"{what}=", value, rule)
     if policy is not None:
         require_policy(policy)
+    if exchange is not None and exchange not in PLANNED:
+        raise UnknownNameError("exchange", exchange, PLANNED)
     if channels is not None and (not isinstance(channels, int) or channels < 1):
         raise InvalidValueError("channels", channels, "an integer >= 1")
     if cluster is None:
@@ -334,6 +364,22 @@ def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
         )
 
 
+def _require_updatable(asked: _Asked, optimizers: Sequence[Any]) -> None:
+    """Refuse an exchange that goes through the optimizers' steps where that cannot be."""
+    plan, exchange = asked.plan, asked.wishes.asked.exchange
+    if isinstance(plan, Plan):
+        exchange = plan.exchange
+    if exchange is None or not EXCHANGES[exchange].pull:
+        return
+    if not optimizers:
+        raise EngineError(
+            f"the {exchange} exchange spreads the optimizer's step over the ranks; give the "
+            "optimizer, too: distribute(model, optimizer, ...)"
+        )
+    for optimizer in optimizers:
+        kind_of(optimizer)
+
+
 def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fact]:
     named = model.named_buffers() if asked.broadcast_buffers else ()
     buffers = [(name, buffer) for name, buffer in named if name not in ignored]
@@ -341,6 +387,7 @@ def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fac
         ("whether plan= is given", asked.plan is not None),
         ("whether cluster= is given", asked.wishes.cluster is not None),
         ("policy", asked.wishes.asked.policy),
+        ("exchange", asked.wishes.asked.exchange),
         ("channels", asked.wishes.asked.channels),
         ("cache", asked.wishes.cache),
         ("deterministic", asked.wishes.deterministic),

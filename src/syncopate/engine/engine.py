@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
-from syncopate.calibration.clocks import clock_offsets
 from syncopate.collectives import Communicator
-from syncopate.collectives.request import Request
+from syncopate.collectives.request import schedule_of
+from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
-from syncopate.engine import ownership
-from syncopate.engine.agreement import require_same, together
-from syncopate.engine.buckets import Trainable, build_buckets, dtype_name
+from syncopate.engine.agreement import Fact, require_same, together
+from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.exchange import groups
+from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.exchange.kinds import KINDS
+from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
-from syncopate.engine.reducer import Reducer
+from syncopate.engine.readiness import Readiness
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
-from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import Plan
-from syncopate.schedules import registry
+from syncopate.plan import EXCHANGES, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
+from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import Workload
 
 
@@ -37,8 +40,8 @@ class Engine:
 
     Args:
         model: the model, not yet attached.
-        optimizer: its optimizer, whose steps are timed and must train nothing that is not averaged;
-            None where it is not known.
+        optimizers: whose steps are timed and must train nothing that is not averaged; none where
+            they are not known.
         trainables: every parameter whose gradient is exchanged.
         buffers: the model's buffers.
         ignored: names of parameters that are every rank's own.
@@ -48,12 +51,13 @@ class Engine:
     Attributes:
         workload: what self-planning measured of the model; None until then.
         model_name: the class of the model.
+        tries_spread: whether self-planning lets plans compete in which ranks own parts.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         *,
         trainables: tuple[Trainable, ...],
         buffers: Buffers,
@@ -70,25 +74,28 @@ class Engine:
         self._inside = False
         self._communicators = [communicator]
         self._planner: Callable[[], None] | None = None
+        self._plan_before: Plan | None = None
+        self.tries_spread = False
         self._recorder: StepRecorder | None = None
         self._recording = False
         self.model_name = type(model).__name__
         self._inventory = Inventory(model, trainables, ignored)
-        self._reducer = Reducer(trainables, buffers, communicator)
-        self._update_start: Any = None
+        self._readiness = Readiness(trainables, buffers, communicator)
+        self._exchange: Exchange | None = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
-        self._optimizer_hooks = (
-            [
+        self._optimizers = tuple(optimizers)
+        self._optimizer_hooks: list[RemovableHandle] = []
+        for optimizer in optimizers:
+            self._optimizer_hooks += (
                 optimizer.register_step_pre_hook(self._update_begins),
                 optimizer.register_step_post_hook(self._update_ends),
-            ]
-            if optimizer is not None
-            else []
-        )
-        self._parameters_known = -1
+                *checkpoint.watch(optimizer, self),
+            )
+        self._stepped: set[int] = set()
+        self._parameters_known: dict[int, int] = {}
         ownership.claim(self)
 
     # -- what users touch -----------------------------------------------------------------------
@@ -100,9 +107,14 @@ class Engine:
         return self._plan
 
     @property
+    def _spread(self) -> bool:
+        """Whether each rank updates a part of the weights."""
+        return self._exchange is not None and not self._exchange.ends_with_backward
+
+    @property
     def communicator(self) -> Communicator:
         """Joins the ranks; its collectives may be used between iterations."""
-        return self._reducer.communicator
+        return self._readiness.communicator
 
     @property
     def tensors(self) -> tuple[tuple[str, int, str], ...]:
@@ -135,10 +147,10 @@ class Engine:
     def record(self, on: bool = True) -> None:
         """Start or stop noting when every step did what; a new start forgets the old record."""
         if on and not self._recording:
-            self._recorder = StepRecorder(self.communicator.rank, self._reducer.clock)
-            self._reducer.listeners.append(self._recorder.steps.append)
+            self._recorder = StepRecorder(self.communicator.rank, self._readiness.clock)
+            self._readiness.listeners.append(self._recorder.steps.append)
         elif not on and self._recording and self._recorder is not None:
-            self._reducer.listeners.remove(self._recorder.steps.append)
+            self._readiness.listeners.remove(self._recorder.steps.append)
         self._recording = on
 
     def timeline(self, name: str = "training") -> Timeline:
@@ -149,7 +161,7 @@ class Engine:
         """
         if self._recorder is None:
             raise EngineError("there is no record; call record() before the steps to look at")
-        spans = self._recorder.spans(self._reducer.last_update)
+        spans = self._recorder.spans(self._readiness.last_update)
         offsets_s = clock_offsets(self.communicator)
         everyone = self.communicator.all_gather_object(spans)
         plan = self.plan
@@ -170,25 +182,114 @@ class Engine:
         """Return a block in which ranks may run out of inputs; arguments as in DDP's ``join``."""
         if self.communicator.world_size == 1:
             return nullcontext()
+        if self._planner is not None and self.tries_spread:
+            # A plan that it has yet to try cannot go on with some of the ranks.
+            self._stop_planning()
+            if self._spread and self._plan_before is not None:
+                self.adopt(self._plan_before)
+        if self._spread:
+            raise EngineError(
+                f"join() cannot go with the {self.plan.exchange} exchange, where a rank that has "
+                "run out of inputs still has weights to update. Give every rank as many inputs, "
+                "or train with exchange='allreduce'"
+            )
         return Join(
-            self._reducer,
+            self._readiness,
             self._buffers,
             self._stop_planning,
             divide_by_initial_world_size=divide_by_initial_world_size,
             throw_on_early_termination=throw_on_early_termination,
         ).block()
 
+    def ready(self) -> None:
+        """Wait until the weights of the last step are there; launches nothing.
+
+        Whoever looks at a parameter waits for it. That leaves memory that torch knows nothing of:
+        a view taken before the step, a pointer.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        assert self._exchange is not None
+        self._exchange.ready()
+
+    def state_dict(
+        self,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        *,
+        everywhere: bool = False,
+    ) -> dict[str, Any] | None:
+        """Return the states of the model and of ``optimizer``; every rank calls it.
+
+        They are what one process would have: whole tensors, in torch's format, that any number of
+        ranks loads by ``load_state_dict`` of model and optimizer, under any plan and under none.
+
+        Args:
+            optimizer: what was given to ``distribute``: one, or a list of several.
+            everywhere: return them on every rank, not on rank 0 alone.
+
+        Returns:
+            ``{"model": ..., "optimizer": ...}``, copies in the CPU's memory, with a list of states
+            for a list of optimizers; None on the other ranks.
+
+        Raises:
+            InvalidValueError: it is no optimizer.
+            CollectiveError: a rank is lost or late.
+            EngineError: the ranks have different state.
+        """
+        keep = everywhere or self.communicator.rank == 0
+        optimizers = checkpoint.listed(optimizer)
+        found = [checkpoint.whole_state_dict(each, keep=keep) for each in optimizers]
+        if not keep:
+            return None
+        weights = self._model.state_dict()
+        copies = checkpoint.copied(dict(weights))
+        weights.update(copies)
+        single = isinstance(optimizer, torch.optim.Optimizer)
+        return {"model": weights, "optimizer": found[0] if single else found}
+
+    def whole_state(
+        self, optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+    ) -> AbstractContextManager[None]:
+        """Return a block in which ``optimizer`` has whole state on every rank, as a plain one has.
+
+        For whatever saves or loads by the optimizer's own methods, such as
+        ``torch.distributed.checkpoint``; no training step is taken inside. Every rank enters and
+        leaves it.
+
+        Args:
+            optimizer: what was given to ``distribute``: one, or a list of several.
+
+        Raises:
+            InvalidValueError: it is no optimizer.
+            CollectiveError: a rank is lost or late.
+            EngineError: the ranks have different state.
+        """
+        return checkpoint.whole(checkpoint.listed(optimizer))
+
     def detach(self) -> None:
-        """Give the model back as it was; gradients are no longer exchanged."""
+        """Give the model back as it was, and its optimizer; gradients are no longer exchanged.
+
+        Every rank calls it: where the ranks own parts of weights and of the optimizer's state, each
+        gets all of them.
+
+        Raises:
+            CollectiveError: a rank is lost or late; the model is detached all the same.
+        """
         self._stop_planning()
-        ownership.release(self)
-        self._inventory.forget()
-        self._reducer.remove()
-        for hook in self._optimizer_hooks:
-            hook.remove()
-        modules.detach(self._model)
-        for communicator in self._communicators:
-            communicator.close()
+        try:
+            if self._exchange is not None:
+                self._exchange.leave()
+        finally:
+            ownership.release(self)
+            self._inventory.forget()
+            self._readiness.remove()
+            for hook in self._optimizer_hooks:
+                hook.remove()
+            checkpoint.forget(self)
+            modules.detach(self._model)
+            for communicator in self._communicators:
+                communicator.close()
 
     # -- what ownership asks --------------------------------------------------------------------
 
@@ -219,13 +320,14 @@ class Engine:
         """
         if self._inside:
             return False
-        self._reducer.forward_begins(training, self._require_trainable)
+        self._readiness.forward_begins(training, self._require_trainable)
+        self._stepped.clear()
         self._inside = True
         return True
 
     def forward_ends(self, output: Any) -> None:
         """Watch what a forward returned for the backward to come."""
-        self._reducer.forward_ends(modules.output_tensors(output))
+        self._readiness.forward_ends(modules.output_tensors(output))
 
     def forward_leaves(self) -> None:
         """Note that the outermost forward is over, well or badly."""
@@ -234,23 +336,41 @@ class Engine:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients of forwards inside accumulate locally (``no_sync``)."""
-        before, self._reducer.paused = self._reducer.paused, True
+        before, self._readiness.paused = self._readiness.paused, True
         try:
             yield
         finally:
-            self._reducer.paused = before
+            self._readiness.paused = before
 
     # -- what distribute and self-planning call -------------------------------------------------
 
     @property
-    def reducer(self) -> Reducer:
+    def exchange(self) -> Exchange | None:
+        """What carries out the plan; not for users."""
+        return self._exchange
+
+    @property
+    def readiness(self) -> Readiness:
         """The machinery; not for users."""
-        return self._reducer
+        return self._readiness
 
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
         return self._trainables[0].parameter.device
+
+    @property
+    def shardable(self) -> bool:
+        """Whether the optimizers' steps may be spread over the ranks."""
+        try:
+            trained_by(self._trainables, self._optimizers)
+        except EngineError:
+            return False
+        if self._readiness.announce is not None:
+            return False  # within join() some ranks may leave
+        return bool(self._optimizers) and not any(
+            trainable.parameter.is_complex() for trainable in self._trainables
+        )
 
     def planning_is_over(self) -> None:
         """Note that self-planning has ended."""
@@ -259,40 +379,52 @@ class Engine:
     def plan_with(self, stop: Callable[[], None]) -> None:
         """Note how to stop the self-planning that has begun."""
         self._planner = stop
+        self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
         """Use ``plan``, which every rank is known to have and which fits."""
         if plan.channels > self.communicator.channels:
             # The one before stays open: a user may hold it.
-            before = self.communicator.watch
-            self._reducer.communicator = Communicator(
+            before = self.communicator.detector
+            self._readiness.communicator = Communicator(
                 self._group, channels=plan.channels, timeout_s=self.communicator.timeout_s
             )
             self._communicators.append(self.communicator)
-            if before is not None and self.communicator.watch is not None:
-                self.communicator.watch.expect(before.expected)
-        by_name = {trainable.name: trainable for trainable in self._trainables}
-        carrier = [by_name[name].parameter for name in plan.buckets[-1].tensors]
-        # The tail rides with the last dtype of the last bucket.
-        dtype = list(dict.fromkeys(parameter.dtype for parameter in carrier))[-1]
-        tail = Tail(
-            len(self._trainables),
-            self.communicator.rank,
-            self.communicator.world_size,
-            self._buffers,
-            dtype,
+            if before is not None and self.communicator.detector is not None:
+                self.communicator.detector.expect(before.expected)
+        self._readiness.require_between()
+        if self._exchange is not None:
+            self._exchange.leave()
+        self._exchange = KINDS[plan.exchange](
+            plan, self._trainables, self.communicator, self._buffers, self._optimizers
         )
-        self._reducer.install(build_buckets(plan, self._trainables, tail.elements), tail)
+        self._exchange.complete = self._readiness.complete
+        self._readiness.install(self._exchange)
         self._plan = plan
 
     def _require_fit(self, plan: object) -> None:
         if not isinstance(plan, Plan):
             raise InvalidValueError("plan", plan, "a syncopate.Plan")
         plan.require_fit(self.tensors, self.communicator.world_size)
+        if plan.weight_sync_period and not self._optimizers:
+            raise EngineError(
+                f"this plan broadcasts the weights after every {plan.weight_sync_period} steps of "
+                "the optimizer (weight_sync_period), and none was given. Give the optimizer to "
+                "distribute, or plan with weight_sync_period=0"
+            )
+        if EXCHANGES[plan.exchange].pull:
+            if not self._optimizers:
+                raise EngineError(
+                    f"the {plan.exchange} exchange updates weights in the optimizer's step; give "
+                    "distribute the optimizer too, or train with exchange='allreduce'"
+                )
+            trained_by(self._trainables, self._optimizers)
+        if plan.wire_dtype:
+            rule = "empty: this engine sends gradients in their own type. Plan again without it"
+            raise InvalidValueError("wire_dtype of the plan", plan.wire_dtype, rule)
         for bucket in plan.buckets:
-            registry.require("all_reduce", bucket.algorithm, allow_native=True)
-            options = bucket.all_options(plan.order)
-            Request("all_reduce", bucket.algorithm, options=options).schedule(plan.world_size)
+            for _, recipe in bucket.recipes:
+                schedule_of(recipe.in_order(plan.order), plan.world_size)
 
     def _require_trainable(self) -> None:
         ownership.require_alone(self)
@@ -301,18 +433,35 @@ class Engine:
     def _require_same(self, plan: Plan) -> None:
         digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
         summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
-        require_same(self.communicator, [("the plan", summary)])
+        facts: list[Fact] = [("the plan", summary)]
+        if EXCHANGES[plan.exchange].pull:
+            for place, optimizer in enumerate(self._optimizers):
+                what = f"the shards of optimizer {place}, a {type(optimizer).__name__}"
+                facts.append((what, kind_of(optimizer)))
+            trained = trained_by(self._trainables, self._optimizers)
+            for trainable, (place, _) in zip(self._trainables, trained, strict=True):
+                facts.append((f"the optimizer of {trainable.name!r}", place))
+        require_same(self.communicator, facts)
 
     def _stop_planning(self) -> None:
         if self._planner is not None:
             self._planner()
 
-    def _update_begins(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if count != self._parameters_known:
+    def _update_begins(
+        self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if self._spread and any(map(callable, (*args[1:], kwargs.get("closure")))):
+            raise EngineError(
+                f"{type(optimizer).__name__}.step was given a closure, which would run backward "
+                f"while parameters are spread over ranks (exchange {self.plan.exchange!r}). Run "
+                "forward and backward before step(), or train with exchange='allreduce'"
+            )
+        count = sum(map(len, groups.parameters_of(optimizer)))
+        if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
-            self._parameters_known = count
-        self._update_start = self._reducer.clock.stamp()
+            self._parameters_known[id(optimizer)] = count
+        self._readiness.step_begins(optimizer)
 
-    def _update_ends(self, *_: Any) -> None:
-        self._reducer.note_update(self._update_start, self._reducer.clock.stamp())
+    def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepped.add(id(optimizer))
+        self._readiness.step_ends(optimizer, last=len(self._stepped) == len(self._optimizers))

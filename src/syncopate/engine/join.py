@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 import torch
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.failure import name_ranks
+from syncopate.collectives.health.blame import name_ranks
 from syncopate.engine.agreement import require_same
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError
 from syncopate.schedules.registry import NATIVE
 
 if TYPE_CHECKING:
-    from syncopate.engine.reducer import Reducer
+    from syncopate.engine.readiness import Readiness
 
 
 class Move(IntEnum):
@@ -46,7 +46,7 @@ class Join:
     """One block in which ranks may run out of inputs at different times.
 
     Args:
-        reducer: exchanges the gradients.
+        readiness: exchanges the gradients.
         buffers: the model's.
         stop_planning: ends self-planning, which measures all ranks.
         divide_by_initial_world_size: divide sums of gradients by the number of all ranks, or of
@@ -56,23 +56,23 @@ class Join:
 
     def __init__(
         self,
-        reducer: Reducer,
+        readiness: Readiness,
         buffers: Buffers,
         stop_planning: Callable[[], None],
         *,
         divide_by_initial_world_size: bool,
         throw_on_early_termination: bool,
     ) -> None:
-        self._reducer = reducer
+        self._readiness = readiness
         self._buffers = buffers
         self._stop_planning = stop_planning
         self._by_all = divide_by_initial_world_size
         self._throw = throw_on_early_termination
-        self._active = list(range(reducer.communicator.world_size))
+        self._active = list(range(readiness.communicator.world_size))
 
     @property
     def _communicator(self) -> Communicator:
-        return self._reducer.communicator
+        return self._readiness.communicator
 
     @contextmanager
     def block(self) -> Iterator[None]:
@@ -82,18 +82,18 @@ class Join:
             EngineError: blocks within each other, ranks whose options differ, or that do different
                 things; or a rank ran out, where that is asked for.
         """
-        if self._reducer.announce is not None:
+        if self._readiness.announce is not None:
             raise EngineError("join() was called within the block of another join() of this model")
         options = (self._by_all, self._throw)
         require_same(self._communicator, [("what join() is told", options)])
-        self._reducer.announce = self._announce
+        self._readiness.announce = self._announce
         try:
             yield
-            self._reducer.settle()
+            self._readiness.settle()
             self._shadow()
         finally:
-            self._reducer.announce = None
-            self._reducer.set_present(range(self._communicator.world_size))
+            self._readiness.announce = None
+            self._readiness.set_present(range(self._communicator.world_size))
             self._buffers.source = 0
 
     def _announce(self, move: Move) -> None:
@@ -105,7 +105,7 @@ class Join:
                 f"{name_ranks([r for r in active if moves[r] == kind])} {kind.describe}"
                 for kind in (Move.FORWARD, Move.BACKWARD)
             )
-            self._reducer.drop()
+            self._readiness.drop()
             raise EngineError(
                 f"the ranks are not at the same step: {named}. An error between forward and "
                 "backward, as in the loss, does that: see the error there"
@@ -127,10 +127,10 @@ class Join:
             if kinds == {Move.FORWARD}:
                 self._buffers.refresh(self._communicator)
             elif kinds == {Move.BACKWARD}:
-                self._reducer.shadow()
+                self._readiness.shadow()
         if len(self._active) < self._communicator.world_size:
             broadcast_tensors(
-                self._communicator, self._reducer.parameters, source=self._buffers.source
+                self._communicator, self._readiness.parameters, source=self._buffers.source
             )
             self._buffers.refresh(self._communicator)
 
@@ -138,7 +138,7 @@ class Join:
         """Return what every rank is about to do."""
         communicator = self._communicator
         moves = torch.zeros(
-            communicator.world_size, dtype=torch.int64, device=self._reducer.parameters[0].device
+            communicator.world_size, dtype=torch.int64, device=self._readiness.parameters[0].device
         )
         moves[communicator.rank] = move
         algorithm = NATIVE if moves.is_cuda else "recursive_doubling"
@@ -148,7 +148,7 @@ class Join:
     def _leave_out(self, joined: list[int]) -> None:
         self._stop_planning()
         if self._throw:
-            self._reducer.drop()
+            self._readiness.drop()
             raise EngineError(
                 f"{name_ranks(joined)} ran out of inputs, and join() was told to raise then "
                 "(throw_on_early_termination)"
@@ -157,4 +157,4 @@ class Join:
     def _note(self, active: list[int]) -> None:
         self._active = active
         self._buffers.source = active[0]
-        self._reducer.set_present(active, alone=not self._by_all)
+        self._readiness.set_present(active, alone=not self._by_all)

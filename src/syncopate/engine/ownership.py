@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from syncopate.engine.exchange import groups
 from syncopate.errors import EngineError
 
 if TYPE_CHECKING:
@@ -135,8 +136,8 @@ def require_averaged(optimizer: torch.optim.Optimizer) -> None:
     known: set[int] = set()
     for engine in tuple(_engines):
         known.update(engine.parameters)
-    for number, group in enumerate(optimizer.param_groups):
-        for place, parameter in enumerate(group["params"]):
+    for number, parameters in enumerate(groups.parameters_of(optimizer)):
+        for place, parameter in enumerate(parameters):
             if parameter.requires_grad and id(parameter) not in known:
                 raise EngineError(
                     f"{in_optimizer(number, place, parameter)} is in no distributed model, so its "

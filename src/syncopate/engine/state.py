@@ -145,8 +145,14 @@ class Buffers:
             self.take(names)
         tensors = [self.kept[name] for name in names]
         broadcast_tensors(communicator, tensors, self.source)
-        if here:
+        if not here:
+            self.restore()
+
+    def restore(self) -> None:
+        """Give this rank's buffers the values and forms that were last agreed on; asks nobody."""
+        if not self._forms:
             return
+        forms = self._look()
         if forms != self._forms:
             self._conform(forms)
         else:

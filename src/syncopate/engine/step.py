@@ -7,27 +7,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from syncopate.calibration.stamps import Clock
 from syncopate.collectives import Handle
+from syncopate.recipe import Recipe
 from syncopate.timeline import Span
 from syncopate.tracing import Recorder
+from syncopate.tracing.clocks import Clock
 
 
 @dataclass(frozen=True)
-class Push:
+class Sent:
     """One collective of a step: one dtype of one bucket.
 
     Attributes:
         bucket: the bucket's place in the plan.
-        channel: where it travelled.
-        algorithm: how.
+        recipe: how it travelled.
         nbytes: bytes on the wire, what rode along included.
         handle: knows when it ran.
     """
 
     bucket: int
-    channel: int
-    algorithm: str
+    recipe: Recipe
     nbytes: int
     handle: Handle
 
@@ -43,12 +42,15 @@ class Step:
         forward_start: the model was called (in the last micro-batch, when several accumulate).
         backward_start: backward reached the model's outputs, which ends forward and loss.
         backward_end: all gradients of this rank are there.
-        end: all averages are there.
+        end: all averages are there; where weights are pulled, all pulls are launched.
         update: start and end of the optimizer's step *before* this forward, which closed the
             previous iteration.
         earlier: ``(forward_start, backward_start, backward_end)`` of the accumulated micro-batches.
         ready: ``(parameter index, stamp)`` in order of readiness; only of held steps.
-        pushes: the collectives, in launch order.
+        closing: start and end of the optimizer's step that closed *this* iteration, where it is
+            known at the step's end.
+        pushes: the collectives of the gradients, in launch order.
+        pulls: those of the weights, likewise; the next forward waits for them.
     """
 
     forward_start: Any = None
@@ -58,7 +60,9 @@ class Step:
     update: tuple[Any, Any] | None = None
     earlier: list[tuple[Any, Any, Any]] = field(default_factory=list)
     ready: list[tuple[int, Any]] = field(default_factory=list)
-    pushes: list[Push] = field(default_factory=list)
+    closing: tuple[Any, Any] | None = None
+    pushes: list[Sent] = field(default_factory=list)
+    pulls: list[Sent] = field(default_factory=list)
 
 
 class StepRecorder:
@@ -87,8 +91,9 @@ class StepRecorder:
         self._clock.finish()
         recorder = Recorder(self._rank)
         updates = [step.update for step in self.steps[1:]] + [last_update]
-        for iteration, (step, update) in enumerate(zip(self.steps, updates, strict=True)):
+        for iteration, (step, following) in enumerate(zip(self.steps, updates, strict=True)):
             self._add_step(recorder, iteration, step)
+            update = step.closing or following
             if update is not None:
                 self._add(recorder, "update", iteration, update)
         return recorder.drain()
@@ -102,17 +107,20 @@ class StepRecorder:
             if forward_start is not None:
                 self._add(recorder, "forward", iteration, (forward_start, backward_start))
             self._add(recorder, "backward", iteration, (backward_start, backward_end))
-        self._add(recorder, "wait", iteration, (step.backward_end, step.end))
-        for push in step.pushes:
-            recorder.add(
-                f"bucket {push.bucket}",
-                "push",
-                (push.handle.started_s, push.handle.finished_s),
-                iteration=iteration,
-                channel=push.channel,
-                nbytes=push.nbytes,
-                detail=push.algorithm,
-            )
+        waited = step.closing[0] if step.closing else step.end
+        self._add(recorder, "wait", iteration, (step.backward_end, waited))
+        for lane, collectives in (("push", step.pushes), ("pull", step.pulls)):
+            for sent in collectives:
+                sent.handle.wait()
+                recorder.add(
+                    f"bucket {sent.bucket}",
+                    lane,
+                    (sent.handle.started_s, sent.handle.finished_s),
+                    iteration=iteration,
+                    channel=sent.recipe.channel,
+                    nbytes=sent.nbytes,
+                    detail=sent.recipe.algorithm,
+                )
 
     def _add(self, recorder: Recorder, lane: str, iteration: int, stamps: tuple[Any, Any]) -> None:
         start_s, end_s = (

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from syncopate.collectives.failure import name_ranks
+from syncopate.collectives.health.blame import name_ranks
 from syncopate.engine.state import Buffers
 from syncopate.errors import EngineError
 from syncopate.units import KIB, MIB

@@ -6,7 +6,8 @@ into a plan with its prediction (``planner.py``).
 
 from __future__ import annotations
 
-from syncopate.planning.planner import compare, make_plan, predict
-from syncopate.planning.registry import POLICIES, Policy
+from syncopate.planning.planner import compare, make_plan
+from syncopate.planning.question import predict
+from syncopate.planning.registry import POLICIES, Policy, filled_to
 
-__all__ = ["POLICIES", "Policy", "compare", "make_plan", "predict"]
+__all__ = ["POLICIES", "Policy", "compare", "filled_to", "make_plan", "predict"]

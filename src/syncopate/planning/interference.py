@@ -30,8 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import Envelope
-from syncopate.costs.pieces import FloatArray, IntArray
+from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.planning.problem import Partition, Problem
 
 STATES = 48
@@ -74,9 +73,9 @@ def least_disturbing(
     known = _States(np.zeros(1), np.zeros(1), np.full(1, -1, np.int64), np.zeros(1, np.int64))
     for stop in stops:
         ready_s = float(problem.ready_s[stop - 1])
-        cost = _bucket_costs(problem, known.stop, stop)
+        cost = problem.bucket_costs(problem.cost, known.stop, stop)
         end, delay = _send(known, ready_s, cost, compute_s, interference)
-        kept = _undominated(end, delay)
+        kept = undominated(end, delay)
         known = _States(
             np.concatenate((known.end_s, end[kept])),
             np.concatenate((known.delay_s, delay[kept])),
@@ -112,20 +111,18 @@ def _send(
     return end, delay
 
 
-def _undominated(end_s: FloatArray, delay_s: FloatArray) -> IntArray:
-    """Return the indices of pairs that no other pair equals or beats in both, by ascending end."""
-    order = np.lexsort((delay_s, end_s))
-    least = np.minimum.accumulate(delay_s[order])
+def undominated(first: FloatArray, second: FloatArray, most: int = STATES) -> IntArray:
+    """Return the indices of pairs that no other pair equals or beats in both, by ascending first.
+
+    Args:
+        first: shape (n,); smaller is better.
+        second: shape (n,); smaller is better.
+        most: keep no more than so many.
+    """
+    order = np.lexsort((second, first))
+    least = np.minimum.accumulate(second[order])
     better = np.concatenate(([True], least[1:] < least[:-1]))
     kept = order[better]
-    if len(kept) > STATES:
-        kept = kept[np.linspace(0, len(kept) - 1, STATES).round().astype(np.int64)]
+    if len(kept) > most:
+        kept = kept[np.linspace(0, len(kept) - 1, most).round().astype(np.int64)]
     return kept
-
-
-def _bucket_costs(problem: Problem, starts: IntArray, stop: int) -> FloatArray:
-    sizes = problem.offsets[:, [stop]] - problem.offsets[:, starts]
-    if len(sizes) > 1 and isinstance(problem.cost, Envelope):
-        of_algorithms = [cost(sizes).sum(axis=0) for cost in problem.cost.costs.values()]
-        return np.asarray(np.min(of_algorithms, axis=0))
-    return np.asarray(problem.cost(sizes).sum(axis=0))

@@ -39,8 +39,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from syncopate.costs.functions import Envelope
-from syncopate.costs.pieces import Pieces
+from syncopate.costs.model.functions import Envelope
+from syncopate.costs.model.pieces import Pieces
 from syncopate.planning.problem import Partition, Problem
 
 _ROWS_AT_ONCE = 512

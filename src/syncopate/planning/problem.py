@@ -1,5 +1,8 @@
 """The problem every policy solves: when gradients are ready, how large they are, what bytes cost.
 
+Where weights are updated on some ranks alone, they come back in the same buckets; then the problem
+knows what that costs too, and when the next forward needs them.
+
 A *partition* cuts the gradients, in ready order, into buckets of consecutive ones. It is written as
 the tuple of the buckets' ends: ``(2, 5)`` is the buckets ``[0, 2)`` and ``[2, 5)``.
 """
@@ -7,19 +10,35 @@ the tuple of the buckets' ends: ``(2, 5)`` is the buckets ``[0, 2)`` and ``[2, 5
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.costs.functions import CostFunction, Envelope
-from syncopate.costs.pieces import FloatArray
+from syncopate.costs.model.functions import CostFunction, Envelope
+from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.errors import InvalidValueError
+from syncopate.simulation.traffic import Pull, Traffic
 
 Partition = tuple[int, ...]
 
-DDP_BUCKET_BYTES = 25 * 1024 * 1024
-"""``bucket_cap_mb`` of DistributedDataParallel."""
+
+@dataclass(frozen=True)
+class Return:
+    """How the weights of a bucket come back.
+
+    Attributes:
+        cost: seconds of the collective; an :class:`Envelope` chooses one algorithm per bucket.
+        needed_s: shape (L,); the progress of forward at which each tensor's weights are needed.
+        ranks: that share the update.
+        rooted: whether each bucket is updated by one rank, rather than a shard of it by each.
+    """
+
+    cost: CostFunction
+    needed_s: tuple[float, ...]
+    ranks: int
+    rooted: bool = False
 
 
 class Problem:
@@ -30,14 +49,14 @@ class Problem:
         nbytes: shape (L,), or (D, L) for gradients of D dtypes, where each column has one entry
             that is not zero: a bucket travels as one collective per dtype.
         cost: seconds of a collective; an :class:`Envelope` chooses one algorithm per bucket.
-        threshold_bytes: what the ``threshold`` policy fills a bucket to.
+        back: how weights come back; None where every rank updates all of them.
 
     Attributes:
         ready_s: shape (L,).
         nbytes: shape (D, L).
         offsets: shape (D, L+1); bytes of each dtype before each tensor.
         cost: as given.
-        threshold_bytes: as given.
+        back: as given.
 
     Raises:
         InvalidValueError: a value is NaN, infinite or negative, the ready times decrease, or the
@@ -50,12 +69,12 @@ class Problem:
         nbytes: ArrayLike,
         cost: CostFunction,
         *,
-        threshold_bytes: int = DDP_BUCKET_BYTES,
+        back: Return | None = None,
     ) -> None:
         self.ready_s: FloatArray = np.asarray(ready_s, float)
         self.nbytes: FloatArray = np.atleast_2d(np.asarray(nbytes, float))
         self.cost = cost
-        self.threshold_bytes = threshold_bytes
+        self.back = back
         if self.ready_s.ndim != 1 or not self.ready_s.size:
             raise InvalidValueError("ready_s", self.ready_s.tolist(), "one time for each tensor")
         if self.nbytes.ndim != 2 or self.nbytes.shape[1] != self.ready_s.size:
@@ -66,8 +85,6 @@ class Problem:
         _require_sane("nbytes", self.nbytes.ravel())
         if (np.diff(self.ready_s) < 0).any():
             raise InvalidValueError("ready_s", self.ready_s.tolist(), "non-decreasing")
-        if threshold_bytes < 1:
-            raise InvalidValueError("threshold_bytes", threshold_bytes, "an integer >= 1")
         self.offsets: FloatArray = np.concatenate(
             (np.zeros((len(self.nbytes), 1)), np.cumsum(self.nbytes, axis=1)), axis=1
         )
@@ -84,12 +101,53 @@ class Problem:
             return self.cost.bucket(sizes.tolist()).seconds
         return float(self.cost(sizes).sum())
 
+    def contract(self, cost: CostFunction, start: int, stop: int) -> tuple[CostFunction, float]:
+        """Return what carries the bucket ``[start, stop)``, and its seconds.
+
+        They are those of one algorithm with the same options for all its dtypes.
+        """
+        sizes = self.offsets[:, stop] - self.offsets[:, start]
+        if isinstance(cost, Envelope):
+            found = cost.bucket(sizes.tolist())
+            cost = cost.of(found.algorithm).fixed(found.options)
+        return cost, float(cost(sizes).sum())
+
+    def bucket_costs(self, cost: CostFunction, starts: IntArray, stop: int) -> FloatArray:
+        """Return the seconds of the buckets of gradients ``[start, stop)``, for many starts."""
+        sizes = self.offsets[:, [stop]] - self.offsets[:, starts]
+        if len(sizes) > 1 and isinstance(cost, Envelope):
+            of_algorithms = [one(sizes).sum(axis=0) for one in cost.costs.values()]
+            return np.asarray(np.min(of_algorithms, axis=0))
+        return np.asarray(cost(sizes).sum(axis=0))
+
+    def roots(self, partition: Sequence[int]) -> tuple[int, ...]:
+        """Return who updates each bucket: in turn the rank that has the fewest bytes so far."""
+        if self.back is None or not self.back.rooted:
+            return (0,) * len(partition)
+        held = [0.0] * self.back.ranks
+        roots = []
+        filled = self.offsets.sum(axis=0)
+        for start, stop in pairwise((0, *partition)):
+            root = held.index(min(held))
+            held[root] += float(filled[stop] - filled[start])
+            roots.append(root)
+        return tuple(roots)
+
     def finish_s(self, partition: Sequence[int]) -> float:
         """Return when the last bucket ends, by the recurrence of MG-WFBP (Eq. 7) on one channel."""
         end = 0.0
         for start, stop in pairwise((0, *partition)):
             end = max(end, float(self.ready_s[stop - 1])) + self.bucket_s(start, stop)
         return end
+
+
+def pull_channels(needed_s: Sequence[float], channels: int) -> tuple[int, ...]:
+    """Return the channel of each bucket's pull: in turn, in the order in which they are pulled."""
+    found = [0] * len(needed_s)
+    order = Traffic((), tuple(Pull(at_s, 0.0) for at_s in needed_s)).pull_order
+    for turn, index in enumerate(order):
+        found[index] = turn % channels
+    return tuple(found)
 
 
 def _require_sane(what: str, values: FloatArray) -> None:

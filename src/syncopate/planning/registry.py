@@ -1,17 +1,22 @@
 """Registry: the one table of policies.
 
-A new policy is one file with a function from a problem to a partition, and one row here.
+A new policy is one file and one row here: a function from a problem to a partition, or one from a
+question to a draft, which then chooses exchange, channels and recipes as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from syncopate.errors import UnknownNameError
+from syncopate.planning.auto import auto
 from syncopate.planning.mg_wfbp import mg_wfbp
 from syncopate.planning.optimal import optimal
 from syncopate.planning.problem import Partition, Problem
+from syncopate.planning.question import Draft, Question
+from syncopate.planning.search import searched
 from syncopate.planning.single import single
 from syncopate.planning.threshold import threshold
 from syncopate.planning.wfbp import wfbp
@@ -26,15 +31,22 @@ class Policy:
         partition: from a problem to the ends of its buckets.
         summary: one line.
         source: where it comes from.
-        searches: whether the planner goes on from its partition by playing candidates where
-            overlap is not ideal or there are several channels.
+        plans: from a question to a draft, where there is more to decide than the partition.
+        chooses: whether it chooses the exchange and the number of channels by itself.
     """
 
     name: str
     partition: Callable[[Problem], Partition]
     summary: str
     source: str
-    searches: bool = False
+    plans: Callable[[Question], Draft] | None = None
+    chooses: bool = False
+
+    def draft(self, question: Question) -> Draft:
+        """Return this policy's answer."""
+        if self.plans is not None:
+            return self.plans(question)
+        return question.draft(self.partition(question.problem))
 
 
 _ROWS = (
@@ -57,14 +69,31 @@ _ROWS = (
     Policy(
         "optimal",
         optimal,
-        "the exact optimum by dynamic programming; best algorithm per bucket",
+        "the exact optimum by dynamic programming; where that ends, the best of played candidates",
         "this project",
-        searches=True,
+        plans=searched,
+    ),
+    Policy(
+        "auto",
+        optimal,
+        "the best of `optimal` for every exchange on one and two channels, and why",
+        "this project",
+        plans=auto,
+        chooses=True,
     ),
 )
 
 POLICIES: dict[str, Policy] = {row.name: row for row in _ROWS}
 """Name -> row."""
+
+
+def filled_to(bucket_bytes: int) -> Policy:
+    """Return the ``threshold`` policy with another threshold.
+
+    Raises:
+        InvalidValueError: fewer than one byte; when it plans.
+    """
+    return replace(POLICIES["threshold"], partition=partial(threshold, bucket_bytes=bucket_bytes))
 
 
 def require_policy(name: str) -> Policy:

@@ -1,17 +1,23 @@
 """Search: planning where the recurrence is not exact, by playing whole iterations.
 
-Two things break the recurrence that ``optimal.py`` solves. With interference, communication slows
+Three things break the recurrence that ``optimal.py`` solves. With interference, communication slows
 the computation that makes later gradients ready. With several channels, start-ups overlap and bytes
-share the link. There the planner plays candidates and keeps the best:
+share the link. And where weights are pulled, the next forward waits for them. There the planner
+plays candidates and keeps the best:
 
-* the partition of ``optimal``, which ignores both;
+* the partition of ``optimal``, which ignores all three;
 * the partition of ``interference.py``, which is exact on one channel wherever overlap pays;
+* where weights are pulled, that of ``both_ways.py``, which is exact on one channel with ideal
+  overlap, and ramps, whose buckets are small where backward turns into forward;
 * the partitions of all other policies, so that none of them is ever better;
 * k buckets of about equal bytes, for several k;
-* from the best of these, what single changes improve: a cut removed, added, or moved by one.
+* from the best few of these, what single changes improve: a cut removed, added, or moved by one.
+
+A tensor larger than a good bucket stays whole: the ends of buckets are counted in tensors, and
+finer places to cut would be entries of ``Problem.offsets`` between them.
 
 Everything is deterministic; at a tie the earlier candidate, then fewer buckets, wins. The number
-of collectives played is limited, not the time, so that a plan depends on its inputs alone.
+of messages played is limited, not the time, so that a plan depends on its inputs alone.
 """
 
 from __future__ import annotations
@@ -22,51 +28,74 @@ from itertools import pairwise
 import numpy as np
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import Envelope, startup_part_s
+from syncopate.costs.model.functions import CostFunction, startup_part_s
+from syncopate.planning.both_ways import both_ways
 from syncopate.planning.interference import least_disturbing, overlap_pays
 from syncopate.planning.mg_wfbp import mg_wfbp
-from syncopate.planning.problem import Partition, Problem
+from syncopate.planning.optimal import optimal
+from syncopate.planning.problem import Partition, Problem, pull_channels
+from syncopate.planning.question import Draft, Question
+from syncopate.planning.shapes import EQUAL_BUCKETS, equal, ramps
 from syncopate.planning.single import single
 from syncopate.planning.threshold import threshold
 from syncopate.planning.wfbp import wfbp
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import play_collectives
+from syncopate.simulation.iteration import play_traffic
+from syncopate.simulation.traffic import Pull, Traffic
 from syncopate.workload import Workload
 
 CUTS = 256
 """Places where the search considers a cut; in longer workloads, the most even ones by bytes."""
 
-_EQUAL_BUCKETS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-_PLAYED_COLLECTIVES = 60_000
+PLAYED_MESSAGES = 60_000
+"""After so many messages the search keeps what it has."""
+
+_IMPROVED = 3
+"""How many of the best candidates are improved: changes of one cut end where none of them helps."""
 
 
-def search(
-    problem: Problem,
-    partition: Partition,
-    workload: Workload,
-    interference: Interference,
-    channels: int,
-) -> Partition:
+def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
+    """Return the best plan found for one exchange on so many channels.
+
+    Args:
+        question: whose first exchange and number of channels count.
+        most: messages to play.
+    """
+    problem, interference = question.problem, question.cluster.interference
+    partition, channels = optimal(problem), question.channels[0]
+    ideal = interference.compute_rate == 1 and interference.collective_stretch == 1
+    if problem.back is not None or channels > 1 or not ideal:
+        player = Player(problem, question.workload, interference, channels)
+        partition = search(player, partition, most)
+    return question.draft(partition)
+
+
+def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) -> Partition:
     """Return the best partition found by playing; never worse than ``partition``.
 
     Args:
-        problem: the workload's ready times and sizes, and the costs.
+        player: of the problem, the machine and the channels.
         partition: what to start from, the exact optimum with ideal overlap on one channel.
-        workload: whose iteration is played.
-        interference: what overlap costs.
-        channels: buckets take the channels in turn.
+        most: messages to play before what has been found has to do; candidates are played anyway.
     """
-    player = Player(problem, workload, interference, channels)
+    problem, workload = player.problem, player.workload
+    interference, channels = player.interference, player.channels
     stops = _stops(problem, partition)
     compute_s = workload.forward_s + workload.backward_s
     exact = least_disturbing(problem, compute_s, interference, stops)
     candidates = [partition, exact, single(problem), threshold(problem)]
     candidates += [mg_wfbp(problem), wfbp(problem)]
-    candidates += [_equal(problem, count) for count in _EQUAL_BUCKETS if count < problem.length]
-    best = min(dict.fromkeys(candidates), key=player.score)
-    if channels == 1 and overlap_pays(interference) and len(stops) == problem.length:
-        return best
-    return _improve(best, stops, player)
+    candidates += [equal(problem, count) for count in EQUAL_BUCKETS if count < problem.length]
+    if problem.back is not None:
+        ways = dict.fromkeys((1, channels))
+        candidates += [both_ways(problem, workload.forward_s, compute_s, stops, c) for c in ways]
+        candidates += ramps(problem)
+    ranked = sorted(dict.fromkeys(candidates), key=player.score)
+    one_way = problem.back is None and channels == 1 and overlap_pays(interference)
+    if one_way and len(stops) == problem.length:
+        return ranked[0]
+    improved = [_improve(one, stops, player, most) for one in ranked[:_IMPROVED]]
+    return min(improved, key=player.score)
 
 
 class Player:
@@ -79,71 +108,93 @@ class Player:
         channels: buckets take the channels in turn.
 
     Attributes:
-        played: how many collectives were played so far.
+        problem, workload, interference, channels: as given.
+        played: how many messages were played so far.
     """
 
     def __init__(
         self, problem: Problem, workload: Workload, interference: Interference, channels: int
     ) -> None:
-        self._problem = problem
-        self._workload = workload
-        self._interference = interference
-        self._channels = channels
-        self._prices: dict[tuple[int, int], tuple[float, float]] = {}
+        self.problem = problem
+        self.workload = workload
+        self.interference = interference
+        self.channels = channels
+        self._pushes: dict[tuple[int, int], tuple[float, float]] = {}
+        self._pulls: dict[tuple[int, int], tuple[float, float]] = {}
         self.played = 0
 
     def score(self, partition: Partition) -> tuple[float, int]:
         """Return the iteration time and the number of buckets."""
-        collectives = []
-        for index, (start, stop) in enumerate(pairwise((0, *partition))):
-            duration_s, startup_s = self._price(start, stop)
-            ready_s = float(self._problem.ready_s[stop - 1])
-            channel = index % self._channels
-            collectives.append(Collective(ready_s, duration_s, startup_s, channel))
-        self.played += len(partition)
-        played = play_collectives(self._workload, collectives, self._interference)
+        traffic = self._traffic(partition)
+        self.played += len(traffic.pushes) + len(traffic.pulls)
+        played = play_traffic(self.workload, traffic, self.interference)
         return played.iteration_s, len(partition)
 
-    def _price(self, start: int, stop: int) -> tuple[float, float]:
+    def _traffic(self, partition: Partition) -> Traffic:
+        problem, channels = self.problem, self.channels
+        pushes, pulls = [], []
+        buckets = list(pairwise((0, *partition)))
+        for index, (start, stop) in enumerate(buckets):
+            duration_s, startup_s = self._price(self._pushes, problem.cost, start, stop)
+            ready_s = float(problem.ready_s[stop - 1])
+            pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
+        if (back := problem.back) is None:
+            return Traffic(tuple(pushes), (), self.workload.update_s)
+        needed_s = [min(back.needed_s[start:stop]) for start, stop in buckets]
+        turns = pull_channels(needed_s, channels)
+        for (start, stop), at_s, channel in zip(buckets, needed_s, turns, strict=True):
+            duration_s, startup_s = self._price(self._pulls, back.cost, start, stop)
+            pulls.append(Pull(at_s, duration_s, startup_s, channel))
+        update_s = self.workload.update_s * self._update_part(partition)
+        return Traffic(tuple(pushes), tuple(pulls), update_s)
+
+    def _update_part(self, partition: Partition) -> float:
+        """Return the part of all weights that the busiest rank updates."""
+        back, filled = self.problem.back, self.problem.offsets.sum(axis=0)
+        assert back is not None
+        if not back.rooted:
+            return 1 / back.ranks
+        held: dict[int, float] = {}
+        roots = self.problem.roots(partition)
+        for root, (start, stop) in zip(roots, pairwise((0, *partition)), strict=True):
+            held[root] = held.get(root, 0.0) + float(filled[stop] - filled[start])
+        return max(held.values()) / (float(filled[-1]) or 1.0)
+
+    def _price(
+        self,
+        known: dict[tuple[int, int], tuple[float, float]],
+        cost: CostFunction,
+        start: int,
+        stop: int,
+    ) -> tuple[float, float]:
         key = (start, stop)
-        if key not in self._prices:
-            cost = self._problem.cost
-            sizes = (self._problem.offsets[:, stop] - self._problem.offsets[:, start]).tolist()
-            duration_s = self._problem.bucket_s(start, stop)
-            if isinstance(cost, Envelope):
-                contract = cost.bucket(sizes)
-                cost = cost.of(contract.algorithm).fixed(contract.options)
-            self._prices[key] = (duration_s, startup_part_s(cost, sizes, duration_s))
-        return self._prices[key]
+        if key not in known:
+            sizes = (self.problem.offsets[:, stop] - self.problem.offsets[:, start]).tolist()
+            carrier, duration_s = self.problem.contract(cost, start, stop)
+            known[key] = (duration_s, startup_part_s(carrier, sizes, duration_s))
+        return known[key]
 
 
 def _stops(problem: Problem, partition: Partition) -> tuple[int, ...]:
     if problem.length <= CUTS:
         return tuple(range(1, problem.length + 1))
     # A partition of more buckets than there are cuts keeps its best-spaced ones only.
-    chosen = {*_equal(problem, CUTS // 2), problem.length}
+    chosen = {*equal(problem, CUTS // 2), problem.length}
     known = np.array(partition)
     chosen |= set(known[np.linspace(0, len(known) - 1, CUTS // 2).round().astype(int)].tolist())
     return tuple(sorted(chosen))
 
 
-def _equal(problem: Problem, count: int) -> Partition:
-    """Return ``count`` buckets of about equal bytes, or fewer where one gradient fills several."""
-    filled = problem.offsets.sum(axis=0)
-    targets = filled[-1] * np.arange(1, count) / count
-    cuts = np.searchsorted(filled, targets, side="left")
-    inner = {int(cut) for cut in cuts if 0 < cut < problem.length}
-    return (*sorted(inner), problem.length)
-
-
-def _improve(partition: Partition, stops: Sequence[int], player: Player) -> Partition:
-    """Take single changes while they improve, within the budget of played collectives."""
+def _improve(
+    partition: Partition, stops: Sequence[int], player: Player, most: int = PLAYED_MESSAGES
+) -> Partition:
+    """Take single changes while they improve, and no more than ``most`` messages were played."""
     best, best_score = partition, player.score(partition)
     improved = True
     while improved:
         improved = False
         for candidate in _neighbours(best, stops):
-            if player.played > _PLAYED_COLLECTIVES:
+            if player.played > most:
                 return best
             score = player.score(candidate)
             if score < best_score:

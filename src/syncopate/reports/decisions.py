@@ -7,7 +7,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.cluster import AlgorithmOptions
 from syncopate.decision_table import (
     MEASURED,
     PRICED,
@@ -16,6 +15,7 @@ from syncopate.decision_table import (
     DecisionTable,
     SizeRange,
 )
+from syncopate.recipe import AlgorithmOptions
 from syncopate.reports.rules import sizes_text
 from syncopate.units import format_bytes, format_seconds
 

@@ -75,9 +75,12 @@ def plans_report(
     plans: Sequence[Plan],
     *,
     measured_s: Mapping[str, float] | None = None,
-    chosen: str | None = None,
+    chosen: Plan | None = None,
 ) -> RenderableType:
     """Return plans side by side, one row each.
+
+    Plans of several exchanges, or on several channels, say which; then there is no room for their
+    algorithms. A plan that was chosen among exchanges, and says why, stands apart.
 
     Args:
         plans: the plans to compare.
@@ -85,28 +88,37 @@ def plans_report(
             the error of the prediction in place of the algorithms, which a terminal has no room
             for beside them. A policy without a plan, such as a baseline run by something else,
             gets a row of measurements alone.
-        chosen: the policy to mark.
+        chosen: the plan to mark.
     """
     bounds = {plan.prediction.bound_s for plan in plans if plan.prediction}
     suffix = f"; bound {format_seconds(min(bounds))}" if bounds else ""
     table = titled_table(f"plans{suffix}")
-    _columns(table, "policy", right=("buckets", "predicted", "exposed", "above\nbound"))
-    if measured_s is None:
-        _columns(table, "algorithms")
-    else:
+    several = len({(plan.exchange, plan.channels) for plan in plans}) > 1
+    _columns(table, "policy", *(["exchange"] if several else []))
+    _columns(table, right=(["channels"] if several else []))
+    _columns(table, right=("buckets", "predicted", "exposed", "above\nbound"))
+    if measured_s is not None:
         _columns(table, right=("measured", "error"))
+    elif not several:
+        _columns(table, "algorithms")
+    before = plans[0].exchange if plans else ""
     for plan in plans:
-        name = f"> {plan.policy}" if plan.policy == chosen else f"  {plan.policy}"
-        cells = [name, str(len(plan.buckets)), *_predicted(plan)]
-        if measured_s is None:
-            cells.append(", ".join(algorithms_of(plan)))
-        else:
+        if plan.exchange != before or plan.reason:
+            table.add_section()
+        before = plan.exchange
+        name = f"> {plan.policy}" if plan is chosen else f"  {plan.policy}"
+        cells = [name, *([plan.exchange, str(plan.channels)] if several else [])]
+        cells += [str(len(plan.buckets)), *_predicted(plan)]
+        if measured_s is not None:
             cells += _measured(plan, measured_s.get(plan.policy))
-        table.add_row(*cells, style="bold" if plan.policy == chosen else None)
+        elif not several:
+            cells.append(", ".join(algorithms_of(plan)))
+        table.add_row(*cells, style="bold" if plan is chosen else None)
     planned = {plan.policy for plan in plans}
     for name, seconds in (measured_s or {}).items():
         if name not in planned:
-            table.add_row(f"  {name}", *["-"] * 4, format_seconds(seconds), "-")
+            missing = ["-"] * (6 if several else 4)
+            table.add_row(f"  {name}", *missing, format_seconds(seconds), "-")
     return table
 
 
@@ -118,6 +130,10 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
         f"{plan.world_size} ranks, {len(plan.buckets)} buckets, exchange {plan.exchange}, "
         f"channels {plan.channels}",
     )
+    if plan.wire_dtype:
+        lines.append(f", gradients as {plan.wire_dtype}")
+    if plan.reason:
+        lines.append(f"\n{plan.reason}")
     prediction = plan.prediction
     if prediction is not None:
         lines.append(
@@ -128,17 +144,23 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
         )
     table = titled_table("buckets")
-    told = any(bucket.options for bucket in plan.buckets[:most])
-    _columns(table, "algorithm", *(["options"] if told else []), "tensors")
+    shown = plan.buckets[:most]
+    told = any(recipe.options for bucket in shown for _, recipe in bucket.recipes)
+    phases = [phase for phase, _ in plan.buckets[0].recipes]
+    _columns(table, *(phases if len(phases) > 1 else ["algorithm"]))
+    _columns(table, *(["options"] if told else []), "tensors")
     _columns(table, right=("#", "size", "channel"))
-    for index, bucket in enumerate(plan.buckets[:most]):
+    for index, bucket in enumerate(shown):
+        recipes = [recipe for _, recipe in bucket.recipes]
+        channels = dict.fromkeys(str(recipe.channel) for recipe in recipes)
+        options = dict.fromkeys(options_text(recipe.options) for recipe in recipes)
         table.add_row(
-            bucket.algorithm,
-            *([options_text(bucket.options)] if told else []),
+            *(recipe.algorithm for recipe in recipes),
+            *([" / ".join(options)] if told else []),
             _tensors(bucket),
             str(index),
             format_bytes(bucket.nbytes),
-            str(bucket.channel),
+            " / ".join(channels),
         )
     if len(plan.buckets) > most:
         table.caption = f"  and {len(plan.buckets) - most} more"
@@ -147,7 +169,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
 
 def algorithms_of(plan: Plan) -> tuple[str, ...]:
     """Return the algorithms a plan uses, in the order of first use."""
-    return tuple(dict.fromkeys(bucket.algorithm for bucket in plan.buckets))
+    recipes = (recipe for bucket in plan.buckets for _, recipe in bucket.recipes)
+    return tuple(dict.fromkeys(recipe.algorithm for recipe in recipes))
 
 
 def fit_error(curve: CollectiveCurve) -> float:

@@ -2,12 +2,14 @@
 
 A :class:`Schedule` is a table of transfers ``(round, src, dst, chunk range, copy | reduce)`` over
 ``world_size`` ranks. The same object is proved (:mod:`syncopate.schedules.checker`), priced
-(:mod:`syncopate.costs.price`), executed and drawn.
+(:mod:`syncopate.costs.model.price`), executed and drawn.
 
 What a schedule means:
 
 * Every rank works in place on one buffer of ``numel`` elements, cut into ``chunks`` pieces by
-  :func:`chunk_offsets`; a piece may be empty, and then its transfers carry nothing.
+  :func:`chunk_offsets`, or as long as each rank's shard is to be
+  (:func:`syncopate.schedules.conditions.element_offsets`); a piece may be empty, and then its
+  transfers carry nothing.
 * Within one round every send reads the buffers as they were when the round began. A ``"reduce"``
   is added to the receiver's chunks, a ``"copy"`` overwrites them.
 * Rounds are logical: a rank enters its next round when its own transfers are done, whatever the
@@ -16,8 +18,10 @@ What a schedule means:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -298,3 +302,34 @@ def chunk_offsets(numel: int, chunks: int) -> tuple[int, ...]:
         raise InvalidValueError("chunks", chunks, "an integer >= 1")
     share, longer = divmod(numel, chunks)
     return tuple(chunk * share + min(chunk, longer) for chunk in range(chunks + 1))
+
+
+def checked_bounds(bounds: Iterable[int], numel: int, world_size: int) -> tuple[int, ...] | None:
+    """Return ``bounds`` as a tuple, or None where they are the balanced cut.
+
+    Args:
+        bounds: where each rank's shard of a buffer begins, and at the end ``numel``; a shard may be
+            empty.
+        numel: elements of the buffer.
+        world_size: number of ranks p.
+
+    Raises:
+        InvalidValueError: they are not p + 1 integers that never decrease, from 0 to ``numel``.
+
+    Example:
+        >>> checked_bounds([0, 7, 7, 10], 10, 3)
+        (0, 7, 7, 10)
+    """
+    try:
+        found = tuple(map(operator.index, bounds))
+    except TypeError:
+        found = ()
+    right = len(found) == world_size + 1 and (found[0], found[-1]) == (0, numel)
+    if not right or any(end < begin for begin, end in pairwise(found)):
+        rule = (
+            f"{world_size + 1} element offsets that never decrease, from 0 to the {numel} elements "
+            f"of the tensor, so that rank r's shard is bounds[r]:bounds[r + 1]; or None for shards "
+            f"of equal length"
+        )
+        raise InvalidValueError("bounds", bounds, rule)
+    return None if found == chunk_offsets(numel, world_size) else found

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from syncopate.cluster import Cluster
-from syncopate.schedules import (
+from syncopate.schedules.algorithms import (
     bidirectional_exchange,
     binary_tree,
     blueconnect,

@@ -14,9 +14,11 @@ associate. Playing the rounds over these integers proves that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from syncopate.errors import ScheduleError
 from syncopate.schedules.base import REDUCE, Schedule
-from syncopate.schedules.conditions import Conditions, chunks_at, conditions
+from syncopate.schedules.conditions import chunks_at, conditions
 
 _UNDEFINED = -1
 
@@ -42,10 +44,15 @@ class _Expressions:
         return found
 
 
-def check(schedule: Schedule) -> None:
+def check(schedule: Schedule, bounds: Sequence[int] | None = None) -> None:
     """Prove that ``schedule`` does what its collective promises; see the module.
 
     Takes O(chunk transfers) time: seconds for the half million of a ring of 512 ranks.
+
+    Args:
+        schedule: what is to be proved.
+        bounds: rank r's shard is the chunks ``bounds[r]:bounds[r + 1]``; all ranks have as many
+            when left out.
 
     Raises:
         ScheduleError: it does not; the message names the round, the ranks and the chunk.
@@ -53,22 +60,33 @@ def check(schedule: Schedule) -> None:
     """
     promised = conditions(schedule.collective)
     expressions = _Expressions(schedule.world_size)
-    buffers = _start(schedule, promised)
+    start, end = (
+        [chunks_at(place, schedule, rank, bounds) for rank in range(schedule.world_size)]
+        for place in (promised.start, promised.end)
+    )
+    buffers = _start(schedule, start)
     table = schedule.table.table.tolist()
     begin = 0
     while begin < len(table):
-        end = begin
-        while end < len(table) and table[end][0] == table[begin][0]:
-            end += 1
-        _play(schedule, table[begin:end], buffers, expressions)
-        begin = end
-    _require_end(schedule, promised, buffers, expressions)
+        stop = begin
+        while stop < len(table) and table[stop][0] == table[begin][0]:
+            stop += 1
+        _play(schedule, table[begin:stop], buffers, expressions)
+        begin = stop
+    everyone = (1 << schedule.world_size) - 1
+    expected = [everyone] * schedule.chunks
+    if not promised.reduces:
+        for rank, chunks in enumerate(start):
+            for chunk in chunks:
+                expected[chunk] = 1 << rank
+    _require_end(schedule, (end, expected), buffers, expressions)
 
 
-def _start(schedule: Schedule, promised: Conditions) -> list[list[int]]:
+def _start(schedule: Schedule, chunks: Sequence[range]) -> list[list[int]]:
+    """Return what every rank holds in every chunk when it starts with its own ``chunks``."""
     buffers = [[_UNDEFINED] * schedule.chunks for _ in range(schedule.world_size)]
     for rank, buffer in enumerate(buffers):
-        for chunk in chunks_at(promised.start, schedule, rank):
+        for chunk in chunks[rank]:
             buffer[chunk] = rank
     return buffers
 
@@ -104,19 +122,23 @@ def _play(
 
 def _require_end(
     schedule: Schedule,
-    promised: Conditions,
+    promised: tuple[Sequence[range], Sequence[int]],
     buffers: list[list[int]],
     expressions: _Expressions,
 ) -> None:
-    everyone = (1 << schedule.world_size) - 1
-    expected = [everyone] * schedule.chunks
-    if not promised.reduces:
-        for rank in range(schedule.world_size):
-            for chunk in chunks_at(promised.start, schedule, rank):
-                expected[chunk] = 1 << rank
+    """Refute what does not end as promised.
+
+    Args:
+        schedule: what was played.
+        promised: the chunks that each rank must hold the result of, and whose contributions the
+            result of each chunk is made of, as a bit mask over ranks.
+        buffers: what every rank holds in every chunk.
+        expressions: what that stands for.
+    """
+    chunks, expected = promised
     results: dict[int, tuple[int, int]] = {}
     for rank, buffer in enumerate(buffers):
-        for chunk in chunks_at(promised.end, schedule, rank):
+        for chunk in chunks[rank]:
             where = f"at the end, rank {rank}, chunk {chunk}"
             held = buffer[chunk]
             if held == _UNDEFINED:

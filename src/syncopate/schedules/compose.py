@@ -16,7 +16,7 @@ import numpy.typing as npt
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Table, Transfers, rounds_of, rows, stacked
-from syncopate.schedules.conditions import conditions
+from syncopate.schedules.conditions import conditions, element_offsets
 
 IntArray = npt.NDArray[np.int64]
 _ROUND, _SRC, _DST, _START, _STOP, _OP = range(6)
@@ -117,6 +117,36 @@ def relabelled(schedule: Schedule, order: Sequence[int]) -> Schedule:
         Transfers(table),
         int(ranks[schedule.root]),
     )
+
+
+def by_element(schedule: Schedule, bounds: tuple[int, ...]) -> Schedule:
+    """Return a sharded ``schedule`` with elements for chunks, so that shards may differ in length.
+
+    It says what runs where rank r's shard is the elements ``bounds[r]:bounds[r + 1]``, and is
+    proved (:func:`~syncopate.schedules.checker.check` takes the bounds too) and priced like any
+    other; transfers that carry nothing are left out.
+
+    Args:
+        schedule: of a collective with shards.
+        bounds: as :func:`~syncopate.schedules.base.checked_bounds` wants them, and not empty.
+
+    Raises:
+        InvalidValueError: more elements than a table can count, or none.
+
+    Example:
+        >>> from syncopate.schedules.registry import build
+        >>> [t[1:5] for t in by_element(build("all_gather", "ring", 2), (0, 7, 9)).transfers]
+        [(0, 1, 0, 7), (1, 0, 7, 9)]
+    """
+    numel = bounds[-1]
+    if not 1 <= numel <= np.iinfo(np.int32).max:
+        rule = f"of 1 to {np.iinfo(np.int32).max} elements; count in larger units"
+        raise InvalidValueError("bounds", bounds, rule)
+    offsets = np.array(element_offsets(schedule, numel, bounds), np.int64)
+    t = schedule.table
+    table = rows(t.round, t.src, t.dst, (offsets[t.start], offsets[t.stop]), t.op)
+    title = schedule.collective, schedule.algorithm
+    return Schedule(*title, schedule.world_size, numel, Transfers(table), schedule.root)
 
 
 def require_order(world_size: int, order: Sequence[int]) -> None:

@@ -7,11 +7,13 @@ schedule against its row; the idea of collectives as pre- and postconditions is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 
 from syncopate.errors import UnknownNameError
-from syncopate.schedules.base import Schedule
+from syncopate.schedules.base import Schedule, chunk_offsets
 
 
 class Place(Enum):
@@ -70,14 +72,51 @@ def conditions(collective: str) -> Conditions:
         raise UnknownNameError("collective", collective, CONDITIONS) from None
 
 
-def chunks_at(place: Place, schedule: Schedule, rank: int) -> range:
+def chunks_at(
+    place: Place, schedule: Schedule, rank: int, bounds: Sequence[int] | None = None
+) -> range:
     """Return the chunks of ``rank`` that ``place`` speaks of.
+
+    Args:
+        place: which chunks are meant.
+        schedule: whose chunks.
+        rank: on which rank.
+        bounds: rank r's shard is the chunks ``bounds[r]:bounds[r + 1]``; all ranks have as many
+            when left out.
 
     Raises:
         ScheduleError: the chunks do not divide into shards.
     """
     if place is Place.SHARD:
-        return range(*schedule.shard(rank))
+        return range(*(schedule.shard(rank) if bounds is None else bounds[rank : rank + 2]))
     if place is Place.ROOT and rank != schedule.root:
         return range(0)
     return range(schedule.chunks)
+
+
+def element_offsets(
+    schedule: Schedule, numel: int, bounds: tuple[int, ...] | None = None
+) -> tuple[int, ...]:
+    """Return where each chunk of ``schedule`` begins in a buffer, and at the end ``numel``.
+
+    The chunks that a rank owns make up its shard, whatever the shards' lengths: where it owns
+    several, they are a balanced cut of it.
+
+    Args:
+        schedule: whose chunks.
+        numel: elements of the buffer.
+        bounds: rank r's shard of a sharded collective is the elements ``bounds[r]:bounds[r + 1]``;
+            the balanced cut when left out. Of no meaning for the others.
+    """
+    if not conditions(schedule.collective).sharded:
+        return chunk_offsets(numel, schedule.chunks)
+    cuts = chunk_offsets(numel, schedule.world_size) if bounds is None else bounds
+    share = schedule.shard(0)[1]
+    if share == 1:
+        return cuts
+    inner = (
+        begin + offset
+        for begin, end in pairwise(cuts)
+        for offset in chunk_offsets(end - begin, share)[:-1]
+    )
+    return (*inner, numel)

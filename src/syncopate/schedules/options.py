@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import ORDER
 from syncopate.schedules.compose import require_order
 
 Option = int | Sequence[int | str]
@@ -25,8 +26,6 @@ Option = int | Sequence[int | str]
 Options = tuple[tuple[str, Any], ...]
 """Options by name, sorted, with tuples for sequences: equal when they mean the same."""
 
-ORDER = "order"
-"""The option that every algorithm takes."""
 
 _KINDS: dict[str, type] = {"factors": int, ORDER: int, "stages": str}
 

@@ -22,13 +22,14 @@ from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import NATIVE as _NATIVE
+from syncopate.recipe import NATIVE as _NATIVE
+from syncopate.recipe import ORDER
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.catalogue import ROWS, Algorithm
 from syncopate.schedules.compose import relabelled, topology_order
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import cluster_factors
-from syncopate.schedules.options import ORDER, Option, Options, checked
+from syncopate.schedules.options import Option, Options, checked
 
 NATIVE = _NATIVE
 """The backend's own algorithm: a name plans may use, but no schedule."""
@@ -105,7 +106,7 @@ def fitted(collective: str, name: str, cluster: Cluster) -> dict[str, Any]:
 
     Those are ``order``, where ranks are not placed in the order of their numbers, and ``factors``
     where the algorithm takes them. How many blocks or pipelines are best depends on the size of the
-    message too (:mod:`syncopate.costs.blocks`).
+    message too (:mod:`syncopate.costs.decide.options`).
 
     Raises:
         UnknownNameError: no such collective or algorithm.

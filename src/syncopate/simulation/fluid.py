@@ -1,7 +1,9 @@
 """The event kernel: one thread of computation and collectives on channels, as a fluid.
 
-It knows nothing of models or plans: work comes in as seconds and goes out as times. The rules are
-those of the notes in ``iteration.py``.
+It knows nothing of models or plans: work comes in as seconds and goes out as times. Computation is
+a sequence of *pieces*, and a piece may wait for collectives before it begins. A collective waits
+for its channel, and for computation to come as far as it says. The rules are those of the notes in
+``iteration.py``.
 """
 
 from __future__ import annotations
@@ -14,31 +16,55 @@ from dataclasses import dataclass
 from syncopate.cluster import Interference
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One bucket's communication.
 
     Attributes:
-        ready_s: the progress of computation at which it may start.
+        ready_s: the progress of its piece of computation at which it may start.
         duration_s: how long it takes on an otherwise idle machine.
         startup_s: the part of it that does not share the link.
         channel: which channel carries it.
+        piece: the piece of computation that ``ready_s`` speaks of.
     """
 
     ready_s: float
     duration_s: float
     startup_s: float = 0.0
     channel: int = 0
+    piece: int = 0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Computation without a wait inside it.
+
+    Attributes:
+        duration_s: how long it takes alone.
+        after: the collectives that it waits for before it begins.
+    """
+
+    duration_s: float
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
-    """What happened: see ``iteration.Iteration`` for the fields."""
+    """What happened, in seconds from the start.
+
+    Attributes:
+        starts_s: when each collective started.
+        ends_s: when it ended.
+        begins_s: when each piece of computation began, its waits over.
+        finishes_s: when it was done.
+        progress: per piece, the ``(time, progress)`` points from which on it ran at another rate.
+    """
 
     starts_s: tuple[float, ...]
     ends_s: tuple[float, ...]
-    compute_end_s: float
-    progress: tuple[tuple[float, float], ...]
+    begins_s: tuple[float, ...]
+    finishes_s: tuple[float, ...]
+    progress: tuple[tuple[tuple[float, float], ...], ...]
 
 
 class _Work:
@@ -104,18 +130,85 @@ class _Job:
         return self.shares_link and now >= self.next_s
 
 
+class _Computation:
+    """The thread that computes: the piece it is in, and whether it waits to begin it."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.pieces = pieces
+        self.index = 0
+        self.waits = True
+        self.arrived = 0  # of what the next piece waits for, this many have ended
+        self.work = _Work(0.0)
+        self.reached_s = 0.0
+        self.begins_s: list[float] = []
+        self.finishes_s: list[float] = []
+        self.progress: list[list[tuple[float, float]]] = []
+
+    @property
+    def runs(self) -> bool:
+        """Whether it computes: it does not wait, and has not come to its end."""
+        return not self.waits and self.index < len(self.pieces)
+
+    @property
+    def next_s(self) -> float:
+        """When the present piece is done; it must run."""
+        return self.work.when(self.pieces[self.index].duration_s)
+
+    def advance(self, now: float, ended: Sequence[bool]) -> bool:
+        """Finish pieces that are done by now, and begin those that wait for nothing any more.
+
+        Returns:
+            Whether there were any.
+        """
+        advanced = False
+        while self.index < len(self.pieces):
+            if self.waits:
+                after = self.pieces[self.index].after
+                while self.arrived < len(after) and ended[after[self.arrived]]:
+                    self.arrived += 1
+                if self.arrived < len(after):
+                    break
+                self.waits, self.arrived = False, 0
+                self.work, self.reached_s = _Work(now), 0.0
+                self.begins_s.append(now)
+                self.progress.append([(now, 0.0)])
+                advanced = True
+            if now < self.next_s:
+                break
+            self.finishes_s.append(now)
+            self.index += 1
+            self.waits = advanced = True
+        return advanced
+
+    def when(self, collective: Collective) -> float:
+        """Return when computation comes as far as a collective asks, as far as is known now."""
+        if collective.piece != self.index:
+            return -math.inf if collective.piece < self.index else math.inf
+        return math.inf if self.waits else self.work.when(collective.ready_s)
+
+    def reach(self, collective: Collective) -> None:
+        """Note that computation has come as far as a collective asks."""
+        if collective.piece == self.index:
+            self.reached_s = max(self.reached_s, collective.ready_s)
+
+    def set_rate(self, now: float, rate: float) -> None:
+        """Compute at another rate from now on."""
+        if self.work.set_rate(now, rate, self.reached_s):
+            self.progress[-1].append((now, self.work.done))
+
+
 class _Machine:
     """The state of a run between two events."""
 
     def __init__(
-        self, compute_s: float, collectives: Sequence[Collective], interference: Interference
+        self,
+        pieces: Sequence[Piece],
+        collectives: Sequence[Collective],
+        interference: Interference,
     ) -> None:
         self.collectives = collectives
         self.interference = interference
-        self.compute_s = max(compute_s, max((c.ready_s for c in collectives), default=0.0))
-        self.compute = _Work(0.0)
-        self.progress = [(0.0, 0.0)]
-        self.reached_s = 0.0
+        self.computation = _Computation(pieces)
         self.queues: dict[int, deque[int]] = {}
         for index, collective in enumerate(collectives):
             self.queues.setdefault(collective.channel, deque()).append(index)
@@ -124,70 +217,88 @@ class _Machine:
         self.running: dict[int, _Job] = {}
         self.starts = [0.0] * len(collectives)
         self.ends = [0.0] * len(collectives)
+        self.ended = [False] * len(collectives)
 
     def end_collectives(self, now: float) -> None:
         for channel, job in list(self.running.items()):
             if job.ends(now):
                 self.ends[job.index] = now
+                self.ended[job.index] = True
                 del self.running[channel]
 
-    def start_collectives(self, now: float) -> None:
+    def start_collectives(self, now: float) -> bool:
+        """Start what can start; return whether some took no time and ended at once."""
+        at_once = False
         for channel, queue in self.queues.items():
             while queue and channel not in self.running:
-                collective = self.collectives[queue[0]]
-                if now < self.compute.when(collective.ready_s):
+                index = queue[0]
+                collective = self.collectives[index]
+                if now < self.computation.when(collective):
                     break
-                index = queue.popleft()
+                queue.popleft()
                 self.starts[index] = self.ends[index] = now
-                self.reached_s = max(self.reached_s, collective.ready_s)
+                self.computation.reach(collective)
                 if collective.duration_s > 0:
                     whole = collective.duration_s
                     startup = min(collective.startup_s, whole) if self.splits else 0.0
                     self.running[channel] = _Job(index, startup, whole - startup, now)
+                else:
+                    self.ended[index] = at_once = True
+        return at_once
 
     def set_rates(self, now: float) -> None:
-        overlapped = now < self.compute.when(self.compute_s)
-        stretch = self.interference.collective_stretch if overlapped else 1.0
+        computes = self.computation.runs
+        stretch = self.interference.collective_stretch if computes else 1.0
         sharers = sum(job.shares_link for job in self.running.values())
         for job in self.running.values():
             job.work.set_rate(now, 1.0 / (stretch * (sharers if job.shares_link else 1)))
-        if overlapped:
-            rate = self.interference.compute_rate if self.running else 1.0
-            if self.compute.set_rate(now, rate, self.reached_s):
-                self.progress.append((now, self.compute.done))
+        if computes:
+            self.computation.set_rate(now, self.interference.compute_rate if self.running else 1.0)
 
-    def next_event(self, now: float) -> float | None:
-        """Return when anything changes next, or None when all collectives have ended."""
+    def next_event(self) -> float | None:
+        """Return when anything changes next, or None when all is done."""
         times = [job.next_s for job in self.running.values()]
-        if self.running and now < (end := self.compute.when(self.compute_s)):
-            times.append(end)
+        if self.computation.runs:
+            times.append(self.computation.next_s)
         times += [
-            self.compute.when(self.collectives[queue[0]].ready_s)
+            self.computation.when(self.collectives[queue[0]])
             for channel, queue in self.queues.items()
             if queue and channel not in self.running
         ]
-        return min(times) if times else None
+        event = min(times, default=math.inf)
+        return event if event < math.inf else None
+
+    def settle(self, now: float) -> None:
+        """Do all that happens at one moment: what ends, what begins, and what follows at once."""
+        self.end_collectives(now)
+        # A collective that is ready as its piece ends starts before the next piece begins.
+        while self.start_collectives(now) | self.computation.advance(now, self.ended):
+            pass
+        self.set_rates(now)
 
 
-def run(compute_s: float, collectives: Sequence[Collective], interference: Interference) -> Run:
-    """Run computation of ``compute_s`` seconds beside ``collectives``.
+def run(
+    pieces: Sequence[Piece], collectives: Sequence[Collective], interference: Interference
+) -> Run:
+    """Run computation beside collectives.
 
     Args:
-        compute_s: computation that overlaps with collectives; at least the last ready time.
+        pieces: computation, in order. A collective that a piece waits for must be ready in an
+            earlier piece, and no piece may end before the ready times that speak of it.
         collectives: in launch order per channel.
         interference: see [Note: interference] in ``iteration.py``.
     """
-    machine = _Machine(compute_s, collectives, interference)
+    machine = _Machine(pieces, collectives, interference)
     now: float | None = 0.0
     while now is not None:
-        machine.end_collectives(now)
-        machine.start_collectives(now)
-        machine.set_rates(now)
-        now = machine.next_event(now)
-    end = machine.compute.when(machine.compute_s)
+        machine.settle(now)
+        now = machine.next_event()
+    computation = machine.computation
+    assert computation.index == len(pieces), "a piece waits for what can never start"
     return Run(
         starts_s=tuple(machine.starts),
         ends_s=tuple(machine.ends),
-        compute_end_s=end,
-        progress=(*machine.progress, (end, machine.compute_s)),
+        begins_s=tuple(computation.begins_s),
+        finishes_s=tuple(computation.finishes_s),
+        progress=tuple(map(tuple, computation.progress)),
     )

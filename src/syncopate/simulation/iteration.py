@@ -1,17 +1,27 @@
-"""One training iteration, played: when each bucket travels, and when the iteration ends.
+"""Training iterations, played: when each bucket travels, and when an iteration ends.
 
-The model has two kinds of work. *Computation* is one thread: forward, then backward, which makes
-each gradient ready at its ready time. *Collectives* run on channels: each channel carries its
-buckets one at a time, in the order of the plan, and starts the next as soon as the channel is free
-and every gradient of the bucket is ready. The iteration ends when backward and the last collective
-have ended and the update has run.
+The model has two kinds of work. *Computation* is one thread: forward layer by layer, backward,
+which makes each gradient ready at its ready time, and the update. *Collectives* run on channels:
+each channel carries its messages one at a time, in launch order, and starts the next as soon as the
+channel is free and computation has come as far as the message asks.
 
-On one channel without interference this is the recurrence of MG-WFBP (Eqs. 6-8),
+* A bucket is pushed when all its gradients are ready and its predecessors have been launched. The
+  update waits for all pushes.
+* Where weights are updated on some ranks alone, each updates its part, and then all buckets are
+  pulled at once, what forward needs first before the rest. The next forward goes on meanwhile, and
+  waits before a layer whose weights have not arrived.
+
+On one channel without interference, pushes end by the recurrence of MG-WFBP (Eqs. 6-8),
 ``end[k] = max(end[k-1], ready[k]) + T(bucket k)``, reproduced to the last bit.
 
-[Note: interference] While backward computes and at least one collective runs, computation
-progresses at ``compute_rate`` and collectives at ``1 / collective_stretch``; after backward
-everything runs at full speed. Work is a fluid: rates change only at events, and between two events
+[Note: one is enough] Nothing is under way when an update begins: it waits for all pushes, and
+backward, which came before them, for a forward that has waited for every pull. So each iteration
+does the same from the end of one update to the end of the next, and the first that starts with
+pulls is the steady one. Only the very first iteration of a training has nothing to pull.
+
+[Note: interference] While computation runs beside at least one collective, it progresses at
+``compute_rate`` and collectives at ``1 / collective_stretch``; where one of the two stands still,
+the other runs at full speed. Work is a fluid: rates change only at events, and between two events
 progress is linear.
 
 [Note: shared link] Collectives on different channels share the link, but not their start-up
@@ -24,18 +34,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.cluster import Interference
-from syncopate.costs.functions import CostFunction, Envelope, startup_part_s
-from syncopate.costs.pieces import FloatArray
-from syncopate.errors import PlanError
+from syncopate.costs.model.functions import Costs
+from syncopate.costs.model.pieces import FloatArray
 from syncopate.plan import Bucket
-from syncopate.simulation.fluid import Collective, run
-from syncopate.workload import GradientTensor, Workload
+from syncopate.simulation.fluid import Collective, Piece, Run, run
+from syncopate.simulation.traffic import Traffic, traffic_of
+from syncopate.workload import Workload
 
 IDEAL = Interference()
 
@@ -45,20 +56,28 @@ class Iteration:
     """What one iteration did; times count from the start of the forward pass.
 
     Attributes:
-        starts_s: when each bucket's collective started, in the order of the buckets.
+        starts_s: when each bucket's push started, in the order of the buckets.
         ends_s: when it ended.
+        pull_starts_s: when each bucket's pull started; empty where nothing was pulled.
+        pull_ends_s: when it ended.
+        waits_s: ``(start, end)`` of each time that forward stood still for weights.
         backward_end_s: when backward ended.
         communication_s: sum of the collectives' costs on an otherwise idle machine.
         compute_s: forward, backward and update alone.
+        update_s: the update alone.
         iteration_s: start of forward to start of the next.
         progress: ``(time, progress)`` points between which computation ran at a constant rate.
     """
 
     starts_s: tuple[float, ...]
     ends_s: tuple[float, ...]
+    pull_starts_s: tuple[float, ...]
+    pull_ends_s: tuple[float, ...]
+    waits_s: tuple[tuple[float, float], ...]
     backward_end_s: float
     communication_s: float
     compute_s: float
+    update_s: float
     iteration_s: float
     progress: tuple[tuple[float, float], ...]
 
@@ -82,78 +101,151 @@ class Iteration:
 def play(
     workload: Workload,
     buckets: Sequence[Bucket],
-    cost: Envelope,
+    costs: Costs,
     interference: Interference = IDEAL,
     order: tuple[int, ...] = (),
+    *,
+    world_size: int = 1,
 ) -> Iteration:
-    """Play one iteration of a plan.
+    """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
 
     Args:
         workload: what is computed and made ready.
         buckets: in launch order; together every gradient of the workload exactly once.
-        cost: seconds of each algorithm the buckets name.
+        costs: by collective, seconds of each algorithm the buckets name.
         interference: what overlap costs; ideal by default.
         order: the plan's order of the ranks, which schedules follow.
+        world_size: ranks that share the update where each updates a shard.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
-        UnknownNameError: a bucket's algorithm has no cost, or does not take one of its options.
+        UnknownNameError: a bucket's collective or algorithm has no cost, or does not take one of
+            its options.
         InvalidValueError: an option has no such value.
     """
-    by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
-    held = [name for bucket in buckets for name in bucket.tensors]
-    if len(held) != len(by_name) or set(held) != set(by_name):
-        wrong = sorted(set(held) ^ set(by_name)) or sorted({n for n in held if held.count(n) > 1})
-        raise PlanError(
-            f"the buckets and the workload {workload.model!r} do not hold the same gradients, "
-            f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"
-        )
-    ready = workload.ready_s
-    collectives = []
-    for bucket in buckets:
-        fixed = cost.of(bucket.algorithm).fixed(bucket.all_options(order))
-        indices = [by_name[name] for name in bucket.tensors]
-        collectives.append(_collective(bucket, indices, workload, ready, fixed))
-    return play_collectives(workload, collectives, interference)
+    traffic = traffic_of(workload, buckets, costs, order, world_size)
+    return play_traffic(workload, traffic, interference)
 
 
 def play_collectives(
     workload: Workload, collectives: Sequence[Collective], interference: Interference = IDEAL
 ) -> Iteration:
-    """Play one iteration of collectives that are already priced; see :func:`play`."""
-    result = run(workload.forward_s + workload.backward_s, collectives, interference)
-    last = max(result.ends_s, default=0.0)
-    return Iteration(
-        starts_s=result.starts_s,
-        ends_s=result.ends_s,
-        backward_end_s=result.compute_end_s,
-        communication_s=math.fsum(collective.duration_s for collective in collectives),
-        compute_s=workload.compute_s,
-        iteration_s=max(result.compute_end_s, last) + workload.update_s,
-        progress=result.progress,
+    """Play an iteration that pushes collectives that are already priced, and pulls nothing."""
+    traffic = Traffic(tuple(collectives), update_s=workload.update_s)
+    return play_traffic(workload, traffic, interference)
+
+
+def play_traffic(
+    workload: Workload, traffic: Traffic, interference: Interference = IDEAL
+) -> Iteration:
+    """Play the steady iteration of messages that are already priced; see :func:`play`."""
+    return _played(workload, traffic, interference, 1, pulls_first=True)[0]
+
+
+def play_several(
+    workload: Workload, traffic: Traffic, interference: Interference, count: int
+) -> tuple[Iteration, ...]:
+    """Play the first ``count`` iterations of a training; the very first has nothing to pull."""
+    return _played(workload, traffic, interference, count, pulls_first=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where one iteration lies among the pieces and the collectives of a run.
+
+    Attributes:
+        pieces: from its first piece of forward to its update.
+        bases_s: the progress of the iteration at which each of them but the update begins.
+        computed_s: forward and backward together.
+        pushes: its pushes.
+        pulls: the pulls that its forward waits for, in the order of the buckets.
+    """
+
+    pieces: range
+    bases_s: tuple[float, ...]
+    computed_s: float
+    pushes: range
+    pulls: tuple[int, ...]
+
+
+def _played(
+    workload: Workload,
+    traffic: Traffic,
+    interference: Interference,
+    count: int,
+    *,
+    pulls_first: bool,
+) -> tuple[Iteration, ...]:
+    pieces: list[Piece] = []
+    collectives: list[Collective] = []
+    layouts = [
+        _add(workload, traffic, pieces, collectives, pulls=pulls_first or index > 0)
+        for index in range(count)
+    ]
+    result = run(pieces, collectives, interference)
+    return tuple(_iteration(workload, traffic, result, layout) for layout in layouts)
+
+
+def _add(
+    workload: Workload,
+    traffic: Traffic,
+    pieces: list[Piece],
+    collectives: list[Collective],
+    *,
+    pulls: bool,
+) -> _Layout:
+    """Add one iteration to the program of a run; its pulls start as the update before it ends."""
+    first, first_pull = len(pieces), len(collectives)
+    order = traffic.pull_order if pulls else ()
+    gates: dict[float, list[int]] = {}
+    for index, bucket in enumerate(order, start=first_pull):
+        pull = traffic.pulls[bucket]
+        gates.setdefault(pull.needed_s, []).append(index)
+        collectives.append(
+            Collective(traffic.update_s, pull.duration_s, pull.startup_s, pull.channel, first - 1)
+        )
+    last_ready_s = max((push.ready_s for push in traffic.pushes), default=0.0)
+    computed_s = max(workload.forward_s + workload.backward_s, last_ready_s)
+    bases_s = tuple(dict.fromkeys((0.0, *sorted(gates))))
+    for base_s, end_s in pairwise((*bases_s, computed_s)):
+        pieces.append(Piece(end_s - base_s, tuple(gates.get(base_s, ()))))
+    pushes = range(len(collectives), len(collectives) + len(traffic.pushes))
+    for push in traffic.pushes:
+        ready_s = min(push.ready_s - bases_s[-1], pieces[-1].duration_s)
+        collectives.append(replace(push, ready_s=ready_s, piece=len(pieces) - 1))
+    pieces.append(Piece(traffic.update_s, tuple(pushes)))
+    return _Layout(
+        pieces=range(first, len(pieces)),
+        bases_s=bases_s,
+        computed_s=computed_s,
+        pushes=pushes,
+        pulls=tuple(first_pull + order.index(bucket) for bucket in range(len(order))),
     )
 
 
-def bytes_by_dtype(tensors: Sequence[GradientTensor]) -> dict[str, int]:
-    """Return the bytes of each dtype among ``tensors``."""
-    totals: dict[str, int] = {}
-    for tensor in tensors:
-        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.nbytes
-    return totals
-
-
-def _collective(
-    bucket: Bucket,
-    indices: Sequence[int],
-    workload: Workload,
-    ready_s: Sequence[float],
-    cost: CostFunction,
-) -> Collective:
-    sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
-    duration_s = float(cost(np.array(sizes, float)).sum())
-    return Collective(
-        ready_s=max(ready_s[i] for i in indices),
-        duration_s=duration_s,
-        startup_s=startup_part_s(cost, sizes, duration_s),
-        channel=bucket.channel,
+def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: _Layout) -> Iteration:
+    *computing, update = layout.pieces
+    origin_s = result.finishes_s[computing[0] - 1] if computing[0] else 0.0
+    points = [(0.0, 0.0)]
+    reached_s = (*layout.bases_s[1:], layout.computed_s)
+    for piece, base_s, end_s in zip(computing, layout.bases_s, reached_s, strict=True):
+        points += [(at_s - origin_s, base_s + done_s) for at_s, done_s in result.progress[piece]]
+        points.append((result.finishes_s[piece] - origin_s, end_s))
+    backward_end_s = result.finishes_s[computing[-1]] - origin_s
+    ends_s = (origin_s, *(result.finishes_s[piece] for piece in computing))
+    stalls = zip(ends_s, (result.begins_s[piece] for piece in computing), strict=False)
+    costs_s = [push.duration_s for push in traffic.pushes]
+    costs_s += [traffic.pulls[bucket].duration_s for bucket in range(len(layout.pulls))]
+    return Iteration(
+        starts_s=tuple(result.starts_s[index] - origin_s for index in layout.pushes),
+        ends_s=tuple(result.ends_s[index] - origin_s for index in layout.pushes),
+        pull_starts_s=tuple(result.starts_s[index] - origin_s for index in layout.pulls),
+        pull_ends_s=tuple(result.ends_s[index] - origin_s for index in layout.pulls),
+        waits_s=tuple((a - origin_s, b - origin_s) for a, b in stalls if b > a),
+        backward_end_s=backward_end_s,
+        communication_s=math.fsum(costs_s),
+        compute_s=workload.forward_s + workload.backward_s + traffic.update_s,
+        update_s=traffic.update_s,
+        iteration_s=result.finishes_s[update] - origin_s,
+        progress=tuple(points),
     )

@@ -1,4 +1,4 @@
-"""From a played iteration to a timeline, in the same form as a recorded one."""
+"""From played iterations to a timeline, in the same form as a recorded one."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from itertools import pairwise
 from typing import Any
 
 from syncopate.cluster import Cluster
-from syncopate.costs.functions import Envelope
-from syncopate.costs.model import training_costs
+from syncopate.costs.model.functions import Costs
+from syncopate.costs.model.training import exchange_costs, on_the_wire
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Plan
-from syncopate.simulation.iteration import Iteration, play
+from syncopate.plan import Plan, wire_share
+from syncopate.simulation.iteration import Iteration, play_several
+from syncopate.simulation.traffic import traffic_of
 from syncopate.timeline import Span, Timeline
 from syncopate.workload import Workload
 
@@ -20,25 +21,26 @@ def simulate(
     plan: Plan,
     cluster: Cluster,
     *,
-    costs: Envelope | None = None,
+    costs: Costs | None = None,
     iterations: int = 1,
 ) -> Timeline:
-    """Play a plan on a cluster.
+    """Play the first iterations of a training by a plan on a cluster.
 
     Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap.
+    another without a gap. The very first has no weights to pull.
 
     Args:
         workload: the model's gradients and times.
         plan: what to communicate when; it must be for this workload and this many ranks.
         cluster: the machines.
-        costs: all-reduce costs; by default those of the cluster in training.
+        costs: by collective and bytes on the wire; by default those of the cluster in training.
         iterations: how many to play.
 
     Returns:
-        A timeline with source ``"simulated"``. Per rank and iteration: one forward span, one
-        backward span per tensor, one push span per bucket (named ``"bucket 0"``, ...), a wait span
-        when communication ends after backward, and an update span.
+        A timeline with source ``"simulated"``. Per rank and iteration: a forward span from one wait
+        for weights to the next, one backward span per tensor, a push span and, where there is one,
+        a pull span per bucket (named ``"bucket 0"``, ...), a wait span for each time that
+        computation stands still, and an update span.
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
@@ -47,18 +49,23 @@ def simulate(
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    costs = costs or training_costs(cluster, workload.nbytes)
-    played = play(workload, plan.buckets, costs, cluster.interference, plan.order)
-    pattern = _pattern(workload, plan, played)
+    share = wire_share(plan.wire_dtype, (tensor.dtype for tensor in workload.tensors))
+    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
+    costs = on_the_wire(costs, share)
+    traffic = traffic_of(workload, plan.buckets, costs, plan.order, cluster.world_size)
     spans: list[Span] = []
-    for iteration in range(iterations):
-        origin = iteration * played.iteration_s
+    origin = 0.0
+    for iteration, played in enumerate(
+        play_several(workload, traffic, cluster.interference, iterations)
+    ):
+        pattern = _pattern(workload, plan, played, share)
         for rank in range(cluster.world_size):
             of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
             spans += [
                 Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
                 for start, end, fields in pattern
             ]
+        origin += played.iteration_s
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -68,31 +75,59 @@ def simulate(
     )
 
 
-def _pattern(
-    workload: Workload, plan: Plan, played: Iteration
-) -> list[tuple[float, float, dict[str, Any]]]:
+_Pattern = list[tuple[float, float, dict[str, Any]]]
+
+
+def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) -> _Pattern:
     """Return start, end and the other fields of every span of one rank in one iteration."""
+    backward_end, done = played.backward_end_s, played.iteration_s - played.update_s
+    pattern = [*_forward(workload, played), *_backward(workload, played)]
+    phases = {"push": (played.starts_s, played.ends_s)}
+    if played.pull_ends_s:
+        phases = {"pull": (played.pull_starts_s, played.pull_ends_s)} | phases
+    for lane, (starts, ends) in phases.items():
+        for index, bucket in enumerate(plan.buckets):
+            recipe = dict(bucket.recipes)[lane]
+            fields = {
+                "name": f"bucket {index}",
+                "lane": lane,
+                "channel": recipe.channel,
+                "nbytes": round(bucket.nbytes * (share if lane == "push" else 1)),
+                "detail": recipe.algorithm,
+            }
+            pattern.append((starts[index], ends[index], fields))
+    if done > backward_end:
+        pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
+    if played.update_s > 0:
+        pattern.append((done, played.iteration_s, {"name": "update", "lane": "update"}))
+    return pattern
+
+
+def _forward(workload: Workload, played: Iteration) -> _Pattern:
+    """Forward, and the waits that cut it."""
+    pattern: _Pattern = []
+    start = 0.0
+    for wait_start, wait_end in played.waits_s:
+        if wait_start > start:
+            pattern.append((start, wait_start, {"name": "forward", "lane": "forward"}))
+        pattern.append((wait_start, wait_end, {"name": "wait for weights", "lane": "wait"}))
+        start = wait_end
+    end = max(float(played.wall_s(workload.forward_s)), start)
+    if end > start or not pattern:
+        pattern.append((start, end, {"name": "forward", "lane": "forward"}))
+    return pattern
+
+
+def _backward(workload: Workload, played: Iteration) -> _Pattern:
+    pattern: _Pattern = []
+    last_wait = max((end for _, end in played.waits_s), default=0.0)
     bounds = played.wall_s([workload.forward_s, *workload.ready_s]).tolist()
-    backward_end, done = played.backward_end_s, played.iteration_s - workload.update_s
-    pattern: list[tuple[float, float, dict[str, Any]]] = [
-        (0.0, bounds[0], {"name": "forward", "lane": "forward"})
-    ]
+    # Of weights that forward needs at its very end, it has progressed as far before the wait.
+    bounds[0] = max(bounds[0], last_wait)
     for tensor, (start, end) in zip(workload.tensors, pairwise(bounds), strict=True):
         if end > start:
             pattern.append((start, end, {"name": tensor.name, "lane": "backward"}))
-    if backward_end > bounds[-1]:
-        pattern.append((bounds[-1], backward_end, {"name": "backward", "lane": "backward"}))
-    for index, bucket in enumerate(plan.buckets):
-        fields = {
-            "name": f"bucket {index}",
-            "lane": "push",
-            "channel": bucket.channel,
-            "nbytes": bucket.nbytes,
-            "detail": bucket.algorithm,
-        }
-        pattern.append((played.starts_s[index], played.ends_s[index], fields))
-    if done > backward_end:
-        pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
-    if workload.update_s > 0:
-        pattern.append((done, played.iteration_s, {"name": "update", "lane": "update"}))
+    if played.backward_end_s > bounds[-1]:
+        fields = {"name": "backward", "lane": "backward"}
+        pattern.append((bounds[-1], played.backward_end_s, fields))
     return pattern

@@ -1,12 +1,15 @@
 """Zoo: small models, real data and replayed workloads for demos, tests and benchmarks."""
 
+from syncopate.zoo.char_gpt import CharGPT, char_gpt
 from syncopate.zoo.data import Digits, digits
 from syncopate.zoo.lenet5 import LeNet5, lenet5
 from syncopate.zoo.replay import Delivered, Replay, ReplayOptimizer, replay
 from syncopate.zoo.resnet import ResNet20, ResNet50, resnet20, resnet50
 from syncopate.zoo.task import Task
+from syncopate.zoo.text import Text, python_text
 
 __all__ = [
+    "CharGPT",
     "Delivered",
     "Digits",
     "LeNet5",
@@ -15,8 +18,11 @@ __all__ = [
     "ResNet20",
     "ResNet50",
     "Task",
+    "Text",
+    "char_gpt",
     "digits",
     "lenet5",
+    "python_text",
     "replay",
     "resnet20",
     "resnet50",

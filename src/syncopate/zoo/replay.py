@@ -69,6 +69,8 @@ class _Layer(torch.autograd.Function):
         """Take the forward time of tensor ``index``."""
         ctx.replay, ctx.index = replay, index
         ctx.shape, ctx.dtype = parameter.shape, parameter.dtype
+        # A layer computes with its weights; where they are on their way it waits for them here.
+        parameter.detach()
         replay._take_forward(index)
         return token.clone()
 
@@ -98,6 +100,27 @@ class _Tail(torch.autograd.Function):
         return grads[0], None
 
 
+class _Part(nn.Module):
+    """One module of the replayed model: called in forward, as the model would call it.
+
+    So whoever waits for weights before the module that needs them waits where it would there.
+    """
+
+    def forward(self, token: Tensor, replay: Replay, links: _Links) -> Tensor:
+        """Take the forward time of this module's own parameters."""
+        return _chain(token, replay, self, links)
+
+
+_Links = tuple[tuple[int, str], ...]
+"""Indices of tensors, and what their module calls them, in forward order."""
+
+
+def _chain(token: Tensor, replay: Replay, owner: nn.Module, links: _Links) -> Tensor:
+    for index, leaf in links:
+        token = _Layer.apply(token, getattr(owner, leaf), replay, index)  # type: ignore[no-untyped-call]
+    return token
+
+
 class Replay(nn.Module):
     """A workload as a module; the output is a scalar loss that depends on every parameter.
 
@@ -107,6 +130,7 @@ class Replay(nn.Module):
     Parameters are one-dimensional, zero, and keep their names: ``"layer1.0.conv1.weight"`` becomes
     parameter ``weight`` in nested submodules. A name that no module can hold (it is a prefix of
     another, or a method's name) is altered; ``workload`` then has the names as they are here.
+    Forward calls the submodules in the reverse of ready order, each for its own parameters.
 
     Attributes:
         workload: the workload as replayed; plan for this one.
@@ -143,6 +167,7 @@ class Replay(nn.Module):
             update_s=workload.update_s,
             metadata=dict(workload.metadata),
         )
+        self._calls = _calls(names)
         self._forward_s = _shares(workload.forward_s, [t.forward_s for t in tensors])
         self._backward_s = _shares(workload.backward_s, [t.backward_s for t in tensors])
         self._sleeper = _Sleeper()
@@ -151,12 +176,11 @@ class Replay(nn.Module):
     def forward(self, inputs: Any = None) -> Tensor:
         """Take the forward time and return the loss, 0; ``inputs`` are not looked at."""
         del inputs
-        parameters = dict(self.named_parameters())
-        device = next(iter(parameters.values())).device
+        device = next(self.parameters()).device
         token = _Tail.apply(torch.zeros((), device=device, requires_grad=True), self)  # type: ignore[no-untyped-call]
-        for index in reversed(range(len(self.workload.tensors))):
-            parameter = parameters[self.workload.tensors[index].name]
-            token = _Layer.apply(token, parameter, self, index)  # type: ignore[no-untyped-call]
+        for owner, links in self._calls:
+            module = self.get_submodule(owner)
+            token = module(token, self, links) if owner else _chain(token, self, self, links)
         self._take_forward(len(self.workload.tensors))
         self._iterations += 1
         loss: Tensor = token
@@ -235,6 +259,20 @@ def _shares(total_s: float, parts_s: Sequence[float]) -> tuple[float, ...]:
     return (*parts_s, total_s - together_s)
 
 
+def _calls(names: Sequence[str]) -> tuple[tuple[str, _Links], ...]:
+    """Return the modules in the order that forward calls them, each with its tensors of that call.
+
+    Args:
+        names: dotted names of the parameters in ready order.
+    """
+    calls: list[tuple[str, _Links]] = []
+    for index in reversed(range(len(names))):
+        owner, _, leaf = names[index].rpartition(".")
+        before: _Links = calls.pop()[1] if calls and calls[-1][0] == owner else ()
+        calls.append((owner, (*before, (index, leaf))))
+    return tuple(calls)
+
+
 def _register(root: nn.Module, tensor: GradientTensor, index: int) -> str:
     """Add the parameter under its own dotted name where a module allows it; return its name."""
     parameter = nn.Parameter(torch.zeros(tensor.numel, dtype=_torch_dtype(tensor.dtype)))
@@ -245,7 +283,7 @@ def _register(root: nn.Module, tensor: GradientTensor, index: int) -> str:
         if child is None:
             if not part or hasattr(module, part):
                 break
-            child = nn.Module()
+            child = _Part()
             module.add_module(part, child)
         module = child
     else:

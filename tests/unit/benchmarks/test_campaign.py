@@ -10,8 +10,8 @@ from benchmarks.campaign import bounds, fig4, parts, report, results, targets, t
 from benchmarks.campaign.results import Cell, PartResult, Sampled, Saying, Scene, Stream
 from reproduce import linear_pipeline
 
-import syncopate.costs.bound
-from syncopate.calibration.sweep import parse_algorithm
+import syncopate.costs.model.bound
+from syncopate.bench.sweep import parse_algorithm
 from syncopate.cluster import Level
 from syncopate.errors import UnknownNameError
 from syncopate.lab import Topology
@@ -35,7 +35,7 @@ def test_the_bound_is_the_least_bytes_at_the_rate_of_payload(collective, least):
 def test_the_bound_between_racks_is_the_one_that_plans_are_held_to(uplink):
     topology = Topology(hosts=8, racks=2, uplink_bytes_per_s=uplink, placement="alternating")
     found = bounds.bound_s(topology, "all_reduce", MIB)
-    assert found == pytest.approx(syncopate.costs.bound.wire_s(topology.cluster(), MIB))
+    assert found == pytest.approx(syncopate.costs.model.bound.wire_s(topology.cluster(), MIB))
     # An uplink carries n, the link of each of eight hosts 1.75 n.
     assert found == pytest.approx(MIB / RATE * max(1.75, 1e9 / 8 / uplink))
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.calibration.levels import Matching, Round
-from syncopate.calibration.racks import Racks, RackSearch
+from syncopate.calibration.racks.levels import Matching, Round
+from syncopate.calibration.racks.search import Racks, RackSearch
 
 
 @dataclass

@@ -12,9 +12,9 @@ from msgspec import structs
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves, interference, links
 from syncopate.calibration.quantiles import lower_quartile, lowest_decile
-from syncopate.calibration.topology import topology
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.topology import topology
 from syncopate.units import KIB, MIB
 
 

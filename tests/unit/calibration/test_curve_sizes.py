@@ -12,7 +12,7 @@ import pytest
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves
 from syncopate.cluster import Cluster, CurvePoint
-from syncopate.costs.model import best_variant, schedule_cost
+from syncopate.costs.model.collective import best_variant, schedule_cost
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.registry import ALGORITHMS, NATIVE, candidates
 from syncopate.units import KIB, MIB

@@ -15,7 +15,7 @@ from msgspec import structs
 from syncopate.calibration import handling
 from syncopate.calibration.handling import PROBES, SIZES, Sample, fit, handling_of
 from syncopate.cluster import Cluster, Handling, Level
-from syncopate.costs.execution import execution_times
+from syncopate.costs.model.execution import execution_times
 from syncopate.schedules.registry import build, candidates
 from syncopate.units import KIB, MIB
 

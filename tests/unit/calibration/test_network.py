@@ -9,8 +9,8 @@ import pytest
 from syncopate.calibration import network
 from syncopate.calibration.handling import SIZES
 from syncopate.calibration.network import measure_network
-from syncopate.calibration.topology import topology
 from syncopate.cluster import Cluster, Handling, Level
+from syncopate.topology import topology
 from tests.unit.calibration.test_handling import TRUE, bare, probed
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from syncopate.calibration import curves, handling, reduction
-from syncopate.calibration.samples import Iteration, workload
 from syncopate.cluster import Cluster, CurvePoint
+from syncopate.profiling.samples import Iteration, workload
 from syncopate.units import MIB
 
 

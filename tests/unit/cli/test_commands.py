@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from itertools import product
 
 import msgspec
 import pytest
@@ -13,8 +14,10 @@ from syncopate.cli import calibrate, main
 from syncopate.cluster import Cluster
 from syncopate.decision_table import DecisionTable
 from syncopate.errors import PlanError
-from syncopate.plan import Plan
+from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning.registry import POLICIES
+from syncopate.timeline import Timeline
+from syncopate.units import format_seconds
 from tests.unit import examples
 
 
@@ -41,7 +44,7 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "command", ["calibrate", "profile", "plan", "bench", "choose", "convert", "demo"]
+    "command", ["calibrate", "profile", "plan", "simulate", "bench", "choose", "convert", "demo"]
 )
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
@@ -53,21 +56,51 @@ def test_help(run, command):
 def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    names = ("demo", "calibrate", "profile", "plan", "bench", "choose", "convert", "lab")
-    assert all(name in out for name in names)
+    names = ("demo", "calibrate", "profile", "plan", "simulate", "bench", "choose", "convert")
+    assert all(name in out for name in (*names, "lab"))
     assert run("")[1].strip() == out.strip()
 
 
-def test_plan_compares_every_policy_and_writes_the_chosen_plan(run):
+def test_plan_compares_every_policy_for_every_exchange_and_writes_the_best(run):
     code, out, err = run("plan -w workload.json -c cluster.json")
     assert code == 0
     assert all(policy in out for policy in POLICIES)
-    assert "> optimal" in out
+    assert all(exchange in out for exchange in EXCHANGES)
+    assert "> auto" in out
     assert "wrote plan.json" in err
     plan = Plan.load("plan.json")
-    assert plan.policy == "optimal"
+    assert plan.policy == "auto"
+    assert plan.reason in out
     work = examples.workload()
     plan.require_fit([(t.name, t.numel, t.dtype) for t in work.tensors], 4)
+
+
+def test_a_policy_by_name_is_written_for_its_best_exchange(run):
+    code, out, _ = run("plan -w workload.json -c cluster.json --policy threshold --json")
+    assert code == 0
+    plans = [plan for plan in json.loads(out) if plan["policy"] == "threshold"]
+    predicted_s = [plan["prediction"]["iteration_s"] for plan in plans]
+    assert len(set(predicted_s)) > 1
+    assert Plan.load("plan.json").prediction.iteration_s == min(predicted_s)
+
+
+def test_plan_takes_an_exchange_and_channels(run):
+    code, out, _ = run("plan -w workload.json -c cluster.json --exchange sharded --channels 2")
+    assert code == 0
+    assert "rooted" not in out
+    plan = Plan.load("plan.json")
+    assert (plan.exchange, plan.channels) == ("sharded", 2)
+    assert run("plan -w workload.json -c cluster.json --policy wfbp --exchange rooted")[0] == 0
+    plan = Plan.load("plan.json")
+    assert (plan.policy, plan.exchange, plan.channels) == ("wfbp", "rooted", 1)
+    assert run("plan -w workload.json -c cluster.json --wire-dtype float16")[0] == 0
+    assert Plan.load("plan.json").wire_dtype == "float16"
+    code, _, err = run("plan -w workload.json -c cluster.json --exchange shared")
+    assert code == 2
+    assert "unknown exchange 'shared'; known: allreduce, sharded, rooted, all" in err
+    code, _, err = run("plan -w workload.json -c cluster.json --exchange rooted --algorithm ring")
+    assert code == 2
+    assert "unknown algorithm 'ring' for reduce" in err
 
 
 def test_plan_takes_a_policy_an_algorithm_and_a_file(run):
@@ -77,7 +110,10 @@ def test_plan_takes_a_policy_an_algorithm_and_a_file(run):
     assert code == 0
     assert "> wfbp" in out
     plan = Plan.load("new/w.json")
-    assert [bucket.algorithm for bucket in plan.buckets] == ["ring"] * 3
+    assert [bucket.push.algorithm for bucket in plan.buckets] == ["ring"] * 3
+    # What a ring cannot run is not in the table; of the rest, the best was written.
+    assert "rooted" not in out
+    assert plan.exchange in ("allreduce", "sharded")
 
 
 def test_plan_on_a_network_that_is_not_there(run):
@@ -92,8 +128,33 @@ def test_plan_as_json_is_every_plan(run):
     assert code == 0
     assert err == ""
     plans = json.loads(out)
-    assert [plan["policy"] for plan in plans] == list(POLICIES)
+    fixed = [name for name in POLICIES if name != "auto"]
+    assert [(plan["exchange"], plan["policy"]) for plan in plans[:-1]] == [
+        *product(EXCHANGES, fixed)
+    ]
+    assert plans[-1]["policy"] == "auto"
     assert plans[-1] == json.loads(Plan.load("plan.json").to_json())
+
+
+def test_simulate_plays_the_plan_that_was_written(run):
+    assert run("plan -w workload.json -c cluster.json --exchange sharded")[0] == 0
+    plan = Plan.load("plan.json")
+    code, out, err = run("simulate -w workload.json -p plan.json -c cluster.json --iterations 2")
+    assert code == 0
+    assert "wrote timeline.json" in err
+    timeline = Timeline.load("timeline.json")
+    assert timeline.source == "simulated"
+    assert {span.iteration for span in timeline.spans} == {0, 1}
+    starts = [span.start_s for span in timeline.spans if span.iteration == 1]
+    lasted_s = timeline.duration_s - min(starts)
+    assert lasted_s == pytest.approx(plan.prediction.iteration_s)
+    assert f"an iteration takes {format_seconds(lasted_s)}" in out
+    code, _, err = run("simulate -w workload.json -p plan.json --network 10gbe --nodes 8")
+    assert code != 0
+    assert "this plan is for 4 ranks; 8 are running" in err
+    code, printed, _ = run("simulate -w workload.json -p plan.json -c cluster.json -o -")
+    assert code == 0
+    assert max(span.iteration for span in Timeline.from_json(printed).spans) == 2
 
 
 def test_choose_says_which_algorithm_carries_which_sizes(run):

@@ -3,45 +3,47 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import choices
 from syncopate.collectives.choices import Choices
-from syncopate.collectives.request import Request
-from syncopate.costs.decisions import Decision, decisions
+from syncopate.collectives.request import require_recipe, schedule_of
+from syncopate.costs.decide.decisions import Decision, decisions
 from syncopate.errors import UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import collectives
 
 
 def test_a_label_names_root_and_options() -> None:
-    assert Request("all_reduce", "ring").label == "all_reduce (ring)"
-    piped = Request("broadcast", "lp", 2, {"order": (1, 0, 2), "blocks": 8})
+    assert Recipe("all_reduce", "ring").label == "all_reduce (ring)"
+    piped = Recipe("broadcast", "lp", 2, {"order": (1, 0, 2), "blocks": 8})
     assert piped.label == "broadcast (lp, root 2, blocks=8, order=(1, 0, 2))"
 
 
 def test_the_label_of_a_long_order_is_short_and_still_its_own() -> None:
     orders = [tuple(range(64)), (1, 0, *range(2, 64)), (*range(62), 63, 62)]
-    labels = {Request("all_reduce", "ring", 0, {"order": order}).label for order in orders}
+    labels = {Recipe("all_reduce", "ring", 0, {"order": order}).label for order in orders}
     assert len(labels) == 3
     assert max(map(len, labels)) < 80
     assert all("order=(" in label and "checksum" in label for label in labels)
 
 
 def test_equal_options_have_equal_keys() -> None:
-    one = Request("all_reduce", "blueconnect", 0, {"factors": [2, 4], "pipelines": 2})
-    other = Request("all_reduce", "blueconnect", 0, {"pipelines": 2, "factors": (2, 4)})
+    one = Recipe("all_reduce", "blueconnect", 0, {"factors": [2, 4], "pipelines": 2})
+    other = Recipe("all_reduce", "blueconnect", 0, {"pipelines": 2, "factors": (2, 4)})
     assert hash(one.key) == hash(other.key)
     assert one.key == other.key
-    assert Request("all_reduce", "ring", 0, {}).key == Request("all_reduce", "ring").key
-    assert one.key != one._replace(options={"factors": (4, 2), "pipelines": 2}).key
+    assert Recipe("all_reduce", "ring", 0, {}).key == Recipe("all_reduce", "ring").key
+    assert one.key != replace(one, options={"factors": (4, 2), "pipelines": 2}).key
 
 
 def test_an_undecided_request_has_no_schedule() -> None:
     known = "known: native, mst, flat_tree, be, lp, auto"
     with pytest.raises(UnknownNameError, match=f"unknown algorithm 'auto' for broadcast; {known}"):
-        Request("broadcast", "auto").schedule(4)
+        schedule_of(Recipe("broadcast", "auto"), 4)
     with pytest.raises(UnknownNameError, match=f"unknown algorithm 'mts' for broadcast; {known}"):
-        Request("broadcast", "mts").require(4)
+        require_recipe(Recipe("broadcast", "mts"), 4)
 
 
 def test_a_choice_keeps_the_root_and_is_the_table_s() -> None:
@@ -50,16 +52,16 @@ def test_a_choice_keeps_the_root_and_is_the_table_s() -> None:
     for collective in collectives():
         for decision in decisions(cluster, collective):
             for nbytes in {decision.min_bytes, decision.max_bytes or 2**50}:
-                chosen = found.resolve(Request(collective, "auto", 3), nbytes)
-                assert chosen == Request(collective, decision.algorithm, 3, decision.options)
+                chosen = found.resolve(Recipe(collective, "auto", 3), nbytes)
+                assert chosen == Recipe(collective, decision.algorithm, 3, decision.options)
     with pytest.raises(UnknownNameError, match=r"'blocks' for reduce \(auto\); known: none"):
-        found.resolve(Request("reduce", "auto", 0, {"blocks": 2}), 8)
+        found.resolve(Recipe("reduce", "auto", 0, {"blocks": 2}), 8)
 
 
 def test_choices_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "_KEPT", 3)
     found = Choices({"all_reduce": (Decision(0, None, "ring"),)})
-    request = Request("all_reduce", "auto", options={})
+    request = Recipe("all_reduce", "auto", options={})
     first = found.resolve(request, 1)
     assert found.resolve(request, 1) is first
     for nbytes in range(10):
@@ -74,6 +76,6 @@ def test_auto_decides_for_every_root_alone() -> None:
     for _ in range(2):
         for root in (0, 2, 1):
             for collective, algorithm in algorithms.items():
-                resolved = found.resolve(Request(collective, "auto", root), 4096)
+                resolved = found.resolve(Recipe(collective, "auto", root), 4096)
                 assert (resolved.collective, resolved.root) == (collective, root)
                 assert resolved.algorithm == algorithm

@@ -2,28 +2,64 @@
 
 from __future__ import annotations
 
+import math
+import re
+from itertools import pairwise
+
 import pytest
 import torch
 
-from syncopate.collectives.grid import Grid
-from syncopate.collectives.shards import bounds, fill, rows, summable, take_back
+from syncopate.collectives.nccl.grid import Grid
+from syncopate.collectives.shards import (
+    bounds_of,
+    empty_rows,
+    fill,
+    labelled,
+    rows,
+    summable,
+    take_back,
+)
 
 
 @pytest.mark.parametrize("numel", [1, 3, 4, 5, 7, 8, 41])
 @pytest.mark.parametrize("places", [None, [2, 0, 3, 1]])
 def test_rows_hold_the_shards_and_fill_undoes_them(numel: int, places: list[int] | None) -> None:
     buffer = torch.arange(numel) + 1
+    verify(buffer, bounds_of(buffer, 4, None), places)
+
+
+@pytest.mark.parametrize(
+    "bounds", [(0, 0, 0, 0, 9), (0, 9, 9, 9, 9), (0, 3, 3, 6, 9), (0, 1, 2, 8, 9), (0, 5, 6, 7, 11)]
+)
+@pytest.mark.parametrize("places", [None, [2, 0, 3, 1]])
+@pytest.mark.parametrize("width", [(), (2,)])
+def test_rows_of_shards_of_any_length(
+    bounds: tuple[int, ...], places: list[int] | None, width: tuple[int, ...]
+) -> None:
+    shape = (bounds[-1], *width)
+    verify(torch.arange(math.prod(shape)).view(shape) + 1, bounds, places)
+
+
+def verify(buffer: torch.Tensor, bounds: tuple[int, ...], places: list[int] | None) -> None:
     index = None if places is None else torch.tensor(places)
-    matrix = rows(buffer, 4, index)
-    assert matrix.shape == (4, -(-numel // 4))
-    for shard in range(4):
-        begin, end = bounds(numel, shard, 4)
-        row = matrix[shard if places is None else places[shard]].tolist()
-        padding = [0] * (matrix.shape[1] - (end - begin))
-        assert row == buffer[begin:end].tolist() + padding
+    matrix = rows(buffer, bounds, index)
+    longest = max(end - begin for begin, end in pairwise(bounds))
+    assert matrix.shape == empty_rows(buffer, bounds).shape == (4, longest, *buffer.shape[1:])
+    for shard, (begin, end) in enumerate(pairwise(bounds)):
+        row = matrix[shard if places is None else places[shard]]
+        assert torch.equal(row[: end - begin], buffer[begin:end])
+        assert not row[end - begin :].any()
     back = torch.zeros_like(buffer)
-    fill(back, matrix, index)
+    fill(back, matrix, bounds, index)
     assert torch.equal(back, buffer)
+
+
+def test_labels_tell_bounds_apart() -> None:
+    assert labelled("all_gather (ring)", None) == "all_gather (ring)"
+    assert labelled("all_gather (ring)", (0, 3, 3)) == "all_gather (ring) with bounds (0, 3, 3)"
+    long = [labelled("all_gather (ring)", (*range(99), last)) for last in (99, 100)]
+    assert long[0] != long[1]
+    assert all(re.fullmatch(r"all_gather \(ring\) with bounds of checksum \w{8}", s) for s in long)
 
 
 def test_what_backends_cannot_add_goes_through_what_they_can() -> None:

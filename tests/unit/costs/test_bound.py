@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
-from syncopate.costs.bound import (
+from syncopate.costs.model.bound import (
     iteration_bound_s,
     line_s_per_byte,
     require_possible,

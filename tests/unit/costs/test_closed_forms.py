@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from syncopate.costs.closed_forms import CLOSED_FORMS, all_reduce_linear, closed_form
+from syncopate.costs.papers.closed_forms import CLOSED_FORMS, all_reduce_linear, closed_form
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.registry import ALGORITHMS
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
-from syncopate.costs import decisions as decisions_module
-from syncopate.costs.decisions import (
+from syncopate.costs.decide import decisions as decisions_module
+from syncopate.costs.decide.decisions import (
     DRIFT,
     NOISE,
     Choice,
@@ -23,8 +23,8 @@ from syncopate.costs.decisions import (
     find,
     longer_beyond_noise,
 )
-from syncopate.costs.functions import CurveCost, Envelope, LinearCost
-from syncopate.costs.model import collective_costs, schedule_cost
+from syncopate.costs.model.collective import collective_costs, schedule_cost
+from syncopate.costs.model.functions import CurveCost, Envelope, LinearCost
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.registry import candidates, collectives
 

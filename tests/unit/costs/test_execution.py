@@ -5,9 +5,9 @@ import pytest
 from msgspec import structs
 
 from syncopate.cluster import Cluster, Handling, Level
-from syncopate.costs.execution import block_counts, execution_cost, execution_times
-from syncopate.costs.model import schedule_cost
-from syncopate.costs.price import price
+from syncopate.costs.model.collective import schedule_cost
+from syncopate.costs.model.execution import block_counts, execution_cost, execution_times
+from syncopate.costs.model.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.blocks import block_count

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.functions import FREE, CurveCost, Envelope, LinearCost, VariantCost
+from syncopate.costs.model.functions import (
+    FREE,
+    CurveCost,
+    Envelope,
+    LinearCost,
+    VariantCost,
+)
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 RING = LinearCost(LinearFit(a_s=6.0, b_s_per_byte=1.0))

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
-from syncopate.costs.bound import iteration_bound_s, wire_bytes, wire_s
-from syncopate.costs.congestion import congestion_lines
-from syncopate.costs.model import (
+from syncopate.costs.model.bound import iteration_bound_s, wire_bytes, wire_s
+from syncopate.costs.model.collective import (
     BLOCKS,
     NEAR,
     best_variant,
@@ -21,7 +20,8 @@ from syncopate.costs.model import (
     schedule_cost,
     variants,
 )
-from syncopate.costs.price import price_many
+from syncopate.costs.model.congestion import congestion_lines
+from syncopate.costs.model.price import price_many
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import algorithms, build, candidates
 from syncopate.workload import GradientTensor, Workload

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syncopate.costs.pieces import Pieces, highest, lower_envelope
+from syncopate.costs.model.pieces import Pieces, highest, lower_envelope
 from syncopate.errors import InvalidValueError
 
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.links import levels_apart
-from syncopate.costs.price import price, price_lines, price_many
+from syncopate.costs.model.links import levels_apart
+from syncopate.costs.model.price import price, price_lines, price_many
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.compose import topology_order
@@ -26,15 +26,29 @@ def toy(p: int, *transfers: tuple, chunks: int = 1) -> Schedule:
     return Schedule("all_reduce", "toy", p, chunks, [Transfer(*t) for t in transfers])
 
 
-def replay(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
-    """Play the model message by message, in plain Python, at one size."""
+def replay(
+    schedule: Schedule,
+    cluster: Cluster,
+    nbytes: float,
+    offsets: tuple[int, ...] | None = None,
+) -> float:
+    """Play the model message by message, in plain Python, at one size.
+
+    Chunk c is the share of the buffer from ``offsets[c]`` to ``offsets[c + 1]``; by default all are
+    as long.
+    """
+    cuts = tuple(range(schedule.chunks + 1)) if offsets is None else offsets
+
+    def length(t: Transfer) -> int:
+        return cuts[t.stop] - cuts[t.start]
+
     sent: dict[tuple[int, int], float] = {}
     received: dict[tuple[int, int], float] = {}
     entered = [0.0] * schedule.world_size
     for step in range(schedule.rounds):
         messages: dict[tuple[int, int], list[Transfer]] = {}
         for t in schedule.transfers:
-            if t.round == step:
+            if t.round == step and length(t):
                 messages.setdefault((t.src, t.dst), []).append(t)
         turns = _turns(cluster, list(messages))
         for (rank, _), free in [*sent.items(), *received.items()]:
@@ -42,13 +56,13 @@ def replay(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
         sent, received = {}, {}
         for (src, dst), parts in messages.items():
             port = outermost(cluster, src, dst)
-            chunk = nbytes / schedule.chunks
+            unit = nbytes / cuts[-1]
             together = {
-                pair: sum(t.stop - t.start for t in messages[pair]) * chunk
+                pair: sum(map(length, messages[pair])) * unit
                 for pair in messages
                 if turns[pair] == turns[src, dst]
             }
-            added = sum(t.stop - t.start for t in parts if t.op == "reduce") * chunk
+            added = sum(length(t) for t in parts if t.op == "reduce") * unit
             start = max(
                 sent.get((src, port), entered[src]), received.get((dst, port), entered[dst])
             )

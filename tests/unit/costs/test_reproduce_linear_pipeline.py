@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from reproduce import linear_pipeline
 
+import bsp_sgd_table
 from syncopate.errors import ArtifactError
 
 
@@ -95,15 +96,18 @@ def test_prints_tables_and_json(
     printed = capsys.readouterr().out
     assert "Beside the paper" in printed
     assert "Measured on lab" in printed
+    assert "Table 2: AlexNet" in printed
     linear_pipeline.main(["--json", "--measured", path])
     report = json.loads(capsys.readouterr().out)
     counts = {key: len(rows) for key, rows in report.items()}
+    labs = map(bsp_sgd_table.Lab.load, bsp_sgd_table.committed())
     assert counts == {
         "table_1": 9,
         "scaling": 6,
         "paper": 10,
         "measured_ms": 3,
         "measured_scaling": 2,
+        "table_2": len(bsp_sgd_table.as_json(labs)),
     }
 
 

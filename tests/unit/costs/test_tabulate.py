@@ -6,9 +6,9 @@ import pytest
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.decisions import decisions
-from syncopate.costs.model import collective_costs
-from syncopate.costs.tabulate import decision_table, host_count
+from syncopate.costs.decide.decisions import decisions
+from syncopate.costs.decide.tabulate import decision_table, host_count
+from syncopate.costs.model.collective import collective_costs
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import collectives
 from tests.unit import examples

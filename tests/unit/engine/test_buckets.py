@@ -6,14 +6,23 @@ import pytest
 import torch
 from torch import nn
 
-from syncopate.engine.buckets import FlatBuffer, Trainable, build_buckets
+from syncopate.engine.buckets import FlatBuffer, Place, Trainable, build_buckets
 from syncopate.errors import EngineError
 from syncopate.plan import Bucket, Plan
+from syncopate.recipe import Recipe
 from syncopate.workload import fingerprint
 
 
 def _trainables(*parameters: nn.Parameter) -> list[Trainable]:
     return [Trainable(index, f"p{index}", p) for index, p in enumerate(parameters)]
+
+
+def gather(flat: FlatBuffer) -> None:
+    """Bring every gradient into its place."""
+    work = flat.gathering()
+    assert work is not None
+    work()
+    assert flat.gathering() is None or any(t.parameter.grad is None for t in flat.trainables)
 
 
 def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
@@ -32,7 +41,7 @@ def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
         if index in (0, 1):
             assert view.stride() == parameter.stride()
         parameter.grad = torch.full_like(parameter, index + 1.0)
-    flat.gather()
+    gather(flat)
     assert flat.wire.tolist() == [1.0] * 120 + [2.0] * 12 + [3.0] * 4 + [4.0] + [0.0] * 2
     assert all(p.grad is view for p, view in zip(parameters, flat.views, strict=True))
 
@@ -43,7 +52,7 @@ def test_gather_copies_the_fresh_and_leaves_the_accumulated() -> None:
     flat.wire.fill_(9.0)
     parameters[0].grad = torch.tensor([1.0, 2.0])
     parameters[1].grad = flat.views[1]
-    flat.gather()
+    gather(flat)
     assert flat.wire.tolist() == [1.0, 2.0, 9.0, 9.0, 0.0, 0.0]
     assert parameters[2].grad is None
 
@@ -52,7 +61,7 @@ def test_complex_gradients_travel_as_real_numbers() -> None:
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     flat = FlatBuffer(_trainables(parameter), tail_elements=1)
     parameter.grad = torch.tensor([1 + 2j, 3 - 4j])
-    flat.gather()
+    gather(flat)
     assert flat.wire.tolist() == [1.0, 2.0, 3.0, -4.0, 0.0, 0.0]
     assert flat.tail.numel() == 2
 
@@ -61,7 +70,7 @@ def test_sparse_gradients_are_refused() -> None:
     parameter = nn.Parameter(torch.zeros(3, 2))
     parameter.grad = torch.sparse_coo_tensor([[0]], torch.ones(1, 2), (3, 2))
     with pytest.raises(EngineError, match=r"gradient of 'p0' has layout torch.sparse_coo"):
-        FlatBuffer(_trainables(parameter)).gather()
+        gather(FlatBuffer(_trainables(parameter)))
 
 
 def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
@@ -74,8 +83,8 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
         world_size=1,
         policy="by hand",
         buckets=(
-            Bucket(tensors=("p3",), nbytes=4, algorithm="ring"),
-            Bucket(tensors=("p2", "p1", "p0"), nbytes=32, algorithm="native"),
+            Bucket(tensors=("p3",), nbytes=4, push=Recipe("all_reduce", "ring")),
+            Bucket(tensors=("p2", "p1", "p0"), nbytes=32, push=Recipe("all_reduce", "native")),
         ),
     )
     first, last = build_buckets(plan, trainables, tail_elements=5)
@@ -83,7 +92,7 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
     assert first.parts[0].averaged_before
     assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
     assert [part.tail.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
-    assert (last.size, last.nbytes, last.algorithm) == (3, 16 + 16 + 40, "native")
+    assert (last.size, last.nbytes, last.push.algorithm) == (3, 16 + 16 + 40, "native")
 
 
 def test_a_bucket_runs_as_the_plan_says() -> None:
@@ -96,8 +105,12 @@ def test_a_bucket_runs_as_the_plan_says() -> None:
         channels=2,
         order=(1, 0),
         buckets=tuple(
-            Bucket(tensors=(name,), nbytes=4, algorithm=algorithm, channel=channel, options=options)
-            for name, algorithm, channel, options in (
+            Bucket(
+                tensors=(name,),
+                nbytes=4,
+                push=Recipe("all_reduce", algorithm, 0, told, channel),
+            )
+            for name, algorithm, channel, told in (
                 ("p2", "ring", 0, {}),
                 ("p1", "lp", 1, {"blocks": 2}),
                 ("p0", "native", 0, {}),
@@ -105,9 +118,26 @@ def test_a_bucket_runs_as_the_plan_says() -> None:
         ),
     )
     found = build_buckets(plan, trainables, tail_elements=1)
-    assert [(one.index, one.algorithm, one.channel, one.options) for one in found] == [
-        (0, "ring", 0, {"order": (1, 0)}),
-        (1, "lp", 1, {"order": (1, 0), "blocks": 2}),
-        (2, "native", 0, {}),
+    assert [(one.index, one.push) for one in found] == [
+        (0, Recipe("all_reduce", "ring", 0, {"order": (1, 0)}, 0)),
+        (1, Recipe("all_reduce", "lp", 0, {"order": (1, 0), "blocks": 2}, 1)),
+        (2, Recipe("all_reduce", "native", 0, {}, 0)),
     ]
     assert [one.nbytes for one in found] == [4, 4, 8]
+
+
+def test_gradients_lie_apart_and_in_order_as_they_are_told() -> None:
+    trainables = _trainables(*(nn.Parameter(torch.zeros(1)) for _ in range(5)))
+    names = tuple(trainable.name for trainable in trainables)
+    plan = Plan(
+        model="m",
+        fingerprint=fingerprint([(name, 1, "float32") for name in names]),
+        world_size=1,
+        policy="by hand",
+        buckets=(Bucket(tensors=names, nbytes=20, push=Recipe("all_reduce", "ring")),),
+    )
+    places = [Place("b", 3), Place("a"), Place("b", 1), Place("a"), Place("b", 1)]
+    (bucket,) = build_buckets(plan, trainables, 0, lambda each: places[each.index])
+    found = [[each.name for each in part.trainables] for part in bucket.parts]
+    assert found == [["p1", "p3"], ["p2", "p4", "p0"]]
+    assert bucket.size == 5

@@ -48,7 +48,7 @@ def test_a_group_made_here_has_torchs_own_limit_unless_one_is_given(
 
 def test_a_group_whose_limit_cannot_be_read_has_torchs_own(monkeypatch: pytest.MonkeyPatch) -> None:
     class Opaque:
-        pass
+        group_name = "opaque"
 
     monkeypatch.setattr(dist, "get_backend_config", lambda group: "cpu:other")
     assert group_timeout_s(Opaque()) == 30 * 60.0  # type: ignore[arg-type]

@@ -78,7 +78,7 @@ def test_the_safe_plan_is_ddps() -> None:
     plan = safe_plan("m", tensors, 4)
     assert (plan.model, plan.world_size, plan.policy) == ("m", 4, "threshold")
     assert [len(bucket.tensors) for bucket in plan.buckets] == [1, 25, 25, 9]
-    assert {bucket.algorithm for bucket in plan.buckets} == {"native"}
+    assert {bucket.push.algorithm for bucket in plan.buckets} == {"native"}
     assert plan.buckets[0].tensors == ("p0",)
     assert first_plan("m", tensors, 4).buckets[0].tensors == ("p59",)
     plan.require_fit(tensors, 4)

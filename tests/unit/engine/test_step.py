@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from syncopate.engine import step as step_module
-from syncopate.engine.step import Push, Step, StepRecorder
+from syncopate.engine.step import Sent, Step, StepRecorder
+from syncopate.recipe import Recipe
 
 SKEW_S = 1000.0
 """How far the clock of the stamps is behind that of the host."""
@@ -44,10 +45,13 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> StepRecorder:
     return recorder
 
 
-def push(bucket: int, when_s: tuple[float, float], channel: int = 0) -> Push:
+def push(bucket: int, when_s: tuple[float, float], channel: int = 0) -> Sent:
     """Make a push; its times are the host's already."""
-    handle: Any = SimpleNamespace(started_s=SKEW_S + when_s[0], finished_s=SKEW_S + when_s[1])
-    return Push(bucket, channel, f"algorithm {bucket}", 100 + bucket, handle)
+    handle: Any = SimpleNamespace(
+        started_s=SKEW_S + when_s[0], finished_s=SKEW_S + when_s[1], wait=lambda: None
+    )
+    recipe = Recipe("all_reduce", f"algorithm {bucket}", channel=channel)
+    return Sent(bucket, recipe, 100 + bucket, handle)
 
 
 def shown(recorder: StepRecorder, last: tuple[float, float] | None = None) -> list[tuple[Any, ...]]:

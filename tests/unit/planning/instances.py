@@ -5,8 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
-from syncopate.costs.functions import CostFunction, CurveCost, Envelope, LinearCost, PiecewiseCost
-from syncopate.costs.pieces import FloatArray, Pieces
+from syncopate.costs.model.functions import (
+    CostFunction,
+    CurveCost,
+    Envelope,
+    LinearCost,
+    PiecewiseCost,
+)
+from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.planning.problem import Problem
 
 COSTS = ("linear", "steps", "curve", "envelope", "jumps")

@@ -74,7 +74,7 @@ def test_behind_a_forward_the_search_is_exact_where_overlap_pays() -> None:
         problem = Problem(np.array(work.ready_s), nbytes, drawn.cost)
         interference = draw_interference(rng, pays=True)
         plain = optimal(problem)
-        found = search(problem, plain, work, interference, 1)
+        found = search(Player(problem, work, interference, 1), plain)
         best = min(iteration_s(problem, work, p, interference) for p in partitions(length))
         assert iteration_s(problem, work, found, interference) == pytest.approx(best, rel=1e-9)
         gained += iteration_s(problem, work, plain, interference) > best * (1 + 1e-6)
@@ -88,7 +88,7 @@ def test_the_search_is_never_worse_than_any_policy(channels: int) -> None:
         problem = random_problem(rng, int(rng.integers(1, 30)), str(rng.choice(COSTS)))
         work = workload_of(problem, float(rng.choice([0.0, 1.5])))
         interference = draw_interference(rng, pays=bool(rng.integers(0, 2)))
-        found = search(problem, optimal(problem), work, interference, channels)
+        found = search(Player(problem, work, interference, channels), optimal(problem))
         mine = iteration_s(problem, work, found, interference, channels)
         for policy in POLICIES.values():
             theirs = iteration_s(problem, work, policy.partition(problem), interference, channels)
@@ -104,7 +104,7 @@ def test_the_search_is_close_to_brute_force_everywhere(channels: int, tolerance:
         problem = random_problem(rng, length, str(rng.choice(COSTS)))
         work = workload_of(problem, 0.5)
         interference = draw_interference(rng, pays=False)
-        found = search(problem, optimal(problem), work, interference, channels)
+        found = search(Player(problem, work, interference, channels), optimal(problem))
         best = min(
             iteration_s(problem, work, p, interference, channels) for p in partitions(length)
         )
@@ -119,8 +119,8 @@ def test_long_workloads_are_searched_on_fewer_cuts_and_deterministically() -> No
     work = workload_of(problem, 1.0)
     interference = Interference(compute_rate=0.7, collective_stretch=1.4)
     plain = optimal(problem)
-    found = search(problem, plain, work, interference, 1)
-    assert found == search(problem, plain, work, interference, 1)
+    found = search(Player(problem, work, interference, 1), plain)
+    assert found == search(Player(problem, work, interference, 1), plain)
     assert iteration_s(problem, work, found, interference) <= iteration_s(
         problem, work, plain, interference
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,11 +17,11 @@ from syncopate.cluster import (
     Level,
     LinearFit,
 )
-from syncopate.costs.functions import Envelope, LinearCost
-from syncopate.costs.model import collective_costs
+from syncopate.costs.model.collective import collective_costs
+from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.errors import InvalidValueError, PlanError, PredictionError, UnknownNameError
-from syncopate.plan import Plan
-from syncopate.planning import POLICIES, compare, make_plan, predict
+from syncopate.plan import Bucket, Plan
+from syncopate.planning import POLICIES, compare, filled_to, make_plan, predict
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import play
 from syncopate.workload import GradientTensor, Workload
@@ -53,6 +55,12 @@ def with_interference(cluster: Cluster, interference: Interference) -> Cluster:
     )
 
 
+def pushed(bucket: Bucket, **told: Any) -> Bucket:
+    """Return the bucket with another push."""
+    changed: Bucket = structs.replace(bucket, push=structs.replace(bucket.push, **told))
+    return changed
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("dtypes", [("float32",), ("bfloat16", "float32")])
 def test_a_plan_fits_its_workload(policy: str, dtypes: tuple[str, ...]) -> None:
@@ -76,7 +84,7 @@ def test_a_plan_fits_its_workload(policy: str, dtypes: tuple[str, ...]) -> None:
 def test_predictions_hold_together(count: int, nodes: int, network: str, numel: int) -> None:
     workload, cluster = layers(count, numel), Cluster.preset(network, nodes)
     plans = compare(workload, cluster)
-    assert [plan.policy for plan in plans] == list(POLICIES)
+    assert [plan.policy for plan in plans] == [name for name in POLICIES if name != "auto"]
     by_policy = {plan.policy: plan.prediction for plan in plans}
     best = by_policy["optimal"]
     assert best is not None
@@ -94,19 +102,22 @@ def test_predictions_hold_together(count: int, nodes: int, network: str, numel: 
 
 
 def test_each_bucket_gets_its_cheapest_algorithm() -> None:
-    costs = Envelope(
+    envelope = Envelope(
         {
             "ring": LinearCost(LinearFit(a_s=1e-2, b_s_per_byte=1e-9)),
             "binary_tree": LinearCost(LinearFit(a_s=1e-4, b_s_per_byte=1e-8)),
         }
     )
+    costs = {"all_reduce": envelope}
     workload, cluster = layers(9), Cluster.preset("10gbe", 8)
     plan = make_plan(workload, cluster, "wfbp", costs=costs)
     for bucket in plan.buckets:
-        assert bucket.algorithm == ("ring" if bucket.nbytes > 1.1e6 else "binary_tree")
+        assert bucket.push.algorithm == ("ring" if bucket.nbytes > 1.1e6 else "binary_tree")
     fixed = make_plan(workload, cluster, "wfbp", costs=costs, algorithm="ring")
-    assert {bucket.algorithm for bucket in fixed.buckets} == {"ring"}
-    assert {b.algorithm for b in make_plan(workload, cluster, algorithm="ring").buckets} == {"ring"}
+    assert {bucket.push.algorithm for bucket in fixed.buckets} == {"ring"}
+    assert {b.push.algorithm for b in make_plan(workload, cluster, algorithm="ring").buckets} == {
+        "ring"
+    }
 
 
 def test_the_envelope_is_at_least_as_good_as_any_one_algorithm() -> None:
@@ -122,7 +133,7 @@ def test_the_envelope_is_at_least_as_good_as_any_one_algorithm() -> None:
 def test_the_threshold_is_the_callers() -> None:
     workload, cluster = layers(40), Cluster.preset("10gbe", 4)
     sizes = {
-        limit: len(make_plan(workload, cluster, "threshold", threshold_bytes=limit).buckets)
+        limit: len(make_plan(workload, cluster, filled_to(limit)).buckets)
         for limit in (1, 4_000_000, 10**9)
     }
     # Gradients of zero bytes fill nothing and travel with the next.
@@ -133,7 +144,7 @@ def test_channels_are_taken_in_turn() -> None:
     workload, cluster = layers(20), Cluster.preset("1gbe", 4)
     plan = make_plan(workload, cluster, "wfbp", channels=3)
     assert plan.channels == 3
-    assert [bucket.channel for bucket in plan.buckets] == [i % 3 for i in range(20)]
+    assert [bucket.push.channel for bucket in plan.buckets] == [i % 3 for i in range(20)]
     one, two = (make_plan(workload, cluster, channels=c).prediction for c in (1, 2))
     assert one is not None
     assert two is not None
@@ -147,7 +158,8 @@ def test_for_several_channels_another_partition_may_be_better_than_the_optimum_o
     several = make_plan(workload, cluster, channels=2)
     assert several.prediction is not None
     in_turn = [
-        structs.replace(bucket, channel=index % 2) for index, bucket in enumerate(one.buckets)
+        structs.replace(bucket, push=structs.replace(bucket.push, channel=index % 2))
+        for index, bucket in enumerate(one.buckets)
     ]
     dealt = predict(workload, in_turn, cluster, order=one.order)
     assert several.prediction.iteration_s < 0.995 * dealt.iteration_s
@@ -171,8 +183,9 @@ def test_under_interference_optimal_is_never_worse(rate: float, stretch: float) 
 
 def test_a_prediction_is_what_is_played() -> None:
     workload, cluster = layers(12), Cluster.preset("10gbe", 8)
-    plan = make_plan(workload, cluster, "threshold", threshold_bytes=2_000_000)
-    played = play(workload, plan.buckets, collective_costs(cluster), cluster.interference)
+    plan = make_plan(workload, cluster, filled_to(2_000_000))
+    costs = {"all_reduce": collective_costs(cluster)}
+    played = play(workload, plan.buckets, costs, cluster.interference)
     assert plan.prediction == predict(workload, plan.buckets, cluster)
     assert plan.prediction is not None
     assert plan.prediction.iteration_s == played.iteration_s
@@ -187,8 +200,8 @@ def test_refusals_say_what_there_is() -> None:
         make_plan(workload, cluster, algorithm="rign")
     with pytest.raises(InvalidValueError, match="channels is 0"):
         make_plan(workload, cluster, channels=0)
-    with pytest.raises(InvalidValueError, match="threshold_bytes is 0"):
-        make_plan(workload, cluster, threshold_bytes=0)
+    with pytest.raises(InvalidValueError, match="bucket_bytes is 0"):
+        make_plan(workload, cluster, filled_to(0))
     plan = make_plan(layers(4), cluster)
     with pytest.raises(PlanError, match="do not hold the same gradients"):
         predict(workload, plan.buckets, cluster)
@@ -209,13 +222,16 @@ def test_buckets_carry_the_options_that_suit_the_cluster() -> None:
     plan = make_plan(workload, racks, algorithm="blueconnect")
     assert plan.order == placement
     for bucket in plan.buckets:
-        assert bucket.options["factors"] == (2, 2, 3)
-        assert "order" not in bucket.options
-    assert max(int(bucket.options["pipelines"]) for bucket in plan.buckets) > 1
+        assert bucket.push.options["factors"] == (2, 2, 3)
+        assert "order" not in bucket.push.options
+    assert max(int(bucket.push.options["pipelines"]) for bucket in plan.buckets) > 1
     assert Plan.from_json(plan.to_json()) == plan
     assert plan.prediction == predict(workload, plan.buckets, racks, order=plan.order)
     # Without its order and options a plan runs the defaults, and is predicted to.
-    bare = [structs.replace(bucket, options={}) for bucket in plan.buckets]
+    bare = [
+        structs.replace(bucket, push=structs.replace(bucket.push, options={}))
+        for bucket in plan.buckets
+    ]
     assert plan.prediction is not None
     for buckets in (bare, plan.buckets):
         assert predict(workload, buckets, racks).iteration_s > plan.prediction.iteration_s
@@ -244,15 +260,18 @@ def test_the_options_of_a_calibrated_cluster_are_those_measured() -> None:
     plan = make_plan(layers(8), cluster, "wfbp")
     assert plan.order == (3, 1, 2, 0)
     for bucket in plan.buckets:
-        piped = bucket.algorithm == "lp"
-        assert bucket.options == ({"blocks": 4000} if piped else {})
-        assert bucket.all_options(plan.order).get("order") == (plan.order if piped else None)
-    assert {bucket.algorithm for bucket in plan.buckets} == {"native", "lp"}
+        piped = bucket.push.algorithm == "lp"
+        assert bucket.push.options == ({"blocks": 4000} if piped else {})
+        assert bucket.push.in_order(plan.order).options.get("order") == (
+            plan.order if piped else None
+        )
+    assert {bucket.push.algorithm for bucket in plan.buckets} == {"native", "lp"}
 
 
 def test_costs_that_promise_more_than_the_wire_carries_are_refused() -> None:
     workload, cluster = layers(9), Cluster.preset("1gbe", 4)
-    costs = Envelope({"ring": LinearCost(LinearFit(a_s=0.0, b_s_per_byte=1e-10))})
+    ring = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=1e-10))
+    costs = {"all_reduce": Envelope({"ring": ring})}
     slow = structs.replace(workload, forward_s=0.0)
     with pytest.raises(PredictionError, match=r"'layers' is predicted to take .* less than"):
         make_plan(slow, cluster, costs=costs)
@@ -282,6 +301,7 @@ def test_a_prediction_takes_the_costs_of_training() -> None:
     cluster = structs.replace(base, curves=curves)
     plan = make_plan(workload, cluster, "wfbp")
     assert predict(workload, plan.buckets, cluster, order=plan.order) == plan.prediction
-    once = play(workload, plan.buckets, collective_costs(cluster), cluster.interference)
+    costs = {"all_reduce": collective_costs(cluster)}
+    once = play(workload, plan.buckets, costs, cluster.interference)
     assert plan.prediction is not None
     assert once.iteration_s < plan.prediction.bound_s < plan.prediction.iteration_s

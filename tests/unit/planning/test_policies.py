@@ -18,9 +18,9 @@ from tests.unit.planning.instances import linear, random_problem
 MIB = 1024 * 1024
 
 
-def of_sizes(*mib: float, threshold_bytes: int = 25 * MIB) -> Problem:
+def of_sizes(*mib: float) -> Problem:
     sizes = np.array(mib) * MIB
-    return Problem(np.zeros(len(sizes)), sizes, linear(1.0, 1.0), threshold_bytes=threshold_bytes)
+    return Problem(np.zeros(len(sizes)), sizes, linear(1.0, 1.0))
 
 
 def test_one_bucket_each_and_one_of_all() -> None:
@@ -34,8 +34,8 @@ def test_a_bucket_closes_with_the_gradient_that_fills_it() -> None:
 
 def test_only_the_first_bucket_is_small() -> None:
     assert threshold(of_sizes(*[1] * 60)) == (1, 26, 51, 60)
-    assert threshold(of_sizes(*[1] * 6, threshold_bytes=MIB // 2)) == (1, 2, 3, 4, 5, 6)
-    assert threshold(of_sizes(*[1] * 6, threshold_bytes=128 * MIB)) == (1, 6)
+    assert threshold(of_sizes(*[1] * 6), MIB // 2) == (1, 2, 3, 4, 5, 6)
+    assert threshold(of_sizes(*[1] * 6), 128 * MIB) == (1, 6)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(sorted(POLICIES)), st.integers(1, 3))
@@ -75,5 +75,5 @@ def test_a_problem_refuses_what_makes_no_sense(
 
 
 def test_a_threshold_is_at_least_one_byte() -> None:
-    with pytest.raises(InvalidValueError, match="threshold_bytes is 0"):
-        of_sizes(1, threshold_bytes=0)
+    with pytest.raises(InvalidValueError, match="bucket_bytes is 0"):
+        threshold(of_sizes(1), 0)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from syncopate.cluster import Cluster, Interference
-from syncopate.costs.model import training_costs
+from syncopate.costs.model.training import training_costs
 from syncopate.planning.planner import make_plan
 from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.search import Player, _improve, _neighbours

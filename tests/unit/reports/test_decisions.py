@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from syncopate.cluster import Cluster
-from syncopate.costs.tabulate import decision_table
+from syncopate.costs.decide.tabulate import decision_table
 from syncopate.reports.decisions import decision_report
 from tests.unit import examples
 

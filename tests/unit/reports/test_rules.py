@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.tabulate import decision_table
+from syncopate.costs.decide.tabulate import decision_table
 from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.reports.nccl_tuner import LARGEST_BYTES, nccl_tuner

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from syncopate.cluster import Cluster
+from syncopate.recipe import Recipe
 from syncopate.reports import terminal
 from tests.unit import examples
 
@@ -88,7 +89,7 @@ def test_a_workload_shows_its_largest_tensors_first():
 
 def test_plans_side_by_side():
     plans = [examples.plan("wfbp"), examples.plan()]
-    (table,) = examples.tables(terminal.plans_report(plans, chosen="optimal"))
+    (table,) = examples.tables(terminal.plans_report(plans, chosen=plans[1]))
     assert _rows(table)[1] == [
         "> optimal",
         "2",
@@ -99,6 +100,25 @@ def test_plans_side_by_side():
     ]
     assert table.title == " plans; bound 27.00 ms"
     assert _rows(table)[0][0] == "  wfbp"
+
+
+def test_plans_of_several_exchanges_say_which_within_a_terminal():
+    sharded = msgspec.structs.replace(examples.plan(), channels=2, policy="auto", reason="why")
+    plans = [examples.plan("wfbp"), sharded]
+    report = terminal.plans_report(plans, chosen=sharded)
+    (table,) = examples.tables(report)
+    headers = [str(column.header) for column in table.columns]
+    assert headers[:3] == ["policy", "exchange", "channels"]
+    assert "algorithms" not in headers
+    assert [row[:3] for row in _rows(table)] == [
+        ["  wfbp", "allreduce", "1"],
+        ["> auto", "allreduce", "2"],
+    ]
+    assert [row.end_section for row in table.rows] == [True, False]
+    assert max(map(len, examples.text(report).splitlines())) <= 80
+    assert "why" in examples.text(terminal.plan_report(sharded))
+    (measured,) = examples.tables(terminal.plans_report(plans, measured_s={"ddp": 0.05}))
+    assert _rows(measured)[-1] == ["  ddp", *["-"] * 6, "50.00 ms", "-"]
 
 
 def test_measurements_add_the_error_of_the_prediction_and_rows_of_baselines():
@@ -121,7 +141,8 @@ def test_a_plan_without_prediction_is_shown_without_one():
 def test_a_plan_shows_options_where_there_are_some():
     assert "options" not in examples.text(terminal.plan_report(examples.plan()))
     told = msgspec.structs.replace(
-        examples.plan().buckets[0], algorithm="blueconnect", options={"factors": (2, 2)}
+        examples.plan().buckets[0],
+        push=Recipe("all_reduce", "blueconnect", options={"factors": (2, 2)}),
     )
     plan = msgspec.structs.replace(examples.plan(), buckets=(told, examples.plan().buckets[1]))
     shown = examples.text(terminal.plan_report(plan))

@@ -6,13 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, ScheduleError
-from syncopate.schedules import ring
+from syncopate.schedules.algorithms import ring
 from syncopate.schedules.base import (
     COPY,
     REDUCE,
     Schedule,
     Transfer,
     Transfers,
+    checked_bounds,
     chunk_offsets,
     mirrored,
     rounds_of,
@@ -45,6 +46,27 @@ def test_fewer_elements_than_chunks_leaves_the_last_empty():
 def test_impossible_cuts_are_refused(numel, chunks):
     with pytest.raises(InvalidValueError, match="must be an integer >="):
         chunk_offsets(numel, chunks)
+
+
+def test_bounds_are_a_tuple_or_none_where_they_are_the_balanced_cut():
+    assert checked_bounds([0, 5, 5, 9], 9, 3) == (0, 5, 5, 9)
+    assert checked_bounds(np.array([0, 9, 9, 9]), 9, 3) == (0, 9, 9, 9)
+    assert checked_bounds([0, 3, 6, 9], 9, 3) is None
+    assert checked_bounds((0, 0), 0, 1) is None
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [(), (0,), (0, 9), (0, 3, 9), (0, 3, 6, 8), (1, 3, 6, 9), (0, 6, 3, 9), (0, 3, 6.0, 9), 7],
+)
+def test_other_bounds_are_refused(bounds):
+    with pytest.raises(InvalidValueError) as caught:
+        checked_bounds(bounds, 9, 3)
+    assert str(caught.value) == (
+        f"bounds is {bounds!r}; it must be 4 element offsets that never decrease, from 0 to the 9 "
+        "elements of the tensor, so that rank r's shard is bounds[r]:bounds[r + 1]; or None for "
+        "shards of equal length"
+    )
 
 
 def test_transfers_read_like_a_tuple():

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.links import levels_apart
+from syncopate.costs.model.links import levels_apart
+from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.draw import draw
 from syncopate.schedules.factors import default_factors
-from syncopate.schedules.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.registry import ALGORITHMS, build
 
 SIZES = (*range(1, 20), 24, 31, 32, 33, 96, 100)

@@ -7,7 +7,7 @@ import pytest
 
 from syncopate.cluster import Cluster, Level
 from syncopate.errors import InvalidValueError
-from syncopate.schedules import ring
+from syncopate.schedules.algorithms import ring
 from syncopate.schedules.base import (
     COPY,
     REDUCE,
@@ -19,6 +19,7 @@ from syncopate.schedules.base import (
 )
 from syncopate.schedules.checker import check
 from syncopate.schedules.compose import (
+    by_element,
     embedded,
     in_turn,
     relabelled,
@@ -113,6 +114,24 @@ def test_a_ring_in_topology_order_enters_every_rack_once():
 def test_no_order(order):
     with pytest.raises(InvalidValueError, match=r"a permutation of the ranks 0\.\.2"):
         relabelled(ring.all_reduce(3), order)
+
+
+def test_by_element():
+    found = by_element(ring.all_gather(3), (0, 4, 4, 9))
+    # Nobody sends chunk 1, which is empty.
+    assert [(t.round, t.src, t.dst, t.start, t.stop) for t in found.transfers] == [
+        (0, 0, 1, 0, 4),
+        (0, 2, 0, 4, 9),
+        (1, 0, 1, 4, 9),
+        (1, 1, 2, 0, 4),
+    ]
+    assert (found.collective, found.algorithm, found.chunks) == ("all_gather", "ring", 9)
+
+
+@pytest.mark.parametrize("numel", [0, 2**31])
+def test_elements_that_no_table_can_count(numel):
+    with pytest.raises(InvalidValueError, match="count in larger units"):
+        by_element(ring.all_gather(2), (0, numel // 3, numel))
 
 
 def test_factors():

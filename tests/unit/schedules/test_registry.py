@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from syncopate.cluster import Cluster, Level
-from syncopate.costs.closed_forms import closed_form
-from syncopate.costs.price import price
+from syncopate.costs.model.price import price
+from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, Transfer

@@ -10,20 +10,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.cluster import Interference, LinearFit
-from syncopate.costs.functions import Envelope, LinearCost, startup_part_s
+from syncopate.costs.model.functions import Envelope, LinearCost, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import Bucket
+from syncopate.recipe import Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import play, play_collectives
 from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.workloads import collectives, interferences, workload, workloads
 
-COST = Envelope({"ring": LinearCost(LinearFit(a_s=1.0, b_s_per_byte=0.25))})
+RING = Envelope({"ring": LinearCost(LinearFit(a_s=1.0, b_s_per_byte=0.25))})
+COST = {"all_reduce": RING}
 
 
 def bucket(*names: str, algorithm: str = "ring", channel: int = 0) -> Bucket:
-    return Bucket(tensors=names, nbytes=4 * len(names), algorithm=algorithm, channel=channel)
+    return Bucket(
+        tensors=names, nbytes=4 * len(names), push=Recipe("all_reduce", algorithm, channel=channel)
+    )
 
 
 @given(st.data())
@@ -169,7 +173,7 @@ def test_each_dtype_of_a_bucket_is_a_collective() -> None:
         forward_s=1.0,
         backward_s=0.0,
     )
-    both = Bucket(tensors=("a", "b", "c"), nbytes=8, algorithm="ring")
+    both = Bucket(tensors=("a", "b", "c"), nbytes=8, push=Recipe("all_reduce", "ring"))
     # 1 + 4 / 4 for each of the two dtypes that have bytes.
     assert play(work, [both], COST).ends_s == (5.0,)
 
@@ -217,7 +221,7 @@ def test_a_start_up_on_any_channel_leaves_the_link_to_the_others(channels: tuple
         bucket(name, algorithm=algorithm, channel=channel)
         for name, algorithm, channel in zip("ab", costs.names, channels, strict=True)
     ]
-    assert play(two_gradients(), buckets, costs).ends_s == (5.0, 4.0)
+    assert play(two_gradients(), buckets, {"all_reduce": costs}).ends_s == (5.0, 4.0)
     whole = [Collective(0.0, 4.0, 2.0, channels[0]), Collective(0.0, 3.0, 0.0, channels[1])]
     assert play_collectives(two_gradients(), whole).ends_s == (5.0, 4.0)
     one_by_one = [replace(one, channel=0) for one in whole]
@@ -228,9 +232,9 @@ def test_every_dtype_starts_up() -> None:
     mixed = two_gradients(("float32", "bfloat16"))
     assert play(two_gradients(), [bucket("a", "b")], COST).ends_s == (5.0,)
     assert play(mixed, [bucket("a", "b")], COST).ends_s == (6.0,)
-    ring = COST.of("ring")
+    ring = RING.of("ring")
     assert startup_part_s(ring, [8, 8], 6.0) == 2.0
     assert startup_part_s(ring, [8, 0], 3.0) == 1.0
     # What the bytes need on the link is no start-up.
-    held = COST.at_least(0.3).of("ring")
+    held = RING.at_least(0.3).of("ring")
     assert startup_part_s(held, [8, 8], 6.0) == pytest.approx(6.0 - 0.3 * 16)

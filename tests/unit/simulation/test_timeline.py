@@ -9,6 +9,7 @@ from syncopate.cluster import Cluster, Interference
 from syncopate.errors import InvalidValueError, PlanError
 from syncopate.plan import Bucket, Plan
 from syncopate.planning.planner import make_plan
+from syncopate.recipe import Recipe
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import IDEAL
 from syncopate.timeline import Timeline
@@ -52,7 +53,7 @@ def test_spans_are_those_of_the_plan() -> None:
     pushes = [span for span in mine if span.lane == "push"]
     assert [span.name for span in pushes] == [f"bucket {i}" for i in range(10)]
     assert [span.nbytes for span in pushes] == [4_000_000] * 10
-    assert {span.detail for span in pushes} == {bucket.algorithm for bucket in plan.buckets}
+    assert {span.detail for span in pushes} == {bucket.push.algorithm for bucket in plan.buckets}
     backward = [span for span in mine if span.lane == "backward"]
     assert [span.name for span in backward] == [*(f"w{i}" for i in range(10)), "backward"]
     assert backward[-1].end_s == pytest.approx(62e-3)
@@ -76,8 +77,10 @@ def test_every_field_of_every_span() -> None:
     )
     where = Cluster.preset("10gbe", 2)
     buckets = (
-        Bucket(tensors=("a",), nbytes=4000, algorithm="ring", channel=1),
-        Bucket(tensors=("at once", "b"), nbytes=2040, algorithm="recursive_doubling"),
+        Bucket(tensors=("a",), nbytes=4000, push=Recipe("all_reduce", "ring", channel=1)),
+        Bucket(
+            tensors=("at once", "b"), nbytes=2040, push=Recipe("all_reduce", "recursive_doubling")
+        ),
     )
     plan = Plan(
         model="two",

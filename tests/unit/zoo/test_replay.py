@@ -157,3 +157,42 @@ class TestTime:
         sleeper = _Sleeper()
         sleeper.spend(1e-3, clock.now_s)
         assert sleeper.debt_s == pytest.approx(0.05)
+
+
+class TestModules:
+    def test_forward_calls_modules_as_the_model_would(self) -> None:
+        """Each module of its own, in the reverse of ready order, its tensors inside its call."""
+        given = workload("fc.bias", "fc.weight", "layer.0.conv.weight", "scale", part_s=1e-4)
+        module = replay(given)
+        events: list[str] = []
+        for name, child in module.named_modules():
+            child.register_forward_pre_hook(lambda *_, name=name: events.append(f"> {name}"))
+            child.register_forward_hook(lambda *_, name=name: events.append(f"< {name}"))
+        taken = module._take_forward
+        module._take_forward = lambda index: (events.append(str(index)), taken(index))[1]
+        module().backward()
+        assert events == [
+            *("> ", "3", "> layer.0.conv", "2", "< layer.0.conv", "> fc", "1", "0", "< fc"),
+            *("4", "< "),
+        ]
+        assert ready_order(module) == [t.name for t in given.tensors]
+
+    def test_a_layer_looks_at_its_weights_before_it_takes_its_time(self) -> None:
+        """What waits for weights notices functions of torch; see ``engine/exchange/weights.py``."""
+        module = replay(workload("b.weight", "a.weight", part_s=1e-4))
+        events: list[str] = []
+
+        class Watched(torch.nn.Parameter):
+            @classmethod
+            def __torch_function__(cls, func, types, args=(), kwargs=None):
+                if func is torch.Tensor.detach:
+                    events.append(names[id(args[0])])
+                return super().__torch_function__(func, types, args, kwargs or {})
+
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        for parameter in module.parameters():
+            parameter.__class__ = Watched
+        taken = module._take_forward
+        module._take_forward = lambda index: (events.append(str(index)), taken(index))[1]
+        module()
+        assert events == ["a.weight", "1", "b.weight", "0", "2"]

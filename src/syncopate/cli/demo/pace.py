@@ -11,7 +11,7 @@ yardstick, the time of a turn of plain training in which ranks exchange nothing,
 else. Ranks that never meet drift apart where they share cores, and who is late in one iteration is
 early in another; with four ranks on two cores they took 7% to 22% less than a profile beside them,
 whose iterations all ranks start together and the last one ends ([Note: slowest rank] in
-``calibration.samples``). With a barrier after every iteration they still took 1% to 9% less: who is
+``profiling.samples``). With a barrier after every iteration they still took 1% to 9% less: who is
 done first does not keep the others from a core by noting down the iteration, and the kernel spreads
 ranks over cores in another way after another barrier. Predictions would come out short by as much.
 """
@@ -24,11 +24,11 @@ from dataclasses import dataclass
 import torch
 from msgspec import structs
 
-from syncopate.calibration.profile import profile
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.plan import Plan
 from syncopate.planning import predict
+from syncopate.profiling.profile import profile
 from syncopate.workload import Workload
 from syncopate.zoo.task import Task
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from rich.text import Text
 
 from syncopate.calibration.calibrate import calibrate
-from syncopate.calibration.profile import profile
 from syncopate.cli.console import out, progress_bar
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
@@ -21,6 +20,7 @@ from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.plan import Plan
 from syncopate.planning import compare
+from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
     algorithms_of,
     cluster_report,
@@ -137,7 +137,7 @@ def _planned(
     plans: tuple[Plan, ...] = communicator.broadcast_object(
         compare(workload, cluster) if communicator.rank == 0 else None
     )
-    out().print(plans_report(plans, chosen=BEST))
+    out().print(plans_report(plans, chosen=next(p for p in plans if p.policy == BEST)))
     if communicator.rank == 0:
         for plan in plans:
             plan.save(settings.output / f"plan-{plan.policy}.json")
@@ -186,7 +186,7 @@ def _compared(
     )
     measured_s = {result.name: result.measured_s for result in results}
     measured_s[computation.name] = pace.measured_s
-    out().print(plans_report(tuple(paced.values()), measured_s=measured_s, chosen=BEST))
+    out().print(plans_report(tuple(paced.values()), measured_s=measured_s, chosen=paced[BEST]))
     out().print(
         f"  Computation alone took {format_seconds(pace.measured_s)} in its turns and "
         f"{format_seconds(pace.profiled_s)} when profiled, a change of pace by {pace.change:+.1%}."

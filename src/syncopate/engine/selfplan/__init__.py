@@ -6,8 +6,8 @@ DDP's own buckets (``safe``), network probes in portions (``portions``), held st
 cost (``payback``), plans that were kept (``cache``), and what is said of it all (``words``).
 """
 
-from syncopate.engine.selfplan.contest import Asked
+from syncopate.engine.selfplan.contest import PLANNED, Asked
 from syncopate.engine.selfplan.course import SelfPlanner, Wishes
 from syncopate.engine.selfplan.safe import first_plan
 
-__all__ = ["Asked", "SelfPlanner", "Wishes", "first_plan"]
+__all__ = ["PLANNED", "Asked", "SelfPlanner", "Wishes", "first_plan"]

@@ -8,19 +8,28 @@ beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
 [Note: one figure per step] Ranks leave a step one after the other, and who is late in one is early
 in the next. The mean over ranks of a step's duration does not lean to either side, and the steps of
 a turn add up to its time.
+
+[Note: unexplained time]
+Where several ranks share a processor, each step also takes what nothing here measures: switches
+between threads, copies that wait for the memory of others. The plans that took turns show how much:
+they were predicted and measured. The median of what the others took beyond their predictions is
+added to the prediction of the one that stays.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, Interference, robust_mean
-from syncopate.costs.decisions import DRIFT, longer_beyond_noise
-from syncopate.plan import Plan
-from syncopate.planning.planner import make_plan, predict
+from syncopate.costs.decide.decisions import DRIFT, longer_beyond_noise
+from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.plan import ALLREDUCE, SHARDED, Plan
+from syncopate.planning import filled_to, make_plan, predict
+from syncopate.units import MIB
 from syncopate.workload import Workload
 
 DDP = "DDP's buckets"
@@ -29,6 +38,19 @@ MEASURED = "measured overlap"
 EQUAL = "equal buckets"
 TWO_CHANNELS = "two channels"
 EQUAL_TWO_CHANNELS = "equal buckets on two channels"
+
+NATIVE_SMALL = "DDP's buckets of 5 MB"
+SHARDED_PLAN = "sharded"
+SHARDED_RINGS = "sharded in rings"
+SHARDED_SMALL = "sharded in rings of 2 MiB"
+
+RING = "ring"
+
+SMALL_BYTES = 5 * MIB
+"""What many set ``bucket_cap_mb`` to where the network is the limit."""
+
+PLANNED = (ALLREDUCE, SHARDED)
+"""The exchanges that self-planning chooses from."""
 
 ROUNDS = ((1, 2), (2, 2), (3, 3))
 """Turns of each plan and counted steps of a turn, round by round."""
@@ -66,13 +88,17 @@ class Asked:
     Attributes:
         policy: who makes it; None for whichever is best.
         channels: how many collectives at once; None for whatever is best.
+        exchange: one of :data:`PLANNED`; None for whichever is best.
     """
 
     policy: str | None = None
     channels: int | None = None
+    exchange: str | None = None
 
 
-def proposals(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> list[Contender]:
+def proposals(
+    workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan, *, shardable: bool = False
+) -> list[Contender]:
     """Return the plans worth a turn, each once, DDP's first.
 
     Args:
@@ -80,23 +106,82 @@ def proposals(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> 
         cluster: with curves; its interference is what overlap is taken to cost.
         asked: what the user wants.
         ddp: DDP's buckets in true ready order.
+        shardable: whether the optimizer's step may be spread over the ranks.
 
     Raises:
         PlanError: no plan can be made.
     """
-    channels = asked.channels or 1
-    policy = asked.policy or "optimal"
-    found = [
-        Contender(DDP, _predicted(ddp, workload, cluster)),
-        Contender(IDEAL, make_plan(workload, cluster, policy, channels=channels)),
-    ]
+    found = [Contender(DDP, _predicted(ddp, workload, cluster))]
+    if asked.exchange in (None, ALLREDUCE):
+        found += _allreduced(workload, cluster, asked, ddp)
+    if shardable and asked.exchange in (None, SHARDED):
+        found += _sharded(workload, cluster, asked)
+    return distinct(found)
+
+
+def _allreduced(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> list[Contender]:
+    channels, policy = asked.channels or 1, asked.policy or "optimal"
+    one = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
+    found = [Contender(IDEAL, one)]
     if asked.policy is None:
         found.append(Contender(EQUAL, _equal(workload, cluster, channels)))
     if asked.channels is None:
-        found.append(Contender(TWO_CHANNELS, make_plan(workload, cluster, policy, channels=2)))
-    if asked == Asked():
+        two = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=2)
+        found.append(Contender(TWO_CHANNELS, two))
+    if asked.policy is None and asked.channels is None:
         found.append(Contender(EQUAL_TWO_CHANNELS, _equal(workload, cluster, 2)))
-    return distinct(found)
+        small = safe_plan(ddp.model, _in_order(workload), ddp.world_size, SMALL_BYTES)
+        found.append(Contender(NATIVE_SMALL, _predicted(small, workload, cluster)))
+    return found
+
+
+def _sharded(workload: Workload, cluster: Cluster, asked: Asked) -> list[Contender]:
+    """Return sharded plans, with the algorithms that prices prefer and in rings.
+
+    Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
+    longer than a share, so that two channels disturb each other least.
+    """
+    channels, policy = asked.channels or 2, asked.policy or "optimal"
+    workload = _with_forward(workload)
+    found = []
+    for name, algorithm in ((SHARDED_PLAN, None), (SHARDED_RINGS, RING)):
+        plan = make_plan(
+            workload, cluster, policy, exchange=SHARDED, channels=channels, algorithm=algorithm
+        )
+        found.append(Contender(name, plan))
+    if asked.policy is None:
+        small = make_plan(
+            workload,
+            cluster,
+            filled_to(2 * MIB),
+            exchange=SHARDED,
+            channels=channels,
+            algorithm=RING,
+        )
+        found.append(Contender(SHARDED_SMALL, small))
+    return found
+
+
+def _with_forward(workload: Workload) -> Workload:
+    """Return the workload with its forward spread over layers as its backward is.
+
+    Steps tell when each gradient is ready, and of forward only the whole.
+    """
+    if any(tensor.forward_s for tensor in workload.tensors):
+        return workload
+    backward_s = sum(tensor.backward_s for tensor in workload.tensors)
+    if backward_s <= 0:
+        return workload
+    share = workload.forward_s / backward_s
+    tensors = tuple(
+        replace(tensor, forward_s=share * tensor.backward_s) for tensor in workload.tensors
+    )
+    spread: Workload = replace(workload, tensors=tensors)
+    return spread
+
+
+def _in_order(workload: Workload) -> list[tuple[str, int, str]]:
+    return [(tensor.name, tensor.numel, tensor.dtype) for tensor in workload.tensors]
 
 
 def with_interference(
@@ -114,11 +199,32 @@ def with_interference(
         Contender(one.name, _predicted(one.plan, workload, cluster), one.samples_s)
         for one in running
     ]
-    if cluster.interference != Interference():
+    if cluster.interference != Interference() and asked.exchange in (None, ALLREDUCE):
         policy, channels = asked.policy or "optimal", asked.channels or 1
-        plan = make_plan(workload, cluster, policy, channels=channels)
+        plan = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
         again.append(Contender(MEASURED, plan))
     return distinct(again)
+
+
+def explained(
+    one: Contender, everyone: Sequence[Contender], workload: Workload, cluster: Cluster
+) -> Contender:
+    """Return a contender as the others' turns let expect it; see [Note: unexplained time].
+
+    Args:
+        one: who is to be predicted.
+        everyone: all that took turns.
+        workload: as measured.
+        cluster: with curves and the interference measured.
+    """
+    beyond_s = [
+        other.step_s - _expected_s(_predicted(other.plan, workload, cluster))
+        for other in everyone
+        if other.name != one.name and other.samples_s
+    ]
+    found = replace(cluster.interference, unexplained_s=statistics.median(beyond_s or [0.0]))
+    plan = _predicted(one.plan, workload, replace(cluster, interference=found))
+    return Contender(one.name, plan, one.samples_s)
 
 
 def distinct(contenders: Sequence[Contender]) -> list[Contender]:
@@ -132,12 +238,13 @@ def distinct(contenders: Sequence[Contender]) -> list[Contender]:
 
 def alike(one: Plan, other: Plan) -> bool:
     """Say whether two plans send the same messages in the same order."""
-    return one.channels == other.channels and _messages(one) == _messages(other)
+    kinds = [(plan.exchange, plan.channels) for plan in (one, other)]
+    return kinds[0] == kinds[1] and _messages(one) == _messages(other)
 
 
 def _messages(plan: Plan) -> list[tuple[object, ...]]:
     return [
-        (set(bucket.tensors), bucket.algorithm, bucket.all_options(plan.order), bucket.channel)
+        (set(bucket.tensors), [recipe.in_order(plan.order) for _, recipe in bucket.recipes])
         for bucket in plan.buckets
     ]
 
@@ -149,10 +256,18 @@ def faster_half(contenders: Sequence[Contender]) -> list[Contender]:
     return [one for one in contenders if one.name == DDP or one in kept]
 
 
-def winner(contenders: Sequence[Contender]) -> Contender:
-    """Return the fastest that beats DDP's buckets beyond noise, or these."""
+def winner(contenders: Sequence[Contender], exchange: str | None = None) -> Contender:
+    """Return the fastest that beats DDP's buckets beyond noise, or these.
+
+    Args:
+        contenders: DDP's buckets among them.
+        exchange: the one to train by, where the user wants one; None for whichever is fastest.
+    """
     ddp = next(one for one in contenders if one.name == DDP)
-    best = min(contenders, key=lambda one: one.step_s)
+    wanted = [one for one in contenders if one.plan.exchange == exchange]
+    best = min(wanted or contenders, key=lambda one: one.step_s)
+    if wanted and ddp not in wanted:
+        return best
     return best if longer_beyond_noise(ddp.samples_s, best.samples_s) else ddp
 
 
@@ -166,7 +281,7 @@ def steps_of(contenders: int) -> int:
 
 
 def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    prediction = predict(workload, plan.buckets, cluster, order=plan.order)
+    prediction = predict(_with_forward(workload), plan.buckets, cluster, order=plan.order)
     changed: Plan = replace(plan, prediction=prediction)
     return changed
 
@@ -178,13 +293,7 @@ def _equal(workload: Workload, cluster: Cluster, channels: int) -> Plan:
     ``DRIFT`` are not told apart.
     """
     plans = [
-        make_plan(
-            workload,
-            cluster,
-            "threshold",
-            threshold_bytes=max(workload.nbytes // parts, 1),
-            channels=channels,
-        )
+        make_plan(workload, cluster, filled_to(max(workload.nbytes // parts, 1)), channels=channels)
         for parts in _EQUAL_PARTS
     ]
     limit_s = (1 + DRIFT) * min(map(_expected_s, plans))

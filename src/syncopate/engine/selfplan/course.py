@@ -33,18 +33,17 @@ from typing import Any, TypeVar
 import torch
 from msgspec.structs import replace
 
-from syncopate.calibration.clocks import hosts_of
 from syncopate.calibration.network import probe
-from syncopate.calibration.samples import Iteration, slowest, workload
 from syncopate.cluster import Cluster, Interference, robust_mean
-from syncopate.costs.bound import iteration_bound_s
+from syncopate.collectives.machine import hosts_of
+from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, words
 from syncopate.engine.selfplan.contest import Asked, Contender
 from syncopate.engine.selfplan.interference import Observed, interference_of
 from syncopate.engine.selfplan.payback import Costs
 from syncopate.engine.selfplan.portions import Portions
-from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.safe import safe_plan, safely_sharded
 from syncopate.engine.selfplan.sampling import (
     MOST_ALGORITHMS,
     Samples,
@@ -53,7 +52,8 @@ from syncopate.engine.selfplan.sampling import (
 )
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
-from syncopate.plan import Plan
+from syncopate.plan import SHARDED, Plan
+from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.units import format_seconds
 from syncopate.workload import Workload, fingerprint
 
@@ -143,22 +143,24 @@ class SelfPlanner:
             self._say(words.of_kept(kept))
             self._course = self._check(kept)
         elif self._wishes.deterministic:
+            if self._wishes.asked.exchange == SHARDED:
+                self._engine.adopt(safely_sharded(self._engine.plan))
             self._say(
                 "no plan is kept for this training, and a deterministic one may not depend on "
                 "clocks: stays on DDP's buckets. One run without the demand measures and keeps one"
             )
             return
         next(self._course)
-        self._engine.reducer.listeners.append(self._step)
+        self._engine.readiness.listeners.append(self._step)
         self._engine.plan_with(self.stop)
 
     def stop(self) -> None:
         """End here and now, with whatever plan is at work."""
-        self._engine.reducer.held = False
+        self._engine.readiness.held = False
         if self._portions is not None:
             self._portions.stop()
-        if self._step in self._engine.reducer.listeners:
-            self._engine.reducer.listeners.remove(self._step)
+        if self._step in self._engine.readiness.listeners:
+            self._engine.readiness.listeners.remove(self._step)
         self._engine.planning_is_over()
 
     def _step(self, step: Step) -> None:
@@ -171,7 +173,7 @@ class SelfPlanner:
             self.stop()
             raise
         self._costs.planning_is_over()
-        self._left = self._engine.reducer.clock.stamp()
+        self._left = self._engine.readiness.clock.stamp()
 
     # -- the course -----------------------------------------------------------------------------
 
@@ -190,29 +192,39 @@ class SelfPlanner:
     def _plan(self, step_s: float) -> Course[None]:
         """Measure, plan, compare, and keep the best."""
         cluster, safe_s = yield from self._probe(step_s)
-        measured, curves = yield from self._hold(cluster)
+        measured, curves, least_s = yield from self._hold(cluster)
         self._engine.workload = measured
         self._cluster = cluster = replace(cluster, curves=curves, interference=Interference())
-        if self._engine.communicator.watch is not None:
-            self._engine.communicator.watch.expect(cluster)
+        if self._engine.communicator.detector is not None:
+            self._engine.communicator.detector.expect(cluster)
         tensors = [(tensor.name, tensor.numel, tensor.dtype) for tensor in measured.tensors]
         ddp = safe_plan(self._model, tensors, cluster.world_size)
-        bound_s = iteration_bound_s(measured, cluster)
-        if self._agreed(safe_s <= (1 + NOTHING_TO_GAIN) * bound_s):
+        # Held steps that a busy machine delayed must not make the bound look close.
+        bound_s = least_step_s(least_s, measured, cluster)
+        enough = safe_s <= (1 + NOTHING_TO_GAIN) * bound_s
+        if self._agreed(enough and self._wishes.asked.exchange != SHARDED):
             only = Contender(contest.DDP, ddp, [safe_s])
             self._settle(only, only, f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach")
             return
         contenders = self._on_rank_0(
-            lambda: contest.proposals(measured, cluster, self._wishes.asked, ddp)
+            lambda: contest.proposals(
+                measured, cluster, self._wishes.asked, ddp, shardable=self._engine.shardable
+            )
         )
+        self._engine.tries_spread = any(one.plan.exchange == SHARDED for one in contenders)
         if len(contenders) == 1:
             contenders[0].samples_s.append(safe_s)
             self._settle(contenders[0], contenders[0], "is the best plan itself")
             return
         rivals = yield from self._compete(contenders, measured, cluster)
-        best = self._agreed(contest.winner(rivals).name)
+        best = self._agreed(contest.winner(rivals, self._wishes.asked.exchange).name)
         by_name = {one.name: one for one in rivals}
-        self._settle(by_name[best], by_name[contest.DDP], "")
+        kept = self._on_rank_0(
+            lambda: contest.explained(
+                by_name[best], tuple(self._contest.values()), measured, self._cluster or cluster
+            )
+        )
+        self._settle(kept, by_name[contest.DDP], "")
 
     def _compete(
         self, contenders: list[Contender], measured: Workload, cluster: Cluster
@@ -280,8 +292,8 @@ class SelfPlanner:
             timed += yield from self._steps(PROBE_STEPS - len(timed))
         return self._cluster, robust_mean(self._durations(timed))
 
-    def _hold(self, cluster: Cluster) -> Course[tuple[Workload, Any]]:
-        """Return the workload and the curves of collectives, from held steps."""
+    def _hold(self, cluster: Cluster) -> Course[tuple[Workload, Any, float]]:
+        """Return the workload, the curves of collectives and the fastest computation, all held."""
         engine = self._engine
         plans = self._on_rank_0(lambda: sampling_plans(self._model, engine.tensors, cluster))
         ladders = [plan for plan in plans if len(plan.buckets) > 1] or list(plans)
@@ -293,14 +305,15 @@ class SelfPlanner:
             timed += yield from self._steps(1, held=True)
             samples.add(plan, engine.communicator.all_gather_object(timings(timed[-1].step)))
         timed += yield from self._steps(1)
-        engine.reducer.clock.finish()
+        engine.readiness.clock.finish()
         own = [self._iteration(one.step, after) for one, after in pairwise(timed)]
         everyone = engine.communicator.all_gather_object(own)
         sizes = {name: (numel, dtype) for name, numel, dtype in engine.tensors}
         iterations = [slowest(ranks) for ranks in zip(*everyone, strict=True)]
-        clock = {"clock": engine.reducer.clock.name}
-        found = (workload(self._model, sizes, iterations, clock), samples.curves())
-        agreed: tuple[Workload, Any] = engine.communicator.broadcast_object(found)
+        clock = {"clock": engine.readiness.clock.name}
+        least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
+        found = (workload(self._model, sizes, iterations, clock), samples.curves(), least_s)
+        agreed: tuple[Workload, Any, float] = engine.communicator.broadcast_object(found)
         return agreed
 
     # -- its parts ------------------------------------------------------------------------------
@@ -309,15 +322,15 @@ class SelfPlanner:
         """Let the training take ``count`` steps; return them."""
         timed = []
         for _ in range(count):
-            self._engine.reducer.held = held
+            self._engine.readiness.held = held
             step = yield
             timed.append(_Timed(self._left, step))
-        self._engine.reducer.held = False
+        self._engine.readiness.held = False
         return timed
 
     def _durations(self, timed: Sequence[_Timed]) -> list[float]:
         """Return what steps took, in the mean over ranks; what planning did between is left out."""
-        clock = self._engine.reducer.clock
+        clock = self._engine.readiness.clock
         clock.finish()
         own = [clock.between_s(one.began, one.step.end) for one in timed]
         everyone = self._engine.communicator.all_gather_object(own)
@@ -325,7 +338,7 @@ class SelfPlanner:
 
     def _observe(self, step: Step) -> list[Observed]:
         """Return what every rank saw of a step."""
-        clock = self._engine.reducer.clock
+        clock = self._engine.readiness.clock
         clock.finish()
         begin_s, end_s = clock.host_s(step.backward_start), clock.host_s(step.backward_end)
         own = Observed(
@@ -338,7 +351,7 @@ class SelfPlanner:
 
     def _iteration(self, step: Step, after: _Timed) -> Iteration:
         """Return the computation of ``step``; all up to the next forward is its update."""
-        clock = self._engine.reducer.clock
+        clock = self._engine.readiness.clock
         began, resumed = step.forward_start, after.step.forward_start
         names = [name for name, _, _ in self._engine.tensors]
         return Iteration(
@@ -447,6 +460,8 @@ class SelfPlanner:
             "syncopate": _version(),
             "policy": wishes.asked.policy or "",
             "channels": str(wishes.asked.channels or ""),
+            "exchange": wishes.asked.exchange or "",
+            "shardable": str(engine.shardable),
             "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",
         }
         return self._agreed(facts)
@@ -455,6 +470,11 @@ class SelfPlanner:
         """Log one line on rank 0; on standard error where nobody configured logging."""
         if self._engine.communicator.rank == 0:
             words.log(message)
+
+
+def least_step_s(least_s: float, measured: Workload, cluster: Cluster) -> float:
+    """Return what a step takes at least: the fastest computation, or the wire."""
+    return max(least_s, wire_s(cluster, measured.nbytes))
 
 
 def _version() -> str:

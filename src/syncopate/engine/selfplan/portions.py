@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from syncopate.calibration.progress import Progress
 from syncopate.collectives import Communicator
+from syncopate.progress import Progress
 
 T = TypeVar("T")
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
+from msgspec.structs import replace
+
 from syncopate.cluster import LinearFit
-from syncopate.costs.functions import LinearCost
-from syncopate.plan import NATIVE, Bucket, Plan
+from syncopate.costs.model.functions import LinearCost
+from syncopate.plan import SHARDED, Bucket, Plan
 from syncopate.planning.problem import Problem
-from syncopate.planning.threshold import threshold
+from syncopate.planning.threshold import DDP_BUCKET_BYTES, threshold
+from syncopate.recipe import Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
 
@@ -24,12 +27,24 @@ def first_plan(model: str, tensors: Tensors, world_size: int) -> Plan:
     return safe_plan(model, list(reversed(tensors)), world_size)
 
 
-def safe_plan(model: str, tensors: Tensors, world_size: int) -> Plan:
+def safe_plan(
+    model: str, tensors: Tensors, world_size: int, bucket_bytes: int = DDP_BUCKET_BYTES
+) -> Plan:
     """Return DDP's buckets over ``tensors`` in the order given, with the native all-reduce."""
     sizes = [numel * dtype_bytes(dtype) for _, numel, dtype in tensors]
-    ends = threshold(Problem([0.0] * len(sizes), sizes, _SILENT))
+    ends = threshold(Problem([0.0] * len(sizes), sizes, _SILENT), bucket_bytes)
     groups = [tensors[start:stop] for start, stop in pairwise((0, *ends))]
     return plan_of_groups(model, tensors, world_size, groups)
+
+
+def safely_sharded(plan: Plan) -> Plan:
+    """Return a plan of the same buckets for the ``sharded`` exchange, all of it native."""
+    buckets = tuple(
+        replace(bucket, push=Recipe("reduce_scatter"), pull=Recipe("all_gather"))
+        for bucket in plan.buckets
+    )
+    changed: Plan = replace(plan, exchange=SHARDED, buckets=buckets)
+    return changed
 
 
 def plan_of_groups(
@@ -52,7 +67,7 @@ def plan_of_groups(
             Bucket(
                 tensors=tuple(name for name, _, _ in group),
                 nbytes=sum(numel * dtype_bytes(dtype) for _, numel, dtype in group),
-                algorithm=NATIVE,
+                push=Recipe("all_reduce"),
             )
             for group in groups
         ),

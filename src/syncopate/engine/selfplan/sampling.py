@@ -28,13 +28,13 @@ from typing import Any
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
-from syncopate.costs.fits import fit_linear
-from syncopate.costs.model import best_variant, schedule_cost
+from syncopate.costs.model.collective import best_variant, schedule_cost
+from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
 from syncopate.engine.step import Step
-from syncopate.plan import NATIVE, Plan
+from syncopate.plan import Plan
+from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.schedules import registry
-from syncopate.schedules.options import ORDER
 from syncopate.units import KIB, dtype_bytes
 
 SMALLEST_BYTES = 4 * KIB
@@ -123,7 +123,7 @@ def sampling_plans(model: str, tensors: Tensors, cluster: Cluster) -> tuple[Plan
             # Sizes start their turns at different algorithms, so that no step is all of one kind.
             chosen = [known[(turn + at) % len(known)] for at, known in enumerate(options)]
             buckets = tuple(
-                structs.replace(bucket, algorithm=name, options=dict(told))
+                structs.replace(bucket, push=Recipe(_COLLECTIVE, name, options=dict(told)))
                 for bucket, (name, told) in zip(bare.buckets, chosen, strict=True)
             )
             plans.append(structs.replace(bare, policy="sampling", buckets=buckets))
@@ -167,9 +167,9 @@ class Samples:
     def add(self, plan: Plan, ranks: Sequence[Sequence[Timing]]) -> None:
         """Take one held step of ``plan``, as every rank saw it."""
         for (index, nbytes, _, _), seconds in zip(ranks[0], durations(ranks), strict=True):
-            bucket = plan.buckets[index]
-            self._seconds[bucket.algorithm, nbytes].append(seconds)
-            self._options[bucket.algorithm, nbytes] = bucket.all_options(plan.order)
+            recipe = plan.buckets[index].push.in_order(plan.order)
+            self._seconds[recipe.algorithm, nbytes].append(seconds)
+            self._options[recipe.algorithm, nbytes] = recipe.options
 
     def curves(self) -> tuple[CollectiveCurve, ...]:
         """Return one curve per algorithm."""

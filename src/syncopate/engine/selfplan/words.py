@@ -9,6 +9,7 @@ from pathlib import Path
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.contest import DDP, Contender
 from syncopate.engine.selfplan.payback import pays_after
+from syncopate.plan import SHARDED
 from syncopate.units import format_seconds
 
 
@@ -38,6 +39,12 @@ def announcement(steps: int, step_s: float, folder: Path | None) -> str:
     )
 
 
+_SPREAD = (
+    "; the optimizer's state is spread over the ranks: save model.syncopate.state_dict(optimizer), "
+    "called on every rank; exchange='allreduce' keeps it whole"
+)
+
+
 def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> str:
     """Say which plan stays and what it rests on.
 
@@ -50,14 +57,15 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
     if why:
         return f"{named(ddp)}: kept, {why}"
     measured = f"measured {format_seconds(best.step_s)} a step"
-    if best is ddp:
+    if best.name == ddp.name:
         return f"{named(ddp)}: kept, {measured}, nothing is faster beyond noise"
     prediction = best.plan.prediction
     expected = f"expected {format_seconds(prediction.iteration_s)}, " if prediction else ""
+    state = _SPREAD if best.plan.exchange == SHARDED else ""
     return (
         f"{named(best)}: kept, {expected}{measured}, {named(ddp)} {format_seconds(ddp.step_s)}; "
         f"measuring took {format_seconds(cost_s)}, which "
-        f"{pays_after(cost_s, ddp.step_s, best.step_s)} more steps repay"
+        f"{pays_after(cost_s, ddp.step_s, best.step_s)} more steps repay{state}"
     )
 
 
@@ -68,6 +76,7 @@ def of_kept(kept: cache.Settled) -> str:
     return (
         f"{named(best)} of {kept.date}: {format_seconds(kept.step_s)} a step{against}; from "
         f"{cache.path_of(kept.facts)}, cache=False measures again"
+        f"{_SPREAD if kept.plan.exchange == SHARDED else ''}"
     )
 
 

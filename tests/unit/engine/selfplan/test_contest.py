@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Interference, LinearFit
-from syncopate.engine.selfplan import contest
+from syncopate.engine.selfplan import contest, words
 from syncopate.engine.selfplan.contest import Asked, Contender
 from syncopate.engine.selfplan.safe import safe_plan
 from syncopate.plan import Plan
@@ -49,17 +49,50 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     names = [one.name for one in found]
     assert names[:3] == [contest.DDP, contest.IDEAL, contest.EQUAL]
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
-    assert names[3:] == [contest.TWO_CHANNELS]
+    assert names[3:] == [contest.TWO_CHANNELS, contest.NATIVE_SMALL]
     larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
     names = [one.name for one in contest.proposals(WORKLOAD, larger, Asked(), DDP)]
-    assert names[3:] == [contest.TWO_CHANNELS, contest.EQUAL_TWO_CHANNELS]
+    others = [contest.TWO_CHANNELS, contest.EQUAL_TWO_CHANNELS, contest.NATIVE_SMALL]
+    assert names[3:] == others
     for one in found:
         one.plan.require_fit([(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
         assert one.plan.prediction is not None
         assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
-    assert [one.plan.channels for one in found] == [1, 1, 1, 2]
+    assert [one.plan.channels for one in found] == [1, 1, 1, 2, 1]
     sizes = [bucket.nbytes for bucket in found[2].plan.buckets]
     assert max(sizes) <= 2 * min(sizes)
+
+
+def test_sharded_plans_compete_where_the_step_can_be_spread() -> None:
+    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=True)
+    sharded = [one for one in found if one.plan.exchange == "sharded"]
+    by_name = {one.name for one in found}
+    names = [contest.SHARDED_PLAN, contest.SHARDED_RINGS, contest.SHARDED_SMALL]
+    assert [one.name for one in sharded] == [name for name in names if name in by_name]
+    assert len(sharded) >= 2
+    recipes = [r for b in sharded[-1].plan.buckets for _, r in b.recipes]
+    assert {recipe.algorithm for recipe in recipes} == {"ring"}
+    assert found[0].name == contest.DDP
+    for one in sharded:
+        assert one.plan.channels == 2
+        assert one.plan.prediction is not None
+        assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
+    # Weights that arrive while forward computes cost less than gradients that come after backward.
+    assert expected_s(sharded[0].plan) < expected_s(found[1].plan)
+    without = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    assert {one.plan.exchange for one in without} == {"allreduce"}
+    asked = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
+    assert [one.name for one in asked] == [contest.DDP, *(one.name for one in sharded)]
+    asked = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="allreduce"), DDP, shardable=True)
+    assert {one.plan.exchange for one in asked} == {"allreduce"}
+
+
+def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
+    found = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
+    for place, one in enumerate(found):
+        one.samples_s += [0.1 if one.name == contest.DDP else 0.5 - 0.1 * place] * 6
+    assert contest.winner(found, "sharded").name == contest.SHARDED_SMALL
+    assert contest.winner(found).name == contest.DDP
 
 
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
@@ -67,6 +100,18 @@ def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
     few = contest.proposals(WORKLOAD, dear, Asked(), DDP)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
+
+
+def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
+    """An optimizer whose step cannot be spread over the ranks gets no plan that spreads it."""
+    for shardable, exchanges in ((False, {"allreduce"}), (True, {"allreduce", "sharded"})):
+        found = contest.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, shardable=shardable)
+        assert {one.plan.exchange for one in found} == exchanges
+        slowed = replace(CLUSTER, interference=Interference(compute_rate=0.8))
+        for one in found:
+            one.samples_s.append(1.0)
+        again = contest.with_interference(found, WORKLOAD, slowed, Asked("auto"))
+        assert {one.plan.exchange for one in again} == exchanges
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
@@ -100,6 +145,23 @@ def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -
     for before, after in zip(running, found, strict=False):
         assert before.samples_s == after.samples_s
         assert expected_s(after.plan) > expected_s(before.plan)
+
+
+def test_what_the_others_took_beyond_their_predictions_is_added_to_the_winner() -> None:
+    everyone = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    for one, beyond_s in zip(everyone, (0.1, 0.2, 0.9, 0.3, 0.2), strict=True):
+        one.samples_s.append(expected_s(one.plan) + beyond_s)
+    # Its own samples say nothing: what is predicted was not measured.
+    found = contest.explained(everyone[2], everyone, WORKLOAD, CLUSTER)
+    assert found.name == everyone[2].name
+    assert expected_s(found.plan) == pytest.approx(expected_s(everyone[2].plan) + 0.2)
+    for one in everyone:
+        one.samples_s[:] = [1e-3]
+    plan = contest.explained(everyone[2], everyone, WORKLOAD, CLUSTER).plan
+    assert plan.prediction is not None
+    assert expected_s(plan) == plan.prediction.bound_s
+    alone = contest.explained(everyone[0], everyone[:1], WORKLOAD, CLUSTER)
+    assert alone.plan == everyone[0].plan
 
 
 def expected_s(plan: Plan) -> float:
@@ -139,3 +201,11 @@ def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
     assert contest.ROUNDS == ((1, 2), (2, 2), (3, 3))
     assert contest.UNCOUNTED == 2
     assert contest.steps_of(4) == 4 * 4 + 3 * 8 + 2 * 15
+
+
+def test_who_trains_sharded_is_told_how_to_save() -> None:
+    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=True)
+    for one in found:
+        one.samples_s.append(0.5)
+        told = "model.syncopate.state_dict(optimizer)" in words.verdict(one, found[0], 1.0)
+        assert told == (one.plan.exchange == "sharded")

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from syncopate.calibration.progress import Progress
 from syncopate.engine.selfplan.portions import Portions
+from syncopate.progress import Progress
 
 
 class Rank0:

@@ -17,7 +17,7 @@ from syncopate.engine.selfplan.sampling import (
     ladder,
     sampling_plans,
 )
-from syncopate.plan import NATIVE
+from syncopate.recipe import NATIVE
 from syncopate.units import KIB, MIB
 
 CLUSTER = Cluster.flat(4, latency_s=3e-5, bandwidth_bytes_per_s=117e6)
@@ -71,7 +71,7 @@ def test_plans_sample_every_contender_at_every_size_and_all_in_one_bucket() -> N
     tensors = tensors_of(*[1024] * 500)
     plans = sampling_plans("m", tensors, CLUSTER)
     sampled = {
-        (bucket.algorithm, bucket.nbytes, tuple(sorted(bucket.options.items())))
+        (bucket.push.algorithm, bucket.nbytes, tuple(sorted(bucket.push.options.items())))
         for plan in plans
         for bucket in plan.buckets
     }

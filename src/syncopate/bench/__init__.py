@@ -1,0 +1,1 @@
+"""Bench: one collective, several contenders, by the conventions of nccl-tests."""

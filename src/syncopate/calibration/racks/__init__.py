@@ -1,0 +1,1 @@
+"""Racks: finds groups of hosts behind shared uplinks."""

@@ -1,0 +1,148 @@
+"""Discovery: racks behind shared uplinks and slow hosts, from what hosts exchange at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from syncopate.calibration.racks.flows import REPETITIONS, Flows
+from syncopate.calibration.racks.levels import Matching, Round, middle_of_fast
+from syncopate.calibration.racks.search import Racks, RackSearch
+from syncopate.collectives.communicator import Communicator
+from syncopate.progress import Progress, say
+from syncopate.topology import Topology, topology
+from syncopate.units import format_rate
+
+FEWEST_HOSTS = 3
+"""Of two hosts neither is slow compared with others, and there is nothing to share."""
+
+_CONFIRMING_ROUNDS = 6
+_LEAST_FLOW_S, _MOST_FLOW_S = 0.04, 0.1
+_PATIENCE, _LEAST_PATIENCE_S = 4.0, 8.0
+_MOST_NAMED = 8
+
+Run = Callable[[Matching], Round]
+"""Runs a matching of hosts; the same on all ranks."""
+
+
+def discover(
+    communicator: Communicator,
+    hosts: Sequence[str],
+    budget_s: float,
+    progress: Progress | None = None,
+) -> Topology:
+    """Return which rank sits where, alike on all ranks, every one of which must call this.
+
+    Beside what host names tell, it knows racks, how much their uplinks carry, and slow hosts: from
+    a number of rounds proportional to log2 of the hosts, in each of which every host exchanges data
+    with one other.
+
+    Args:
+        communicator: the ranks.
+        hosts: host name of every rank.
+        budget_s: about how long to take. Some seconds, or several times as long, where rates are
+            hard to explain.
+        progress: called before every round.
+
+    Raises:
+        CollectiveError: a rank was lost.
+    """
+    names = list(dict.fromkeys(hosts))
+    if len(names) < FEWEST_HOSTS:
+        return topology(hosts)
+    search = RackSearch(len(names))
+    repetitions = REPETITIONS * (len(search.wanted) + _CONFIRMING_ROUNDS)
+    flow_s = min(max(budget_s / repetitions / 2, _LEAST_FLOW_S), _MOST_FLOW_S)
+    flows = Flows(communicator, [hosts.index(name) for name in names], flow_s)
+    ends_s = time.perf_counter() + max(_PATIENCE * budget_s, _LEAST_PATIENCE_S)
+
+    def wanted() -> tuple[Matching, ...]:
+        """Return what rank 0 wants: in floating point, other ranks might want something else."""
+        late = bool(search.rounds) and time.perf_counter() > ends_s
+        agreed: tuple[Matching, ...] = communicator.broadcast_object(() if late else search.wanted)
+        return agreed
+
+    while matchings := wanted():
+        done = len(search.rounds) / search.most_rounds
+        say(progress, f"racks, round {len(search.rounds) + 1}", done)
+        rounds = [flows.run(matching) for matching in matchings]
+        if communicator.rank == 0:
+            search.observe(rounds)
+    where = topology_of(hosts, search.found(), search.rounds) if communicator.rank == 0 else None
+    agreed: Topology = communicator.broadcast_object(where)
+    return agreed
+
+
+def topology_of(hosts: Sequence[str], found: Racks, rounds: Sequence[Round]) -> Topology:
+    """Return the topology that a search found.
+
+    Args:
+        hosts: host name of every rank; hosts are numbered by their first ranks.
+        found: the racks.
+        rounds: what they were found by.
+    """
+    names = list(dict.fromkeys(hosts))
+    racks = [[names[host] for host in group] for group in found.groups]
+    where = topology(hosts, racks)
+    rates = dict.fromkeys(where.names, 0.0)
+    if found.slow:
+        rates["host"] = min(found.best_bytes_per_s[host] for host in found.slow)
+    if len(racks) > 1:
+        uplink = uplink_bytes_per_s(found, rounds)
+        typical = statistics.median(found.best_bytes_per_s)
+        if "rack" in rates:
+            rates["rack"] = uplink
+        elif uplink < typical:
+            # Without a level of their own, uplinks slow down whatever passes between hosts.
+            rates["host"] = min(uplink, rates["host"] or uplink)
+    return replace(
+        where,
+        rates_bytes_per_s=tuple(rates.values()) if any(rates.values()) else (),
+        warnings=_warnings(names, found),
+    )
+
+
+def uplink_bytes_per_s(found: Racks, rounds: Sequence[Round]) -> float:
+    """Return what the narrowest uplink carries in each direction, all of a rack's pairs together.
+
+    Args:
+        found: at least two racks.
+        rounds: at least one; what an uplink carried in those where it was busiest counts.
+    """
+    rack_of = {host: rack for rack, group in enumerate(found.groups) for host in group}
+    carried: dict[int, list[float]] = {rack: [] for rack in range(len(found.groups))}
+    for one in rounds:
+        rates = np.array(one.rates_bytes_per_s)
+        ends = np.array([[rack_of[host] for host in pair] for pair in one.pairs])
+        leaving = ends[:, 0] != ends[:, 1]
+        for rack, loads in carried.items():
+            passing = leaving & (ends == rack).any(axis=1)
+            if passing.any():
+                loads.append(float(np.median(rates[passing].sum(axis=0))))
+    return min(middle_of_fast(np.array(loads)) for loads in carried.values() if loads)
+
+
+def _warnings(names: Sequence[str], found: Racks) -> tuple[str, ...]:
+    warnings = []
+    if found.slow:
+        rates = [found.best_bytes_per_s[h] for h in range(len(names)) if h not in found.slow]
+        slow = [
+            f"{names[host]} exchanges data at {format_rate(found.best_bytes_per_s[host])}"
+            for host in found.slow[:_MOST_NAMED]
+        ]
+        more = len(found.slow) - len(slow)
+        warnings.append(
+            ", ".join(slow)
+            + (f" and {more} more hosts at such rates" if more else "")
+            + f", where the others reach {format_rate(statistics.median(rates))}"
+        )
+    if not found.resolved:
+        warnings.append(
+            f"which hosts share an uplink could not be told from {found.rounds} rounds of exchanges"
+            " at the same time: levels and placement know of hosts alone"
+        )
+    return tuple(warnings)

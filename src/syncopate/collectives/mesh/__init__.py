@@ -1,0 +1,1 @@
+"""Mesh: the package's own links between ranks, and what runs schedules over them."""

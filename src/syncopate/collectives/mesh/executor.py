@@ -1,0 +1,333 @@
+"""Executor: runs schedules on CPU tensors over point-to-point messages.
+
+A schedule is compiled once per (algorithm, size, dtype, bounds of shards) and kept. Small buffers
+are copied into memory of the program's own, whose views were all made beforehand: for them Python's
+time per message is what counts, and two copies of at most 64 KiB are cheaper than the views. Large
+buffers are worked on in place. Messages go through the mesh, or through Gloo where ranks cannot
+connect.
+
+[Note: cold caches] A rank that was just woken up, on a processor that it shares with others, finds
+little in its caches: there, torch's dispatcher takes 8 us for one element, and to cut out and add a
+block of 256 KiB 90 us where numpy takes 50. So numpy adds, to the same bits, unless torch would
+take several threads, and numpy copies. Sums of halves are torch's: numpy adds them one by one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import transport
+from syncopate.collectives.health.blame import PeerError
+from syncopate.collectives.mesh import links
+from syncopate.collectives.mesh.program import Op, Program, compile_program
+from syncopate.collectives.mesh.sockets import Sending
+from syncopate.schedules.base import Schedule
+from syncopate.schedules.blocks import BLOCK_BYTES
+from syncopate.units import KIB, MIB
+
+STAGED_BYTES = 64 * KIB
+"""Buffers up to this size are copied in and out of the program's own memory."""
+
+CACHE_BYTES = 32 * MIB
+"""Memory that the programs of one executor may keep for staged buffers; the oldest go first."""
+
+_HALVES = (torch.float16, torch.bfloat16)
+_CACHED_PROGRAMS = 256
+_TAG_BITS = 12
+_TAG_MASK = (1 << _TAG_BITS) - 1
+_TAG_HASH = (1 << 17) - 1
+_MESSAGE_TAG = 1 << 29
+_POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
+
+_Bounds = tuple[int, ...] | None
+_Key = tuple[Schedule, int, torch.dtype, _Bounds]
+
+_Code = Iterable[tuple[int, int, Any, Any, int]]
+"""(op, index, region, source or peer, tag) with memory in place of regions."""
+
+_Cut = Callable[[int, int], Any]
+"""Elements from, up to: what stands for them on the wire."""
+
+
+class _Wire(NamedTuple):
+    """How messages travel, and what stands for the regions of a tensor there."""
+
+    send: Callable[[Any, int, int], Any]
+    receive: Callable[[Any, int, int], Any]
+    cuts: Callable[[torch.Tensor], _Cut]
+
+
+class _Direct(NamedTuple):
+    """A program that works in the caller's buffer."""
+
+    program: Program
+    tag_base: int
+    wire: _Wire
+
+
+class _Staged:
+    """A program bound to memory of its own.
+
+    Attributes:
+        buffer: elements of the collective's buffer.
+        memory: of the buffer, as numpy sees it.
+        wire: how its messages travel.
+        code: bound instructions.
+        adds: whether it has sums.
+        works: room for the pending sends and receives.
+        nbytes: memory held.
+    """
+
+    def __init__(self, direct: _Direct, numel: int, dtype: torch.dtype) -> None:
+        program = direct.program
+        self.buffer = torch.empty(numel, dtype=dtype)
+        self.memory = _memory(self.buffer)
+        scratch = torch.empty(program.scratch_numel, dtype=dtype)
+        self.wire = direct.wire
+        self.code = list(_bind(direct, (self.buffer, scratch)))
+        self.adds = any(item[0] == _ADD for item in self.code)
+        self.works: list[Any] = [None] * program.works
+        self.nbytes = self.buffer.nbytes + scratch.nbytes
+
+
+class Executor:
+    """Runs the schedules of one channel, one at a time.
+
+    Args:
+        group: the channel's process group; a Gloo group, or any with CPU point-to-point.
+        rank: this rank within the group.
+        timeout_s: how long a rank waits for another.
+        block_bytes: length of the longest block of a transfer; the same on all ranks.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        rank: int,
+        timeout_s: float = 300.0,
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._mesh = links.connect(group, timeout_s)
+        if self._mesh is None:
+            self._wire = _Wire(*transport.point_to_point(group), _slices)
+        else:
+            self._wire = _Wire(self._mesh.send, self._mesh.receive, _bytes)
+        self._rank = rank
+        self._block_bytes = block_bytes
+        self._programs: OrderedDict[_Key, _Direct | _Staged] = OrderedDict()
+        self._staged_bytes = 0
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+
+    def run(self, schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds = None) -> None:
+        """Run ``schedule`` in place on ``tensor``, a contiguous CPU tensor with elements.
+
+        Args:
+            schedule: what is to happen.
+            tensor: on what.
+            bounds: where the shards begin; the balanced cut when left out.
+
+        Raises:
+            PeerError: a send or receive failed.
+        """
+        program = self._program(schedule, tensor, bounds)
+        if isinstance(program, _Staged):
+            self._run_staged(program, tensor)
+        else:
+            scratch = self._scratch_of(program.program.scratch_numel, tensor.dtype)
+            code = _bind(program, (tensor.view(-1), scratch))
+            with _quietly():
+                self._execute(program.wire, code, [None] * program.program.works)
+
+    @property
+    def meshed(self) -> bool:
+        """Whether messages go through a mesh."""
+        return self._mesh is not None
+
+    def sent(self) -> dict[int, Sending]:
+        """Return what the mesh sent to each peer; nothing of messages through Gloo."""
+        return {} if self._mesh is None else self._mesh.sent()
+
+    def interrupt(self) -> None:
+        """Make messages of the mesh that are under way fail now, here and at their other ends.
+
+        Those through Gloo fail when the group's connections are closed, but for one that is half
+        read; see :mod:`syncopate.collectives.backend.waits`.
+        """
+        if self._mesh is not None:
+            self._mesh.interrupt()
+
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        """Send a tensor to ``peer``, outside any schedule; return when it may be changed again.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        self._carry_out(self._wire.send, tensor, peer)
+
+    def receive(self, tensor: torch.Tensor, peer: int) -> None:
+        """Receive what ``peer`` sends by :meth:`send` into ``tensor``.
+
+        Raises:
+            PeerError: the message failed.
+        """
+        self._carry_out(self._wire.receive, tensor, peer)
+
+    def exchange(self, outgoing: torch.Tensor, incoming: torch.Tensor, peer: int) -> list[Any]:
+        """Start to send to and to receive from ``peer`` at the same time, outside any schedule.
+
+        Returns:
+            Both messages, to be waited for; those of later calls may be under way meanwhile.
+
+        Raises:
+            PeerError: a connection is lost.
+        """
+        send, receive, _ = self._wire
+        try:
+            started = [receive(self._whole(incoming), peer, _MESSAGE_TAG)]
+            started.append(send(self._whole(outgoing), peer, _MESSAGE_TAG))
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+        return started
+
+    def _carry_out(self, start: Callable[..., Any], tensor: torch.Tensor, peer: int) -> None:
+        try:
+            start(self._whole(tensor), peer, _MESSAGE_TAG).wait()
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+
+    def _whole(self, tensor: torch.Tensor) -> Any:
+        return self._wire.cuts(tensor.view(-1))(0, tensor.numel())
+
+    def close(self) -> None:
+        """Close the mesh."""
+        if self._mesh is not None:
+            self._mesh.close()
+
+    def _run_staged(self, program: _Staged, tensor: torch.Tensor) -> None:
+        memory = _memory(tensor)
+        program.memory[:] = memory
+        with _quietly() if program.adds else contextlib.nullcontext():
+            self._execute(program.wire, program.code, program.works)
+        memory[:] = program.memory
+
+    def _execute(self, wire: _Wire, code: _Code, works: list[Any]) -> None:
+        send, receive, _ = wire
+        peer = -1
+        try:
+            for op, index, region, other, tag in code:
+                if op == _POST:
+                    peer = other
+                    works[index] = receive(region, peer, tag)
+                elif op == _SEND:
+                    peer = other
+                    works[index] = send(region, peer, tag)
+                elif op < _ADD:
+                    peer = other
+                    works[index].wait()
+                    works[index] = None
+                elif op == _ADD:
+                    region.__iadd__(other)
+                else:
+                    region[:] = other
+        except RuntimeError as error:
+            raise PeerError(peer, error) from error
+
+    def _program(
+        self, schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds
+    ) -> _Direct | _Staged:
+        key = (schedule, tensor.numel(), tensor.dtype, bounds)
+        found = self._programs.get(key)
+        if found is not None:
+            self._programs.move_to_end(key)
+            return found
+        numel, itemsize = tensor.numel(), tensor.element_size()
+        compiled = compile_program(
+            schedule, self._rank, numel, itemsize, self._block_bytes, bounds=bounds
+        )
+        direct = _Direct(compiled, _tag_base(schedule, tensor, bounds), self._wire)
+        program: _Direct | _Staged = direct
+        if tensor.nbytes <= STAGED_BYTES:
+            program = _Staged(direct, numel, tensor.dtype)
+            self._staged_bytes += program.nbytes
+        self._programs[key] = program
+        while len(self._programs) > 1 and (
+            self._staged_bytes > CACHE_BYTES or len(self._programs) > _CACHED_PROGRAMS
+        ):
+            _, oldest = self._programs.popitem(last=False)
+            self._staged_bytes -= oldest.nbytes if isinstance(oldest, _Staged) else 0
+        return program
+
+    def _scratch_of(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return scratch memory, shared by all large programs: only one of them runs at a time."""
+        nbytes = numel * dtype.itemsize
+        if self._scratch.numel() < nbytes:
+            self._scratch = torch.empty(nbytes, dtype=torch.uint8)
+        return self._scratch[:nbytes].view(dtype)
+
+
+def _tag_base(schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds) -> int:
+    """Return the part of the tags that is the same for equal collectives alone.
+
+    Gloo ends the process when a message meets a receive of another size. Messages of ranks that
+    disagree about the collective do not meet; the failure detector finds out why they wait.
+    """
+    what = f"{schedule.title}, {schedule.root}, {schedule.chunks}, {tensor.numel()} {tensor.dtype}"
+    what += "" if bounds is None else f", {bounds}"
+    mark = zlib.crc32(schedule.table.table.tobytes(), zlib.crc32(what.encode()))
+    return (mark & _TAG_HASH) << _TAG_BITS
+
+
+def _bytes(tensor: torch.Tensor) -> _Cut:
+    memory, size = tensor.view(torch.uint8).numpy().data, tensor.element_size()
+    return lambda start, stop: memory[start * size : stop * size]
+
+
+def _slices(tensor: torch.Tensor) -> _Cut:
+    return lambda start, stop: [tensor[start:stop]]
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the elements of a contiguous tensor as numpy sees them, in a row; bits of bfloat16."""
+    plain = tensor.view(torch.int16) if tensor.dtype is torch.bfloat16 else tensor
+    return plain.numpy().reshape(-1)
+
+
+def _quietly() -> np.errstate:
+    """Let numpy add as torch does, without warnings of sums that overflow."""
+    return np.errstate(all="ignore")
+
+
+def _terms(memory: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+    """Return what stands for ``memory`` where it is added; see [Note: cold caches]."""
+    short = memory[0].nbytes <= STAGED_BYTES
+    if memory[0].dtype in _HALVES or not (short or torch.get_num_threads() == 1):
+        return memory
+    return tuple(tensor.numpy() for tensor in memory)
+
+
+def _bind(direct: _Direct, memory: tuple[torch.Tensor, torch.Tensor]) -> _Code:
+    """Yield the instructions one by one: the first message need not wait for the last one's view.
+
+    Args:
+        direct: the program.
+        memory: what it works on and as many elements of scratch as it needs, flat.
+    """
+    program, base, wire = direct
+    cuts = tuple(wire.cuts(tensor) for tensor in memory)
+    terms = _terms(memory)
+    for op, index, (where, start, stop), source, peer, tag in program.instructions:
+        if op <= _SEND:
+            yield op, index, cuts[where](start, stop), peer, base | (tag & _TAG_MASK)
+        elif op < _ADD:
+            yield op, index, None, peer, tag
+        else:
+            there = terms[source.scratch][source.start : source.stop]
+            yield op, index, terms[where][start:stop], there, tag

@@ -1,0 +1,1 @@
+"""NCCL: collectives on CUDA devices: batches of messages, stages on subgroups, streams."""

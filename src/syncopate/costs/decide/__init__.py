@@ -1,0 +1,1 @@
+"""Decide: which algorithm with which options carries a collective."""

@@ -1,0 +1,259 @@
+"""Decisions: which algorithm carries a collective of a given size on a cluster.
+
+Where the cluster has measured curves of the collective, they decide, else the prices of the
+registry's schedules. The backend's own algorithm has a curve and no price, so it can be chosen only
+where it was measured.
+
+[Note: noise] Two expected durations differ by noise alone if they are within ``NOISE`` of each
+other, or within twice the standard error of their difference. Algorithms take turns when they are
+measured: where both have many samples, ``DRIFT`` takes the place of ``NOISE``. Of few, one
+straggler makes the standard error as large as the difference, so one duration is also longer where
+each of its samples is, by more than ``NOISE``. Among the algorithms that only noise separates from
+the fastest, the one that was chosen for the next smaller size stays; else the simplest is taken:
+the backend's own, then those without options, then as the registry lists them. Otherwise two
+calibrations of one cluster would hardly ever agree, and neighbouring sizes would change algorithms
+for nothing. Nothing is chosen that was measured slower than the backend's own by more than noise,
+and nothing beyond the sizes at which it was measured.
+
+Prices know no scatter, but they are no more exact than that: the algorithm of the next smaller
+sizes stays as long as it costs no more than ``NOISE`` above the cheapest. One that works at several
+levels does not stay where a flat one is the cheapest.
+
+By curves, a decision is taken at every measured size. Between two sizes it changes where the curves
+cross, or half-way (by ratio) where they do not, or where one of the two was not measured at both.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from syncopate.cluster import Cluster, robust_mean, standard_error
+from syncopate.costs.model.collective import collective_costs
+from syncopate.costs.model.functions import CurveCost, Envelope
+from syncopate.costs.model.remembered import remembered
+from syncopate.errors import InvalidValueError
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
+
+NOISE = 0.05
+"""Expected durations closer than this share of the smaller are not told apart."""
+
+DRIFT = 0.01
+"""The same where both have many samples, of calls that took turns."""
+
+_MANY_SAMPLES, _FEWEST_SAMPLES = 6, 3
+
+LARGEST_BYTES = 2.0**50
+"""Beyond it nothing changes: prices that cross there differ by rounding alone."""
+
+MEASURED = "measured"
+PRICED = "priced"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What carries one collective.
+
+    Attributes:
+        algorithm: a registered name, or ``"native"``.
+        options: for :func:`syncopate.schedules.registry.build`; empty for ``"native"``.
+    """
+
+    algorithm: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What carries all collectives of a range of sizes.
+
+    Attributes:
+        min_bytes: the smallest, counted as nccl-tests counts it (the total buffer).
+        max_bytes: the largest, itself included; None where there is no limit.
+        algorithm: a registered name, or ``"native"``.
+        options: for :func:`syncopate.schedules.registry.build`; empty for ``"native"``.
+        basis: ``"measured"`` or ``"priced"``.
+    """
+
+    min_bytes: int
+    max_bytes: int | None
+    algorithm: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    basis: str = PRICED
+
+    @property
+    def choice(self) -> Choice:
+        """Algorithm and options alone."""
+        return Choice(self.algorithm, self.options)
+
+
+def choose(cluster: Cluster, collective: str, nbytes: int) -> Choice:
+    """Return what carries a collective of ``nbytes`` (the total buffer) on ``cluster``.
+
+    Raises:
+        UnknownNameError: no such collective.
+        InvalidValueError: a negative size.
+    """
+    if nbytes < 0:
+        raise InvalidValueError("nbytes", nbytes, "an integer >= 0")
+    table = decisions(cluster, collective)
+    return table[find(table, nbytes)].choice
+
+
+def find(table: Sequence[Decision], nbytes: int) -> int:
+    """Return the index of the decision that ``nbytes`` (>= 0) falls into."""
+    return bisect_left(table, float(nbytes), key=_last)
+
+
+@remembered
+def decisions(
+    cluster: Cluster, collective: str, among: tuple[str, ...] | None = None
+) -> tuple[Decision, ...]:
+    """Return all decisions for a collective, by ascending size: from 0 bytes up, without gaps.
+
+    Neighbours differ in algorithm or options. Worked out once for a cluster and remembered.
+
+    Args:
+        cluster: the machines.
+        collective: such as ``"all_reduce"``.
+        among: the algorithms to choose from; None for all that suit the cluster.
+
+    Raises:
+        UnknownNameError: no such collective, or an algorithm that has no cost on this cluster.
+    """
+    conditions(collective)
+    if cluster.world_size == 1:
+        return (Decision(0, None, NATIVE),)
+    measured = [c.algorithm for c in cluster.curves if c.collective == collective]
+    if among is None:
+        # A file may hold curves of algorithms that somebody registered and this process did not.
+        known = (NATIVE, *algorithms(collective))
+        among = tuple(name for name in measured if name in known) or None
+    costs = collective_costs(cluster, collective, among)
+    ranges = _from_curves(costs) if measured else _from_prices(costs)
+    table: list[Decision] = []
+    for upper, name, options in _with_options(ranges, costs):
+        first = 0 if not table else _last(table[-1]) + 1
+        last = None if upper >= LARGEST_BYTES else math.floor(upper)
+        if last is not None and last < first:
+            continue
+        if table and (table[-1].algorithm, table[-1].options) == (name, options):
+            first = table.pop().min_bytes
+        table.append(Decision(int(first), last, name, options, MEASURED if measured else PRICED))
+        if last is None:
+            break
+    return tuple(table)
+
+
+def _last(decision: Decision) -> float:
+    return math.inf if decision.max_bytes is None else decision.max_bytes
+
+
+_Ranges = list[tuple[float, str]]
+"""``(largest size, algorithm)`` by ascending size, the last without limit."""
+
+
+def _from_prices(costs: Envelope) -> _Ranges:
+    pieces = costs.pieces
+    ranges: _Ranges = []
+    for (low, _), (high, owner) in pairwise(
+        zip(pieces.upper_bytes.tolist(), pieces.owner.tolist(), strict=True)
+    ):
+        name = costs.names[owner]
+        if ranges and ranges[-1][1] != name and _may_stay(ranges[-1][1], name):
+            # Both costs are lines here, so their ratio is the largest at one of the ends.
+            ends = [math.nextafter(low, math.inf), min(high, LARGEST_BYTES)]
+            incumbent = costs.of(ranges[-1][1])
+            if (incumbent(ends) <= (1 + NOISE) * costs(ends)).all():
+                name = ranges[-1][1]
+        ranges.append((high, name))
+    return ranges
+
+
+def _may_stay(incumbent: str, cheapest: str) -> bool:
+    """Say whether prices that are about the same are a reason to keep the incumbent.
+
+    What stages at several levels gain rests on levels that work at the same time, of which prices
+    know least. So they do not stay where a flat algorithm is the cheapest.
+    """
+    staged = {row.name for row in ALGORITHMS.values() if row.hierarchical}
+    return incumbent not in staged or cheapest in staged
+
+
+def _from_curves(costs: Envelope) -> _Ranges:
+    curves = {name: cost for name, cost in costs.costs.items() if isinstance(cost, CurveCost)}
+    sizes = sorted({size for cost in curves.values() for size in cost.sizes})
+    chosen: list[str] = []
+    for size in sizes:
+        here = {n: c for n, c in curves.items() if c.sizes[0] <= size <= c.sizes[-1]}
+        chosen.append(_pick(here, size, chosen[-1] if chosen else ""))
+    ranges: _Ranges = []
+    for (low, name), (high, following) in pairwise(zip(sizes, chosen, strict=True)):
+        if following != name:
+            ranges.append((_handover(curves[name], curves[following], low, high), name))
+    return [*ranges, (math.inf, chosen[-1])]
+
+
+def _pick(curves: Mapping[str, CurveCost], size: float, incumbent: str) -> str:
+    """Return the algorithm for one measured size; see [Note: noise]."""
+    fastest = min(curves, key=lambda name: float(curves[name](size)))
+    near = [n for n in curves if not _slower(curves[n], curves[fastest], size)]
+    if NATIVE in curves:
+        near = [n for n in near if not _slower(curves[n], curves[NATIVE], size)]
+    if incumbent in near:
+        return incumbent
+    return min(near, key=lambda n: (n != NATIVE, bool(curves[n].options(size))))
+
+
+def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
+    """Say whether ``one`` was measured slower than ``other`` by more than noise."""
+    samples = one.point(size).samples_s, other.point(size).samples_s
+    return _beyond_noise(float(one(size)), float(other(size)), *samples)
+
+
+def longer_beyond_noise(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Say whether one thing takes longer than another by more than noise; see [Note: noise].
+
+    Args:
+        one: durations of it in seconds, at least one, measured in turns with the other's.
+        other: durations of the other, at least one.
+    """
+    return _beyond_noise(robust_mean(one), robust_mean(other), one, other)
+
+
+def _beyond_noise(
+    mine_s: float, theirs_s: float, mine: Sequence[float], theirs: Sequence[float]
+) -> bool:
+    fewest = min(len(mine), len(theirs))
+    noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs_s
+    always = fewest >= _FEWEST_SAMPLES and min(mine) > theirs_s + noise_s
+    error_s = 0.0 if always else math.hypot(standard_error(mine), standard_error(theirs))
+    return mine_s - theirs_s > max(noise_s, 2 * error_s)
+
+
+def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> float:
+    """Return up to which size between two measured ones ``one`` is kept before ``other``."""
+    behind, ahead = float(other(low) - one(low)), float(one(high) - other(high))
+    both_measured = other.sizes[0] <= low and one.sizes[-1] >= high
+    if both_measured and behind > 0 and ahead > 0:
+        return low + (high - low) * behind / (behind + ahead)
+    return math.sqrt(max(low, 1.0) * high)
+
+
+def _with_options(ranges: _Ranges, costs: Envelope) -> list[tuple[float, str, Mapping[str, Any]]]:
+    """Cut the ranges where the options of their algorithm change."""
+    found: list[tuple[float, str, Mapping[str, Any]]] = []
+    low = 0.0
+    for upper, name in ranges:
+        for end, options in costs.of(name).option_ranges:
+            if end > low:
+                found.append((min(end, upper), name, options))
+            if end >= upper:
+                break
+        low = upper
+    return found

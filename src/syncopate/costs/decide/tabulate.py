@@ -1,0 +1,129 @@
+"""Tabulate: the decisions for a cluster as a table, with the runners-up of every range."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+
+from syncopate.cluster import Cluster
+from syncopate.costs.decide.decisions import Decision, decisions
+from syncopate.costs.model.collective import collective_costs
+from syncopate.costs.model.functions import CostFunction, CurveCost
+from syncopate.decision_table import (
+    Candidate,
+    CollectiveDecisions,
+    DecisionTable,
+    SizeRange,
+)
+from syncopate.schedules.registry import collectives
+
+_SMALLEST_BYTES = 4
+_UNLIMITED_BYTES = 1 << 30
+_UNLIMITED = 16
+"""A range without limit is taken for one that ends at a gibibyte, or this many times above its
+beginning."""
+
+
+def decision_table(
+    cluster: Cluster,
+    wanted: Iterable[str] = (),
+    among: Mapping[str, Collection[str]] | None = None,
+) -> DecisionTable:
+    """Return which algorithm carries which sizes on ``cluster``.
+
+    Args:
+        cluster: the machines.
+        wanted: collectives; all that have an algorithm when empty.
+        among: the algorithms to choose from by collective, such as those that another library has
+            too; a collective for which none of them has a cost here is left out. None for all.
+
+    Raises:
+        UnknownNameError: no such collective.
+    """
+    names = dict.fromkeys(tuple(wanted) or collectives())
+    choices = {
+        name: None if among is None else _with_costs(cluster, name, among.get(name, ()))
+        for name in names
+    }
+    return DecisionTable(
+        cluster=cluster.name,
+        world_size=cluster.world_size,
+        hosts=host_count(cluster),
+        probed=bool(cluster.probes),
+        collectives=tuple(
+            _decisions(cluster, name, chosen) for name, chosen in choices.items() if chosen != ()
+        ),
+    )
+
+
+def host_count(cluster: Cluster) -> int:
+    """Return how many hosts the ranks are on: by name where known, else all above the first level.
+
+    A cluster of one level without names has a rank on every host.
+    """
+    if cluster.hosts:
+        return len(set(cluster.hosts))
+    if len(cluster.levels) == 1:
+        return cluster.world_size
+    return cluster.world_size // cluster.levels[0].size
+
+
+def _with_costs(cluster: Cluster, collective: str, names: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in collective_costs(cluster, collective).costs if name in names)
+
+
+def _decisions(
+    cluster: Cluster, collective: str, among: tuple[str, ...] | None
+) -> CollectiveDecisions:
+    found = decisions(cluster, collective, among)
+    costs = collective_costs(cluster, collective, among).costs
+    sizes = {p.nbytes for c in cluster.curves if c.collective == collective for p in c.points}
+    return CollectiveDecisions(
+        collective=collective,
+        basis=found[0].basis,
+        measured_bytes=(min(sizes), max(sizes)) if sizes else None,
+        ranges=tuple(_range(each, costs, sizes) for each in found),
+    )
+
+
+def _range(
+    decision: Decision, costs: Mapping[str, CostFunction], sizes: Collection[int]
+) -> SizeRange:
+    at = _middle(decision, sizes)
+    chosen = Candidate(
+        algorithm=decision.algorithm,
+        options=dict(decision.options),
+        expected_s=_seconds(costs[decision.algorithm].fixed(decision.options), at),
+    )
+    others = [
+        Candidate(algorithm=name, options=dict(cost.options(at)), expected_s=_seconds(cost, at))
+        for name, cost in costs.items()
+        if name != decision.algorithm and _known(cost, at)
+    ]
+    return SizeRange(
+        min_bytes=decision.min_bytes,
+        max_bytes=decision.max_bytes,
+        at_bytes=at,
+        chosen=chosen,
+        others=tuple(sorted(others, key=lambda other: other.expected_s)),
+    )
+
+
+def _middle(decision: Decision, sizes: Collection[int]) -> int:
+    """Return the size that stands for a range: the middle one measured, or the middle by ratio."""
+    last = math.inf if decision.max_bytes is None else decision.max_bytes
+    inside = sorted(size for size in sizes if decision.min_bytes <= size <= last)
+    if inside:
+        return inside[len(inside) // 2]
+    first = max(decision.min_bytes, min(_SMALLEST_BYTES, last))
+    upper = max(first * _UNLIMITED, _UNLIMITED_BYTES) if last == math.inf else last
+    return int(min(max(round(math.sqrt(first * upper)), first), last))
+
+
+def _known(cost: CostFunction, nbytes: int) -> bool:
+    """Say whether a cost was measured about ``nbytes``; a price is good at every size."""
+    return not isinstance(cost, CurveCost) or cost.sizes[0] <= nbytes <= cost.sizes[-1]
+
+
+def _seconds(cost: CostFunction, nbytes: int) -> float:
+    return float(cost(nbytes))

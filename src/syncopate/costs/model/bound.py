@@ -1,0 +1,183 @@
+"""Bound: the iteration time that no plan can beat.
+
+To all-reduce n bytes over u units, each unit has to send at least ``2 (u-1)/u n`` bytes
+(Patarasuk and Yuan 2009), whatever the algorithm. At every level of the network the units are the
+groups that its links join, and an iteration takes at least as long as its computation:
+
+    bound = max(compute, max over levels of 2 (u-1)/u n / bandwidth)
+
+[Note: of every exchange] A reduce-scatter and an all-gather each need half of that, so that sharded
+training has the same bound. A bucket reduced to one root has to be sent by every other unit and
+received by the root's, and the weights go the same way back; over all buckets the busiest unit has
+``max(n - n_u, n_u)`` to send or receive twice, where n_u are the bytes of which it is the root: all
+n with a single root, and as little as (u-1)/u n where they are spread.
+
+[Note: line rate] The rate of a line is that of the level's links, which calibration measures by
+long messages between pairs. Collectives correct it only where an algorithm's long ones, the median
+of them and bursts allowed for, were faster than the links by more than ``FASTER``: when ranks share
+memory, or switches add. Differences between two sizes say nothing about it; between neighbouring
+ones they are noise. Short collectives say how much may pass faster than the line, in a burst, once.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from syncopate.cluster import Cluster
+from syncopate.costs.model.remembered import remembered
+from syncopate.errors import InvalidValueError, PredictionError
+from syncopate.plan import Bucket
+from syncopate.recipe import ROOTED
+from syncopate.schedules.conditions import Place, conditions
+from syncopate.units import MIB, format_seconds
+from syncopate.workload import Workload
+
+FASTER = 0.1
+"""A measured collective contradicts the rate of the links if it is faster by this share."""
+
+LONG_BYTES = MIB
+"""From this size on a collective says something about line rate; see [Note: line rate]."""
+
+_ROUNDING = 1e-9
+
+
+def wire_bytes(world_size: int, nbytes: float, collective: str = "all_reduce") -> float:
+    """Return the bytes that the busiest of ``world_size`` units must send or receive at least.
+
+    Args:
+        world_size: units, as many as take part; >= 1.
+        nbytes: the total buffer.
+        collective: such as ``"all_reduce"``.
+
+    Raises:
+        UnknownNameError: no such collective.
+    """
+    found = conditions(collective)
+    if world_size == 1:
+        return 0.0
+    if found.rooted:
+        return nbytes
+    ways = 2 if Place.SHARD not in (found.start, found.end) else 1
+    return ways * (world_size - 1) / world_size * nbytes
+
+
+def line_s_per_byte(cluster: Cluster, collective: str = "all_reduce") -> float:
+    """Return what a collective takes per byte at the line rate of the cluster's links, at least.
+
+    Raises:
+        UnknownNameError: no such collective.
+    """
+    units, seconds = 1, 0.0
+    for level in reversed(cluster.levels):
+        units *= level.size
+        if level.size > 1:
+            seconds = max(seconds, wire_bytes(units, 1.0, collective) * level.byte_time_s)
+    return seconds
+
+
+def wire_s(cluster: Cluster, nbytes: float, collective: str = "all_reduce") -> float:
+    """Return the least time in which a collective can carry ``nbytes`` on ``cluster``.
+
+    See [Note: line rate]. What all-reduces show of the links holds for the other collectives too.
+    """
+    s_per_byte, burst_bytes, burst_s = _line(cluster)
+    beyond_s = burst_s + s_per_byte * (nbytes - burst_bytes)
+    all_reduce_s = max(min(s_per_byte * nbytes, beyond_s), 0.0)
+    whole = line_s_per_byte(cluster)
+    return all_reduce_s * (line_s_per_byte(cluster, collective) / whole) if whole else all_reduce_s
+
+
+@remembered
+def _line(cluster: Cluster) -> tuple[float, float, float]:
+    """Return the seconds per byte at line rate, and the size and time of the largest burst."""
+    line = line_s_per_byte(cluster)
+    curves = [curve for curve in cluster.curves if curve.collective == "all_reduce"]
+    lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+    for curve in curves:
+        long = [p for p in curve.points if p.nbytes >= LONG_BYTES]
+        if long:
+            shown = statistics.median((p.expected_s + lag_s) / p.nbytes for p in long)
+            contradicted = shown < (1 - FASTER) * line_s_per_byte(cluster)
+            line = min(line, shown) if contradicted else line
+    points = [p for curve in curves for p in curve.points]
+    short = [(p.nbytes, p.expected_s) for p in points if p.nbytes < LONG_BYTES]
+    size, seconds = max(short, key=lambda p: line * p[0] - p[1], default=(0, 0.0))
+    return line, float(size), seconds
+
+
+def iteration_bound_s(workload: Workload, cluster: Cluster) -> float:
+    """Return the physical bound of one training iteration in seconds."""
+    return max(workload.compute_s, wire_s(cluster, workload.nbytes))
+
+
+def plan_bound_s(
+    cluster: Cluster, buckets: Sequence[Bucket], compute_s: float, share: float = 1.0
+) -> float:
+    """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
+
+    Args:
+        cluster: the machines.
+        buckets: of the plan.
+        compute_s: forward, backward and update alone.
+        share: of their bytes, what goes on the wire when gradients are pushed.
+    """
+    seconds = 0.0
+    for phase in ("push", "pull"):
+        recipes = [(dict(bucket.recipes).get(phase), bucket.nbytes) for bucket in buckets]
+        by_root: Counter[int] = Counter()
+        for recipe, held in recipes:
+            if recipe is not None:
+                by_root[recipe.root] += held
+        first = recipes[0][0]
+        if first is None:
+            continue
+        nbytes = sum(by_root.values()) * (share if phase == "push" else 1.0)
+        whole_s = wire_s(cluster, nbytes, first.collective)
+        if first.collective in ROOTED:
+            whole_s *= _busiest_root(cluster, by_root)
+        seconds += whole_s
+    return max(compute_s, seconds)
+
+
+def _busiest_root(cluster: Cluster, by_root: Mapping[int, int]) -> float:
+    """Return what the busiest unit sends with these roots, as a share of that with a single one."""
+    nbytes = sum(by_root.values())
+    most, unit_ranks = 0.0, 1
+    for level in cluster.levels:
+        of_unit: Counter[int] = Counter()
+        for root, held in by_root.items():
+            of_unit[cluster.position(root) // unit_ranks] += held
+        if level.size > 1 and nbytes:
+            units = cluster.world_size // unit_ranks
+            least = min(of_unit.values()) if len(of_unit) == units else 0
+            # What the others are the roots of is at least what any one of them is.
+            most = max(most, (nbytes - least) / nbytes * level.byte_time_s)
+        unit_ranks *= level.size
+    single = line_s_per_byte(cluster, "reduce")
+    return most / single if single else 0.0
+
+
+def require_possible(iteration_s: float, bound_s: float, what: str) -> None:
+    """Refuse a prediction below the physical bound.
+
+    Args:
+        iteration_s: the prediction.
+        bound_s: of :func:`iteration_bound_s`.
+        what: whose prediction.
+
+    Raises:
+        PredictionError: it is below the bound.
+        InvalidValueError: it is no duration.
+    """
+    if not (math.isfinite(iteration_s) and iteration_s >= 0):
+        raise InvalidValueError("predicted iteration", iteration_s, "a finite duration in seconds")
+    if iteration_s < bound_s * (1 - _ROUNDING):
+        raise PredictionError(
+            f"{what} is predicted to take {format_seconds(iteration_s)} per iteration, less than "
+            f"the {format_seconds(bound_s)} that computation and the network take at least; this "
+            "is a bug in the costs it was priced with: calibrate again, or report it with the "
+            "cluster and the workload"
+        )

@@ -1,0 +1,355 @@
+"""Model: the costs of a collective on a cluster, one per algorithm, and their envelope.
+
+A calibrated cluster is believed: where it has measured curves of a collective, they are its costs.
+A cluster written by hand has none, and its costs are the prices of the registry's schedules, each
+with the options that suit the cluster and the size (:func:`variants`).
+
+[Note: beyond the samples] A curve is believed where it was measured, and only there. Beyond its
+largest sample a curve's own extrapolation counts only above what is known otherwise:
+
+* The bytes that the schedule puts on the busiest link take their time at line rate; for the
+  backend's own, whose schedule nobody knows, the fewest bytes that the collective needs.
+* The schedule's price, where all samples are short (less than ``LONG_BYTES``) and say nothing about
+  bytes, or where another algorithm was measured further: that one was worth measuring. For a fair
+  comparison prices are raised by as much as the others took more than theirs, and by
+  ``UNMEASURED``, so that what was measured is left only for a gain beyond noise.
+* Without a price, the cheapest of those that were measured further, and ``UNMEASURED``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from typing import Any
+
+from syncopate.cluster import Cluster, CollectiveCurve, LinearFit
+from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
+from syncopate.costs.model.congestion import busiest_s_per_byte, congestion_lines
+from syncopate.costs.model.execution import execution_cost, execution_times
+from syncopate.costs.model.functions import (
+    FREE,
+    CostFunction,
+    CurveCost,
+    Envelope,
+    PiecewiseCost,
+    VariantCost,
+)
+from syncopate.costs.model.pieces import Pieces, highest, lower_envelope
+from syncopate.costs.model.price import price_lines
+from syncopate.costs.model.remembered import remembered
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import ORDER, Recipe
+from syncopate.schedules.base import Schedule, checked_bounds
+from syncopate.schedules.compose import by_element
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.registry import (
+    ALGORITHMS,
+    NATIVE,
+    algorithms,
+    build,
+    candidates,
+    fitted,
+)
+from syncopate.units import KIB
+
+BLOCKS = tuple(2**k for k in range(9))
+"""Numbers of blocks considered. A pipeline with half or twice the best number costs at most a
+quarter more, and one within a factor of the square root of two at most 6%."""
+
+PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Numbers of message chunks considered for stages that work at the same time."""
+
+NEAR = 0.03
+"""Prices of pipelines closer than this share are not told apart."""
+
+UNMEASURED = 0.05
+"""An algorithm that was not measured where others were has to be cheaper by this share."""
+
+_SHORTEST_BLOCK_BYTES = 64 * KIB
+
+
+def collective_costs(
+    cluster: Cluster, collective: str = "all_reduce", names: Iterable[str] | None = None
+) -> Envelope:
+    """Return the costs of ``collective`` on ``cluster``, by algorithm.
+
+    Args:
+        cluster: the machines; on a single rank every algorithm costs nothing.
+        collective: such as ``"all_reduce"``.
+        names: the algorithms wanted; by default all that were measured, or, when none was
+            measured, all that the registry holds worth considering on this cluster.
+
+    Raises:
+        UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
+            priced; ``"native"`` has no schedule and therefore no price.
+    """
+    return _collective_costs(cluster, collective, None if names is None else tuple(names))
+
+
+@remembered
+def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
+    registered = algorithms(collective)
+    measured = {c.algorithm: c for c in cluster.curves if c.collective == collective}
+    known = tuple(measured) or registered
+    default = tuple(measured) or candidates(collective, cluster)
+    if cluster.world_size == 1:
+        known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
+    wanted = default if names is None else names
+    costs: dict[str, CostFunction] = {}
+    for name in wanted:
+        if name not in known:
+            raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
+        if cluster.world_size == 1:
+            costs[name] = FREE
+        elif measured:
+            costs[name] = _curve_costs(cluster, collective)[name]
+        else:
+            costs[name] = schedule_cost(cluster, collective, name)
+    return Envelope(costs)
+
+
+@remembered
+def _curve_costs(cluster: Cluster, collective: str) -> dict[str, CurveCost]:
+    """Return the costs of all measured algorithms; see [Note: beyond the samples]."""
+    curves = {c.algorithm: c for c in cluster.curves if c.collective == collective}
+    schedules = {name: _schedule(cluster, curve) for name, curve in curves.items()}
+    furthest = max(map(_end, curves.values()))
+    found: dict[str, CurveCost] = {}
+    factor = 0.0
+    # Those measured further come first: the others are held to them.
+    for name in sorted(curves, key=lambda name: -_end(curves[name])):
+        curve, schedule = curves[name], schedules[name]
+        limits = [_at_line_rate(cluster, collective, schedule)]
+        if _end(curve) == furthest:
+            if schedule is not None and furthest < LONG_BYTES:
+                limits.append(_pieces(schedule, cluster))
+        elif schedule is not None:
+            factor = factor or _dearer(cluster, found, schedules)
+            limits.append(_pieces(schedule, cluster).times(factor))
+        else:
+            further = [cost.pieces for cost in found.values() if cost.sizes[-1] > _end(curve)]
+            limits.append(lower_envelope(further).times(1 + UNMEASURED))
+        found[name] = CurveCost(curve, highest(limits))
+    return found
+
+
+def _at_line_rate(cluster: Cluster, collective: str, schedule: Schedule | None) -> Pieces:
+    """Return the time that the bytes of a schedule need on the busiest link; None is unknown."""
+    if schedule is None:
+        return Pieces.of([math.inf], [0.0], [line_s_per_byte(cluster, collective)])
+    return Pieces.of([math.inf], [0.0], [busiest_s_per_byte(schedule, cluster)])
+
+
+def _dearer(
+    cluster: Cluster, costs: Mapping[str, CurveCost], schedules: Mapping[str, Schedule | None]
+) -> float:
+    """Return what prices are multiplied with to compare with the curves that go the furthest."""
+    furthest = max(cost.sizes[-1] for cost in costs.values())
+    ratios = []
+    for name, cost in costs.items():
+        schedule = schedules[name]
+        if schedule is not None and cost.sizes[-1] == furthest:
+            price_s = float(_pieces(schedule, cluster)(furthest))
+            if price_s > 0:
+                ratios.append(float(cost(furthest)) / price_s)
+    return (1 + UNMEASURED) * max(1.0, min(ratios, default=1.0))
+
+
+def _end(curve: CollectiveCurve) -> int:
+    return curve.points[-1].nbytes
+
+
+def _schedule(cluster: Cluster, curve: CollectiveCurve) -> Schedule | None:
+    """Return what a curve would run beyond its largest size; None where nobody knows."""
+    if (curve.collective, curve.algorithm) not in ALGORITHMS:
+        return None
+    options: dict[str, Any] = dict(curve.points[-1].options)
+    if curve.order:
+        options[ORDER] = curve.order
+    try:
+        return build(curve.collective, curve.algorithm, cluster.world_size, **options)
+    except (InvalidValueError, UnknownNameError):
+        # Measured by another version, with options that this one does not take.
+        return None
+
+
+@remembered
+def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> VariantCost:
+    """Return the price of an algorithm, at every size with the best options of :func:`variants`.
+
+    Worked out once for a cluster and remembered.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+    """
+    found = [
+        (options, fixed_cost(cluster, collective, algorithm, options))
+        for options in variants(cluster, collective, algorithm)
+    ]
+    return VariantCost(found, lambda options: fixed_cost(cluster, collective, algorithm, options))
+
+
+def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[str, Any], ...]:
+    """Return the options with which an algorithm is worth pricing on ``cluster``, simplest first.
+
+    Those that fit it (:func:`~syncopate.schedules.registry.fitted`), and with them every number of
+    :data:`BLOCKS`, or of :data:`PIPELINES` where there are levels
+    to work at the same time.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+    """
+    fitting = fitted(collective, algorithm, cluster)
+    known = ALGORITHMS[collective, algorithm].options
+    if "blocks" in known:
+        return tuple(fitting | {"blocks": blocks} for blocks in BLOCKS)
+    if "pipelines" in known and len(cluster.levels) > 1:
+        return tuple(fitting | {"pipelines": count} for count in PIPELINES)
+    return (fitting,)
+
+
+def best_variant(
+    cluster: Cluster, collective: str, algorithm: str, nbytes: float
+) -> dict[str, Any]:
+    """Return the options with which an algorithm should run: the cheapest, but for pipelines.
+
+    Of those whose prices are within ``NEAR`` of the cheapest, the one of most blocks runs, as long
+    as these are no shorter than LP's 64 KB. How long a pipeline takes to fill is arithmetic; what a
+    block costs a processor beside the link is what prices know least.
+
+    Args:
+        cluster: the machines.
+        collective: such as ``"broadcast"``.
+        algorithm: a registered name.
+        nbytes: size of the whole buffer.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+    """
+    cost = schedule_cost(cluster, collective, algorithm)
+    best = dict(cost.options(nbytes))
+    if "blocks" not in best:
+        return best
+    limit_s = (1 + NEAR) * float(cost(nbytes))
+    near = [
+        options
+        for options in variants(cluster, collective, algorithm)
+        if nbytes >= options["blocks"] * _SHORTEST_BLOCK_BYTES
+        and float(cost.fixed(options)(nbytes)) <= limit_s
+    ]
+    return max([best, *near], key=lambda options: options["blocks"])
+
+
+def fixed_cost(
+    cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any]
+) -> PiecewiseCost:
+    """Return the price of an algorithm's schedule with given options, as a cost function.
+
+    On a calibrated cluster that is what the executor is expected to take (``execution.py``). By
+    the papers' model, which is all that is known of a cluster written by hand, it is the length of
+    a longest path, the maximum of the lines that ``price_lines`` finds; where ranks share links, at
+    least what the busiest link needs (``congestion.py``).
+
+    Raises:
+        UnknownNameError: no such algorithm or option.
+        InvalidValueError: no such value of an option.
+    """
+    schedule = build(collective, algorithm, cluster.world_size, **options)
+    return PiecewiseCost(_pieces(schedule, cluster))
+
+
+def _pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
+    if cluster.handling:
+        return execution_cost(schedule, cluster)
+    return highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
+
+
+def unequal_factor(
+    cluster: Cluster, recipe: Recipe, bounds: tuple[int, ...], itemsize: int
+) -> float:
+    """Return how many times as long a collective takes if rank r's shard is no equal one.
+
+    What the cluster's cost of the even collective is multiplied with. A schedule is priced transfer
+    by transfer with its chunks as long as they then are, and without; the busiest link takes its
+    bytes at line rate at least, burst aside. The backend's own pads every shard to the longest;
+    where one rank has all it does not, and this is more than it takes.
+
+    Args:
+        cluster: the machines.
+        recipe: a reduce-scatter or all-gather that the cluster has a cost for, with the options
+            that it is to run with.
+        bounds: rank r's shard is the elements ``bounds[r]:bounds[r + 1]``.
+        itemsize: bytes per element.
+
+    Raises:
+        InvalidValueError: the collective has no shards, or these are no bounds of its ranks'.
+        UnknownNameError: an algorithm that was neither measured nor can be priced.
+    """
+    if not conditions(recipe.collective).sharded:
+        raise InvalidValueError("collective", recipe.collective, "one with shards")
+    p, nbytes = cluster.world_size, bounds[-1] * itemsize
+    if checked_bounds(bounds, bounds[-1], p) is None:
+        return 1.0
+    costs = collective_costs(cluster, recipe.collective, (recipe.algorithm,))
+    even = costs.of(recipe.algorithm).fixed(recipe.options)
+    even_s = float(even(nbytes))
+    if recipe.algorithm == NATIVE:
+        longest = max(end - begin for begin, end in pairwise(bounds))
+        return float(even(p * longest * itemsize)) / even_s
+    schedule = build(recipe.collective, recipe.algorithm, p, recipe.root, **recipe.options)
+    ratio, least_s = _unequal(cluster, schedule, bounds, itemsize)
+    return max(ratio, least_s / even_s)
+
+
+@remembered
+def _unequal(
+    cluster: Cluster, schedule: Schedule, bounds: tuple[int, ...], itemsize: int
+) -> tuple[float, float]:
+    """Return how many times as long a schedule takes by its price, and the seconds at least."""
+    nbytes = bounds[-1] * itemsize
+    unit = 1 + (bounds[-1] >> 31)  # a table of transfers counts no further
+    unequal = by_element(schedule, tuple(bound // unit for bound in bounds))
+    priced_s = [_played_s(each, cluster, nbytes, itemsize) for each in (schedule, unequal)]
+    lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+    least_s = busiest_s_per_byte(unequal, cluster) * nbytes - lag_s
+    return priced_s[1] / priced_s[0], least_s
+
+
+def _played_s(schedule: Schedule, cluster: Cluster, nbytes: int, itemsize: int) -> float:
+    """Return the price of a schedule at one size, as :func:`fixed_cost` gives it for all."""
+    if cluster.handling:
+        return float(execution_times(schedule, cluster, nbytes, itemsize=itemsize))
+    return float(_pieces(schedule, cluster)(nbytes))
+
+
+def highest_line(lines: Iterable[LinearFit]) -> Pieces:
+    """Return the maximum of lines ``a + b n`` over n > 0 as pieces."""
+    hull: list[LinearFit] = []
+    starts: list[float] = []
+    for line in sorted(lines, key=lambda line: (line.b_s_per_byte, line.a_s)):
+        start = 0.0
+        while hull:
+            start = _crossing(hull[-1], line)
+            if start > starts[-1]:
+                break
+            # The line before is overtaken no later than it overtook the one before it.
+            hull.pop()
+            starts.pop()
+        if start < math.inf:
+            hull.append(line)
+            starts.append(start if hull[:-1] else 0.0)
+    return Pieces.of(
+        [*starts[1:], math.inf],
+        [line.a_s for line in hull],
+        [line.b_s_per_byte for line in hull],
+    )
+
+
+def _crossing(flat: LinearFit, steep: LinearFit) -> float:
+    """Return from which size on ``steep`` is at least ``flat``; ``steep`` is not less steep."""
+    gain = steep.b_s_per_byte - flat.b_s_per_byte
+    head_start = flat.a_s - steep.a_s
+    if head_start <= 0:
+        return 0.0
+    return head_start / gain if gain > 0 else math.inf

@@ -1,0 +1,234 @@
+"""Pieces: a piecewise-linear cost as arrays, and the envelopes of several.
+
+Every cost in Syncopate is piecewise linear in the message size: a fit is one line, a measured curve
+is a chain of chords, the price of a schedule is a maximum of lines, and the cheapest of several
+algorithms is a lower envelope. One form for all of them makes costs cheap to evaluate and lets the
+planner solve its dynamic programme exactly (see ``planning/optimal.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from syncopate.errors import InvalidValueError
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+_ROUNDING = 1e-12
+_FARTHEST_BYTES = 2.0**60
+_SMALLEST_S = 1e-30
+"""Durations that differ by less are the same; near zero, rounding is no share of the value."""
+
+
+@dataclass(frozen=True, eq=False)
+class Pieces:
+    """A non-decreasing piecewise-linear function of the message size, zero at zero bytes.
+
+    Piece ``k`` holds for sizes in ``(upper_bytes[k-1], upper_bytes[k]]`` and is
+    ``intercept_s[k] + slope_s_per_byte[k] * nbytes``. Piece 0 is the message of zero bytes, which
+    is not sent and costs nothing. Jumps upwards between pieces are allowed.
+
+    Attributes:
+        upper_bytes: shape (K,), strictly ascending from 0.0 to infinity.
+        intercept_s: shape (K,); may be negative where a curve bends upwards.
+        slope_s_per_byte: shape (K,), >= 0.
+        owner: shape (K,); which of the costs of an envelope a piece comes from, else 0.
+
+    Raises:
+        InvalidValueError: not ascending, a negative slope, a jump downwards, or not finite.
+    """
+
+    upper_bytes: FloatArray
+    intercept_s: FloatArray
+    slope_s_per_byte: FloatArray
+    owner: IntArray
+
+    def __post_init__(self) -> None:
+        upper, a, b = self.upper_bytes, self.intercept_s, self.slope_s_per_byte
+        if len(upper) < 2 or upper[0] != 0 or upper[-1] != np.inf or (np.diff(upper) <= 0).any():
+            raise InvalidValueError(
+                "upper_bytes", upper.tolist(), "strictly ascending from 0 to infinity"
+            )
+        if not (np.isfinite(a).all() and np.isfinite(b).all() and (b >= 0).all()):
+            raise InvalidValueError(
+                "pieces of a cost",
+                (a.tolist(), b.tolist()),
+                "finite, with slopes >= 0 (a larger message never costs less)",
+            )
+        left = a[:-1] + b[:-1] * upper[:-1]
+        right = a[1:] + b[1:] * upper[:-1]
+        # Intercept and slope of a steep piece cancel, so rounding is relative to both of them.
+        terms = np.abs(a) + b * np.append(upper[:-1], 0.0)
+        slack = _ROUNDING * (terms[:-1] + np.abs(a[1:]) + b[1:] * upper[:-1]) + _SMALLEST_S
+        if a[0] != 0 or b[0] != 0 or (right < left - slack).any():
+            raise InvalidValueError(
+                "pieces of a cost",
+                right.tolist(),
+                f"non-decreasing from zero; the pieces before end at {left.tolist()}",
+            )
+
+    @classmethod
+    def of(
+        cls, upper_bytes: ArrayLike, intercept_s: ArrayLike, slope_s_per_byte: ArrayLike
+    ) -> Pieces:
+        """Return pieces of one cost; the piece of zero bytes is put in front.
+
+        Args:
+            upper_bytes: ends of the pieces, > 0; the last is taken to be infinity.
+            intercept_s: one per piece.
+            slope_s_per_byte: one per piece.
+        """
+        upper = np.concatenate(([0.0], np.asarray(upper_bytes, float)))
+        upper[-1] = np.inf
+        return cls(
+            upper,
+            np.concatenate(([0.0], np.asarray(intercept_s, float))),
+            np.concatenate(([0.0], np.asarray(slope_s_per_byte, float))),
+            np.zeros(len(upper), np.int64),
+        )
+
+    def __call__(self, nbytes: ArrayLike) -> FloatArray:
+        """Return the cost in seconds of messages of ``nbytes`` (any shape; >= 0)."""
+        sizes = np.asarray(nbytes, float)
+        piece = self.index(sizes)
+        cost = self.intercept_s[piece] + self.slope_s_per_byte[piece] * sizes
+        # The intercept of a steep chord cancels against its slope; rounding may dip below zero.
+        return np.asarray(np.maximum(cost, 0.0))
+
+    def index(self, nbytes: ArrayLike) -> IntArray:
+        """Return which piece each size belongs to.
+
+        Raises:
+            InvalidValueError: a size is negative, NaN or infinite.
+        """
+        sizes = np.asarray(nbytes, float)
+        if not (np.isfinite(sizes).all() and (sizes >= 0).all()):
+            raise InvalidValueError("nbytes", np.asarray(nbytes).tolist(), "finite and >= 0")
+        return np.asarray(np.searchsorted(self.upper_bytes, sizes, side="left"))
+
+    def at_least(self, s_per_byte: float) -> Pieces:
+        """Return the larger of this and a line through the origin; owners stay."""
+        if Pieces.of([np.inf], [0.0], [s_per_byte]).never_above(self):
+            return self
+        rows: list[tuple[float, float, float, int]] = [(0.0, 0.0, 0.0, 0)]
+        columns = (self.upper_bytes, self.intercept_s, self.slope_s_per_byte, self.owner)
+        for high, a, b, owner in list(zip(*(c.tolist() for c in columns), strict=True))[1:]:
+            lines = ((a, b), (0.0, s_per_byte))
+            for upper, which in _picked_line(lines, rows[-1][0], high, max):
+                rows.append((upper, *lines[which], owner))
+        uppers, intercepts, slopes, owners = zip(*rows, strict=True)
+        return Pieces(
+            np.array(uppers), np.array(intercepts), np.array(slopes), np.array(owners, np.int64)
+        )
+
+    def times(self, factor: float) -> Pieces:
+        """Return ``factor`` (> 0) times this."""
+        return Pieces(
+            self.upper_bytes, self.intercept_s * factor, self.slope_s_per_byte * factor, self.owner
+        )
+
+    def of_share(self, share: float) -> Pieces:
+        """Return this as a function of a size of which ``share`` (> 0) counts."""
+        return Pieces(
+            self.upper_bytes / share, self.intercept_s, self.slope_s_per_byte * share, self.owner
+        )
+
+    def up_to(self, limit: float, beyond: Pieces) -> Pieces:
+        """Return this for sizes of at most ``limit``, and ``beyond``, nowhere less, for larger."""
+        ends = np.concatenate((self.upper_bytes[self.upper_bytes < limit], [limit]))
+        mine = self.index(ends)
+        rest = np.flatnonzero(beyond.upper_bytes > limit)
+        return Pieces(
+            np.concatenate((ends, beyond.upper_bytes[rest])),
+            np.concatenate((self.intercept_s[mine], beyond.intercept_s[rest])),
+            np.concatenate((self.slope_s_per_byte[mine], beyond.slope_s_per_byte[rest])),
+            np.concatenate((self.owner[mine], beyond.owner[rest])),
+        )
+
+    def never_above(self, other: Pieces) -> bool:
+        """Return whether this costs at most as much as ``other`` at every size."""
+        ends = np.union1d(self.upper_bytes, other.upper_bytes)
+        low, high = ends[:-1], ends[1:]
+        # Between two ends both are lines: it is enough to look just after one and at the next.
+        mine = np.searchsorted(self.upper_bytes, high, side="left")
+        theirs = np.searchsorted(other.upper_bytes, high, side="left")
+        lead = other.intercept_s[theirs] - self.intercept_s[mine]
+        steeper = other.slope_s_per_byte[theirs] - self.slope_s_per_byte[mine]
+        at_high = lead[:-1] + steeper[:-1] * high[:-1]
+        return bool((lead + steeper * low >= 0).all() and (at_high >= 0).all() and steeper[-1] >= 0)
+
+
+def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
+    """Return the cheapest of several costs at every size; ``owner`` tells whose each piece is.
+
+    At a tie the cost that stands first wins.
+    """
+    return _envelope(costs, min)
+
+
+def highest(costs: Sequence[Pieces]) -> Pieces:
+    """Return the dearest of several costs at every size; otherwise as :func:`lower_envelope`."""
+    return _envelope(costs, max)
+
+
+_Pick = Callable[[Iterable[float]], float]
+
+
+def _envelope(costs: Sequence[Pieces], pick: _Pick) -> Pieces:
+    """Return the cost that ``pick`` takes at every size.
+
+    Between two neighbouring ends of pieces every cost is a line, so the envelope changes hands only
+    at an end or where two lines cross.
+    """
+    if not costs:
+        raise InvalidValueError("costs of an envelope", (), "at least one")
+    ends = np.unique(np.concatenate([cost.upper_bytes for cost in costs]))
+    rows: list[tuple[float, float, float, int]] = []
+    for low, high in pairwise(ends.tolist()):
+        lines = []
+        for cost in costs:
+            piece = int(np.searchsorted(cost.upper_bytes, high, side="left"))
+            lines.append((float(cost.intercept_s[piece]), float(cost.slope_s_per_byte[piece])))
+        for upper, owner in _picked_line(lines, low, high, pick):
+            intercept, slope = lines[owner]
+            if rows and rows[-1][1:] == (intercept, slope, owner):
+                rows.pop()
+            rows.append((upper, intercept, slope, owner))
+    upper_bytes, intercepts, slopes, owners = zip(*rows, strict=True)
+    return Pieces(
+        np.array([0.0, *upper_bytes]),
+        np.array([0.0, *intercepts]),
+        np.array([0.0, *slopes]),
+        np.array([0, *owners], np.int64),
+    )
+
+
+def _picked_line(
+    lines: Sequence[tuple[float, float]], low: float, high: float, pick: _Pick
+) -> list[tuple[float, int]]:
+    """Cut ``(low, high]`` where the picked line changes; return each part's end and owner."""
+    cuts = {high}
+    # Lines that cross at an end, or farther away than that, differ there by rounding alone, which
+    # would decide between them.
+    first = low * (1 + _ROUNDING)
+    last = min(high * (1 - _ROUNDING), max(_FARTHEST_BYTES, low))
+    for (a, b), (c, d) in combinations(lines, 2):
+        if b != d and first < (crossing := (c - a) / (b - d)) < last:
+            cuts.add(crossing)
+    parts: list[tuple[float, int]] = []
+    left = low
+    for right in sorted(cuts):
+        middle = (left + right) / 2 if right < np.inf else 2 * left + 1.0
+        values = [a + b * middle for a, b in lines]
+        owner = values.index(pick(values))
+        if parts and parts[-1][1] == owner:
+            parts.pop()
+        parts.append((right, owner))
+        left = right
+    return parts

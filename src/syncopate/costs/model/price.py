@@ -1,0 +1,226 @@
+"""Price: how long a schedule takes on a cluster, as the longest path through its transfers.
+
+The model is the papers' α-β-γ model, per transfer and without barriers:
+
+* A message of m bytes takes α of the level that its ranks are apart
+  (:meth:`~syncopate.cluster.Cluster.level_between`), m β for the wire, and m γ where it is reduced.
+  The transfers of one round between the same two ranks are one message.
+* β is that of the slowest link on its way; where no outer level is faster than an inner one, of
+  the level that the ranks are apart. All ranks of a host share the host's link, and all hosts of a
+  rack the rack's: messages of one round that pass the same link in the same direction share it
+  fairly (:mod:`syncopate.costs.model.links`).
+* A rank has one send port and one receive port for each level, as a device has one for its
+  neighbours and one to the network; both lead to the rank's own link. It enters a round when it has
+  finished its own transfers of all rounds before, whatever the other ranks do; a message starts
+  when both its ranks have entered the round and both ports are free. Several messages of one rank
+  in one round queue in the schedule's order. A reduction keeps the receive port until it is done.
+* Chunks are nbytes / chunks bytes each, a fraction if need be; zero bytes are not sent and cost
+  nothing; so does a world of one rank.
+
+Messages of different rounds are not seen to share a link, even if they happen to meet there, and
+the pipelining of blocks within a message is left to the simulator.
+
+Every path costs ``a + b n``, so the price is the maximum of finitely many lines: convex and
+piecewise linear in n. :func:`price_lines` finds exactly those lines, a handful, and remembers
+them, so that pricing a size costs next to nothing once a schedule was priced on a cluster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.costs.model.messages import FloatArray, IntArray, messages_of
+from syncopate.errors import InvalidValueError
+from syncopate.schedules.base import Schedule
+
+_LARGEST_BYTES = 2.0**50
+_ROUNDING = 1e-13
+
+
+def price(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
+    """Return the seconds ``schedule`` takes on a buffer of ``nbytes``; see the module.
+
+    Raises:
+        InvalidValueError: ``nbytes`` is negative or not finite, or the schedule is for another
+            number of ranks than the cluster has.
+    """
+    return float(price_many(schedule, cluster, nbytes))
+
+
+def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> FloatArray:
+    """Return the seconds ``schedule`` takes, for many buffer sizes at once.
+
+    Args:
+        schedule: for as many ranks as the cluster has.
+        cluster: levels, placement and γ; its measured curves play no part.
+        nbytes: sizes of the whole buffer in bytes, any shape; >= 0, fractions allowed.
+
+    Returns:
+        Seconds, in the shape of ``nbytes``.
+
+    Raises:
+        InvalidValueError: as for :func:`price`.
+    """
+    sizes = np.asarray(nbytes, np.float64)
+    if not (np.isfinite(sizes) & (sizes >= 0)).all():
+        raise InvalidValueError("nbytes", nbytes, "finite and >= 0")
+    lines = price_lines(schedule, cluster)
+    a = np.array([line.a_s for line in lines])
+    b = np.array([line.b_s_per_byte for line in lines])
+    longest = np.max(a + b * sizes[..., None], axis=-1)
+    return np.asarray(np.where(sizes > 0, longest, 0.0))
+
+
+def price_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
+    """Return the lines whose maximum is the price at every size above zero.
+
+    Ascending by slope, so also by the sizes where each is the longest path; one line when the same
+    path is always the longest, as on every cluster of a single level for the algorithms here.
+    Exact up to rounding for buffers up to 2^50 bytes. Remembered per schedule and network.
+
+    Raises:
+        InvalidValueError: the schedule is for another number of ranks than the cluster has.
+    """
+    if schedule.world_size != cluster.world_size:
+        raise InvalidValueError(
+            "world size of the schedule",
+            schedule.world_size,
+            f"that of the cluster, {cluster.world_size}",
+        )
+    return _lines(schedule, cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
+
+
+class _Line(NamedTuple):
+    """Cost ``a + b n`` of one path, in s and s per byte."""
+
+    a: float
+    b: float
+
+    def at(self, nbytes: float) -> float:
+        return self.a + self.b * nbytes
+
+
+@lru_cache(maxsize=256)
+def _lines(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
+) -> tuple[LinearFit, ...]:
+    """Find all longest paths: split where the outer two cross, until nothing lies above.
+
+    The price is convex, so when the two lines that are longest at the ends of an interval are also
+    longest where they cross, no other line shows in between.
+    """
+    messages, ports = _messages(schedule, levels, placement, gamma)
+    if not messages:
+        return (LinearFit(a_s=0.0, b_s_per_byte=0.0),)
+    left = _longest_path(messages, ports, 0.0)
+    right = _longest_path(messages, ports, _LARGEST_BYTES)
+    found = {left, right}
+    intervals = [(0.0, left, _LARGEST_BYTES, right)]
+    while intervals:
+        low, left, high, right = intervals.pop()
+        if right.b <= left.b:
+            continue
+        crossing = (left.a - right.a) / (right.b - left.b)
+        if not low < crossing < high:
+            continue
+        middle = _longest_path(messages, ports, crossing)
+        if middle.at(crossing) > left.at(crossing) * (1 + _ROUNDING):
+            found.add(middle)
+            intervals += [(low, left, crossing, middle), (crossing, middle, high, right)]
+    return tuple(LinearFit(a_s=line.a, b_s_per_byte=line.b) for line in _visible(found))
+
+
+def _visible(lines: set[_Line]) -> list[_Line]:
+    """Return the lines that are somewhere above all others by more than rounding."""
+    kept: list[_Line] = []
+    for line in sorted(lines, key=lambda line: (-line.a, -line.b)):
+        # Lines come by descending start-up; one is of use only if it is steeper than all before.
+        if kept and line.b <= kept[-1].b * (1 + _ROUNDING):
+            continue
+        while kept and kept[-1].a <= line.a * (1 + _ROUNDING):
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+@dataclass(frozen=True)
+class _Messages:
+    """Messages of one round that meet at no port: every port sends one at most, or gets one.
+
+    Attributes:
+        out: shape (m,), sending ports.
+        into: shape (m,), receiving ports.
+        latency: shape (m,), α in s.
+        wire: shape (m,), seconds on the wire per byte of the whole buffer.
+        addition: shape (m,), seconds of reduction per byte of the whole buffer.
+        first: whether they are the first of their round.
+    """
+
+    out: IntArray
+    into: IntArray
+    latency: FloatArray
+    wire: FloatArray
+    addition: FloatArray
+    first: bool
+
+
+def _messages(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
+) -> tuple[list[_Messages], tuple[int, int]]:
+    """Return the messages of every turn, and the numbers of ranks and of ports per rank."""
+    if not len(schedule.table):
+        return [], (schedule.world_size, 1)
+    found = messages_of(schedule, levels, placement)
+    out, into = found.out, found.into
+    latency = np.array([level.latency_s for level in levels])[found.apart]
+    addition = gamma * found.reduced / schedule.chunks
+    turns = [
+        _Messages(out[pick], into[pick], latency[pick], found.wire[pick], addition[pick], first)
+        for pick, first in found.turns
+    ]
+    return turns, (schedule.world_size, found.ports)
+
+
+def _longest_path(messages: list[_Messages], ports: tuple[int, int], nbytes: float) -> _Line:
+    """Return the line of the path that is longest for a buffer of ``nbytes``.
+
+    Clocks (of each rank, when it entered the round; of each port, when it is free to send, and to
+    receive) hold lines rather than times; of two lines the one that is later at ``nbytes`` goes on.
+    """
+    sent = received = np.zeros((2, ports[0] * ports[1]))
+    for m in messages:
+        if m.first:
+            sent = _entered(sent, received, ports, nbytes)
+            received = sent.copy()
+        start = _later(sent[:, m.out], received[:, m.into], nbytes)
+        arrival = start + np.stack([m.latency, m.wire])
+        sent[:, m.out] = arrival
+        arrival[1] += m.addition
+        received[:, m.into] = arrival
+    ends = _later(sent, received, nbytes)
+    a, b = ends[:, np.argmax(ends[0] + ends[1] * nbytes)].tolist()
+    return _Line(a, b)
+
+
+def _entered(
+    sent: FloatArray, received: FloatArray, ports: tuple[int, int], nbytes: float
+) -> FloatArray:
+    """Return for every port when its rank has finished with all of them."""
+    each = _later(sent, received, nbytes)
+    if ports[1] == 1:
+        return each
+    by_rank = each.reshape(2, *ports)
+    last = by_rank[:, :, 0]
+    for port in range(1, ports[1]):
+        last = _later(last, by_rank[:, :, port], nbytes)
+    return np.repeat(last, ports[1], axis=1)
+
+
+def _later(x: FloatArray, y: FloatArray, nbytes: float) -> FloatArray:
+    return np.where(x[0] + x[1] * nbytes >= y[0] + y[1] * nbytes, x, y)

@@ -1,0 +1,186 @@
+"""Training: what the collectives of an exchange cost in iterations, one after the other.
+
+Collectives follow one another there, and what passes one link in a burst passes it once. So every
+byte takes its share of the physical bound at least (``bound.py``), however fast one short
+collective alone was measured.
+
+[Note: collectives nobody measured] Calibration measures all-reduces unless told to measure more. A
+reduce-scatter or all-gather that was not measured is believed to take its schedule's price, times
+what the measured ring all-reduce takes over its own price at that size. The ring is a reduce-
+scatter and an all-gather by the same messages, one after the other, so what its price leaves out,
+the work of processors and how well a link is filled, its halves share. Reduces and broadcasts are
+chains and trees of the same executor on the same links; the same factor is the best guess there is.
+Beyond the ring's sizes the factor stays what it was at the last. Without a ring another schedule
+that was measured stands in for it. Where the backend's own all-reduce alone was measured, the
+backend carries the other collectives too, and its time is in proportion to the bytes that each must
+send.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from syncopate.cluster import Cluster
+from syncopate.costs.model.bound import wire_bytes, wire_s
+from syncopate.costs.model.collective import collective_costs, fixed_cost, variants
+from syncopate.costs.model.functions import (
+    CostFunction,
+    Costs,
+    CurveCost,
+    Envelope,
+    PiecewiseCost,
+    VariantCost,
+)
+from syncopate.costs.model.pieces import FloatArray, Pieces
+from syncopate.costs.model.remembered import remembered
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import EXCHANGES
+from syncopate.recipe import NATIVE
+from syncopate.schedules.conditions import conditions
+from syncopate.schedules.registry import algorithms, candidates
+
+_MEASURED_MOST = "all_reduce"
+_LARGEST_BYTES = 1 << 30
+
+
+@remembered
+def training_costs(
+    cluster: Cluster,
+    nbytes: int,
+    names: tuple[str, ...] | None = None,
+    collective: str = _MEASURED_MOST,
+) -> Envelope:
+    """Return what a collective costs in iterations that carry ``nbytes``; see the module.
+
+    Args:
+        cluster: the machines.
+        nbytes: of all gradients together.
+        names: the algorithms wanted; as for :func:`~syncopate.costs.model.collective_costs`.
+        collective: such as ``"reduce_scatter"``.
+
+    Raises:
+        UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
+            priced.
+    """
+    share = wire_s(cluster, nbytes, collective) / nbytes if nbytes else 0.0
+    measured = {curve.collective for curve in cluster.curves}
+    if cluster.world_size == 1 or collective in measured or _MEASURED_MOST not in measured:
+        return collective_costs(cluster, collective, names).at_least(share)
+    return _derived(cluster, collective, names).at_least(share)
+
+
+def exchange_costs(
+    cluster: Cluster, nbytes: int, exchange: str, names: tuple[str, ...] | None = None
+) -> Costs:
+    """Return the costs in training of every collective of an exchange.
+
+    Args:
+        cluster: the machines.
+        nbytes: of all gradients together.
+        exchange: one of ``EXCHANGES``.
+        names: the algorithms wanted, the same for its collectives; by default the best.
+
+    Raises:
+        UnknownNameError: no such exchange, or an algorithm that was neither measured nor can be
+            priced.
+    """
+    if exchange not in EXCHANGES:
+        raise UnknownNameError("exchange", exchange, EXCHANGES)
+    found = [collective for collective in EXCHANGES[exchange] if collective]
+    return {name: training_costs(cluster, nbytes, names, name) for name in found}
+
+
+def on_the_wire(costs: Costs, share: float) -> Costs:
+    """Return costs by the bytes of gradients of which ``share`` go on the wire.
+
+    Only collectives that add are narrowed: they carry gradients, the others weights.
+    """
+    if share == 1:
+        return costs
+    return {
+        name: envelope.narrowed(share) if conditions(name).reduces else envelope
+        for name, envelope in costs.items()
+    }
+
+
+class _Shown(NamedTuple):
+    """How a measured all-reduce relates to the price of its schedule.
+
+    Attributes:
+        sizes: bytes, ascending, > 0.
+        factors: measured seconds over the price, at each of them.
+    """
+
+    sizes: FloatArray
+    factors: FloatArray
+
+    def correct(self, cost: CostFunction) -> PiecewiseCost:
+        """Return a cost times the factor: chords between sizes at most a factor of two apart."""
+        powers = 2.0 ** np.arange(2, int(_LARGEST_BYTES).bit_length())
+        sizes = np.union1d(powers, self.sizes)
+        factors = np.interp(np.log(sizes), np.log(self.sizes), self.factors)
+        seconds = np.maximum.accumulate(cost(sizes) * factors)
+        slopes = np.concatenate(([0.0], np.diff(seconds) / np.diff(sizes)))
+        slopes = np.append(slopes, slopes[-1])
+        anchors, levels = np.append(sizes[:1], sizes), np.append(seconds[:1], seconds)
+        return PiecewiseCost(
+            Pieces.of(np.append(sizes, math.inf), levels - slopes * anchors, slopes)
+        )
+
+
+@remembered
+def _shown(cluster: Cluster) -> _Shown | None:
+    """Return what the measured all-reduces show of prices; None where none has a schedule."""
+    measured = collective_costs(cluster).costs
+    for name in sorted(measured, key=lambda name: name != "ring"):
+        cost = measured[name]
+        if name not in algorithms(_MEASURED_MOST) or not isinstance(cost, CurveCost):
+            continue
+        least, most = max(min(cost.sizes), 4), max(cost.sizes)
+        powers = 2.0 ** np.arange(math.log2(least), math.log2(most) + 1)
+        sizes = np.unique([*(n for n in cost.sizes if n >= 4), *powers[powers <= most]])
+        try:
+            price = fixed_cost(cluster, _MEASURED_MOST, name, dict(cost.options(most)))
+        except (InvalidValueError, UnknownNameError):
+            # Measured by another version, with options that this one does not take.
+            continue
+        priced_s = price(sizes)
+        if len(sizes) and (priced_s > 0).all():
+            return _Shown(sizes, cost(sizes) / priced_s)
+    return None
+
+
+def _derived(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -> Envelope:
+    """Return the costs of a collective that was not measured beside all-reduces that were."""
+    shown = _shown(cluster)
+    known = (NATIVE,) if shown is None else algorithms(collective)
+    default = (NATIVE,) if shown is None else candidates(collective, cluster)
+    costs: dict[str, CostFunction] = {}
+    for name in default if names is None else names:
+        if name not in known:
+            raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
+        if shown is None:
+            ways = [wire_bytes(cluster.world_size, 1.0, c) for c in (collective, _MEASURED_MOST)]
+            pieces = collective_costs(cluster).of(NATIVE).pieces.times(ways[0] / ways[1])
+            costs[name] = PiecewiseCost(pieces)
+        else:
+            costs[name] = _corrected(cluster, collective, name)
+    return Envelope(costs)
+
+
+@remembered
+def _corrected(cluster: Cluster, collective: str, algorithm: str) -> VariantCost:
+    """Return the price of an algorithm as corrected, with the best of its options at every size."""
+    shown = _shown(cluster)
+    assert shown is not None
+
+    def price(options: Mapping[str, Any]) -> CostFunction:
+        assert shown is not None
+        return shown.correct(fixed_cost(cluster, collective, algorithm, options))
+
+    found = [(options, price(options)) for options in variants(cluster, collective, algorithm)]
+    return VariantCost(found, price)

@@ -1,0 +1,1 @@
+"""Papers: the closed forms that the papers print."""

@@ -1,0 +1,155 @@
+"""Checkpoint: the state of a training as one process would have it, whatever the exchange.
+
+Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
+it would give away then is no state that anybody could load, so that ``optimizer.state_dict()``
+refuses, and names what to call instead. Loading is as ever: what is loaded is whole, on every rank,
+and each keeps its own part.
+
+[Note: several models, one optimizer]
+An optimizer may train several distributed models, each with an exchange of its own. Its state is
+whole when each of them has made its part whole. All ranks go through them in the order in which
+the models were distributed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from syncopate.errors import EngineError, InvalidValueError
+
+if TYPE_CHECKING:
+    from syncopate.engine.engine import Engine
+    from syncopate.engine.exchange.optimizer_state import OwnedState
+
+_trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Engine]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Optimizer -> the engines of the models that it trains, in the order of their making."""
+
+_Copies = dict[tuple[Any, ...], Tensor]
+"""Where a tensor is in memory, and how -> its copy."""
+
+
+def watch(optimizer: Optimizer, engine: Engine) -> list[RemovableHandle]:
+    """Let ``optimizer`` save and load whole state only; return the hooks that see to it."""
+    _trained_by.setdefault(optimizer, []).append(weakref.ref(engine))
+    return [
+        optimizer.register_state_dict_pre_hook(_refuse_pieces),
+        optimizer.register_load_state_dict_post_hook(_cut),
+    ]
+
+
+def listed(optimizer: object) -> list[Optimizer]:
+    """Return one optimizer, or several, as a list.
+
+    Raises:
+        InvalidValueError: something is no optimizer.
+    """
+    found: list[Any] = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    for one in found:
+        if not isinstance(one, Optimizer):
+            raise InvalidValueError("optimizer", type(one).__name__, "a torch.optim.Optimizer")
+    return found
+
+
+def whole_state_dict(optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
+    """Return the state of an optimizer in torch's format; all ranks call it.
+
+    Args:
+        optimizer: trains distributed models.
+        keep: whether this rank wants it; the result is empty otherwise.
+
+    Returns:
+        Copies in the CPU's memory.
+
+    Raises:
+        CollectiveError: a rank is lost or late.
+        EngineError: the ranks have different state.
+    """
+    gathered: dict[Tensor, dict[str, Any]] = {}
+    for state in _states(optimizer):
+        if state.is_cut(optimizer):
+            gathered |= state.gather(optimizer, keep=keep, device="cpu")
+    if not keep:
+        return {}
+    spread = {key for state in _states(optimizer) for key in state.keys}
+    here = {key: value for key, value in optimizer.state.items() if id(key) not in spread}
+    before = optimizer.state
+    optimizer.state = defaultdict(dict, copied(here) | gathered)
+    try:
+        return optimizer.state_dict()
+    finally:
+        optimizer.state = before
+
+
+@contextmanager
+def whole(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+    """Let optimizers be plain ones in the block, with whole state; all ranks enter it.
+
+    Raises:
+        CollectiveError: a rank is lost or late.
+        EngineError: the ranks have different state.
+    """
+    inside = [one for one in optimizers if not any(s.is_plain(one) for s in _states(one))]
+    try:
+        for optimizer in inside:
+            for state in _states(optimizer):
+                state.make_whole(optimizer, plain=True)
+        yield
+    finally:
+        for optimizer in inside:
+            for state in _states(optimizer):
+                state.release(optimizer)
+
+
+def _states(optimizer: Optimizer) -> list[OwnedState]:
+    """Return where the state of ``optimizer`` may be in pieces, on every rank in this order."""
+    engines = [engine() for engine in _trained_by.get(optimizer, ())]
+    exchanges = [engine.exchange for engine in engines if engine is not None]
+    states = [exchange.state for exchange in exchanges if exchange is not None]
+    return [state for state in states if state is not None]
+
+
+def forget(engine: Engine) -> None:
+    """Note that ``engine`` is at work no more."""
+    for engines in _trained_by.values():
+        engines[:] = [known for known in engines if known() is not engine]
+
+
+def _refuse_pieces(optimizer: Optimizer) -> None:
+    if any(state.is_cut(optimizer) for state in _states(optimizer)):
+        raise EngineError(
+            "this rank holds the state of its own parts of the parameters alone, so that "
+            f"{type(optimizer).__name__}.state_dict() has nothing to return that could be loaded. "
+            "On every rank call model.syncopate.state_dict(optimizer), or save inside `with "
+            "model.syncopate.whole_state(optimizer):`"
+        )
+
+
+def _cut(optimizer: Optimizer) -> None:
+    for state in _states(optimizer):
+        if not state.is_plain(optimizer):
+            state.cut(optimizer)
+
+
+def copied(value: Any, copies: _Copies | None = None) -> Any:
+    """Return a copy in the CPU's memory; what stands in several places is copied once."""
+    copies = {} if copies is None else copies
+    if isinstance(value, Tensor):
+        key = (value.data_ptr(), value.dtype, value.shape, value.stride())
+        if key not in copies or not value.numel():
+            copies[key] = value.detach().to("cpu", copy=True)
+        return copies[key]
+    if isinstance(value, dict):
+        return {key: copied(part, copies) for key, part in value.items()}
+    if isinstance(value, list):
+        return [copied(part, copies) for part in value]
+    return value

@@ -1,0 +1,276 @@
+"""Base: what every exchange does for the engine.
+
+In every synchronised backward the engine calls, in this order: :meth:`Exchange.begin`; for each
+bucket, in the order of the plan, :meth:`Exchange.push`, with what this rank has to say along with
+the last one; and :meth:`Exchange.wait`, at the end of backward or, where
+nobody needs the sums before, later. An optimizer's step is between :meth:`Exchange.step_begins` and
+:meth:`Exchange.step_ends`.
+
+[Note: no collective in a forward]
+What an exchange launches it launches in backward or in the optimizer's step, where all ranks come
+by. A forward only waits for what was launched there, so that one rank alone may evaluate or save.
+The one exception is the ``allreduce`` exchange of a model with buffers: as in DDP, its training
+forwards begin with an exchange of buffers.
+
+[Note: gathered aside]
+Gradients are copied into their bucket on a thread of their own, so that backward goes on at once.
+The collective's own thread waits for the copy when its turn has come. On a device the copy is on
+the stream of backward, where it belongs.
+"""
+
+# ruff: noqa: B027  (what an exchange has no need of does nothing)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from syncopate.collectives import Communicator, Handle
+from syncopate.engine.agreement import explained
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
+from syncopate.engine.exchange.optimizer_state import OwnedState
+from syncopate.engine.state import Buffers
+from syncopate.engine.step import Sent
+from syncopate.engine.tail import Said, Tail
+from syncopate.errors import CollectiveError
+from syncopate.plan import Plan
+from syncopate.recipe import Recipe
+from syncopate.units import KIB
+
+_ASIDE_BYTES = 64 * KIB
+"""A smaller buffer is gathered before another thread has woken up."""
+
+
+class Launched(NamedTuple):
+    """A collective on its way: one dtype of one bucket, and what knows when it ran."""
+
+    bucket: BucketBuffers
+    part: FlatBuffer
+    handle: Handle
+
+    def sent(self, recipe: Recipe | None) -> Sent:
+        """Return it for the record of a step; it travelled by ``recipe``."""
+        assert recipe is not None
+        return Sent(self.bucket.index, recipe, self.part.nbytes, self.handle)
+
+
+class Note(NamedTuple):
+    """What a rank says along with its gradients.
+
+    Attributes:
+        unreached: indices of the parameters that its backward did not reach.
+        failed: whether its backward failed.
+        forwards: how many of its forwards had no part in this backward.
+    """
+
+    unreached: Sequence[int] = ()
+    failed: bool = False
+    forwards: int = 0
+
+
+Missing = Sequence[tuple[int, Tensor | None]]
+"""Parameters that this rank's backward did not reach, with what their gradient was."""
+
+
+class Exchange(ABC):
+    """One way of training, on one plan.
+
+    Args:
+        plan: of this exchange; it fits the parameters.
+        trainables: every parameter whose gradient is exchanged.
+        communicator: joins the ranks, on as many channels as the plan has.
+        buffers: the model's buffers.
+        optimizers: whatever trains the parameters.
+
+    Attributes:
+        buckets: in launch order, with their memory.
+        grads: per parameter what its gradient becomes, on the memory of its bucket.
+        pushes: what was launched of this backward's gradients.
+        pulls: what was launched of the weights in the steps since.
+        communicator: as given.
+        complete: finishes the exchange of gradients that is under way; set by who uses this.
+    """
+
+    state: OwnedState | None = None
+    """The state of optimizers, where each rank has its own part of it."""
+
+    ends_with_backward: bool
+    """Whether gradients are averages as soon as backward returns."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        trainables: Sequence[Trainable],
+        communicator: Communicator,
+        buffers: Buffers,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.communicator = communicator
+        self.complete: Callable[[], None] = _nothing
+        self._copier: ThreadPoolExecutor | None = None
+        self.pushes: list[Launched] = []
+        self.pulls: list[Launched] = []
+        self._module_buffers = buffers
+        self._trainables = tuple(trainables)
+        self.buckets, self._tail = self._allocate(plan)
+        self.grads: list[Tensor] = [torch.empty(0)] * len(trainables)
+        for bucket in self.buckets:
+            for part in bucket.parts:
+                for trainable, grad in zip(part.trainables, part.grads, strict=True):
+                    self.grads[trainable.index] = grad
+        self.divide_by(communicator.world_size)
+
+    @abstractmethod
+    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
+        """Return the buckets with their memory, and what says the notes of this rank."""
+
+    def divide_by(self, ranks: int) -> None:
+        """Let averages be sums divided by ``ranks``."""
+        self._scale = 1.0 / ranks
+
+    # -- forward --------------------------------------------------------------------------------
+
+    @abstractmethod
+    def refresh_buffers(self) -> None:
+        """Begin a training forward: give this rank the source's buffers.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
+    @property
+    @abstractmethod
+    def meets_in_forward(self) -> bool:
+        """Whether :meth:`refresh_buffers` meets the other ranks."""
+
+    def ready(self) -> None:
+        """Wait until every weight is current; launches nothing.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Forget what the iteration before launched."""
+        self.pushes, self.pulls = [], []
+
+    def adapt(self, entered: int | None = None) -> None:
+        """Make gradients that are still there a contribution of this rank to the next average.
+
+        Args:
+            entered: the parameter to whose gradient this backward has added already, if any.
+
+        Raises:
+            EngineError: what was added there cannot be told from what was there before.
+        """
+
+    def gather(self, bucket: BucketBuffers) -> None:
+        """Bring the gradients of ``bucket`` into their places.
+
+        Raises:
+            EngineError: a gradient is sparse.
+        """
+        for part in bucket.parts:
+            gather = part.gathering()
+            if gather is not None:
+                gather()
+
+    @abstractmethod
+    def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
+        """Launch the gradients of ``bucket``.
+
+        Args:
+            bucket: the next of the plan.
+            note: what this rank has to say; with the last one.
+            empty: take part with whatever is in the buffer, and leave ``parameter.grad`` alone.
+        """
+
+    @abstractmethod
+    def wait(self) -> Said:
+        """Wait for all pushes, make averages of sums, and return what the ranks said.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
+    @abstractmethod
+    def missing(self, indices: Sequence[int]) -> Missing:
+        """Return the parameters ``indices`` with what :meth:`restore` needs of them."""
+
+    @abstractmethod
+    def restore(self, missing: Missing) -> None:
+        """Leave gradients untouched that no rank reached, and hand out the others' averages."""
+
+    # -- the optimizer's step -------------------------------------------------------------------
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Prepare for a step of ``optimizer``.
+
+        Raises:
+            EngineError: the exchange cannot go with this optimizer.
+        """
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring the updated weights to those who need them."""
+
+    def leave(self) -> None:
+        """Give parameters and optimizers back as they are without the exchange; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        if self._copier is not None:
+            self._copier.shutdown()
+
+    def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
+        """Launch the push of ``bucket``; its gradients are gathered meanwhile."""
+        for part in bucket.parts:
+            gather = None if empty else part.gathering()
+            copied = None
+            if gather is not None and part.gradients.is_cpu and part.nbytes >= _ASIDE_BYTES:
+                copied = self._aside(gather)
+            elif gather is not None:
+                gather()
+            scaled = partial(part.gradients.mul_, self._scale) if part.averaged_before else None
+            before = partial(_both, copied, scaled) if copied or scaled else None
+            handle = self.communicator.run(
+                bucket.push, part.wire, bounds=part.bounds, before=before, async_op=True
+            )
+            self.pushes.append(Launched(bucket, part, handle))
+
+    def _aside(self, gather: Callable[[], None]) -> Callable[[], object]:
+        """Begin to gather beside the backward; return what waits for it."""
+        if self._copier is None:
+            self._copier = ThreadPoolExecutor(1, thread_name_prefix="syncopate-gather")
+        return self._copier.submit(gather).result
+
+
+def _both(copied: Callable[[], object] | None, scaled: Callable[[], object] | None) -> None:
+    if copied is not None:
+        copied()
+    if scaled is not None:
+        scaled()
+
+
+def arrived(handle: Handle) -> None:
+    """Wait for a collective of the engine.
+
+    Raises:
+        CollectiveError: a rank is lost or late; says what that means for the training.
+    """
+    try:
+        handle.wait()
+    except CollectiveError as error:
+        raise explained(error) from error
+
+
+def _nothing() -> None:
+    """No exchange is under way before anybody uses it."""

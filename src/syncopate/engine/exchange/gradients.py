@@ -1,0 +1,242 @@
+"""Gradients: what ``parameter.grad`` is where every rank holds the average of a part of it.
+
+It has the parameter's shape and, as memory, this rank's part of the average; the rest is whatever
+the collective left there. What changes every element by itself is done to this rank's part, and
+all ranks together change the whole. What sums over elements, a norm or the check of a scaler, is
+agreed on by all ranks. Anything else is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from syncopate.engine.exchange import norms
+from syncopate.engine.exchange.weights import WITHOUT_VALUES, tensors_in
+from syncopate.errors import EngineError
+
+
+class Owner(norms.Ranks, Protocol):
+    """The exchange that partial gradients belong to."""
+
+    averaged: bool
+    """Whether gradients are averages now, not contributions of this rank to the next."""
+
+    zeroed: set[int]
+    """Identities of the parts :attr:`PartialGradient.own` of gradients that are zero throughout."""
+
+    def complete(self) -> None:
+        """Wait until the averages are there."""
+
+
+class PartialGradient(Tensor):
+    """The gradient of one parameter, of which this rank holds the average of a part.
+
+    Attributes:
+        parameter_name: as in ``model.named_parameters()``.
+        whole: the gradient's memory as a plain tensor of the parameter's shape.
+        own: this rank's part of it, one-dimensional, in the order of memory.
+        owner: the exchange, weakly.
+    """
+
+    parameter_name: str
+    whole: Tensor
+    own: Tensor
+    owner: weakref.ref[Owner]
+
+    @classmethod
+    def of(cls, name: str, whole: Tensor, own: Tensor, owner: Owner) -> PartialGradient:
+        """Return ``whole`` as a partial gradient; shares its memory."""
+        made: PartialGradient = whole.as_subclass(cls)
+        made.parameter_name, made.whole = name, whole
+        made.own, made.owner = own, weakref.ref(owner)
+        return made
+
+    def is_place_of(self, other: object) -> bool:
+        """Say whether ``other`` is this gradient, by the same or another name."""
+        return isinstance(other, PartialGradient) and other.own is self.own
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in WITHOUT_VALUES or func is Tensor.untyped_storage:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _DESCRIPTIONS:
+            return _describe(args[0])
+        partial = [g for g in tensors_in((args, kwargs)) if isinstance(g, PartialGradient)]
+        if func in _LIKE and len(partial) == 1:
+            return func(args[0].whole, *args[1:], **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is None:
+            raise _refused(func, partial[0])
+        for gradient in partial:
+            if (owner := gradient.owner()) is None:
+                raise EngineError(
+                    f"the model is gone of which {gradient.parameter_name!r} had this gradient; "
+                    "keep what distribute was given as long as its gradients"
+                )
+            owner.complete()
+        return handler(*args, **kwargs)
+
+
+def _refused(func: Any, gradient: PartialGradient) -> EngineError:
+    name = getattr(func, "__name__", str(func))
+    return EngineError(
+        f"{name} was asked of the gradient of {gradient.parameter_name!r}, of which this "
+        "rank holds a part alone (the plan's exchange is not allreduce). Norms, clipping, "
+        "scaling in place and zeroing are done over all ranks; for the whole gradient train with "
+        "exchange='allreduce'"
+    )
+
+
+def _describe(gradient: PartialGradient) -> str:
+    start = gradient.own.storage_offset() - gradient.whole.storage_offset()
+    return (
+        f"PartialGradient({gradient.parameter_name!r}, shape={tuple(gradient.whole.shape)}, "
+        f"dtype={gradient.whole.dtype}; this rank holds elements "
+        f"{start}:{start + gradient.own.numel()} of {gradient.whole.numel()})"
+    )
+
+
+_DESCRIPTIONS = (Tensor.__repr__, Tensor.__format__)
+
+_LIKE = frozenset(
+    getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full", "rand", "randn")
+)
+"""Functions that make another tensor of the same form; values do not matter."""
+
+Handler = Callable[..., Any]
+
+
+# -- element by element -------------------------------------------------------------------------
+
+_IN_PLACE = (
+    "zero_", "fill_", "copy_", "mul_", "multiply_", "div_", "divide_", "true_divide_", "add_",
+    "sub_", "subtract_", "neg_", "abs_", "sign_", "clamp_", "clip_", "clamp_min_", "clamp_max_",
+    "nan_to_num_", "masked_fill_", "addcmul_", "addcdiv_", "lerp_",
+)  # fmt: skip
+"""Methods that change every element by itself."""
+
+
+def _each_by_itself(name: str) -> Handler:
+    """Return what does the method ``name`` to this rank's part of a gradient."""
+
+    def handler(gradient: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        others = list(tensors_in((args, kwargs)))
+        partial = next((g for g in others if isinstance(g, PartialGradient)), None)
+        if not isinstance(gradient, PartialGradient):
+            assert partial is not None
+            raise _refused(getattr(Tensor, name), partial)
+        if partial is not None and not all(
+            gradient.is_place_of(g) for g in others if isinstance(g, PartialGradient)
+        ):
+            raise _refused(getattr(Tensor, name), partial)
+        owner = gradient.owner()
+        assert owner is not None
+        if name == "zero_":
+            owner.zeroed.add(id(gradient.own))
+        else:
+            owner.zeroed.discard(id(gradient.own))
+        # A contribution counts with all its elements; another tensor has the parameter's shape.
+        whole = not owner.averaged or name == "zero_" or any(other.dim() for other in others)
+        target = gradient.whole if whole else gradient.own
+        getattr(target, name)(*map(_plain, args), **{k: _plain(v) for k, v in kwargs.items()})
+        return gradient
+
+    return handler
+
+
+def _plain(value: Any) -> Any:
+    return value.whole if isinstance(value, PartialGradient) else value
+
+
+def _for_each(name: str) -> Handler:
+    """Return what does the method ``name`` to every tensor of a list."""
+    method = getattr(Tensor, name)
+
+    def handler(gradients: Sequence[Tensor], *args: Any, **kwargs: Any) -> None:
+        for index, gradient in enumerate(gradients):
+            own = [arg[index] if isinstance(arg, list | tuple) else arg for arg in args]
+            method(gradient, *own, **kwargs)
+
+    return handler
+
+
+def _alias(gradient: PartialGradient) -> PartialGradient:
+    owner = gradient.owner()
+    assert owner is not None
+    return PartialGradient.of(gradient.parameter_name, gradient.whole, gradient.own, owner)
+
+
+# -- over all elements --------------------------------------------------------------------------
+
+
+def _require_averages(gradient: PartialGradient, func: Any) -> Owner:
+    owner = gradient.owner()
+    assert owner is not None
+    if not owner.averaged:
+        raise EngineError(
+            f"{getattr(func, '__name__', func)} was asked of the gradient of "
+            f"{gradient.parameter_name!r} while it accumulates under no_sync(); ask after the "
+            "backward that averages"
+        )
+    return owner
+
+
+def _norm(func: Any) -> Handler:
+    """Return what takes the norm of a partial gradient by ``func``: not before it is looked at."""
+
+    def handler(gradient: PartialGradient, *args: Any, **kwargs: Any) -> Tensor:
+        asked = norms.asked_of(func, *args, **kwargs)
+        if asked is None:
+            raise _refused(func, gradient)
+        owner = _require_averages(gradient, func)
+        return norms.PartialNorm.of(gradient.own, *asked, owner)
+
+    return handler
+
+
+def _foreach_norm(
+    gradients: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None
+) -> list[Tensor]:
+    return [torch.linalg.vector_norm(gradient, order, dtype=dtype) for gradient in gradients]
+
+
+def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+    """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
+    unscale = torch._amp_foreach_non_finite_check_and_unscale_
+    owners: dict[int, Owner] = {}
+    parts = []
+    for gradient in gradients:
+        if isinstance(gradient, PartialGradient):
+            owner = _require_averages(gradient, unscale)
+            owners[id(owner)] = owner
+            parts.append(gradient.own)
+        else:
+            parts.append(gradient)
+    # An empty part has nothing to say.
+    unscale([part for part in parts if part.numel()], found_inf, inverse_scale)
+    for owner in owners.values():
+        found_inf.copy_(owner.everyone(found_inf.view(1)).amax().view_as(found_inf))
+
+
+_HANDLERS: dict[Any, Handler] = {
+    **{getattr(Tensor, name): _each_by_itself(name) for name in _IN_PLACE},
+    **{
+        getattr(torch, f"_foreach_{name}"): _for_each(name)
+        for name in _IN_PLACE
+        if hasattr(torch, f"_foreach_{name}")
+    },
+    **{func: _norm(func) for func in norms.FUNCTIONS},
+    torch._foreach_norm: _foreach_norm,
+    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    Tensor.data.__get__: _alias,  # type: ignore[attr-defined]
+    Tensor.detach: _alias,
+    Tensor.detach_: lambda gradient: gradient,
+}
+"""Function of torch -> how it is done on partial gradients."""

@@ -1,0 +1,67 @@
+"""Groups: an optimizer's parameter groups while pieces stand in for parameters.
+
+For the length of a step the groups of an optimizer hold what this rank updates. One optimizer may
+train several models; each of them exchanges its own parameters for pieces, and whoever comes first
+afterwards puts the parameters back for all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class _Held(NamedTuple):
+    """What stands between the steps of one optimizer.
+
+    Attributes:
+        groups: each group with its parameters.
+        parties: those who have exchanged theirs in this step.
+    """
+
+    groups: list[tuple[dict[str, Any], list[Tensor]]]
+    parties: list[object]
+
+
+_held: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Held] = weakref.WeakKeyDictionary()
+"""The optimizers in whose groups pieces stand."""
+
+
+def exchange(
+    optimizer: torch.optim.Optimizer,
+    party: object,
+    standing_for: Callable[[Tensor], Iterable[Tensor]],
+) -> None:
+    """Put what ``standing_for`` returns of each parameter in its place in the groups.
+
+    Args:
+        optimizer: about to step.
+        party: exchanges its parameters, once in a step. Where it comes a second time, the step
+            before raised, and nobody has put the parameters back.
+        standing_for: returns what is not the party's as it is.
+    """
+    if optimizer in _held and party in _held[optimizer].parties:
+        put_back(optimizer)
+    if optimizer not in _held:
+        _held[optimizer] = _Held([(g, g["params"]) for g in optimizer.param_groups], [])
+    _held[optimizer].parties.append(party)
+    for group in optimizer.param_groups:
+        group["params"] = [found for held in group["params"] for found in standing_for(held)]
+
+
+def put_back(optimizer: torch.optim.Optimizer) -> None:
+    """Let the groups hold parameters again, whoever exchanged them."""
+    if optimizer in _held:
+        for group, parameters in _held.pop(optimizer).groups:
+            group["params"] = parameters
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
+    """Return per group the parameters that ``optimizer`` trains, whatever stands for them now."""
+    if optimizer in _held:
+        return [parameters for _, parameters in _held[optimizer].groups]
+    return [group["params"] for group in optimizer.param_groups]

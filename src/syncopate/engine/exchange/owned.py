@@ -1,0 +1,450 @@
+"""Owned: gradients are summed where their owner is, who updates; the new weights come back.
+
+What ``sharded`` and ``rooted`` have in common. Every rank owns a range of each flat buffer, which
+may be empty or all of it. Parameters are views of flat buffers of weights, laid out as those of the
+gradients. For an optimizer's step the parameters in its groups are exchanged for *pieces*: this
+rank's ranges of them, as parameters with gradients. So its state is that of the pieces. Between
+steps the groups hold the parameters themselves.
+
+A piece is one-dimensional where the optimizer goes by element. Where it looks at whole tensors, a
+parameter is in one rank's range or in none, and its piece has its shape and strides.
+
+A step ends by launching the pulls of what its optimizer trains, what the next forward needs first
+coming first. It does not wait; whoever looks at a parameter does (``exchange/weights.py``).
+
+[Note: several optimizers]
+A step launches the pulls of its own optimizer's parameters and no others, so that it does not
+matter whether the others step in the same iteration, before or after, or at all: what no step has
+changed is not pulled. As of any collective, all ranks take the same steps in the same order.
+Parameters of different optimizers have different flat buffers, so that nothing is pulled twice, and
+a step does not wait for the pulls of the step before it.
+
+[Note: what was accumulated before]
+A gradient that nobody set to None holds the average in its owner's part alone. In the next sum the
+owner's part counts once per rank and the others' not at all, so that what comes out is the old
+average and the mean of what was added, as it is where every rank holds the whole average.
+
+A backward that does not come through the model's outputs is noticed when its first gradient has
+been added. Where that was added to zeros it is this rank's contribution. Where it was added to an
+average, it is lost in what the collective left of the other parts, and the backward is refused.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections.abc import Container, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from syncopate.collectives import Communicator
+from syncopate.engine.agreement import explained
+from syncopate.engine.buckets import (
+    BucketBuffers,
+    FlatBuffer,
+    Place,
+    Trainable,
+    build_buckets,
+    view_like,
+)
+from syncopate.engine.exchange import groups, weights
+from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
+from syncopate.engine.exchange.gradients import PartialGradient
+from syncopate.engine.exchange.optimizer_state import OwnedState
+from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
+from syncopate.engine.state import Buffers
+from syncopate.engine.tail import Said, Tail
+from syncopate.errors import CollectiveError, EngineError
+from syncopate.plan import Plan
+from syncopate.recipe import NATIVE, Recipe
+
+
+class Piece(NamedTuple):
+    """This rank's part of one parameter.
+
+    Attributes:
+        trainable: the parameter it is a part of.
+        start: its first element in the parameter's memory; 0 where it has the parameter's shape.
+        parameter: what an optimizer updates; a view of the flat weights.
+        gradient: the average that belongs to it; a view of the flat gradients.
+    """
+
+    trainable: Trainable
+    start: int
+    parameter: nn.Parameter
+    gradient: Tensor
+
+
+class Owned(Exchange):
+    """An exchange in which ranks own ranges; arguments as :class:`Exchange`'s.
+
+    Attributes:
+        pieces: per parameter this rank's piece of it, if any.
+        trained: per parameter who updates it, and how.
+        state: the state of optimizers, in pieces.
+    """
+
+    state: OwnedState
+
+    ends_with_backward = False
+    meets_in_forward = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        trainables: Sequence[Trainable],
+        communicator: Communicator,
+        buffers: Buffers,
+        optimizers: Sequence[torch.optim.Optimizer] = (),
+    ) -> None:
+        self.averaged = False
+        self.zeroed: set[int] = set()
+        self.trained = trained_by(trainables, optimizers)
+        super().__init__(plan, trainables, communicator, buffers, optimizers)
+        self.pieces: list[Piece | None] = [None] * len(self._trainables)
+        self._weights: dict[int, Tensor] = {}
+        self._part_of: dict[int, int] = {}
+        self._index = {id(trainable.parameter): trainable.index for trainable in trainables}
+        self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
+        self._given: list[int] = []
+        self._stepper: torch.optim.Optimizer | None = None
+        self._compiled = False
+        self._stepping: set[int] = set()
+        self._pending: dict[int, Launched] = {}
+        self._note: Any = None
+        for bucket in self.buckets:
+            for part in bucket.parts:
+                self._adopt(bucket, part)
+        self._pull_order = self._forward_order(plan)
+        self.state = OwnedState(communicator, self.buckets, self.pieces)
+
+    @abstractmethod
+    def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
+        """Return which elements of a flat buffer this rank owns: the first, one past the last."""
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
+        for trainable in self._trainables:
+            if trainable.parameter.is_complex():
+                raise EngineError(
+                    f"{trainable.name!r} is complex, which the {plan.exchange} exchange does not "
+                    "carry; use exchange='allreduce'"
+                )
+        tail = Tail(
+            len(self._trainables),
+            self.communicator.rank,
+            self.communicator.world_size,
+            self._module_buffers,
+            torch.float32,
+        )
+        device = self._trainables[0].parameter.device
+        self._notes = torch.zeros(tail.elements, dtype=torch.float32, device=device)
+        tail.attach(self._notes)
+        algorithm = NATIVE if self._notes.is_cuda else "recursive_doubling"
+        self._note_recipe = Recipe("all_reduce", algorithm)
+        return build_buckets(plan, self._trainables, 0, self._place), tail
+
+    def _place(self, trainable: Trainable) -> Place:
+        """Return where in its bucket a gradient lies."""
+        return Place(apart=self.trained[trainable.index])
+
+    def _adopt(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
+        """Move the weights of one flat buffer into one, and cut this rank's pieces."""
+        flat = torch.empty_like(part.gradients)
+        low, high = self.own_range(bucket, part)
+        offset = 0
+        for place, trainable in enumerate(part.trainables):
+            parameter = trainable.parameter
+            view = view_like(parameter, flat, offset)
+            view.copy_(parameter.data)
+            parameter.data = self._places[trainable.index] = view
+            start, stop = max(low, offset), min(high, offset + parameter.numel())
+            start = min(start, stop)
+            own = part.gradients[start:stop]
+            gradient = PartialGradient.of(trainable.name, part.views[place], own, self)
+            part.grads[place] = self.grads[trainable.index] = gradient
+            if stop > start:
+                weight, average = flat[start:stop], own
+                if self.trained[trainable.index].kind == TENSOR:
+                    assert stop - start == parameter.numel()
+                    weight, average = view, part.views[place]
+                piece = nn.Parameter(weight)
+                self.pieces[trainable.index] = Piece(trainable, start - offset, piece, average)
+            offset += parameter.numel()
+            self._part_of[trainable.index] = id(part)
+        self._weights[id(part)] = flat
+
+    def _forward_order(self, plan: Plan) -> list[BucketBuffers]:
+        """Return the buckets as the next forward needs them: gradients come in reverse order."""
+        return list(reversed(self.buckets))
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def refresh_buffers(self) -> None:
+        """Put back what the ranks agreed on in the last step; meets nobody."""
+        self._make_up_for_step()
+        if self.communicator.rank != self._module_buffers.source:
+            self._module_buffers.restore()
+
+    def ready(self) -> None:
+        """Wait until every weight has come back."""
+        for key in list(self._pending):
+            self._arrive(key)
+
+    def _arrive(self, key: int) -> None:
+        """Wait for the weights of one flat buffer, of the identity ``key``."""
+        if (launched := self._pending.pop(key, None)) is not None:
+            arrived(launched.handle)
+            weights.release(trainable.parameter for trainable in launched.part.trainables)
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def adapt(self, entered: int | None = None) -> None:
+        """See [Note: what was accumulated before]."""
+        if not self.averaged:
+            return
+        for trainable, view in zip(self._trainables, self.grads, strict=True):
+            assert isinstance(view, PartialGradient)
+            if id(view.own) in self.zeroed or not view.is_place_of(trainable.parameter.grad):
+                continue
+            if trainable.index == entered:
+                raise EngineError(
+                    "backward did not come through what the model returned, but through a part of "
+                    f"it, and added to the average that {trainable.name!r} had as its gradient, "
+                    "of which this rank holds a part alone. Call zero_grad() before, or train "
+                    "through the model itself"
+                )
+            own = view.own * self.communicator.world_size
+            view.whole.zero_()
+            view.own.copy_(own)
+        self.averaged = False
+        self.zeroed.clear()
+
+    def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
+        """Launch the gradients of ``bucket`` towards their owners."""
+        self._launch(bucket, empty=empty)
+        if note is not None:
+            self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+            self._note = self.communicator.run(self._note_recipe, self._notes, async_op=True)
+
+    def wait(self) -> Said:
+        """Wait for every push, and make averages of this rank's sums."""
+        for bucket, part, handle in self.pushes:
+            arrived(handle)
+            if not part.averaged_before:
+                low, high = self.own_range(bucket, part)
+                part.gradients[low:high].mul_(self._scale)
+        arrived(self._note)
+        self.averaged = True
+        self.zeroed.clear()
+        self._tail.deliver()
+        return self._tail.said()
+
+    def everyone(self, values: Tensor) -> Tensor:
+        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        ranks, rank = self.communicator.world_size, self.communicator.rank
+        table = values.new_zeros(ranks, values.numel())
+        table[rank] = values
+        try:
+            self.communicator.run(self._note_recipe, table.view(-1))
+        except CollectiveError as error:
+            raise explained(error) from error
+        return table
+
+    def missing(self, indices: Sequence[int]) -> Missing:
+        """Return them with the gradients they had, and let others' averages be seen there.
+
+        A rank learns whom the others reached when the averages arrive. Who lists the gradients
+        before, as clipping does, must list the same ones on every rank.
+        """
+        found: list[tuple[int, Tensor | None]] = []
+        for index in indices:
+            parameter, view = self._trainables[index].parameter, self.grads[index]
+            found.append((index, parameter.grad))
+            if parameter.grad is None:
+                assert isinstance(view, PartialGradient)
+                view.whole.zero_()
+                parameter.grad = view
+        return found
+
+    def restore(self, missing: Missing) -> None:
+        """Take away again what nobody reached and had no gradient before."""
+        reached = self._tail.reached()
+        for index, before in missing:
+            if before is None and not reached[index]:
+                self._trainables[index].parameter.grad = None
+
+    # -- the optimizer's step -------------------------------------------------------------------
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Put this rank's pieces into the groups of ``optimizer``."""
+        if self.state.is_plain(optimizer):
+            self._require_whole_gradients(optimizer)
+            return
+        parts = self._trained_parts(optimizer)
+        if self._stepper is not None:
+            self._make_up_for_step(again=self._stepper is optimizer)
+        # What is still on its way out must not change.
+        for key in parts:
+            self._arrive(key)
+        self._take_in(parts)
+        self.state.cut(optimizer)
+        groups.exchange(optimizer, self, self._standing_for)
+        self._stepping, self._stepper = parts, optimizer
+
+    def _take_in(self, parts: Container[int]) -> None:
+        """Bring parameters that were given other memory (``parameter.data = ...``) back into ours.
+
+        Nobody is told when that happens, and a step would update what nobody looks at.
+        """
+        for trainable, place in zip(self._trainables, self._places, strict=True):
+            if self._part_of[trainable.index] not in parts:
+                continue
+            parameter = trainable.parameter
+            if parameter.data_ptr() != place.data_ptr():
+                place.copy_(parameter.data)
+                parameter.data = place
+
+    def _trained_parts(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """Return the identities of the flat buffers with parameters of ``optimizer``.
+
+        Raises:
+            EngineError: it needs a whole tensor of which every rank may own a part.
+        """
+        whole = kind_of(optimizer) == TENSOR
+        found = set()
+        for held in groups.parameters_of(optimizer):
+            for parameter in held:
+                if (index := self._index.get(id(parameter))) is None:
+                    continue
+                found.add(self._part_of[index])
+                if whole and self.trained[index].kind != TENSOR:
+                    raise EngineError(
+                        f"{self._trainables[index].name!r} was given to "
+                        f"{type(optimizer).__name__}, which looks at whole tensors, after this "
+                        "plan had spread its elements over the ranks. Call "
+                        "model.syncopate.install(model.syncopate.plan) after a group is added"
+                    )
+        return found
+
+    def _require_whole_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse a step on whole state that would take this rank's parts for whole gradients."""
+        for group in optimizer.param_groups:
+            if any(isinstance(parameter.grad, PartialGradient) for parameter in group["params"]):
+                raise EngineError(
+                    "inside `with model.syncopate.whole_state(optimizer):` the optimizer saves and "
+                    "loads whole state, and this step is one of training; step outside"
+                )
+
+    def _standing_for(self, parameter: Tensor) -> list[Tensor]:
+        """Return what an optimizer updates in the place of ``parameter``."""
+        index = self._index.get(id(parameter))
+        if index is None:
+            return [parameter]
+        piece, view = self.pieces[index], self.grads[index]
+        if piece is None:
+            return []
+        gradient = parameter.grad
+        assert isinstance(view, PartialGradient)
+        if gradient is not None and not view.is_place_of(gradient):
+            # Somebody gave it a gradient of their own, the same on every rank.
+            view.whole.copy_(gradient)
+        if gradient is not None:
+            piece.parameter.grad = piece.gradient
+            self._given.append(index)
+        return [piece.parameter]
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Launch the updated weights, in the order in which forward needs them."""
+        if self.state.is_plain(optimizer):
+            return  # every rank has updated all of them
+        groups.put_back(optimizer)
+        self._finish_step()
+
+    def _finish_step(self) -> None:
+        self._stepper = None
+        for index in self._given:
+            if (piece := self.pieces[index]) is not None:
+                piece.parameter.grad = None
+        self._given.clear()
+        try:
+            self._module_buffers.refresh(self.communicator)
+        except CollectiveError as error:
+            raise explained(error) from error
+        for bucket in self._pull_order:
+            for part in bucket.parts:
+                if id(part) in self._stepping:
+                    self._pull(bucket, part)
+        self._stepping = set()
+        if self._compiled:
+            self.ready()
+
+    def _make_up_for_step(self, *, again: bool = False) -> None:
+        """Do after a step that raised what the ranks did on which it did not.
+
+        Until now its optimizer held pieces: where it was told to zero gradients, it zeroed theirs.
+
+        Args:
+            again: the same optimizer steps anew, and exchanges its groups itself.
+        """
+        if self._stepper is None:
+            return
+        if not again:
+            groups.put_back(self._stepper)
+        for index in self._given:
+            piece = self.pieces[index]
+            if piece is not None and piece.parameter.grad is None:
+                piece.trainable.parameter.grad = None
+        self._finish_step()
+
+    def _pull(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
+        """Launch the updated weights of one flat buffer."""
+        assert bucket.pull is not None
+        handle = self.communicator.run(
+            bucket.pull, self._weights[id(part)], bounds=part.bounds, async_op=True
+        )
+        launched = Launched(bucket, part, handle)
+        self.pulls.append(launched)
+        self._pending[id(part)] = launched
+        parameters = [trainable.parameter for trainable in part.trainables]
+        # A graph of before the step must notice that its weights are others now.
+        torch.autograd.graph.increment_version(parameters)
+        weights.expect(parameters, _Waiter(self, id(part)))
+
+    def leave(self) -> None:
+        """Give every parameter memory of its own, and optimizers whole state."""
+        super().leave()
+        if self._stepper is not None:
+            groups.put_back(self._stepper)
+        self.ready()
+        self.state.make_all_whole()
+        for trainable in self._trainables:
+            parameter = trainable.parameter
+            parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
+            if isinstance(parameter.grad, PartialGradient):
+                parameter.grad = None
+
+
+class _Waiter:
+    """Waits for the weights of a flat buffer, as long as anybody trains the model."""
+
+    def __init__(self, exchange: Owned, key: int) -> None:
+        self._exchange = weakref.ref(exchange)
+        self._key = key
+
+    def wait(self) -> None:
+        """Wait for them."""
+        if (found := self._exchange()) is not None:
+            found._arrive(self._key)
+
+    def met_compiler(self) -> None:
+        """Let every step wait for all weights from now on."""
+        if (found := self._exchange()) is not None:
+            found._compiled = True

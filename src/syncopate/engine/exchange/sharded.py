@@ -1,0 +1,60 @@
+"""Sharded: every rank owns a share of each bucket, and updates it.
+
+Gradients are reduce-scattered as they become ready, and weights are gathered while the next forward
+runs. On the wire that is what an all-reduce sends, but half of it has forward to hide behind; and
+the optimizer's state is spread over the ranks.
+
+Shards are cut by element, or between tensors where the optimizer looks at whole ones; so that every
+rank gets as many bytes, over all buckets together (:mod:`syncopate.planning.shards`).
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Place, Trainable
+from syncopate.engine.exchange.optimizers import TENSOR
+from syncopate.engine.exchange.owned import Owned
+from syncopate.engine.tail import Tail
+from syncopate.plan import Plan
+from syncopate.planning.shards import cut_between, cut_by, levelling, whole_owners
+
+
+class Sharded(Owned):
+    """The ``sharded`` exchange."""
+
+    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
+        p = self.communicator.world_size
+        by_name = {trainable.name: trainable for trainable in self._trainables}
+        planned = [by_name[name] for name in chain(*(bucket.tensors for bucket in plan.buckets))]
+        whole = [trainable for trainable in planned if self._is_whole(trainable)]
+        nbytes = [trainable.parameter.nbytes for trainable in whole]
+        owners = whole_owners(nbytes, p)
+        self._owners = dict(zip((each.index for each in whole), owners, strict=True))
+        loads = [0] * p
+        for size, owner in zip(nbytes, owners, strict=True):
+            loads[owner] += size
+        rest = sum(trainable.parameter.nbytes for trainable in planned) - sum(loads)
+        proportions = levelling(loads, rest)
+        buckets, tail = super()._allocate(plan)
+        for part in chain(*(bucket.parts for bucket in buckets)):
+            numels = [trainable.parameter.numel() for trainable in part.trainables]
+            if self._is_whole(part.trainables[0]):
+                held = [self._owners[trainable.index] for trainable in part.trainables]
+                part.bounds = cut_between(numels, held, p)
+            else:
+                part.bounds = cut_by(sum(numels), proportions)
+        return buckets, tail
+
+    def _is_whole(self, trainable: Trainable) -> bool:
+        return self.trained[trainable.index].kind == TENSOR
+
+    def _place(self, trainable: Trainable) -> Place:
+        # What stays whole lies in the order of its owners, whose shards lie in theirs.
+        return super()._place(trainable)._replace(order=self._owners.get(trainable.index, 0))
+
+    def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
+        """Return this rank's shard of a flat buffer."""
+        assert part.bounds is not None
+        rank = self.communicator.rank
+        return part.bounds[rank], part.bounds[rank + 1]

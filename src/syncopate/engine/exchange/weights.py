@@ -1,0 +1,145 @@
+"""Weights: parameters whose values are on their way, and who waits for them.
+
+While the weights of a bucket travel, the class of its parameters is exchanged for a subclass with
+``__torch_function__``: whatever torch is asked to do with such a parameter first waits until it is
+current, and then goes on as if nothing had been. Once its weights are there a parameter is of its
+own class again. So a layer waits when it computes and not before, wherever it is called from; and
+so do ``state_dict``, ``deepcopy``, pickling, an averaged copy, a tied layer and ``parameter.data``.
+Launching nothing, such a wait needs no other rank to come along.
+
+[Note: compiled code]
+torch.compile looks at the class of a parameter, and would compile again whenever it changed. So
+where a compilation begins, all weights are waited for; and an exchange whose weights were still on
+their way waits for them in the optimizer's step from then on. What is compiled then finds the same
+classes in every step, at the cost of the overlap with the next forward.
+
+[Note: what torch does not show]
+A view taken before the step (``data = parameter.data``, a numpy array, a raw pointer) is memory,
+and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.callback import callback_handler, on_compile_start
+
+
+class Waiter(Protocol):
+    """Knows when the weights of a bucket are there."""
+
+    def wait(self) -> None:
+        """Wait for them and :func:`release` their parameters."""
+
+    def met_compiler(self) -> None:
+        """Note that a compilation began while they were on their way."""
+
+
+_waits: dict[int, Waiter] = {}
+"""Identity of a parameter whose values are on their way -> what waits for them."""
+
+_classes: dict[type, type] = {}
+
+_PROPERTIES = (
+    "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",
+    "is_cuda", "is_sparse", "is_quantized", "is_meta", "_version", "output_nr",
+    "_backward_hooks", "_post_accumulate_grad_hooks", "_base", "is_mkldnn", "is_nested",
+    "is_sparse_csr", "is_mps", "itemsize", "nbytes", "retains_grad",
+)  # fmt: skip
+_METHODS = (
+    "size", "dim", "numel", "stride", "element_size", "is_contiguous", "is_floating_point",
+    "is_complex", "register_hook", "register_post_accumulate_grad_hook", "storage_offset",
+    "requires_grad_", "__len__", "__hash__", "is_signed", "nelement", "ndimension", "_is_view",
+    "is_conj", "is_neg", "is_inference",
+)  # fmt: skip
+
+
+def _without_values() -> frozenset[Any]:
+    """Return the functions that do not look at a tensor's values."""
+    found: list[Any] = [getattr(Tensor, name) for name in _METHODS]
+    for name in _PROPERTIES:
+        attribute = getattr(Tensor, name)
+        found += [attribute.__get__, attribute.__set__, attribute.__delete__]
+    return frozenset(found)
+
+
+WITHOUT_VALUES = _without_values()
+"""Functions of torch that do not look at a tensor's values."""
+
+
+class _Pending:
+    """Mixed into the class of a parameter whose values are on their way."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in WITHOUT_VALUES:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        for tensor in tensors_in((args, kwargs or {})):
+            if isinstance(tensor, _Pending):
+                _await(tensor)
+        return func(*args, **(kwargs or {}))
+
+    # A parameter's own methods look at its class before they look at its values.
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        _await(self)
+        return copy.deepcopy(self, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        _await(self)
+        return self.__reduce_ex__(protocol)
+
+
+def _await(parameter: Any) -> None:
+    """Wait for the values of ``parameter``; its class is its own afterwards."""
+    if (waiter := _waits.get(id(parameter))) is not None:
+        waiter.wait()
+    release([parameter])
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors among the arguments of a function of torch, however nested."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def expect(parameters: Iterable[nn.Parameter], waiter: Waiter) -> None:
+    """Let whoever looks at ``parameters`` wait for ``waiter``."""
+    if _compilation_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
+        on_compile_start(_compilation_begins)
+    for parameter in parameters:
+        original = type(parameter)
+        if isinstance(parameter, _Pending):
+            original = original.__mro__[2]
+        if original not in _classes:
+            name = original.__name__
+            body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+            meta: Any = type(original)
+            _classes[original] = meta(name, (_Pending, original), body)
+        _waits[id(parameter)] = waiter
+        parameter.__class__ = _classes[original]
+
+
+def release(parameters: Iterable[Tensor]) -> None:
+    """Note that ``parameters`` are current."""
+    for parameter in parameters:
+        if isinstance(parameter, _Pending):
+            parameter.__class__ = type(parameter).__mro__[2]
+            _waits.pop(id(parameter), None)
+
+
+def _compilation_begins(_: object) -> None:
+    """See [Note: compiled code]."""
+    for waiter in list(_waits.values()):
+        waiter.wait()
+        waiter.met_compiler()

@@ -1,0 +1,498 @@
+"""Readiness: which gradient is ready, which backward runs, and when a bucket's turn comes.
+
+MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready; a
+bucket is pushed when all its gradients are ready and all earlier buckets of the plan are pushed.
+What pushing means, and when somebody has to wait for it, ``engine/exchange/`` knows.
+
+[Note: The path of a hook]
+The hook runs once per parameter and backward, so its common path is four lines on captured lists.
+``ready[i]`` is 1 for "nothing to do for this one": every entry is 1 while no synchronised backward
+runs, and all are set to 0 when one begins. Whatever is out of the ordinary (the first gradient of a
+backward, one that is not to be synchronised, one that is timed, one that comes twice) therefore
+finds a 1 and takes the other path.
+
+[Note: Where a backward begins]
+The model's outputs carry a hook that fires when backward reaches them and decides as the *forward*
+decided (inside or outside ``no_sync``), as DDP does. A backward that enters elsewhere, because a
+submodule was called on its own, begins at its first ready gradient. The end is a callback of
+autograd's graph task. With re-entrant checkpointing the outputs belong to the outer task, whose
+end is the real one.
+
+[Note: A model that is dropped]
+Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
+and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
+layer is trained on all the same, its hooks say that nobody exchanges its gradients any more.
+
+[Note: A backward that raises]
+The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
+backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
+the others raise an error that names it, and nobody steps on half a gradient. A forward that is
+refused on one rank alone is made up for in the same way.
+
+[Note: A backward that never began]
+Where the error comes between forward and backward, in the loss, the failed rank notices nothing: it
+goes on, one step ahead of the others, and its next gradients would be averaged with their last. So
+every rank says how many training forwards since the backward before had no part in this one. Where
+all ranks say the same, several forwards are how this program trains. Otherwise all of them refuse
+the step and are in step again. A model with buffers finds it sooner: the rank is in the exchange
+before a forward while the others are in their buckets, which ends the communicator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.utils.hooks import RemovableHandle
+
+from syncopate.collectives import Communicator
+from syncopate.engine import ownership
+from syncopate.engine.buckets import BucketBuffers, Trainable
+from syncopate.engine.exchange.base import Exchange, Missing, Note
+from syncopate.engine.join import Move
+from syncopate.engine.state import Buffers
+from syncopate.engine.step import Step
+from syncopate.engine.tail import Said
+from syncopate.errors import EngineError
+from syncopate.tracing.clocks import clock_for
+
+
+class State(IntEnum):
+    """What the current backward does with its gradients."""
+
+    IDLE = 0
+    """No backward runs."""
+    SYNC = 1
+    """Buckets are launched as they become ready."""
+    HELD = 2
+    """Ready times are noted; every bucket is launched at the end."""
+    SKIP = 3
+    """Gradients accumulate locally (``no_sync``)."""
+
+
+class Readiness:
+    """Sees to it that the gradients of ``trainables`` are exchanged in every backward.
+
+    Args:
+        trainables: every parameter whose gradient is exchanged.
+        buffers: the module's buffers, kept at rank 0's values.
+        communicator: joins the ranks.
+
+    Attributes:
+        exchange: carries the gradients; None before the first plan.
+        paused: gradients of forwards that run meanwhile are not exchanged.
+        held: launch every bucket at the end of backward and time the gradients.
+        listeners: called with each :class:`Step` when its backward has been synchronised, on every
+            rank alike, and so free to communicate.
+        communicator: as given, or of more channels since.
+        announce: called before each exchange, where ranks may run out of inputs.
+        clock: stamps the steps.
+    """
+
+    def __init__(
+        self,
+        trainables: Sequence[Trainable],
+        buffers: Buffers,
+        communicator: Communicator,
+    ) -> None:
+        self.paused = False
+        self.held = False
+        self.listeners: list[Callable[[Step], None]] = []
+        self.communicator = communicator
+        self.announce: Callable[[Move], None] | None = None
+        self._present: Sequence[int] = range(communicator.world_size)
+        self.clock = clock_for(trainables[0].parameter.device)
+        self._stamp = self.clock.stamp
+        self._trainables = tuple(trainables)
+        self._module_buffers = buffers
+        self._owes_failure = False
+        self._counted = False
+        self._forwards = 0
+        self._unreached: set[int] = set()
+        self._absent = False
+        self._state = State.IDLE
+        self._task = -1
+        self._step = Step()
+        self._ready = bytearray(b"\1" * len(trainables))
+        self._timed = bytearray(len(trainables))
+        self._kept = bytearray(len(trainables))
+        self._bucket_of: list[int] = [0] * len(trainables)
+        self._left: list[int] = []
+        self._next = 0
+        self._missing: Missing = ()
+        self._open = False
+        self._hooks: list[RemovableHandle] = [
+            trainable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._hook(trainable.index)
+            )
+            for trainable in trainables
+        ]
+        parameters: list[weakref.ref[Tensor]] = [weakref.ref(t.parameter) for t in trainables]
+        weakref.finalize(self, ownership.orphan, parameters, self._hooks).atexit = False
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def install(self, exchange: Exchange) -> None:
+        """Use ``exchange`` from the next backward on; call it between iterations.
+
+        Raises:
+            EngineError: a backward is running.
+        """
+        self.require_between()
+        self.exchange = exchange
+        self._buckets = exchange.buckets
+        self._left[:] = [0] * len(self._buckets)
+        self._sizes = [bucket.size for bucket in self._buckets]
+        for bucket in self._buckets:
+            for part in bucket.parts:
+                for trainable in part.trainables:
+                    self._bucket_of[trainable.index] = bucket.index
+
+    def require_between(self) -> None:
+        """Refuse to go on where a backward is running.
+
+        Raises:
+            EngineError: one is.
+        """
+        if self._state in (State.SYNC, State.HELD):
+            raise EngineError("a plan can be installed between iterations, not while backward runs")
+
+    def remove(self) -> None:
+        """Take every hook off the parameters."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self.listeners = []
+        self._state = State.IDLE
+
+    def _hook(self, index: int) -> Callable[[Tensor], None]:
+        # [Note: The path of a hook]
+        # [Note: A model that is dropped]
+        ready, left, bucket_of = self._ready, self._left, self._bucket_of
+        readiness, name = weakref.ref(self), self._trainables[index].name
+
+        def alive() -> Readiness:
+            if (found := readiness()) is None:
+                raise ownership.dropped(name)
+            return found
+
+        def hook(_: Tensor) -> None:
+            if ready[index]:
+                alive()._otherwise(index)
+                return
+            ready[index] = 1
+            bucket = bucket_of[index]
+            left[bucket] -= 1
+            if not left[bucket]:
+                alive()._advance()
+
+        return hook
+
+    # -- forward --------------------------------------------------------------------------------
+
+    def forward_begins(self, training: bool, require: Callable[[], None]) -> None:
+        """Prepare for a forward in mode ``training``, unless ``require()`` refuses it."""
+        if torch._C._current_graph_task_id() != -1:
+            # Activation checkpointing computes the model again, in the midst of a backward.
+            return
+        self.complete()
+        if self._step.backward_end is not None:
+            self._report()  # its optimizer took no step
+        self._abandon()
+        self._counted = training and not self.paused
+        try:
+            require()
+        except EngineError:
+            self._absent = self._counted
+            raise
+        if self._counted:
+            self._exchange_buffers()
+        self._step.forward_start = self._stamp()
+
+    def forward_ends(self, outputs: Sequence[Tensor]) -> None:
+        """Watch the tensors that ``forward`` returned for the backward to come."""
+        begin = self._begin_skip if self.paused else self._begin_sync
+        # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
+        inner = [tensor for tensor in outputs if tensor.grad_fn is not None]
+        if inner and self._counted and torch._C._current_graph_task_id() == -1:
+            self._forwards += 1
+            self._unreached.add(self._forwards)
+            begin = partial(self._begin_counted, self._forwards)
+        for tensor in inner:
+            tensor.register_hook(begin)  # type: ignore[no-untyped-call]
+
+    def _exchange_buffers(self) -> None:
+        if self.announce is not None and self.exchange.meets_in_forward:
+            self.announce(Move.FORWARD)
+        self.exchange.refresh_buffers()
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def _begin_sync(self, _: Any = None, entered: int | None = None) -> None:
+        self._begin(State.HELD if self.held else State.SYNC, entered)
+
+    def _begin_counted(self, forward: int, _: Any) -> None:
+        """Begin the backward of a forward that :attr:`_unreached` holds."""
+        self._unreached.discard(forward)
+        self._begin_sync()
+
+    def _begin_skip(self, _: Any = None, entered: int | None = None) -> None:
+        self._begin(State.SKIP, entered)
+
+    def _begin(self, state: State, entered: int | None) -> None:
+        task = torch._C._current_graph_task_id()
+        if self._state != State.IDLE:
+            if task == self._task:
+                return
+            self._abandon()
+        self.complete()
+        self.exchange.adapt(entered)
+        self._state = state
+        self._task = task
+        self._step.backward_start = self._stamp()
+        if state == State.SKIP:
+            Variable._execution_engine.queue_callback(self._end_skip)
+            return
+        if state == State.SYNC:
+            self._ready[:] = bytes(len(self._ready))
+        else:
+            self._timed[:] = bytes(len(self._timed))
+        self._left[:] = self._sizes
+        self._next = 0
+        self.exchange.begin()
+        Variable._execution_engine.queue_callback(self._end)
+
+    def _otherwise(self, index: int) -> None:
+        """Handle a gradient off the common path ([Note: The path of a hook])."""
+        if self._state == State.IDLE:
+            begin = self._begin_skip if self.paused else self._begin_sync
+            begin(entered=index)
+        if self._state == State.SKIP:
+            self._kept[index] = 1
+        elif self._state == State.SYNC and not self._ready[index]:
+            self._ready[index] = 1
+            self._left[self._bucket_of[index]] -= 1
+            self._advance()
+        elif self._state == State.HELD and not self._timed[index]:
+            self._timed[index] = 1
+            self._step.ready.append((index, self._stamp()))
+        else:
+            raise EngineError(
+                f"the gradient of {self._trainables[index].name!r} became ready twice in one "
+                "backward. Re-entrant activation checkpointing of a shared parameter does that; "
+                "use torch.utils.checkpoint with use_reentrant=False"
+            )
+
+    def _advance(self) -> None:
+        """Launch every bucket that is complete and whose turn it is."""
+        with torch.no_grad():
+            while self._next < len(self._buckets) and not self._left[self._next]:
+                self._push(self._buckets[self._next])
+
+    def _push(
+        self,
+        bucket: BucketBuffers,
+        *,
+        unreached: Sequence[int] = (),
+        failed: bool = False,
+        empty: bool = False,
+    ) -> None:
+        if not self._next and self.announce is not None:
+            self.announce(Move.BACKWARD)
+        self._next += 1
+        note = None
+        if self._next == len(self._buckets):
+            failed = failed or self._owes_failure
+            note = Note(unreached, failed, len(self._unreached))
+            self._owes_failure = False
+            self._unreached.clear()
+        self.exchange.push(bucket, note, empty=empty)
+
+    # -- end of backward ------------------------------------------------------------------------
+
+    def _end_skip(self) -> None:
+        if self._state != State.SKIP:
+            return
+        self._state = State.IDLE
+        step = self._step
+        if self.listeners:
+            step.earlier.append((step.forward_start, step.backward_start, self._stamp()))
+        step.forward_start = None
+
+    @property
+    def last_update(self) -> tuple[Any, Any] | None:
+        """The stamps of the optimizer's step since the last backward."""
+        return self._step.update
+
+    def _end(self) -> None:
+        """Launch what is left; wait for everything and hand out the averages, or do so later."""
+        if self._state not in (State.SYNC, State.HELD):
+            return
+        reached = self._timed if self._state == State.HELD else self._ready
+        if 1 not in reached:
+            # torch.autograd.grad came through the outputs; no gradient was accumulated.
+            self._rest()
+            return
+        self._step.backward_end = self._stamp()
+        try:
+            with torch.no_grad():
+                absent = [index for index, mark in enumerate(reached) if not mark]
+                self._missing = self.exchange.missing(absent)
+                unreached = [index for index, _ in self._missing if not self._kept[index]]
+                left = self._buckets[self._next :]
+                if self._state == State.HELD:
+                    # A copy beside a collective disturbs both, and a held step is to measure.
+                    for bucket in left:
+                        self.exchange.gather(bucket)
+                for bucket in left:
+                    self._push(bucket, unreached=unreached)
+        finally:
+            self._rest()
+        self._open = True
+        if self.exchange.ends_with_backward:
+            self.complete()
+            self._report()
+
+    def complete(self) -> None:
+        """Wait for the averages of the last backward, unless they are there.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+            EngineError: a backward failed, or never began.
+        """
+        if not self._open:
+            return
+        self._open = False
+        missing, self._missing = self._missing, ()
+        with torch.no_grad():
+            said = self.exchange.wait()
+            self._kept[:] = bytes(len(self._kept))
+            if missing:
+                self.exchange.restore(missing)
+        self._heed(said)
+
+    def _heed(self, said: Said) -> None:
+        """Act on what the ranks said along with their gradients, all in the same way.
+
+        Raises:
+            EngineError: a backward failed, or never began.
+        """
+        if said.appeared:
+            self._module_buffers.wake()
+        said.require_same_step(self._present)
+
+    def _abandon(self) -> None:
+        """Finish a backward that raised half-way ([Note: A backward that raises])."""
+        if self._absent:
+            self._make_up()
+        if self._state not in (State.SYNC, State.HELD):
+            self._state = State.IDLE
+            return
+        reached = self._timed if self._state == State.HELD else self._ready
+        try:
+            with torch.no_grad():
+                if 1 in reached:
+                    # Too late to tell the others in this step: they learn of it in the next.
+                    self._owes_failure = self._next == len(self._buckets)
+                    self._fail()
+        finally:
+            self._rest()
+
+    def _make_up(self) -> None:
+        """Do what the others did in a step whose forward was refused here."""
+        self._absent = False
+        self._exchange_buffers()
+        self._next = 0
+        self.exchange.begin()
+        with torch.no_grad():
+            self._fail()
+
+    def _fail(self) -> None:
+        """Launch what is not launched, marked as failed."""
+        while self._next < len(self._buckets):
+            self._push(self._buckets[self._next], failed=True, empty=True)
+        self._settle_alone()
+
+    def _settle_alone(self) -> None:
+        """Wait for an exchange whose averages nobody here needs."""
+        said = self.exchange.wait()
+        self._kept[:] = bytes(len(self._kept))
+        if said.appeared:
+            self._module_buffers.wake()
+
+    # -- ranks that run out of inputs -----------------------------------------------------------
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The parameters whose gradients are exchanged."""
+        return [trainable.parameter.data for trainable in self._trainables]
+
+    def set_present(self, ranks: Sequence[int], *, alone: bool = False) -> None:
+        """Note which ranks have gradients; ``alone`` divides sums by their number."""
+        self._present = ranks
+        self.exchange.divide_by(len(ranks) if alone else self.communicator.world_size)
+
+    def settle(self) -> None:
+        """Finish a backward that raised half-way; the next forward would do it otherwise."""
+        self.complete()
+        self._abandon()
+
+    def shadow(self) -> None:
+        """Add zeros to the gradients of the others' backward."""
+        announce, self.announce = self.announce, None
+        everything = range(len(self._trainables))
+        self._next = 0
+        self.exchange.begin()
+        self._unreached.clear()
+        try:
+            with torch.no_grad():
+                for bucket in self._buckets:
+                    for part in bucket.parts:
+                        part.gradients.zero_()
+                    self._push(bucket, unreached=everything, empty=True)
+                self._settle_alone()
+        finally:
+            self.exchange.begin()
+            self.announce = announce
+
+    def drop(self) -> None:
+        """Forget the backward that runs: no rank has launched any of its buckets."""
+        self._unreached.clear()
+        self._rest()
+
+    def _rest(self) -> None:
+        self._state = State.IDLE
+        self._ready[:] = b"\1" * len(self._ready)
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Finish the exchange of gradients, and prepare for a step of ``optimizer``."""
+        self.complete()
+        self._update_start = self._stamp()
+        self.exchange.step_begins(optimizer)
+
+    def step_ends(self, optimizer: torch.optim.Optimizer, last: bool) -> None:
+        """Go on with the updated weights; steps up to the ``last`` one count as one update."""
+        self.exchange.step_ends(optimizer)
+        before = self._step.update
+        self._step.update = (before[0] if before else self._update_start, self._stamp())
+        if last and not self.exchange.ends_with_backward and self._step.backward_end is not None:
+            self._report()
+
+    def _report(self) -> None:
+        """Hand the step that is over to whoever listens."""
+        step, self._step = self._step, Step()
+        if not self.exchange.ends_with_backward:
+            step.closing, step.update = step.update, None
+        if not self.listeners:
+            return
+        step.end = self._stamp()
+        step.pushes = [one.sent(one.bucket.push) for one in self.exchange.pushes]
+        step.pulls = [one.sent(one.bucket.pull) for one in self.exchange.pulls]
+        self.exchange.begin()
+        for listener in tuple(self.listeners):
+            listener(step)

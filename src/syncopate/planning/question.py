@@ -1,0 +1,226 @@
+"""Question: what a policy is asked, and the plan in the making that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from msgspec import structs
+
+from syncopate.cluster import Cluster
+from syncopate.costs.model.bound import plan_bound_s, require_possible
+from syncopate.costs.model.functions import Costs, Envelope
+from syncopate.costs.model.training import exchange_costs, on_the_wire
+from syncopate.plan import EXCHANGES, ROOTED, Bucket, Prediction, exchange_of, wire_share
+from syncopate.planning.problem import Partition, Problem, Return, pull_channels
+from syncopate.recipe import NATIVE, ORDER, Recipe
+from syncopate.simulation.iteration import play
+from syncopate.workload import Workload
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan in the making: what a policy returns.
+
+    A policy decides the recipe of every bucket: collective, algorithm and its options, channel.
+
+    Attributes:
+        buckets: in launch order.
+        channels: how many they are on.
+        order: the ranks in the order that all schedules follow; empty for that of their numbers.
+        reason: why this one, in a line; empty where there was nothing to choose.
+    """
+
+    buckets: tuple[Bucket, ...]
+    channels: int
+    order: tuple[int, ...] = ()
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a policy may choose from.
+
+    Attributes:
+        workload: the model's gradients and times.
+        cluster: the machines.
+        costs: of each exchange that may be chosen; policies that choose none take the first. They
+            are by the bytes of gradients and weights, however many go on the wire.
+        channels: the numbers of channels that may be chosen, in the same way.
+        share: of the bytes of gradients, what goes on the wire.
+    """
+
+    workload: Workload
+    cluster: Cluster
+    costs: Mapping[str, Costs]
+    channels: tuple[int, ...]
+    share: float = 1.0
+
+    @property
+    def exchange(self) -> str:
+        """The exchange of policies that choose none."""
+        return next(iter(self.costs))
+
+    def only(self, exchange: str, channels: int) -> Question:
+        """Return the question with nothing to choose but buckets."""
+        return replace(self, costs={exchange: self.costs[exchange]}, channels=(channels,))
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem of cutting gradients into buckets."""
+        workload, costs = self.workload, self.costs[self.exchange]
+        dtypes = list(dict.fromkeys(tensor.dtype for tensor in workload.tensors))
+        nbytes = np.zeros((len(dtypes), len(workload.tensors)))
+        for index, tensor in enumerate(workload.tensors):
+            nbytes[dtypes.index(tensor.dtype), index] = tensor.nbytes
+        kind, back = EXCHANGES[self.exchange], None
+        if kind.pull:
+            ranks, rooted = self.cluster.world_size, self.exchange == ROOTED
+            back = Return(costs[kind.pull], workload.needed_s, ranks, rooted)
+        return Problem(
+            workload.ready_s,
+            nbytes,
+            costs[kind.push],
+            back=back,
+        )
+
+    def draft(self, partition: Partition) -> Draft:
+        """Return the plan of a partition: the cheapest algorithm per bucket, channels in turn."""
+        problem, channels = self.problem, self.channels[0]
+        spans, names = list(pairwise((0, *partition))), [t.name for t in self.workload.tensors]
+        kind, costs = EXCHANGES[self.exchange], self.costs[self.exchange]
+        turns: Sequence[int] = ()
+        if problem.back is not None:
+            needed_s = [min(problem.back.needed_s[start:stop]) for start, stop in spans]
+            turns = pull_channels(needed_s, channels)
+        buckets = []
+        for index, ((start, stop), root) in enumerate(
+            zip(spans, problem.roots(partition), strict=True)
+        ):
+            sizes = (problem.offsets[:, stop] - problem.offsets[:, start]).tolist()
+            pull = None
+            if kind.pull:
+                pull = _recipe(kind.pull, costs[kind.pull], sizes, root, turns[index])
+            buckets.append(
+                Bucket(
+                    tensors=tuple(names[start:stop]),
+                    nbytes=round(sum(sizes)),
+                    push=_recipe(kind.push, costs[kind.push], sizes, root, index % channels),
+                    pull=pull,
+                )
+            )
+        return Draft(*_with_one_order(buckets, channels))
+
+    def predict(self, draft: Draft) -> Prediction:
+        """Return what a draft is expected to cost.
+
+        Raises:
+            PlanError: the buckets do not hold the workload's gradients.
+            UnknownNameError: a bucket's algorithm has no cost on this cluster.
+            PredictionError: the costs promise an iteration below the physical bound.
+        """
+        workload, cluster, buckets = self.workload, self.cluster, draft.buckets
+        played = play(
+            workload,
+            buckets,
+            self.costs[exchange_of(buckets)],
+            cluster.interference,
+            draft.order,
+            world_size=cluster.world_size,
+        )
+        bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share)
+        require_possible(played.iteration_s, bound_s, f"a plan for {workload.model!r}")
+        iteration_s = max(played.iteration_s + cluster.interference.unexplained_s, bound_s)
+        return Prediction(
+            iteration_s=iteration_s,
+            compute_s=played.compute_s,
+            communication_s=played.communication_s,
+            exposed_s=max(iteration_s - played.compute_s, 0.0),
+            bound_s=bound_s,
+        )
+
+
+def question_of(
+    workload: Workload,
+    cluster: Cluster,
+    costs: Mapping[str, Costs],
+    *,
+    channels: tuple[int, ...] = (1,),
+    wire_dtype: str = "",
+) -> Question:
+    """Return a question with costs by the bytes on the wire; see :class:`Question`.
+
+    Raises:
+        UnknownNameError: gradients cannot be narrowed to ``wire_dtype``.
+        InvalidValueError: gradients of this workload cannot be narrowed.
+    """
+    share = wire_share(wire_dtype, (tensor.dtype for tensor in workload.tensors))
+    wired = {exchange: on_the_wire(found, share) for exchange, found in costs.items()}
+    return Question(workload, cluster, wired, channels, share)
+
+
+def predict(
+    workload: Workload,
+    buckets: Sequence[Bucket],
+    cluster: Cluster,
+    costs: Costs | None = None,
+    order: tuple[int, ...] = (),
+    *,
+    wire_dtype: str = "",
+) -> Prediction:
+    """Return what a plan's buckets are expected to cost in one iteration.
+
+    Args:
+        workload: what is computed and made ready.
+        buckets: in launch order; together every gradient exactly once.
+        cluster: the machines, for interference and the physical bound.
+        costs: by collective and bytes on the wire; by default those of the cluster in training.
+        order: the plan's order of the ranks.
+        wire_dtype: the plan's.
+
+    Raises:
+        PlanError: the buckets do not hold the workload's gradients.
+        UnknownNameError: a bucket's algorithm has no cost on this cluster.
+        PredictionError: the costs promise an iteration below the physical bound.
+    """
+    exchange = exchange_of(buckets)
+    costs = costs or exchange_costs(cluster, workload.nbytes, exchange)
+    question = question_of(workload, cluster, {exchange: costs}, wire_dtype=wire_dtype)
+    return question.predict(Draft(tuple(buckets), 1, order))
+
+
+def _recipe(
+    collective: str, costs: Envelope, sizes: Sequence[float], root: int, channel: int
+) -> Recipe:
+    algorithm, options, _ = costs.bucket(sizes)
+    return Recipe(collective, algorithm, root, dict(options), channel)
+
+
+def _with_one_order(
+    buckets: Sequence[Bucket], channels: int
+) -> tuple[tuple[Bucket, ...], int, tuple[int, ...]]:
+    """Take the order of the ranks, of one entry per rank, out of recipes that all follow the same.
+
+    Returns:
+        The buckets, their channels, and their order; none where they follow none, or several.
+    """
+    recipes = [recipe for bucket in buckets for _, recipe in bucket.recipes]
+    orders = {recipe.options.get(ORDER) for recipe in recipes if recipe.algorithm != NATIVE}
+    order = orders.pop() if len(orders) == 1 else None
+    if not isinstance(order, tuple):
+        return tuple(buckets), channels, ()
+    bare = [
+        structs.replace(bucket, **{phase: _bare(recipe) for phase, recipe in bucket.recipes})
+        for bucket in buckets
+    ]
+    return tuple(bare), channels, tuple(int(rank) for rank in order)
+
+
+def _bare(recipe: Recipe) -> Recipe:
+    """Return the recipe without its order of the ranks."""
+    options = {name: value for name, value in recipe.options.items() if name != ORDER}
+    changed: Recipe = structs.replace(recipe, options=options)
+    return changed

@@ -1,0 +1,1 @@
+"""Profiling: from a model to its workload."""

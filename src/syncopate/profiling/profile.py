@@ -1,0 +1,230 @@
+"""Profile: what one training iteration of a model asks of the network, as a workload.
+
+Hooks stamp every gradient when backward has finished it and every module's forward. After some
+iterations of warm-up, medians over the measured ones are taken, so that a few disturbed iterations
+do not matter.
+"""
+
+from __future__ import annotations
+
+import datetime
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from syncopate.errors import CalibrationError, InvalidValueError
+from syncopate.profiling.samples import Iteration, slowest, workload
+from syncopate.profiling.stamps import StampedModel
+from syncopate.profiling.state import preserved, trainable
+from syncopate.progress import Progress, say
+from syncopate.tracing.clocks import Clock, clock_for
+from syncopate.workload import Workload
+from syncopate.zoo.task import Task
+
+
+def profile(
+    task: Task,
+    *,
+    warmup: int = 3,
+    iterations: int = 10,
+    device: torch.device | str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    group: dist.ProcessGroup | None = None,
+    progress: Progress | None = None,
+) -> Workload:
+    """Measure ``task`` and return its workload, tensors in true ready order.
+
+    When ``torch.distributed`` is initialised every rank must call this: they measure at the same
+    time, side by side as they will train, and all return the same workload, that of the slowest
+    rank at every moment ([Note: slowest rank] in ``samples``).
+
+    Parameters without ``requires_grad`` are left out. Trainable ones that never got a gradient
+    stand last, with no time, and are named in ``metadata["unused"]``. The model, the optimizer and
+    the random state are as before afterwards.
+
+    Args:
+        task: model, batch and loss; no data-parallel wrapper.
+        warmup: iterations before measuring.
+        iterations: iterations measured.
+        device: where to measure; where the model is when left out.
+        optimizer: whose step the update time is; plain SGD when left out.
+        group: the ranks that measure together; all of them when left out.
+        progress: called before every iteration.
+
+    Raises:
+        CalibrationError: nothing to train, or the ranks have different models.
+        InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
+    """
+    parameters = _require_measurable(task, warmup, iterations)
+    home = next(iter(parameters.values())).device
+    where = home if device is None else _require_device(device)
+    task = task.to(where) if where != home else task
+    try:
+        with preserved(task.model, optimizer):
+            measured = _measure(
+                task,
+                warmup=warmup,
+                iterations=iterations,
+                updater=optimizer or torch.optim.SGD(parameters.values(), lr=1e-6),
+                group=group,
+                progress=progress,
+            )
+        facts = _facts(task, parameters, where) | {
+            "warmup": str(warmup),
+            "iterations": str(iterations),
+        }
+    finally:
+        if where != home:
+            task.model.to(home)
+    return _agree(task.title, parameters, measured, facts, group)
+
+
+def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
+    """Refuse what cannot be measured; return the trainable parameters."""
+    if warmup < 0:
+        raise InvalidValueError("warmup", warmup, "an integer >= 0")
+    if iterations < 1:
+        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+    if isinstance(task.model, torch.nn.parallel.DistributedDataParallel):
+        raise InvalidValueError(
+            f"the model of {task.title}",
+            "a DistributedDataParallel",
+            "the module inside it, .module, because a workload has no communication",
+        )
+    parameters = trainable(task.model)
+    if not parameters:
+        raise CalibrationError(
+            f"{task.title} has no trainable parameter, so nothing to communicate; "
+            "set requires_grad on those to be trained"
+        )
+    return parameters
+
+
+def _require_device(device: torch.device | str) -> torch.device:
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:
+        known = ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        reason = str(error).splitlines()[0]
+        raise InvalidValueError(
+            "device", str(device), f"one that is here ({', '.join(known)}); torch says: {reason}"
+        ) from None
+    return torch.empty(0, device=where).device
+
+
+def _measure(
+    task: Task,
+    *,
+    warmup: int,
+    iterations: int,
+    updater: torch.optim.Optimizer,
+    group: dist.ProcessGroup | None,
+    progress: Progress | None,
+) -> list[Iteration]:
+    clock = clock_for(next(task.model.parameters()).device)
+    measured = []
+    if not task.model.training:
+        task.model.train()
+    with torch.enable_grad(), StampedModel(task.model, clock) as stamped:
+        for index in range(warmup + iterations):
+            say(progress, f"profile {task.title}", index / (warmup + iterations))
+            if dist.is_initialized():
+                dist.barrier(group)
+            measured.append(_iterate(task, stamped, clock, updater))
+    say(progress, f"profile {task.title}", 1.0)
+    return measured[warmup:]
+
+
+def _iterate(
+    task: Task, stamped: StampedModel, clock: Clock, updater: torch.optim.Optimizer
+) -> Iteration:
+    """Run one iteration as a training loop does and return its durations."""
+    stamped.start_iteration()
+    clock.finish()
+    began_s = time.perf_counter()
+    start = clock.stamp()
+    loss = task.loss()
+    if not loss.requires_grad:
+        raise InvalidValueError(
+            f"the loss of {task.title}",
+            "a tensor without gradient",
+            "computed from a trainable parameter, outside torch.no_grad()",
+        )
+    backward_start = stamped.start_backward()
+    loss.backward()  # type: ignore[no-untyped-call]
+    backward_end = clock.stamp()
+    updater.step()
+    updater.zero_grad()
+    end = clock.stamp()
+    clock.finish()
+    return Iteration(
+        forward_s=clock.between_s(start, backward_start),
+        backward_s=clock.between_s(backward_start, backward_end),
+        update_s=clock.between_s(backward_end, end),
+        ready_s=stamped.ready_s(),
+        module_forward_s=stamped.module_forward_s(),
+        began_s=began_s,
+        host=socket.gethostname(),
+    )
+
+
+def _agree(
+    title: str,
+    parameters: Mapping[str, Tensor],
+    measured: list[Iteration],
+    facts: dict[str, str],
+    group: dist.ProcessGroup | None,
+) -> Workload:
+    """Turn every rank's iterations into the one workload that all return."""
+    sizes = {name: (p.numel(), _dtype_name(p)) for name, p in parameters.items()}
+    ranks = _all_gather((sizes, measured, facts), group)
+    for rank, (theirs, _, _) in enumerate(ranks):
+        if theirs != ranks[0][0]:
+            name = min(set(theirs.items()) ^ set(ranks[0][0].items()))[0]
+            raise CalibrationError(
+                f"rank {rank} has another model than rank 0: {name!r} differs in presence, size "
+                "or dtype; every rank must build the same model"
+            )
+    together = [slowest(same) for same in zip(*(one for _, one, _ in ranks), strict=True)]
+    return workload(title, sizes, together, ranks[0][2] | {"ranks": str(len(ranks))})
+
+
+def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    if not dist.is_initialized():
+        return [value]
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) -> dict[str, str]:
+    dtypes = sorted({_dtype_name(p) for p in parameters.values()})
+    facts = {
+        "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
+        "dtype": ", ".join(dtypes),
+        "torch": str(torch.__version__),
+        "threads": str(torch.get_num_threads()),
+        "clock": clock_for(where).name,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    batch = _batch_size(task.inputs)
+    return facts | ({"batch": str(batch)} if batch is not None else {})
+
+
+def _batch_size(inputs: Any) -> int | None:
+    """Return the first dimension of the first tensor among the inputs."""
+    if isinstance(inputs, Mapping):
+        inputs = tuple(inputs.values())
+    if isinstance(inputs, tuple | list):
+        return next((size for item in inputs if (size := _batch_size(item)) is not None), None)
+    return int(inputs.shape[0]) if isinstance(inputs, Tensor) and inputs.dim() else None
+
+
+def _dtype_name(parameter: Tensor) -> str:
+    return str(parameter.dtype).removeprefix("torch.")

@@ -1,0 +1,123 @@
+"""Stamps: when each gradient of a model becomes ready, and how long each module's forward takes.
+
+Hooks note one stamp each (:mod:`syncopate.tracing.clocks`), read after the iteration, so that
+nothing waits inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from syncopate.profiling.state import trainable
+from syncopate.tracing.clocks import Clock
+
+
+class StampedModel:
+    """Hooks on a model for the length of a ``with`` block.
+
+    Call ``start_iteration`` before forward and ``start_backward`` after it; read the durations
+    after ``clock.finish()``.
+    """
+
+    def __init__(self, model: nn.Module, clock: Clock) -> None:
+        self._clock = clock
+        self._parameters = trainable(model)
+        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
+        self._model = model
+        self._ready: dict[str, Any] = {}
+        self._calls: list[tuple[nn.Module, Any, Any, int]] = []
+        self._open: list[tuple[nn.Module, Any]] = []
+        self._backward_start: Any = None
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for name, parameter in self._parameters.items():
+            hook = self._ready_hook(name)
+            self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        for module in self._model.modules():
+            if any(id(p) in self._names for p in module._parameters.values()):
+                self._handles.append(
+                    module.register_forward_pre_hook(self._enter_hook, prepend=False)
+                )
+                self._handles.append(module.register_forward_hook(self._leave_hook, prepend=True))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def start_iteration(self) -> None:
+        """Forget the previous iteration's stamps."""
+        self._ready.clear()
+        self._calls.clear()
+        self._open.clear()
+
+    def start_backward(self) -> Any:
+        """Stamp the start of backward and return the stamp."""
+        self._backward_start = self._clock.stamp()
+        return self._backward_start
+
+    def ready_s(self) -> dict[str, float]:
+        """Return, per parameter, the time from the start of backward to its gradient.
+
+        They stand in the order of the stamps; parameters without a gradient are absent.
+        """
+        return {
+            name: self._clock.between_s(self._backward_start, stamp)
+            for name, stamp in self._ready.items()
+        }
+
+    def module_forward_s(self) -> dict[str, float]:
+        """Return, per parameter, the forward time of the modules that own it.
+
+        Submodules with parameters of their own are left out of it; what remains is shared among
+        the module's parameters by their size.
+        """
+        forward_s: dict[str, float] = {}
+        inner_s: dict[int, float] = {}
+        # A call is noted when it returns, so the calls inside it stand before it.
+        for module, start, end, depth in self._calls:
+            duration_s = self._clock.between_s(start, end)
+            own_s = max(duration_s - inner_s.pop(depth + 1, 0.0), 0.0)
+            inner_s[depth] = inner_s.get(depth, 0.0) + duration_s
+            for name, share in self._shares(module):
+                forward_s[name] = forward_s.get(name, 0.0) + own_s * share
+        return forward_s
+
+    def _shares(self, module: nn.Module) -> list[tuple[str, float]]:
+        owned = [p for p in module._parameters.values() if id(p) in self._names]
+        total = sum(p.numel() for p in owned if p is not None)
+        return [
+            (self._names[id(p)], p.numel() / total if total else 1.0 / len(owned))
+            for p in owned
+            if p is not None
+        ]
+
+    def _ready_hook(self, name: str) -> Callable[[Tensor], None]:
+        def hook(_: Tensor) -> None:
+            # A gradient that is accumulated several times is ready after the last one.
+            stamp = self._clock.stamp()
+            self._ready.pop(name, None)
+            self._ready[name] = stamp
+
+        return hook
+
+    def _enter_hook(self, module: nn.Module, _: Any) -> None:
+        self._open.append((module, self._clock.stamp()))
+
+    def _leave_hook(self, module: nn.Module, _: Any, __: Any) -> None:
+        end = self._clock.stamp()
+        entered, start = self._open.pop()
+        if entered is module:
+            self._calls.append((module, start, end, len(self._open)))

@@ -1,0 +1,1 @@
+"""Algorithms: one file for each family of collective algorithms."""

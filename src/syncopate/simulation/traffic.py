@@ -1,0 +1,125 @@
+"""Traffic: a plan's messages of one iteration, priced, and what they wait for."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
+from syncopate.errors import PlanError, UnknownNameError
+from syncopate.plan import Bucket
+from syncopate.recipe import ROOTED, Recipe
+from syncopate.simulation.fluid import Collective
+from syncopate.workload import GradientTensor, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """How the weights of one bucket come back.
+
+    Attributes:
+        needed_s: the progress of forward at which computation waits for them.
+        duration_s: how long it takes on an otherwise idle machine.
+        startup_s: the part of it that does not share the link.
+        channel: which channel carries it.
+    """
+
+    needed_s: float
+    duration_s: float
+    startup_s: float = 0.0
+    channel: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """The messages of one iteration, priced.
+
+    Attributes:
+        pushes: in launch order; ``ready_s`` counts from the start of the forward pass.
+        pulls: of the same buckets in the same order; none where every rank updates all weights.
+        update_s: the update, on the rank that takes longest.
+    """
+
+    pushes: tuple[Collective, ...]
+    pulls: tuple[Pull, ...] = ()
+    update_s: float = 0.0
+
+    @property
+    def pull_order(self) -> tuple[int, ...]:
+        """The buckets in the order in which they are pulled: as forward needs them.
+
+        Of those that are needed at once, the one that was pushed last is pulled first.
+        """
+        pulls = self.pulls
+        return tuple(sorted(range(len(pulls)), key=lambda index: (pulls[index].needed_s, -index)))
+
+
+def traffic_of(
+    workload: Workload,
+    buckets: Sequence[Bucket],
+    costs: Costs,
+    order: tuple[int, ...] = (),
+    world_size: int = 1,
+) -> Traffic:
+    """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
+    by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
+    held = [name for bucket in buckets for name in bucket.tensors]
+    if len(held) != len(by_name) or set(held) != set(by_name):
+        wrong = sorted(set(held) ^ set(by_name)) or sorted({n for n in held if held.count(n) > 1})
+        raise PlanError(
+            f"the buckets and the workload {workload.model!r} do not hold the same gradients, "
+            f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"
+        )
+    ready, needed = workload.ready_s, workload.needed_s
+    pushes, pulls = [], []
+    for bucket in buckets:
+        indices = [by_name[name] for name in bucket.tensors]
+        sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
+        duration_s, startup_s = _price(bucket.push, sizes, costs, order)
+        ready_s = max(ready[i] for i in indices)
+        pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel))
+        if bucket.pull is not None:
+            duration_s, startup_s = _price(bucket.pull, sizes, costs, order)
+            needed_s = min(needed[i] for i in indices)
+            pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
+    update_s = workload.update_s * update_part(buckets, world_size)
+    return Traffic(tuple(pushes), tuple(pulls), update_s)
+
+
+def update_part(buckets: Sequence[Bucket], world_size: int) -> float:
+    """Return the part of all weights that the busiest rank updates.
+
+    All of them where nothing is pulled; else a shard of every bucket, or the buckets of which it is
+    the root.
+    """
+    if any(bucket.pull is None for bucket in buckets):
+        return 1.0
+    if not any(bucket.push.collective in ROOTED for bucket in buckets):
+        return 1.0 / world_size
+    by_root: Counter[int] = Counter()
+    for bucket in buckets:
+        by_root[bucket.push.root] += bucket.nbytes
+    return max(by_root.values()) / (sum(by_root.values()) or 1)
+
+
+def bytes_by_dtype(tensors: Sequence[GradientTensor]) -> dict[str, int]:
+    """Return the bytes of each dtype among ``tensors``."""
+    totals: dict[str, int] = {}
+    for tensor in tensors:
+        totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.nbytes
+    return totals
+
+
+def _price(
+    recipe: Recipe, sizes: Sequence[float], costs: Costs, order: tuple[int, ...]
+) -> tuple[float, float]:
+    """Return the duration of a message, and the part of it that does not share the link."""
+    if recipe.collective not in costs:
+        raise UnknownNameError("collective", recipe.collective, costs, "the costs of this cluster")
+    envelope: Envelope = costs[recipe.collective]
+    cost = envelope.of(recipe.algorithm).fixed(recipe.in_order(order).options)
+    duration_s = float(cost(np.array(sizes, float)).sum())
+    return duration_s, startup_part_s(cost, sizes, duration_s)

@@ -1,0 +1,79 @@
+"""Checkpoints: whole state by parameter, under every exchange, between exchanges, and back."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from syncopate.engine import distribute
+from tests.multiprocess.checkpoint_cases import (
+    OPTIMIZERS,
+    Shapes,
+    assert_same,
+    exchange_plan,
+    groups_of,
+    train,
+)
+from tests.multiprocess.engine_cases import TIMEOUT_S
+from tests.multiprocess.harness import run_ranks
+
+WORLD_SIZE = 3
+CHAIN = (
+    ("allreduce", [5, 4]),
+    ("sharded", [1, 5, 3]),
+    ("sharded", [9]),
+    ("rooted", [2, 3, 4]),
+    ("allreduce", [9]),
+)
+"""Exchanges with the sizes of their buckets, one after the other."""
+
+
+def _start(build: Any, exchange: str, sizes: list[int] | None = None) -> Any:
+    """The same model twice: distributed, and plain; each with its optimizer."""
+    torch.manual_seed(0)
+    plain = Shapes()
+    model = copy.deepcopy(plain)
+    plan = exchange_plan(model, dist.get_world_size(), exchange, sizes)
+    model, optimizer = distribute(model, build(groups_of(model)), plan=plan, timeout_s=TIMEOUT_S)
+    return model, optimizer, plain, build(groups_of(plain))
+
+
+def _survives_switches(rank: int, name: str) -> None:
+    build = OPTIMIZERS[name]
+    model, optimizer, plain, reference = _start(build, *CHAIN[0])
+    for place, (exchange, sizes) in enumerate(CHAIN):
+        if place:
+            model.syncopate.install(exchange_plan(model, WORLD_SIZE, exchange, sizes))
+            assert_same(optimizer.state_dict(), reference.state_dict(), f"before {exchange}")
+        steps = range(2 * place, 2 * place + 2)
+        train(model, optimizer, rank, steps, plain=False)
+        train(plain, reference, rank, steps, plain=True)
+        saved = model.syncopate.state_dict(optimizer, everywhere=True)
+        assert_same(saved["optimizer"], reference.state_dict(), f"under {exchange}")
+        assert_same(saved["model"], plain.state_dict(), f"under {exchange}")
+    model.syncopate.install(exchange_plan(model, WORLD_SIZE, "sharded", [4, 5]))
+    train(model, optimizer, rank, [20], plain=False)
+    train(plain, reference, rank, [20], plain=True)
+    model.syncopate.detach()
+    assert type(model) is Shapes
+    assert_same(optimizer.state_dict(), reference.state_dict(), "detached")
+    assert_same(model.state_dict(), plain.state_dict(), "detached")
+    train(model, optimizer, rank, [21], plain=True)
+    train(plain, reference, rank, [21], plain=True)
+    assert_same(model.state_dict(), plain.state_dict(), "plain again")
+
+
+def _all_switches(rank: int, world_size: int) -> None:
+    for name in OPTIMIZERS:
+        try:
+            _survives_switches(rank, name)
+        except Exception as error:
+            error.add_note(f"with {name}")
+            raise
+
+
+def test_no_optimizer_loses_its_state_between_exchanges():
+    run_ranks(_all_switches, WORLD_SIZE)

@@ -1,0 +1,138 @@
+"""A topology is discovered in simulated networks: levels, order, uplinks, and what is wrong."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from syncopate.calibration.racks import discovery
+from syncopate.calibration.racks.levels import Matching, Round
+from syncopate.calibration.racks.matchings import alone, opening
+from syncopate.calibration.racks.search import Racks
+from syncopate.topology import Topology
+from tests.unit.calibration.networks import Network
+
+UNIT = 1e8
+"""What a host's link carries in bytes per second, in a simulated network."""
+
+
+class Alone:
+    """A communicator of which rank 0 speaks for all."""
+
+    rank = 0
+
+    def broadcast_object(self, obj: Any) -> Any:
+        return obj
+
+
+def discovered(
+    monkeypatch: pytest.MonkeyPatch, network: Network, ranks_per_host: int = 1
+) -> tuple[Topology, list[Matching]]:
+    """Return what is discovered in a network, and the matchings that were run."""
+    randomness = random.Random(1)
+    ran: list[Matching] = []
+
+    class Simulated:
+        def __init__(self, communicator: object, leads: Sequence[int], seconds: float) -> None:
+            assert list(leads) == [i * ranks_per_host for i in range(len(network.racks))]
+
+        def run(self, matching: Matching) -> Round:
+            ran.append(matching)
+            return network.measure(matching, randomness)
+
+    monkeypatch.setattr(discovery, "Flows", Simulated)
+    hosts = [f"h{i}" for i in range(len(network.racks)) for _ in range(ranks_per_host)]
+    return discovery.discover(Alone(), hosts, 60.0), ran  # type: ignore[arg-type]
+
+
+class TestRacks:
+    def test_hosts_in_turn_are_put_rack_by_rack(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        network = Network.regular(2, 4, 4.0, "alternating", noise=0.05)
+        where, _ = discovered(monkeypatch, network)
+        assert (where.names, where.sizes) == (("host", "rack"), (4, 2))
+        assert where.placement == (0, 2, 4, 6, 1, 3, 5, 7)
+        host, uplink = where.rates_bytes_per_s
+        assert host == 0.0
+        # Four hosts behind an uplink as wide as one.
+        assert uplink == pytest.approx(UNIT, rel=0.05)
+        assert where.warnings == ()
+
+    def test_an_uplink_may_be_wider_than_a_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        where, _ = discovered(monkeypatch, Network.regular(2, 6, 2.0, "alternating", noise=0.03))
+        assert where.rates_bytes_per_s == (0.0, pytest.approx(3 * UNIT, rel=0.05))
+
+    def test_several_ranks_per_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        network = Network.regular(2, 4, 4.0, "alternating", noise=0.05)
+        where, _ = discovered(monkeypatch, network, ranks_per_host=2)
+        assert (where.names, where.sizes) == (("device", "host", "rack"), (2, 4, 2))
+        assert where.placement == (0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)
+        assert where.rates_bytes_per_s[:2] == (0.0, 0.0)
+
+    @pytest.mark.parametrize(("uplink", "rate"), [(2.0, ()), (0.5, (0.5,))])
+    def test_unequal_racks_are_no_level(
+        self, monkeypatch: pytest.MonkeyPatch, uplink: float, rate: tuple[float, ...]
+    ) -> None:
+        network = Network([0, 1, 0, 1, 1, 0, 1, 1], [uplink, uplink], noise=0.03)
+        where, _ = discovered(monkeypatch, network)
+        assert (where.names, where.sizes) == (("host",), (8,))
+        assert where.placement == (0, 2, 5, 1, 3, 4, 6, 7)
+        assert "[3, 5]" in where.note
+        assert where.rates_bytes_per_s == pytest.approx([one * UNIT for one in rate], rel=0.05)
+
+    @pytest.mark.parametrize("hosts", [3, 4, 8])
+    def test_flat(self, monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
+        where, _ = discovered(monkeypatch, Network([0] * hosts, [1e9], noise=0.05))
+        assert (where.names, where.sizes, where.placement) == (("host",), (hosts,), ())
+        assert (where.rates_bytes_per_s, where.warnings) == ((), ())
+
+    def test_two_hosts_exchange_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        where, ran = discovered(monkeypatch, Network([0, 0], [1e9]))
+        assert where.sizes == (2,)
+        assert ran == []
+
+    @pytest.mark.parametrize("hosts", [16, 64])
+    def test_traffic_is_p_log_p(self, monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
+        network = Network.regular(4, hosts // 4, 4.0, "alternating", noise=0.05)
+        _, ran = discovered(monkeypatch, network)
+        assert sum(map(len, ran)) <= 4 * hosts * (hosts.bit_length() - 1)
+
+
+class TestWarnings:
+    @pytest.mark.parametrize("hosts", [3, 4, 8])
+    def test_a_slow_host_is_named(self, monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
+        rates = [1.0] * (hosts - 1) + [0.1]
+        where, _ = discovered(monkeypatch, Network([0] * hosts, [1e9], rates, noise=0.03))
+        assert where.sizes == (hosts,)
+        (warning,) = where.warnings
+        assert warning.startswith(f"h{hosts - 1} exchanges data at ")
+        assert ", where the others reach " in warning
+        # Everybody waits for the slowest.
+        assert where.rates_bytes_per_s == pytest.approx([0.1 * UNIT], rel=0.1)
+
+    def test_many_slow_hosts_are_counted(self) -> None:
+        best = (1.0,) * 20 + (0.1,) * 10
+        found = Racks((tuple(range(30)),), tuple(range(20, 30)), best, resolved=True, rounds=9)
+        where = discovery.topology_of([f"h{i}" for i in range(30)], found, [])
+        assert where.warnings[0].count("exchanges data at") == 8
+        assert "and 2 more hosts" in where.warnings[0]
+
+    def test_rates_without_rhyme_or_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        randomness = random.Random(3)
+        network = Network([0] * 8, [1e9])
+        monkeypatch.setattr(
+            network, "rates", lambda pairs: [randomness.uniform(0.1, 1.0) for _ in pairs]
+        )
+        where, _ = discovered(monkeypatch, network)
+        assert (where.names, where.sizes, where.placement) == (("host",), (8,), ())
+        assert any("could not be told" in warning for warning in where.warnings)
+
+    def test_a_search_that_takes_too_long_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("_PATIENCE", "_LEAST_PATIENCE_S"):
+            monkeypatch.setattr(discovery, name, 0.0)
+        where, ran = discovered(monkeypatch, Network.regular(2, 4, 4.0, "alternating"))
+        assert tuple(ran) == (*alone(8), *opening(8))
+        assert where.sizes == (8,)
+        assert "could not be told" in where.warnings[0]

@@ -1,0 +1,46 @@
+"""Monitor: which of the calls under way is in trouble, and what it counts."""
+
+from __future__ import annotations
+
+from syncopate.collectives.health.blame import Call
+from syncopate.collectives.health.monitor import InFlight, Monitor
+from syncopate.collectives.health.notices import Notices
+from tests.unit.collectives.health.fakes import CALL, FakeStore, notice
+
+
+class FakeMonitor(Monitor):
+    """A monitor without thread or connections, to be asked what it thinks of its notices."""
+
+    def __init__(self, notices: Notices) -> None:
+        self._notices = notices
+
+
+def test_messages_between_ranks_are_no_collective_to_compare() -> None:
+    """Two ranks that exchange messages say different things, and neither is wrong."""
+    store = FakeStore()
+    out, into = Call("message to rank 1", -1, -1), Call("message from rank 0", -1, -1)
+    assert FakeMonitor(Notices(store, 0, 2))._in_trouble([(9.0, out)]) is None
+    assert FakeMonitor(Notices(store, 1, 2))._in_trouble([(9.0, into)]) is None
+
+
+def test_the_call_in_trouble_is_the_one_that_differs() -> None:
+    store = FakeStore()
+    monitor = FakeMonitor(Notices(store, 1, 2))
+    there, here = Call("barrier", 1, 0), Call("all_gather_object", 1, 0)
+    assert not Notices(store, 0, 2).disagrees(there)
+    assert monitor._in_trouble([(9.0, CALL), (2.0, here)]) == (2.0, here)
+    Notices(store, 0, 2).put(notice("timeout", 1))
+    assert monitor._in_trouble([(9.0, CALL)]) == (9.0, CALL)
+
+
+def test_blocks_of_messages_are_counted_at_both_ends() -> None:
+    in_flight, block = InFlight(), Call("message to rank 1", -1, -1)
+    in_flight.enter(CALL, 0.0)
+    assert in_flight.blocks == 0
+    counts = []
+    for _ in range(2):
+        in_flight.enter(block, 0.0)
+        counts.append(in_flight.blocks)
+        in_flight.leave(block)
+        counts.append(in_flight.blocks)
+    assert counts == [1, 2, 3, 4]

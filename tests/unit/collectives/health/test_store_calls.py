@@ -1,0 +1,47 @@
+"""Calls to a store that may never answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from syncopate.collectives.health.store_calls import StoreCall, call_store
+from tests.children import environment
+
+
+def test_an_answer_that_never_comes_is_not_waited_for() -> None:
+    never = threading.Event()
+    call = StoreCall(lambda: never.wait(60))
+    assert not call.wait(0.01)
+    assert not call.over
+    assert call.answer() is None
+    never.set()
+    assert call.wait(60)
+    assert call.answer() is True
+    assert call_store(lambda: None, 60)
+
+
+def test_a_refusal_is_no_answer() -> None:
+    def refuse() -> None:
+        raise RuntimeError("no such store")
+
+    assert not call_store(refuse, 60)
+
+
+def test_the_process_ends_after_its_calls() -> None:
+    script = """
+        import os, threading, time
+        from syncopate.collectives.health.store_calls import StoreCall
+        StoreCall(lambda: (time.sleep(0.3), os.write(1, b"came back")))
+        StoreCall(threading.Event().wait)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(line.strip() for line in script.splitlines())],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout) == (0, "came back"), done.stderr
