@@ -109,17 +109,12 @@ def _refused_with_a_plan(
     return [
         (
             InvalidValueError,
-            "cluster= is 'Cluster'; it must be left out where plan= is given",
+            "cluster= is 'Cluster'; it must be left out beside a plan",
             lambda: _distribute(model, plan=plan, cluster=cluster),
         ),
         (
             InvalidValueError,
-            "policy= is 'optimal'; it must be left out where plan= is given",
-            lambda: _distribute(model, plan=plan, policy="optimal"),
-        ),
-        (
-            InvalidValueError,
-            "channels= is 1; it must be left out where plan= is given",
+            "channels= is 1; it must be left out beside a plan",
             lambda: _distribute(model, plan=plan, channels=1),
         ),
         (
@@ -143,7 +138,7 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         (
             UnknownNameError,
             "unknown policy 'optimum'.*mg-wfbp",
-            lambda: _distribute(model, policy="optimum"),
+            lambda: _distribute(model, plan="optimum"),
         ),
         (InvalidValueError, "channels is 0", lambda: _distribute(model, channels=0)),
         (InvalidValueError, "model is 'list'", lambda: _distribute([], _sgd(model))),
@@ -155,7 +150,7 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         ),
         (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
         (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
-        (InvalidValueError, "plan is 'plan.json'", lambda: _distribute(model, plan="plan.json")),
+        (InvalidValueError, "plan is 'plan.json'.*Plan.load", lambda: _distribute(model, plan="plan.json")),
         *_refused_algorithms(model),
         (
             EngineError,
@@ -164,13 +159,13 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         ),
         (
             EngineError,
-            "rank 1 differs.*whether plan= is given",
+            "rank 1 differs.*whether a plan is given",
             lambda: _distribute(model, plan=plan if rank else None),
         ),
         (
             EngineError,
             "rank 1 differs.*policy is wfbp there and single",
-            lambda: _distribute(model, policy="wfbp" if rank else "single"),
+            lambda: _distribute(model, plan="wfbp" if rank else "single"),
         ),
         (
             EngineError,

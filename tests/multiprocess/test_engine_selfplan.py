@@ -113,7 +113,7 @@ def _outcomes(rank: int, world_size: int) -> list[Outcome]:
     ):
         with _stderr() as log:
             pair = _SelfPlanned(
-                rank, cluster=CLUSTER, policy="wfbp", channels=2, exchange="allreduce"
+                rank, cluster=CLUSTER, plan="wfbp", channels=2, exchange="allreduce"
             )
             pair.forge(ddp_s[rank], plan_s[rank])
             pair.settle(rank)
@@ -243,13 +243,13 @@ def _weights(rank: int, **options: Any) -> tuple[Any, list[Tensor]]:
 def _kept(rank: int, world_size: int, folder: str) -> None:
     os.environ[cache.VARIABLE] = folder
     with _stderr() as log:
-        pair = _SelfPlanned(rank, cluster=CLUSTER, policy="wfbp", channels=1, exchange="allreduce")
+        pair = _SelfPlanned(rank, cluster=CLUSTER, plan="wfbp", channels=1, exchange="allreduce")
         pair.forge(0.2, 0.1)
         pair.settle(rank)
         chosen = pair.model.syncopate.plan
         pair.close()
         assert (f"the next run starts with it ({folder}" in log.getvalue()) == (rank == 0)
-    options = {"cluster": CLUSTER, "policy": "wfbp", "channels": 1, "exchange": "allreduce"}
+    options = {"cluster": CLUSTER, "plan": "wfbp", "channels": 1, "exchange": "allreduce"}
     with _stderr() as log:
         first, second = _weights(rank, **options), _weights(rank, **options)
         assert first[0] == second[0] == chosen
@@ -258,7 +258,7 @@ def _kept(rank: int, world_size: int, folder: str) -> None:
     with _stderr() as log:
         # Kept for what was asked, and for nothing else.
         for other in (
-            {**options, "policy": "single"},
+            {**options, "plan": "single"},
             {**options, "cluster": replace(CLUSTER, name="other")},
             {**options, "channels": 2},
             {**options, "cache": False},

@@ -41,9 +41,8 @@ _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torc
 class _Options(TypedDict, total=False):
     """The keywords of :func:`distribute`, for its two signatures."""
 
-    plan: Plan | None
+    plan: Plan | str | None
     cluster: Cluster | None
-    policy: str | None
     exchange: str | None
     channels: int | None
     cache: bool
@@ -68,9 +67,8 @@ def distribute(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
-    plan: Plan | None = None,
+    plan: Plan | str | None = None,
     cluster: Cluster | None = None,
-    policy: str | None = None,
     exchange: str | None = None,
     channels: int | None = None,
     cache: bool = True,
@@ -103,14 +101,14 @@ def distribute(
         optimizer: over parameters of the model, and of other distributed models; or a list of
             several, such as Muon for matrices and AdamW for the rest. All ranks take their steps
             in the same order, and leave the same ones out.
-        plan: the plan to run; made during the first iterations when left out.
-        cluster: hosts, levels and links as these, instead of probing them; not with ``plan``.
-        policy: the planning policy; whichever is best when left out; not with ``plan``.
+        plan: the plan to run; or the name of a policy, which then makes it during the first
+            iterations; when left out, that of whichever policy is fastest.
+        cluster: hosts, levels and links as these, instead of probing them; not beside a plan.
         exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
             each rank updates its share and weights are gathered while the next forward runs
-            (docs/sharded.md); whichever is faster when left out; not with ``plan``.
-        channels: how many collectives may run at once; whatever is best when left out; not with
-            ``plan``.
+            (docs/sharded.md); whichever is faster when left out; not beside a plan.
+        channels: how many collectives may run at once; whatever is best when left out; not beside
+            a plan.
         cache: use the plan that an earlier run kept for this model, these hosts and versions, and
             keep the one found. ``SYNCOPATE_CACHE`` names the folder, or is ``off``.
         deterministic: make no plan that depends on a clock: a kept one, or DDP's buckets. By
@@ -126,7 +124,7 @@ def distribute(
 
     Raises:
         EngineError: model, optimizer or ranks that cannot be trained together; on every rank.
-        InvalidValueError: an argument that cannot be, or not together with ``plan``.
+        InvalidValueError: an argument that cannot be, or not beside a plan.
         PlanError: the plan is for another model or rank count.
         UnknownNameError: no such policy or algorithm.
         CollectiveError: a rank is lost or late.
@@ -137,8 +135,9 @@ def distribute(
     require_process_group(model, timeout_s)
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
+    given, policy = (None, plan) if isinstance(plan, str) else (plan, None)
     wishes = Wishes(cluster, Asked(policy, channels, exchange), cache, deterministic)
-    asked = _Asked(plan, wishes, broadcast_buffers, ignore)
+    asked = _Asked(given, wishes, broadcast_buffers, ignore)
     _begin(model, _listed(optimizer), asked, group, timeout_s)
     return model if optimizer is None else (model, optimizer)
 
@@ -336,17 +335,14 @@ def _sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimiz
 def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
     policy, channels = asked.wishes.asked.policy, asked.wishes.asked.channels
     cluster, exchange = asked.wishes.cluster, asked.wishes.asked.exchange
-    given_beside = (
-        ("cluster", cluster),
-        ("policy", policy),
-        ("exchange", exchange),
-        ("channels", channels),
-    )
-    for what, given in given_beside:
+    for what, given in (("cluster", cluster), ("exchange", exchange), ("channels", channels)):
         if asked.plan is not None and given is not None:
             value = given if isinstance(given, str | int) else type(given).__name__
-            rule = "left out where plan= is given, which says it already"
+            rule = "left out beside a plan, which says it already"
             raise InvalidValueError(f"{what}=", value, rule)
+    if policy is not None and policy.endswith(".json"):
+        rule = "a syncopate.Plan, which Plan.load reads from a file, or the name of a policy"
+        raise InvalidValueError("plan", policy, rule)
     if policy is not None:
         require_policy(policy)
     if exchange is not None and exchange not in PLANNED:
@@ -384,7 +380,7 @@ def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fac
     named = model.named_buffers() if asked.broadcast_buffers else ()
     buffers = [(name, buffer) for name, buffer in named if name not in ignored]
     return [
-        ("whether plan= is given", asked.plan is not None),
+        ("whether a plan is given", asked.plan is not None),
         ("whether cluster= is given", asked.wishes.cluster is not None),
         ("policy", asked.wishes.asked.policy),
         ("exchange", asked.wishes.asked.exchange),

@@ -54,16 +54,9 @@ def make_plan(
         PredictionError: the costs promise an iteration below the physical bound.
     """
     row = policy if isinstance(policy, Policy) else require_policy(policy)
-    if channels is not None and channels < 1:
-        raise InvalidValueError("channels", channels, "an integer >= 1")
+    counts = _counts(channels)
     found = _costs(workload, cluster, _exchanges(row, exchange, costs), algorithm, costs)
-    question = question_of(
-        workload,
-        cluster,
-        found,
-        channels=(channels,) if channels else CHANNELS,
-        wire_dtype=wire_dtype,
-    )
+    question = question_of(workload, cluster, found, channels=counts, wire_dtype=wire_dtype)
     draft = row.draft(question)
     return Plan(
         model=workload.model,
@@ -127,6 +120,15 @@ def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[
     return tuple(
         name for name, kind in EXCHANGES.items() if all(c in costs for c in kind if c)
     ) or (ALLREDUCE,)
+
+
+def _counts(channels: int | None) -> tuple[int, ...]:
+    """Return the numbers of channels to consider."""
+    if channels is None:
+        return CHANNELS
+    if channels < 1:
+        raise InvalidValueError("channels", channels, "an integer >= 1")
+    return (channels,)
 
 
 def _costs(
