@@ -7,6 +7,9 @@ A virtual environment may hold another copy of the package, such as that of anot
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[1]
@@ -26,3 +29,15 @@ def environment(**added: str) -> dict[str, str]:
     path = [str(REPOSITORY / "src"), str(REPOSITORY), *([inherited] if inherited else [])]
     clean = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
     return clean | {"PYTHONPATH": os.pathsep.join(path)} | added
+
+
+def run_script(script: str) -> subprocess.CompletedProcess[str]:
+    """Run ``script`` in a Python of its own; return how it ended and what it wrote."""
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment(),
+        timeout=60,
+    )

@@ -150,7 +150,11 @@ def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Calla
         ),
         (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
         (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
-        (InvalidValueError, "plan is 'plan.json'.*Plan.load", lambda: _distribute(model, plan="plan.json")),
+        (
+            InvalidValueError,
+            "plan is 'plan.json'.*Plan.load",
+            lambda: _distribute(model, plan="plan.json"),
+        ),
         *_refused_algorithms(model),
         (
             EngineError,

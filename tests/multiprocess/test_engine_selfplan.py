@@ -175,7 +175,7 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
     with _stderr():
         pair = _SelfPlanned(rank)
         # In the midst of probing, whose thread must not outlive it.
-        course.LEAST_PORTION_S = course.PORTION = 0.0
+        course.LEAST_PORTION_S = course.PORTION = 1e-9
         pair.train(rank, course.WARMUP)
         assert "syncopate-portions" in {thread.name for thread in threading.enumerate()}
         plan = plan_of(pair.model, world_size, [4, 4])

@@ -1,4 +1,4 @@
-"""Gradients of which every rank holds a part: norms, clipping, scaling, and what is refused."""
+"""Gradients of which every rank holds a part: norms, clipping, scaling, and reading the whole."""
 
 from __future__ import annotations
 
@@ -112,31 +112,58 @@ def metadata(run: Run) -> None:
     assert events == []
 
 
-def unknown(run: Run) -> None:
-    """What would look at elements that are not here says so, and says what to do."""
+def whole(run: Run) -> None:
+    """Whatever else is asked, all ranks first gather the flat buffer that a gradient lies in."""
+    gradient, other = run.model.first.weight.grad, run.model.middle.weight.grad
+    if run.spread:
+        sharded = run.model.syncopate.plan.exchange == "sharded"
+        pulls = ["all_gather" if sharded else "broadcast"]
+        with watched(run.model) as events:
+            total = gradient.sum()
+        assert launches(events) == pulls
+        with watched(run.model) as events:
+            gradient.sum()
+        assert launches(events) == []  # it is still here
+    else:
+        total = gradient.sum()
+    run.seen += [
+        total.item(),
+        gradient.mean().item(),
+        *gradient[0].tolist(),
+        *(gradient * 2).view(-1).tolist(),
+        *gradient.clone().numpy().ravel().tolist(),
+        *gradient.norm(dim=0).tolist(),
+        torch.norm(gradient, -math.inf).item(),
+        *torch.zeros(7, 5).copy_(gradient).view(-1).tolist(),
+        *torch.cat([gradient, gradient]).view(-1).tolist(),
+        *copy.deepcopy(gradient).view(-1).tolist(),
+        *pickle.loads(pickle.dumps(gradient)).view(-1).tolist(),
+        gradient.abs().max().item(),
+    ]
+    assert torch.equal(gradient, gradient)
+    # What is here whole stays whole, whoever changes it.
+    assert gradient.mul_(0.5) is gradient
+    run.seen += gradient.view(-1).tolist()
+    # In place by what other gradients are, and by what looks at several elements.
+    assert other.add_(other.flip(0)) is other
+    run.model.last.bias.grad.add_(run.model.first.bias.grad.sum())
+    gradient.cumsum_(0)
+    gradient.view(-1)[3] = 0.25
+    run.seen += [*gradient.view(-1).tolist(), *other.view(-1).tolist()]
+
+
+def moved(run: Run) -> None:
+    """A gradient stays in the memory that the plan exchanges."""
     if not run.spread:
         return
-    gradient, other = run.model.first.weight.grad, run.model.middle.weight.grad
-    asked: list[tuple[str, Callable[[], Any]]] = [
-        ("sum", gradient.sum),
-        ("mean", gradient.mean),
-        ("clone", gradient.clone),
-        ("__getitem__", lambda: gradient[0]),
-        ("mul", lambda: gradient * 2),
-        ("numpy", gradient.numpy),
-        ("tolist", gradient.tolist),
-        ("norm", lambda: gradient.norm(dim=0)),
-        ("norm", lambda: torch.norm(gradient, -math.inf)),
-        ("copy_", lambda: torch.zeros(7, 5).copy_(gradient)),
-        ("add_", lambda: other.add_(run.model.last.weight.grad)),
-        ("cat", lambda: torch.cat([gradient, gradient])),
-        ("__deepcopy__", lambda: copy.deepcopy(gradient)),
-        ("__reduce_ex__", lambda: pickle.dumps(gradient)),
-        ("__set__", lambda: setattr(gradient, "data", torch.zeros(7, 5))),
-    ]
-    for name, ask in asked:
-        with pytest.raises(EngineError, match=rf"{name} was asked of .* exchange='allreduce'"):
-            ask()
+    gradient = run.model.first.weight.grad
+    for move in (
+        lambda: setattr(gradient, "data", torch.zeros(7, 5)),
+        lambda: gradient.resize_(35),
+        lambda: gradient.resize_as_(torch.zeros(35)),
+    ):
+        with pytest.raises(EngineError, match=r"'first.weight' other memory.*copy_\(\) into it"):
+            move()
 
 
 def nonfinite(run: Run) -> None:
@@ -221,7 +248,8 @@ def everything(rank: int, world_size: int) -> None:
         single_norms,
         scaling,
         metadata,
-        unknown,
+        whole,
+        moved,
         nonfinite,
     ]
     for exchange in OWNED:

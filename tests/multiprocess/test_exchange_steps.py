@@ -232,14 +232,22 @@ def refused(rank: int, world_size: int) -> None:
                 plan=plan_of(waves, world_size, exchange=exchange),
                 timeout_s=TIMEOUT_S,
             )
-        # A second optimizer, which nobody was told of, trains parts of gradients.
-        model: Any = Odd()
-        first, second = sgd(model.parameters()), sgd(model.parameters())
-        distribute(model, first, plan=plan, timeout_s=TIMEOUT_S)
-        model(batch(rank, 0, 4, 5)).sum().backward()
-        with pytest.raises(EngineError, match="this rank holds a part alone"):
-            second.step()
-        model.syncopate.detach()
+
+
+def untold(rank: int, world_size: int) -> None:
+    """An optimizer which nobody was told of reads whole gradients, and updates on every rank."""
+    for exchange in OWNED:
+
+        def script(run: Run) -> None:
+            for step in range(3):
+                other = sgd(run.model.parameters())
+                other.zero_grad()
+                run.backward(squares(step))
+                (other if step == 1 else run.optimizer).step()
+
+        run = both(rank, world_size, script, exchange=exchange)
+        identical_everywhere(run.model.parameters())
+        run.model.syncopate.detach()
 
 
 # -- a step that raises on one rank alone ---------------------------------------------------------
@@ -275,6 +283,7 @@ def everything(rank: int, world_size: int) -> None:
         scalers,
         *(partial(pair, exchanges) for exchanges in pairs),
         refused,
+        untold,
         raises_alone,
     ]
     for case in cases:

@@ -3,12 +3,22 @@
 Each channel has a process group of its own. All ranks must submit the same collectives to a channel
 in the same order: that is what makes it free of deadlock. Different channels are independent, so
 that one's latency hides behind another's transfer.
+
+[Note: at the end of the process]
+A program may end while its last collective is still under way, as the weights of the last step are.
+The other ranks need this one's part in it; and a thread that comes back from C++ while the
+interpreter ends is ended by it in the midst of C++, which aborts the process. So the interpreter
+waits for what was submitted, and a moment longer: Gloo's own thread lets go of the tensors after
+it has said that it is done. Whatever a lost rank never answers, the failure detector ends.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 
@@ -16,12 +26,22 @@ Job = Callable[[], None]
 """Runs one collective and records its outcome in a handle; never raises for a failed collective."""
 
 
+_LAST_S = 30.0
+"""How long the end of the process waits for collectives that are under way."""
+
+_LET_GO_S = 0.1
+"""How much longer, for threads that are not ours."""
+
+_started: weakref.WeakSet[Channel] = weakref.WeakSet()
+"""Channels with a thread."""
+
+
 class Channel:
     """The queue of one process group.
 
     A job runs on the caller's thread when it may block and the channel is idle, which saves two
     thread switches; otherwise on the channel's own thread, started when first needed. The thread
-    is a daemon: it never keeps a process alive that was told to end.
+    is a daemon: once nothing is left to run, it does not keep a process alive.
 
     Args:
         index: its number within the communicator.
@@ -62,6 +82,11 @@ class Channel:
             self._finish_running(job)
         return True
 
+    def rest(self, timeout_s: float) -> bool:
+        """Wait until no job is left; say whether that was in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._running or self._jobs), timeout_s)
+
     def close(self, timeout_s: float) -> bool:
         """Let the queued jobs finish, then end the thread; say whether it ended in time."""
         with self._changed:
@@ -77,6 +102,11 @@ class Channel:
             self._thread = threading.Thread(
                 target=self._work, name=f"syncopate-channel-{self.index}", daemon=True
             )
+            if not _started:
+                # As late as this: what ends the process group has been registered before.
+                atexit.unregister(_let_end)
+                atexit.register(_let_end)
+            _started.add(self)
             self._thread.start()
 
     def _finish_running(self, job: Job) -> None:
@@ -85,8 +115,7 @@ class Channel:
         finally:
             with self._changed:
                 self._running = False
-                if self._jobs:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -99,3 +128,12 @@ class Channel:
                 self._running = True
             self._finish_running(job)
             del job  # it holds the tensor
+
+
+def _let_end() -> None:
+    """See [Note: at the end of the process]."""
+    until_s = time.monotonic() + _LAST_S
+    for channel in list(_started):
+        channel.rest(max(until_s - time.monotonic(), 0.0))
+    if _started:
+        time.sleep(_LET_GO_S)

@@ -102,6 +102,7 @@ def explained(error: CollectiveError) -> CollectiveError:
         error.collective,
         f"{reason}. A rank in a broadcast begins a forward, one in an all-reduce is in its "
         "backward: after an error between forward and backward, as in the loss, a rank goes on "
-        "alone. See the error there",
+        "alone. See the error there. Where ranks own parts of gradients (any exchange but "
+        "'allreduce'), all of them have to read a gradient, or none",
         error.ranks,
     )

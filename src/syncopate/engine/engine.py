@@ -95,6 +95,7 @@ class Engine:
                 *checkpoint.watch(optimizer, self),
             )
         self._stepped: set[int] = set()
+        self._closures = False
         self._parameters_known: dict[int, int] = {}
         ownership.claim(self)
 
@@ -366,8 +367,8 @@ class Engine:
             trained_by(self._trainables, self._optimizers)
         except EngineError:
             return False
-        if self._readiness.announce is not None:
-            return False  # within join() some ranks may leave
+        if self._closures or self._readiness.announce is not None:
+            return False  # a step runs backward; or some ranks may leave, within join()
         return bool(self._optimizers) and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
         )
@@ -450,7 +451,9 @@ class Engine:
     def _update_begins(
         self, optimizer: torch.optim.Optimizer, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> None:
-        if self._spread and any(map(callable, (*args[1:], kwargs.get("closure")))):
+        closure = any(map(callable, (*args[1:], kwargs.get("closure"))))
+        self._closures = self._closures or closure
+        if self._spread and closure:
             raise EngineError(
                 f"{type(optimizer).__name__}.step was given a closure, which would run backward "
                 f"while parameters are spread over ranks (exchange {self.plan.exchange!r}). Run "

@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from syncopate.collectives.channel import Channel
+from tests.children import run_script
 
 LONG_S = 20.0
 
@@ -114,3 +115,14 @@ def test_a_job_may_submit_another() -> None:
     assert inner.wait(LONG_S)
     assert channel.close(LONG_S)
     assert done == ["first", "again"]
+
+
+def test_the_process_ends_after_what_was_submitted() -> None:
+    done = run_script("""
+        import os, time
+        from syncopate.collectives.channel import Channel
+        channel = Channel(0)
+        for name in (b"first ", b"last"):
+            channel.run(lambda name=name: (time.sleep(0.2), os.write(1, name)), background=True)
+    """)
+    assert (done.returncode, done.stdout) == (0, "first last"), done.stderr

@@ -2,7 +2,8 @@
 
 [Note: at the end of the process]
 A thread that comes back from C++ while the interpreter ends is ended by it in the midst of C++,
-which aborts the process. So the interpreter waits a moment for the calls that are still under way.
+which aborts the process. So the interpreter waits a moment for the calls that are still under way,
+and lets none begin.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ _LAST_S = 1.0
 """How long the end of the process waits for calls that are under way."""
 
 _under_way: set[threading.Thread] = set()
+_ending = threading.Event()
 
 
 class StoreCall(Generic[_Answer]):
@@ -35,6 +37,9 @@ class StoreCall(Generic[_Answer]):
         self._action = action
         self._answers: list[_Answer] = []
         self._over = threading.Event()
+        if _ending.is_set():
+            self._over.set()
+            return
         thread = threading.Thread(target=self._run, name="syncopate-store", daemon=True)
         _under_way.add(thread)
         thread.start()
@@ -77,6 +82,7 @@ def call_store(action: Callable[[], object], limit_s: float) -> bool:
 @atexit.register
 def _let_end() -> None:
     """See [Note: at the end of the process]."""
+    _ending.set()
     until_s = time.monotonic() + _LAST_S
     for thread in list(_under_way):
         thread.join(max(until_s - time.monotonic(), 0.0))

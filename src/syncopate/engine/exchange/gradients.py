@@ -3,7 +3,8 @@
 It has the parameter's shape and, as memory, this rank's part of the average; the rest is whatever
 the collective left there. What changes every element by itself is done to this rank's part, and
 all ranks together change the whole. What sums over elements, a norm or the check of a scaler, is
-agreed on by all ranks. Anything else is refused.
+agreed on by all ranks. For anything else they first gather the whole, which every rank then has
+until gradients change. So all ranks ask alike; one that asks alone is told so within seconds.
 """
 
 from __future__ import annotations
@@ -26,11 +27,20 @@ class Owner(norms.Ranks, Protocol):
     averaged: bool
     """Whether gradients are averages now, not contributions of this rank to the next."""
 
+    carried: set[int]
+    """Identities of the parts of gradients whose contributions began with this rank's average."""
+
+    gathered: set[int]
+    """Identities of the parts :attr:`PartialGradient.own` of gradients that are here whole."""
+
     zeroed: set[int]
     """Identities of the parts :attr:`PartialGradient.own` of gradients that are zero throughout."""
 
     def complete(self) -> None:
         """Wait until the averages are there."""
+
+    def make_whole(self, gradient: PartialGradient) -> None:
+        """Bring the whole of ``gradient`` here; all ranks call it."""
 
 
 class PartialGradient(Tensor):
@@ -71,9 +81,11 @@ class PartialGradient(Tensor):
         partial = [g for g in tensors_in((args, kwargs)) if isinstance(g, PartialGradient)]
         if func in _LIKE and len(partial) == 1:
             return func(args[0].whole, *args[1:], **kwargs)
-        handler = _HANDLERS.get(func)
-        if handler is None:
-            raise _refused(func, partial[0])
+        if func in _MOVING:
+            raise EngineError(
+                f"{_name(func)} would give the gradient of {partial[0].parameter_name!r} other "
+                "memory, and the plan exchanges what is in this one; copy_() into it instead"
+            )
         for gradient in partial:
             if (owner := gradient.owner()) is None:
                 raise EngineError(
@@ -81,16 +93,37 @@ class PartialGradient(Tensor):
                     "keep what distribute was given as long as its gradients"
                 )
             owner.complete()
-        return handler(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        result = NotImplemented if handler is None else handler(*args, **kwargs)
+        return _of_wholes(func, args, kwargs) if result is NotImplemented else result
 
 
-def _refused(func: Any, gradient: PartialGradient) -> EngineError:
-    name = getattr(func, "__name__", str(func))
+def _of_wholes(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what ``func`` gives with whole gradients in the place of partial ones."""
+    for gradient in tensors_in((args, kwargs)):
+        if isinstance(gradient, PartialGradient):
+            owner = gradient.owner()
+            assert owner is not None
+            if owner.averaged:
+                owner.make_whole(gradient)
+            elif id(gradient.own) in owner.carried:
+                raise _carried(func, gradient)
+    result = func(*_plain(args), **_plain(kwargs))
+    # In place on a gradient: what was given is what is returned.
+    target = next(tensors_in(args), None)
+    changed = isinstance(target, PartialGradient) and result is target.whole
+    return target if changed else result
+
+
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", str(func))
+
+
+def _carried(func: Any, gradient: PartialGradient) -> EngineError:
     return EngineError(
-        f"{name} was asked of the gradient of {gradient.parameter_name!r}, of which this "
-        "rank holds a part alone (the plan's exchange is not allreduce). Norms, clipping, "
-        "scaling in place and zeroing are done over all ranks; for the whole gradient train with "
-        "exchange='allreduce'"
+        f"{_name(func)} was asked of the gradient of {gradient.parameter_name!r} while it "
+        "accumulates under no_sync() onto an average; ask after the backward that averages, or "
+        "call zero_grad() before"
     )
 
 
@@ -126,24 +159,22 @@ _IN_PLACE = (
 def _each_by_itself(name: str) -> Handler:
     """Return what does the method ``name`` to this rank's part of a gradient."""
 
-    def handler(gradient: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    def handler(gradient: Tensor, *args: Any, **kwargs: Any) -> Any:
         others = list(tensors_in((args, kwargs)))
-        partial = next((g for g in others if isinstance(g, PartialGradient)), None)
-        if not isinstance(gradient, PartialGradient):
-            assert partial is not None
-            raise _refused(getattr(Tensor, name), partial)
-        if partial is not None and not all(
-            gradient.is_place_of(g) for g in others if isinstance(g, PartialGradient)
+        if not isinstance(gradient, PartialGradient) or not all(
+            gradient.is_place_of(other) for other in others if isinstance(other, PartialGradient)
         ):
-            raise _refused(getattr(Tensor, name), partial)
+            return NotImplemented
         owner = gradient.owner()
         assert owner is not None
         if name == "zero_":
             owner.zeroed.add(id(gradient.own))
+            owner.carried.discard(id(gradient.own))
         else:
             owner.zeroed.discard(id(gradient.own))
         # A contribution counts with all its elements; another tensor has the parameter's shape.
         whole = not owner.averaged or name == "zero_" or any(other.dim() for other in others)
+        whole = whole or id(gradient.own) in owner.gathered
         target = gradient.whole if whole else gradient.own
         getattr(target, name)(*map(_plain, args), **{k: _plain(v) for k, v in kwargs.items()})
         return gradient
@@ -152,7 +183,14 @@ def _each_by_itself(name: str) -> Handler:
 
 
 def _plain(value: Any) -> Any:
-    return value.whole if isinstance(value, PartialGradient) else value
+    """Return arguments with the memory of partial gradients in the place of these."""
+    if isinstance(value, PartialGradient):
+        return value.whole
+    if isinstance(value, list | tuple) and any(isinstance(t, Tensor) for t in tensors_in(value)):
+        return type(value)(map(_plain, value))
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return value
 
 
 def _for_each(name: str) -> Handler:
@@ -176,26 +214,15 @@ def _alias(gradient: PartialGradient) -> PartialGradient:
 # -- over all elements --------------------------------------------------------------------------
 
 
-def _require_averages(gradient: PartialGradient, func: Any) -> Owner:
-    owner = gradient.owner()
-    assert owner is not None
-    if not owner.averaged:
-        raise EngineError(
-            f"{getattr(func, '__name__', func)} was asked of the gradient of "
-            f"{gradient.parameter_name!r} while it accumulates under no_sync(); ask after the "
-            "backward that averages"
-        )
-    return owner
-
-
 def _norm(func: Any) -> Handler:
     """Return what takes the norm of a partial gradient by ``func``: not before it is looked at."""
 
-    def handler(gradient: PartialGradient, *args: Any, **kwargs: Any) -> Tensor:
+    def handler(gradient: PartialGradient, *args: Any, **kwargs: Any) -> Any:
         asked = norms.asked_of(func, *args, **kwargs)
-        if asked is None:
-            raise _refused(func, gradient)
-        owner = _require_averages(gradient, func)
+        owner = gradient.owner()
+        assert owner is not None
+        if asked is None or not owner.averaged:
+            return NotImplemented
         return norms.PartialNorm.of(gradient.own, *asked, owner)
 
     return handler
@@ -207,23 +234,35 @@ def _foreach_norm(
     return [torch.linalg.vector_norm(gradient, order, dtype=dtype) for gradient in gradients]
 
 
-def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> None:
+def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
     owners: dict[int, Owner] = {}
     parts = []
     for gradient in gradients:
         if isinstance(gradient, PartialGradient):
-            owner = _require_averages(gradient, unscale)
+            owner = gradient.owner()
+            assert owner is not None
+            if not owner.averaged:
+                return NotImplemented
             owners[id(owner)] = owner
-            parts.append(gradient.own)
+            # Where the whole is here, every rank unscales it.
+            parts.append(gradient.whole if id(gradient.own) in owner.gathered else gradient.own)
         else:
             parts.append(gradient)
     # An empty part has nothing to say.
     unscale([part for part in parts if part.numel()], found_inf, inverse_scale)
     for owner in owners.values():
         found_inf.copy_(owner.everyone(found_inf.view(1)).amax().view_as(found_inf))
+    return None
 
+
+_MOVING = (
+    Tensor.data.__set__,  # type: ignore[attr-defined]
+    Tensor.resize_,
+    Tensor.resize_as_,
+)
+"""Functions after which a gradient lies elsewhere."""
 
 _HANDLERS: dict[Any, Handler] = {
     **{getattr(Tensor, name): _each_by_itself(name) for name in _IN_PLACE},
@@ -239,4 +278,4 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.detach: _alias,
     Tensor.detach_: lambda gradient: gradient,
 }
-"""Function of torch -> how it is done on partial gradients."""
+"""Function of torch -> how it is done on partial gradients, unless it answers NotImplemented."""

@@ -101,6 +101,9 @@ class Owned(Exchange):
     ) -> None:
         self.averaged = False
         self.zeroed: set[int] = set()
+        self.carried: set[int] = set()
+        self.gathered: set[int] = set()
+        self._around: dict[int, tuple[BucketBuffers, FlatBuffer]] = {}
         self.trained = trained_by(trainables, optimizers)
         super().__init__(plan, trainables, communicator, buffers, optimizers)
         self.pieces: list[Piece | None] = [None] * len(self._trainables)
@@ -166,6 +169,7 @@ class Owned(Exchange):
             own = part.gradients[start:stop]
             gradient = PartialGradient.of(trainable.name, part.views[place], own, self)
             part.grads[place] = self.grads[trainable.index] = gradient
+            self._around[id(own)] = (bucket, part)
             if stop > start:
                 weight, average = flat[start:stop], own
                 if self.trained[trainable.index].kind == TENSOR:
@@ -220,8 +224,10 @@ class Owned(Exchange):
             own = view.own * self.communicator.world_size
             view.whole.zero_()
             view.own.copy_(own)
+            self.carried.add(id(view.own))
         self.averaged = False
         self.zeroed.clear()
+        self.gathered.clear()
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket`` towards their owners."""
@@ -240,6 +246,7 @@ class Owned(Exchange):
         arrived(self._note)
         self.averaged = True
         self.zeroed.clear()
+        self.carried.clear()
         self._tail.deliver()
         return self._tail.said()
 
@@ -257,6 +264,26 @@ class Owned(Exchange):
         except CollectiveError as error:
             raise explained(error) from error
         return table
+
+    def make_whole(self, gradient: PartialGradient) -> None:
+        """Bring the averages of a flat buffer here from their owners; all ranks call it.
+
+        Args:
+            gradient: one that lies in it.
+
+        Raises:
+            CollectiveError: a rank is lost or late, or did not ask.
+        """
+        if id(gradient.own) in self.gathered:
+            return
+        bucket, part = self._around[id(gradient.own)]
+        assert bucket.pull is not None
+        try:
+            self.communicator.run(bucket.pull, part.gradients, bounds=part.bounds)
+        except CollectiveError as error:
+            raise explained(error) from error
+        found = (grad for grad in part.grads if isinstance(grad, PartialGradient))
+        self.gathered.update(id(grad.own) for grad in found)
 
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them with the gradients they had, and let others' averages be seen there.

@@ -20,13 +20,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, Interference, robust_mean
 from syncopate.costs.decide.decisions import DRIFT, longer_beyond_noise
 from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.errors import UnknownNameError
 from syncopate.plan import ALLREDUCE, SHARDED, Plan
 from syncopate.planning import filled_to, make_plan, predict
 from syncopate.units import MIB
@@ -119,6 +122,22 @@ def proposals(
     return distinct(found)
 
 
+def most(asked: Asked, *, shardable: bool) -> int:
+    """Return how many plans compete at most, the one for a measured interference not counted.
+
+    Args:
+        asked: what the user wants.
+        shardable: whether the optimizer's step may be spread over the ranks.
+    """
+    count = 1
+    if asked.exchange in (None, ALLREDUCE):
+        count += 1 + (asked.policy is None) + (asked.channels is None)
+        count += 2 * (asked.policy is None and asked.channels is None)
+    if shardable and asked.exchange in (None, SHARDED):
+        count += 2 + (asked.policy is None)
+    return count
+
+
 def _allreduced(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> list[Contender]:
     channels, policy = asked.channels or 1, asked.policy or "optimal"
     one = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
@@ -139,26 +158,17 @@ def _sharded(workload: Workload, cluster: Cluster, asked: Asked) -> list[Contend
     """Return sharded plans, with the algorithms that prices prefer and in rings.
 
     Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
-    longer than a share, so that two channels disturb each other least.
+    longer than a share, so that two channels disturb each other least. Where steps measured no
+    ring, it is no candidate.
     """
     channels, policy = asked.channels or 2, asked.policy or "optimal"
-    workload = _with_forward(workload)
-    found = []
-    for name, algorithm in ((SHARDED_PLAN, None), (SHARDED_RINGS, RING)):
-        plan = make_plan(
-            workload, cluster, policy, exchange=SHARDED, channels=channels, algorithm=algorithm
-        )
-        found.append(Contender(name, plan))
-    if asked.policy is None:
-        small = make_plan(
-            workload,
-            cluster,
-            filled_to(2 * MIB),
-            exchange=SHARDED,
-            channels=channels,
-            algorithm=RING,
-        )
-        found.append(Contender(SHARDED_SMALL, small))
+    plan = partial(make_plan, _with_forward(workload), cluster, exchange=SHARDED, channels=channels)
+    found = [Contender(SHARDED_PLAN, plan(policy))]
+    with suppress(UnknownNameError):
+        found.append(Contender(SHARDED_RINGS, plan(policy, algorithm=RING)))
+        if asked.policy is None:
+            small = plan(filled_to(2 * MIB), algorithm=RING)
+            found.append(Contender(SHARDED_SMALL, small))
     return found
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import math
 import socket
 import statistics
 import weakref
@@ -76,8 +77,6 @@ NOTHING_TO_GAIN = 0.02
 CHECKED = 8
 DIFFERENT = 1.25
 """Steps on a kept plan that are compared with what it took, and the ratio that is worth a word."""
-
-_PLANS = 5
 
 T = TypeVar("T")
 
@@ -275,8 +274,7 @@ class SelfPlanner:
 
     def _probe(self, step_s: float) -> Course[tuple[Cluster, float]]:
         """Return the cluster without curves, and what a step takes on the safe plan."""
-        budget_s = min(max(PROBE_STEPS * step_s, LEAST_PROBE_S), MOST_PROBE_S)
-        portion_s = max(PORTION * step_s, LEAST_PORTION_S)
+        budget_s, portion_s = probing_of(step_s)
         timed: list[_Timed] = []
         if self._cluster is None:
             communicator = self._engine.communicator
@@ -419,7 +417,12 @@ class SelfPlanner:
         self._say("; ".join(said))
 
     def _announce(self, step_s: float) -> None:
-        steps = PROBE_STEPS + SAMPLES * MOST_ALGORITHMS + contest.steps_of(_PLANS)
+        plans = contest.most(self._wishes.asked, shardable=self._engine.shardable)
+        probing = PROBE_STEPS
+        if self._cluster is None:
+            budget_s, portion_s = probing_of(step_s)
+            probing = max(probing, math.ceil(budget_s / portion_s))
+        steps = probing + (SAMPLES + 1) * MOST_ALGORITHMS + contest.steps_of(plans)
         where = cache.path_of(self._facts) if self._wishes.cache else None
         self._say(words.announcement(steps, step_s, where.parent if where else None))
 
@@ -470,6 +473,12 @@ class SelfPlanner:
         """Log one line on rank 0; on standard error where nobody configured logging."""
         if self._engine.communicator.rank == 0:
             words.log(message)
+
+
+def probing_of(step_s: float) -> tuple[float, float]:
+    """Return the seconds of probing in all, and in each step, for steps of ``step_s``."""
+    budget_s = min(max(PROBE_STEPS * step_s, LEAST_PROBE_S), MOST_PROBE_S)
+    return budget_s, max(PORTION * step_s, LEAST_PORTION_S)
 
 
 def least_step_s(least_s: float, measured: Workload, cluster: Cluster) -> float:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 
 from syncopate.collectives.health.store_calls import StoreCall, call_store
-from tests.children import environment
+from tests.children import run_script
 
 
 def test_an_answer_that_never_comes_is_not_waited_for() -> None:
@@ -36,12 +34,5 @@ def test_the_process_ends_after_its_calls() -> None:
         StoreCall(lambda: (time.sleep(0.3), os.write(1, b"came back")))
         StoreCall(threading.Event().wait)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", "\n".join(line.strip() for line in script.splitlines())],
-        check=False,
-        capture_output=True,
-        text=True,
-        env=environment(),
-        timeout=60,
-    )
+    done = run_script(script)
     assert (done.returncode, done.stdout) == (0, "came back"), done.stderr

@@ -87,6 +87,14 @@ def test_sharded_plans_compete_where_the_step_can_be_spread() -> None:
     assert {one.plan.exchange for one in asked} == {"allreduce"}
 
 
+def test_no_ring_competes_where_none_was_measured() -> None:
+    cluster = replace(CLUSTER, curves=CLUSTER.curves[:1])
+    found = contest.proposals(WORKLOAD, cluster, Asked(), DDP, shardable=True)
+    assert contest.SHARDED_PLAN in {one.name for one in found}
+    algorithms = {r.algorithm for one in found for b in one.plan.buckets for _, r in b.recipes}
+    assert algorithms == {"native"}
+
+
 def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
     found = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
     for place, one in enumerate(found):
@@ -194,6 +202,29 @@ def test_ddp_has_to_be_beaten_beyond_noise(
     ddp_s: list[float], plan_s: list[float], stays: str
 ) -> None:
     assert contest.winner([rival(contest.DDP, *ddp_s), rival("plan", *plan_s)]).name == stays
+
+
+@pytest.mark.parametrize("shardable", [False, True])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        Asked(),
+        Asked(policy="wfbp"),
+        Asked(channels=1),
+        Asked(policy="wfbp", channels=2),
+        Asked(exchange="allreduce"),
+        Asked(exchange="sharded"),
+        Asked(policy="wfbp", channels=2, exchange="sharded"),
+    ],
+)
+def test_no_more_plans_compete_than_are_announced(asked: Asked, shardable: bool) -> None:
+    larger = replace(
+        CLUSTER, curves=(curve("native", 20e-3, 1.3e-8), curve("ring", 25e-3, 1.29e-8))
+    )
+    found = contest.proposals(WORKLOAD, larger, asked, DDP, shardable=shardable)
+    most = contest.most(asked, shardable=shardable)
+    # Some may be alike.
+    assert most - 2 <= len(found) <= most
 
 
 def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
