@@ -2,8 +2,8 @@
 
 In every synchronised backward the engine calls, in this order: :meth:`Exchange.begin`; for each
 bucket, in the order of the plan, :meth:`Exchange.push`, with what this rank has to say along with
-the last one; and :meth:`Exchange.wait`, at the end of backward or, where
-nobody needs the sums before, later. An optimizer's step is between :meth:`Exchange.step_begins` and
+the last one; and :meth:`Exchange.wait`, at the end of backward or, where nobody needs the sums
+before, later. An optimizer's step is between :meth:`Exchange.step_begins` and
 :meth:`Exchange.step_ends`.
 
 [Note: no collective in a forward]
