@@ -118,6 +118,7 @@ class Exchange(ABC):
         self.pulls: list[Launched] = []
         self._module_buffers = buffers
         self._trainables = tuple(trainables)
+        self._prepare(optimizers)
         self.buckets, self._tail = self._allocate(plan)
         self.grads: list[Tensor] = [torch.empty(0)] * len(trainables)
         for bucket in self.buckets:
@@ -125,10 +126,17 @@ class Exchange(ABC):
                 for trainable, grad in zip(part.trainables, part.grads, strict=True):
                     self.grads[trainable.index] = grad
         self.divide_by(communicator.world_size)
+        self._take_over()
+
+    def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Learn what the layout of memory depends on, before any is allocated."""
 
     @abstractmethod
     def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
         """Return the buckets with their memory, and what says the notes of this rank."""
+
+    def _take_over(self) -> None:
+        """Take the parameters over, whose gradients have their places by now."""
 
     def divide_by(self, ranks: int) -> None:
         """Let averages be sums divided by ``ranks``."""

@@ -39,7 +39,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from syncopate.collectives import Communicator
 from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import (
     BucketBuffers,
@@ -54,7 +53,6 @@ from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, ar
 from syncopate.engine.exchange.gradients import PartialGradient
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
-from syncopate.engine.state import Buffers
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan
@@ -91,43 +89,19 @@ class Owned(Exchange):
     ends_with_backward = False
     meets_in_forward = False
 
-    def __init__(
-        self,
-        plan: Plan,
-        trainables: Sequence[Trainable],
-        communicator: Communicator,
-        buffers: Buffers,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-    ) -> None:
-        self.averaged = False
-        self.zeroed: set[int] = set()
-        self.carried: set[int] = set()
-        self.gathered: set[int] = set()
-        self._around: dict[int, tuple[BucketBuffers, FlatBuffer]] = {}
-        self.trained = trained_by(trainables, optimizers)
-        super().__init__(plan, trainables, communicator, buffers, optimizers)
-        self.pieces: list[Piece | None] = [None] * len(self._trainables)
-        self._weights: dict[int, Tensor] = {}
-        self._part_of: dict[int, int] = {}
-        self._index = {id(trainable.parameter): trainable.index for trainable in trainables}
-        self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
-        self._given: list[int] = []
-        self._stepper: torch.optim.Optimizer | None = None
-        self._compiled = False
-        self._stepping: set[int] = set()
-        self._pending: dict[int, Launched] = {}
-        self._note: Any = None
-        for bucket in self.buckets:
-            for part in bucket.parts:
-                self._adopt(bucket, part)
-        self._pull_order = self._forward_order(plan)
-        self.state = OwnedState(communicator, self.buckets, self.pieces)
-
     @abstractmethod
     def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
         """Return which elements of a flat buffer this rank owns: the first, one past the last."""
 
     # -- set-up ---------------------------------------------------------------------------------
+
+    def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.averaged = False
+        self.zeroed: set[int] = set()
+        self.carried: set[int] = set()
+        self.gathered: set[int] = set()
+        self._around: dict[int, tuple[BucketBuffers, FlatBuffer]] = {}
+        self.trained = trained_by(self._trainables, optimizers)
 
     def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
         for trainable in self._trainables:
@@ -153,6 +127,25 @@ class Owned(Exchange):
     def _place(self, trainable: Trainable) -> Place:
         """Return where in its bucket a gradient lies."""
         return Place(apart=self.trained[trainable.index])
+
+    def _take_over(self) -> None:
+        self.pieces: list[Piece | None] = [None] * len(self._trainables)
+        self._weights: dict[int, Tensor] = {}
+        self._part_of: dict[int, int] = {}
+        self._index = {id(trainable.parameter): trainable.index for trainable in self._trainables}
+        self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
+        self._given: list[int] = []
+        self._stepper: torch.optim.Optimizer | None = None
+        self._compiled = False
+        self._stepping: set[int] = set()
+        self._pending: dict[int, Launched] = {}
+        self._note: Any = None
+        for bucket in self.buckets:
+            for part in bucket.parts:
+                self._adopt(bucket, part)
+        # The next forward needs the buckets in reverse order of their gradients.
+        self._pull_order = list(reversed(self.buckets))
+        self.state = OwnedState(self.communicator, self.buckets, self.pieces)
 
     def _adopt(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
         """Move the weights of one flat buffer into one, and cut this rank's pieces."""
@@ -180,10 +173,6 @@ class Owned(Exchange):
             offset += parameter.numel()
             self._part_of[trainable.index] = id(part)
         self._weights[id(part)] = flat
-
-    def _forward_order(self, plan: Plan) -> list[BucketBuffers]:
-        """Return the buckets as the next forward needs them: gradients come in reverse order."""
-        return list(reversed(self.buckets))
 
     # -- forward --------------------------------------------------------------------------------
 
