@@ -123,7 +123,7 @@ def choices(where: Cluster, nbytes: float = NBYTES) -> list[Choice]:
     """Return every algorithm worth considering with its best options, the cheapest first."""
     found = []
     for name in candidates("all_reduce", where):
-        options = best_options("all_reduce", name, where, nbytes)
+        options = best_options(where, "all_reduce", name, nbytes)
         found.append(Choice(name, options, priced(name, where, nbytes, options)))
     return sorted(found, key=lambda choice: choice.seconds)
 

@@ -48,8 +48,8 @@ from rich.table import Table
 
 import bsp_sgd_table
 from syncopate.cluster import Cluster
-from syncopate.costs.decide.options import best_blocks
 from syncopate.costs.model.price import price
+from syncopate.costs.papers.blocks import best_blocks
 from syncopate.costs.papers.linear_pipeline import table_1
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.reports.comparison import Comparison, comparison_table
@@ -93,7 +93,7 @@ class Scaling:
         collective: which.
         ranks: number of ranks p.
         seconds: algorithm -> price of its schedule, LP with the paper's blocks.
-        best_blocks: what the cost model would take instead.
+        best_blocks: the number that makes LP cheapest.
         best_s: the price of LP with those.
     """
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.costs.model.collective import best_variant
+from syncopate.costs.decide.options import best_options
 from syncopate.lab import Topology
 from syncopate.units import MIB
 
@@ -74,7 +74,7 @@ def _compared(session: Session, cluster: Cluster, p: int, nbytes: int) -> list[C
 def _contenders(
     collective: str, nbytes: int, where: Cluster, *, native: bool
 ) -> Mapping[str, Contender]:
-    options = best_variant(where, collective, "lp", nbytes)
+    options = best_options(where, collective, "lp", nbytes)
     found = {
         "lp": Contender("lp", options, label("lp", options)),
         "mst": Contender("mst"),

@@ -28,7 +28,7 @@ def measure(session: Session) -> dict[str, Any]:
     table = session.decisions(cluster, COLLECTIVE)
     cells = []
     for nbytes in (size for size in SIZES if size <= session.effort.largest_bytes):
-        stages = best_options(COLLECTIVE, "blueconnect", nominal, nbytes)
+        stages = best_options(nominal, COLLECTIVE, "blueconnect", nbytes)
         contenders = {
             "auto": session.auto(cluster, COLLECTIVE, nbytes),
             "auto, nominal": session.auto(nominal, COLLECTIVE, nbytes),

@@ -1,8 +1,8 @@
 """Contenders: what a benchmark lets take turns, and what each of them runs at a given size.
 
 An algorithm runs with the options that suit the cluster and the size, as far as they are not asked
-for: those with which it was measured or is the cheapest where the cluster is known
-(:mod:`syncopate.costs.model.collective`), else those that fit the hosts.
+for. Where the cluster is known they are those with which a plan would run it, or, where no plan
+would, those of :mod:`syncopate.costs.decide.options`; else those that fit the hosts.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _options(
     costs = collective_costs(cluster, collective).costs
     if name in costs:
         return dict(costs[name].options(nbytes))
-    return best_options(collective, name, cluster, nbytes)
+    return best_options(cluster, collective, name, nbytes)
 
 
 def _peer(name: str, run: Run) -> Contender:

@@ -2,7 +2,7 @@
 
 [Note: what runs] Each algorithm runs with the options that suit the cluster and the size, as the
 prices on the links just measured choose them
-(:func:`syncopate.costs.model.collective.best_variant`): how many blocks a pipeline has, which ranks
+(:func:`syncopate.costs.decide.options.best_options`): how many blocks a pipeline has, which ranks
 are neighbours. A curve records them, so that a plan, or ``algorithm="auto"``, runs what was
 measured. Rooted collectives have rank 0 as their root.
 
@@ -45,7 +45,8 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.collectives.machine import device_of, synchronize
 from syncopate.collectives.pattern import Pattern
-from syncopate.costs.model.collective import best_variant, schedule_cost
+from syncopate.costs.decide.options import best_options
+from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.errors import CalibrationError
 from syncopate.progress import Progress, say
@@ -146,7 +147,7 @@ def suiting(
     if communicator.rank == 0:
         found = {
             name: {
-                size: {} if name == NATIVE else best_variant(cluster, collective, name, size)
+                size: {} if name == NATIVE else best_options(cluster, collective, name, size)
                 for size in sizes
                 if name == NATIVE or ALGORITHMS[collective, name].carries(size)
             }

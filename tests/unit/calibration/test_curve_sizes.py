@@ -12,7 +12,8 @@ import pytest
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves
 from syncopate.cluster import Cluster, CurvePoint
-from syncopate.costs.model.collective import best_variant, schedule_cost
+from syncopate.costs.decide.options import best_options
+from syncopate.costs.model.collective import schedule_cost
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.registry import ALGORITHMS, NATIVE, candidates
 from syncopate.units import KIB, MIB
@@ -25,7 +26,7 @@ def told(cluster: Cluster, sizes: tuple[int, ...]) -> dict[str, dict[int, dict[s
     names = (NATIVE, *candidates("all_reduce", cluster))
     return {
         name: {
-            size: {} if name == NATIVE else best_variant(cluster, "all_reduce", name, size)
+            size: {} if name == NATIVE else best_options(cluster, "all_reduce", name, size)
             for size in sizes
             if name == NATIVE or ALGORITHMS["all_reduce", name].carries(size)
         }

@@ -12,8 +12,6 @@ from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, Linea
 from syncopate.costs.model.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     BLOCKS,
-    NEAR,
-    best_variant,
     collective_costs,
     fixed_cost,
     highest_line,
@@ -172,20 +170,3 @@ def test_the_bound_of_an_iteration() -> None:
     assert iteration_bound_s(workload, FLAT) == pytest.approx(2 * 7 / 8 * 4000 / 1e9)
     slow = Workload(model="m", tensors=tensors, forward_s=1.0, backward_s=2.0, update_s=0.5)
     assert iteration_bound_s(slow, FLAT) == 3.5
-
-
-@pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
-@pytest.mark.parametrize("nbytes", [4, 200_000, 5_000_000, 300_000_000])
-def test_a_pipeline_runs_in_the_most_blocks_of_about_the_same_price(
-    cluster: Cluster, nbytes: int
-) -> None:
-    cost = schedule_cost(cluster, "broadcast", "lp")
-    chosen, cheapest = best_variant(cluster, "broadcast", "lp", nbytes), cost.options(nbytes)
-    assert chosen["blocks"] >= cheapest["blocks"]
-    limit_s = (1 + NEAR) * float(cost(nbytes))
-    assert float(cost.fixed(chosen)(nbytes)) <= limit_s
-    for options in variants(cluster, "broadcast", "lp"):
-        if options["blocks"] > chosen["blocks"]:
-            short = nbytes < 64 * 1024 * options["blocks"]
-            assert short or float(cost.fixed(options)(nbytes)) > limit_s
-    assert best_variant(FLAT, "all_reduce", "ring", nbytes) == {}

@@ -51,7 +51,6 @@ from syncopate.schedules.registry import (
     candidates,
     fitted,
 )
-from syncopate.units import KIB
 
 BLOCKS = tuple(2**k for k in range(9))
 """Numbers of blocks considered. A pipeline with half or twice the best number costs at most a
@@ -60,13 +59,8 @@ quarter more, and one within a factor of the square root of two at most 6%."""
 PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of message chunks considered for stages that work at the same time."""
 
-NEAR = 0.03
-"""Prices of pipelines closer than this share are not told apart."""
-
 UNMEASURED = 0.05
 """An algorithm that was not measured where others were has to be cheaper by this share."""
-
-_SHORTEST_BLOCK_BYTES = 64 * KIB
 
 
 def collective_costs(
@@ -207,38 +201,6 @@ def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[st
     if "pipelines" in known and len(cluster.levels) > 1:
         return tuple(fitting | {"pipelines": count} for count in PIPELINES)
     return (fitting,)
-
-
-def best_variant(
-    cluster: Cluster, collective: str, algorithm: str, nbytes: float
-) -> dict[str, Any]:
-    """Return the options with which an algorithm should run: the cheapest, but for pipelines.
-
-    Of those whose prices are within ``NEAR`` of the cheapest, the one of most blocks runs, as long
-    as these are no shorter than LP's 64 KB. How long a pipeline takes to fill is arithmetic; what a
-    block costs a processor beside the link is what prices know least.
-
-    Args:
-        cluster: the machines.
-        collective: such as ``"broadcast"``.
-        algorithm: a registered name.
-        nbytes: size of the whole buffer.
-
-    Raises:
-        UnknownNameError: no such algorithm.
-    """
-    cost = schedule_cost(cluster, collective, algorithm)
-    best = dict(cost.options(nbytes))
-    if "blocks" not in best:
-        return best
-    limit_s = (1 + NEAR) * float(cost(nbytes))
-    near = [
-        options
-        for options in variants(cluster, collective, algorithm)
-        if nbytes >= options["blocks"] * _SHORTEST_BLOCK_BYTES
-        and float(cost.fixed(options)(nbytes)) <= limit_s
-    ]
-    return max([best, *near], key=lambda options: options["blocks"])
 
 
 def fixed_cost(

@@ -28,7 +28,8 @@ from typing import Any
 from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
-from syncopate.costs.model.collective import best_variant, schedule_cost
+from syncopate.costs.decide.options import best_options
+from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
 from syncopate.engine.step import Step
@@ -100,7 +101,7 @@ def contenders(cluster: Cluster, nbytes: int) -> tuple[tuple[str, Mapping[str, A
     limit_s = WITHIN * min(prices.values(), default=0.0)
     near = sorted((price_s, name) for name, price_s in prices.items() if price_s <= limit_s)
     for _, name in near[: MOST_ALGORITHMS - 1]:
-        found.append((name, best_variant(cluster, _COLLECTIVE, name, nbytes)))
+        found.append((name, best_options(cluster, _COLLECTIVE, name, nbytes)))
     return tuple(found)
 
 

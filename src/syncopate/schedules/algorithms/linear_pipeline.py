@@ -28,7 +28,7 @@ Steps and bytes, blocks of b = n/B bytes:
   first no earlier than step p - 2, and the last has p - 2 hops yet to go.
 
 More blocks shorten the pipe's filling and cost a start-up each; the best number depends on the
-network and the size (:func:`syncopate.costs.decide.options.best_blocks`).
+network and the size (:func:`syncopate.costs.decide.options.best_options`).
 
 Source: LP (Wang et al. 2017), Section 3 and Fig. 2, whose example of 3 ranks and 4 blocks takes 5
 and 9 steps as here; Table 1 prints p - 1 + n/b for the p - 2 + n/b of the figure.
