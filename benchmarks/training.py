@@ -45,12 +45,8 @@ QUICK_WORKS = ("resnet20",)
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    what, _, rest = (__doc__ or "").partition("\n\n")
-    examples, _, story = rest.partition("\n\n")
     found = argparse.ArgumentParser(
-        description=f"{what}\n\n{story}",
-        epilog=f"examples:\n{examples}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = found.add_argument
     add("--hosts", type=int, default=4, help="of the lab, one rank each (4)")

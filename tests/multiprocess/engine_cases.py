@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -78,9 +79,9 @@ def plan_of(
     )
 
 
-def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) -> Plan:
-    """The policy's plan of a made-up workload on a made-up network, run with ``algorithm``."""
-    workload = Workload(
+def made_up_workload(model: nn.Module) -> Workload:
+    """The gradients of a model, ready at made-up times."""
+    return Workload(
         model="test",
         tensors=tuple(
             GradientTensor(name=name, numel=numel, dtype=dtype, backward_s=2e-5)
@@ -89,6 +90,11 @@ def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) 
         forward_s=1e-4,
         backward_s=1e-2,
     )
+
+
+def policy_plan(model: nn.Module, world_size: int, policy: str, algorithm: str) -> Plan:
+    """The policy's plan of a made-up workload on a made-up network, run with ``algorithm``."""
+    workload = made_up_workload(model)
     cluster = Cluster.flat(world_size, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     asked = filled_to(4096) if policy == "threshold" else policy
     plan = make_plan(workload, cluster, asked, algorithm="ring")
@@ -214,11 +220,18 @@ def train_convnet(
         optimizer.step()
 
 
-def run_case(case: Callable[[int], None], rank: int) -> None:
-    """Run one case on this rank; a failure says which it was."""
+@contextmanager
+def noted(what: str) -> Iterator[None]:
+    """Add to whatever is raised within the block where that was."""
     try:
-        case(rank)
-    except Exception as error:
-        error.add_note(f"in case {case.__name__}")
+        yield
+    except BaseException as error:
+        error.add_note(what)
         raise
+
+
+def run_case(case: Callable[..., None], *place: int) -> None:
+    """Run one case at this rank, of so many where it asks; a failure says which it was."""
+    with noted(f"in case {getattr(case, '__name__', case)}"):
+        case(*place)
     dist.barrier()

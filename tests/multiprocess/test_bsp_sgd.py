@@ -25,14 +25,13 @@ from syncopate.errors import EngineError
 from syncopate.plan import Plan
 from syncopate.recipe import NATIVE
 from syncopate.schedules import registry
-from syncopate.workload import GradientTensor, Workload
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
     convnet,
     data,
     identical_everywhere,
+    made_up_workload,
     run_case,
-    tensors_of,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -43,17 +42,8 @@ PERIOD = 3
 
 def _plan(model: nn.Module, world_size: int, number: int, algorithm: str, *, root: int = 0) -> Plan:
     """An algorithm's plan of a made-up workload on a made-up network, whose LP takes blocks."""
-    workload = Workload(
-        model="test",
-        tensors=tuple(
-            GradientTensor(name=name, numel=numel, dtype=dtype, backward_s=2e-5)
-            for name, numel, dtype in reversed(tensors_of(model))
-        ),
-        forward_s=1e-4,
-        backward_s=1e-2,
-    )
     cluster = Cluster.flat(world_size, latency_s=1e-7, bandwidth_bytes_per_s=1e6)
-    return bsp_sgd_plan(workload, cluster, number, algorithm, root=root)
+    return bsp_sgd_plan(made_up_workload(model), cluster, number, algorithm, root=root)
 
 
 def _names(number: int) -> list[str]:

@@ -17,7 +17,7 @@ from tests.multiprocess.checkpoint_cases import (
     groups_of,
     train,
 )
-from tests.multiprocess.engine_cases import TIMEOUT_S
+from tests.multiprocess.engine_cases import TIMEOUT_S, noted
 from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 3
@@ -68,11 +68,8 @@ def _survives_switches(rank: int, name: str) -> None:
 
 def _all_switches(rank: int, world_size: int) -> None:
     for name in OPTIMIZERS:
-        try:
+        with noted(f"with {name}"):
             _survives_switches(rank, name)
-        except Exception as error:
-            error.add_note(f"with {name}")
-            raise
 
 
 def test_no_optimizer_loses_its_state_between_exchanges():

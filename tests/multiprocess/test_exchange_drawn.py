@@ -16,7 +16,7 @@ from syncopate.collectives import Communicator
 from syncopate.collectives.backend import calls
 from syncopate.engine import distribute
 from syncopate.recipe import Recipe
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, noted, plan_of
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_exchange_tensors import Lamb
 
@@ -168,11 +168,8 @@ def _all_drawn(rank: int, world_size: int) -> None:
     a_lone_owner_is_sent_no_padding(rank)
     declare_optimizer(Lamb, "tensor")
     for seed in range(DRAWN):
-        try:
+        with noted(f"drawn with seed {seed}"):
             train_drawn(rank, seed)
-        except Exception as error:
-            error.add_note(f"drawn with seed {seed}")
-            raise
 
 
 def test_whatever_is_drawn_trains_as_one_process() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, noted, plan_of
 from tests.multiprocess.exchange_cases import Odd, Run, batch, both, squares
 from tests.multiprocess.harness import run_ranks
 
@@ -233,7 +233,7 @@ def training(asked: dict[str, Any], run: Run) -> None:
 
 def as_they_come(rank: int, world_size: int, examples: list[dict[str, Any]]) -> int:
     for asked in examples:
-        try:
+        with noted(f"with {asked}"):
             run = both(
                 rank,
                 world_size,
@@ -243,9 +243,6 @@ def as_they_come(rank: int, world_size: int, examples: list[dict[str, Any]]) -> 
                 tolerance=5e-2 if asked["dtype"] == torch.bfloat16 else 1e-4,
                 **asked["plan"],
             )
-        except BaseException as error:
-            error.add_note(f"with {asked}")
-            raise
         run.model.syncopate.detach()
     return len(examples)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import utils
 
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import plan_of
+from tests.multiprocess.engine_cases import noted, plan_of
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Odd,
@@ -254,11 +254,8 @@ def everything(rank: int, world_size: int) -> None:
     ]
     for exchange in OWNED:
         for between in betweens:
-            try:
+            with noted(f"in {between} of {exchange}"):
                 run = both(rank, world_size, partial(train, between=between), exchange=exchange)
-            except BaseException as error:
-                error.add_note(f"in {between} of {exchange}")
-                raise
             run.model.syncopate.detach()
         norms_of_dtypes(rank, world_size, exchange)
         local(rank, world_size, exchange)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from syncopate.errors import EngineError
+from tests.multiprocess.engine_cases import noted
 from tests.multiprocess.exchange_cases import OWNED, Fragile, Odd, Run, batch, both, sgd, squares
 from tests.multiprocess.harness import run_ranks
 
@@ -358,11 +359,8 @@ def every_habit(rank: int, world_size: int) -> int:
             sizes = None if number % 2 else [len(list(options.get("build", Odd)().parameters()))]
             if options.get("build") is frozen_from_the_start:
                 sizes = None
-            try:
+            with noted(f"in {script} with {options}, {exchange}"):
                 run = both(rank, world_size, script, exchange=exchange, sizes=sizes, **options)
-            except BaseException as error:
-                error.add_note(f"in {script} with {options}, {exchange}")
-                raise
             run.model.syncopate.detach()
         unfrozen(rank, world_size, exchange)
     return len(CASES)

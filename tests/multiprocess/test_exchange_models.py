@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, noted, plan_of
 from tests.multiprocess.exchange_cases import OWNED, Odd, Run, batch, both, sgd, squares
 from tests.multiprocess.harness import run_ranks
 
@@ -175,7 +175,7 @@ def everything(rank: int, world_size: int) -> int:
         for number, (build, loss) in enumerate(scripts):
             tensors = len(list(build().parameters()))
             sizes = None if number % 2 else [2, tensors - 2]
-            try:
+            with noted(f"in {build}, {exchange}"):
                 run = both(
                     rank,
                     world_size,
@@ -185,9 +185,6 @@ def everything(rank: int, world_size: int) -> int:
                     sizes=sizes,
                     tolerance=1e-4,
                 )
-            except BaseException as error:
-                error.add_note(f"in {build}, {exchange}")
-                raise
             run.model.syncopate.detach()
         in_a_group(rank, world_size, exchange)
     return len(scripts)

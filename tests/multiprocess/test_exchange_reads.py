@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_case
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Odd,
@@ -290,12 +289,7 @@ def compiled_steps(compile_it: Any, backend: str, graphs: list[int], run: Run) -
 
 def the_rest(rank: int, world_size: int) -> None:
     for case in (kept_graph, buffers, compiled):
-        try:
-            case(rank, world_size)
-        except BaseException as error:
-            error.add_note(f"in {case.__name__}")
-            raise
-        dist.barrier()
+        run_case(case, rank, world_size)
 
 
 def test_graphs_buffers_and_compiled_code() -> None:

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_case
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Fragile,
@@ -287,12 +286,7 @@ def everything(rank: int, world_size: int) -> None:
         raises_alone,
     ]
     for case in cases:
-        try:
-            case(rank, world_size)
-        except BaseException as error:
-            error.add_note(f"in {case}")
-            raise
-        dist.barrier()
+        run_case(case, rank, world_size)
 
 
 def test_steps_are_those_of_one_process_or_refused() -> None:

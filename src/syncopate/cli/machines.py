@@ -10,6 +10,12 @@ import typer
 from syncopate.cluster import NETWORKS, Cluster
 from syncopate.errors import InvalidValueError
 
+_Network = Annotated[
+    str | None,
+    typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
+]
+_Nodes = Annotated[int | None, typer.Option(help="Number of hosts on --network.")]
+
 
 def machines(
     *,
@@ -17,11 +23,8 @@ def machines(
         Path | None,
         typer.Argument(metavar="CLUSTER", help="Cluster file, from `syncopate calibrate`."),
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of hosts on --network.")] = None,
+    network: _Network = None,
+    nodes: _Nodes = None,
 ) -> Cluster:
     """Return the cluster that the options name."""
     return load_cluster("CLUSTER", cluster, network, nodes)
@@ -33,11 +36,8 @@ def machines_option(
         Path | None,
         typer.Option("--cluster", "-c", help="Cluster file, from `syncopate calibrate`."),
     ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
-    ] = None,
-    nodes: Annotated[int | None, typer.Option(help="Number of hosts on --network.")] = None,
+    network: _Network = None,
+    nodes: _Nodes = None,
 ) -> Cluster:
     """Return the cluster that the options name, its file one of them."""
     return load_cluster("--cluster", cluster, network, nodes)
