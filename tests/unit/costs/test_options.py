@@ -5,21 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, Level
+from syncopate.cluster import Cluster
 from syncopate.costs.decide.options import NEAR, best_options
 from syncopate.costs.model.collective import schedule_cost, variants
 from syncopate.errors import InvalidValueError, UnknownNameError
-
-FLAT = Cluster.flat(8, latency_s=5e-5, bandwidth_bytes_per_s=1e9, reduction_s_per_byte=2e-10)
-RACKS = Cluster(
-    name="two racks of four",
-    levels=(
-        Level(name="host", size=4, latency_s=3e-5, bandwidth_bytes_per_s=125e6),
-        Level(name="rack", size=2, latency_s=9e-5, bandwidth_bytes_per_s=60e6),
-    ),
-    placement=(0, 2, 4, 6, 1, 3, 5, 7),
-    reduction_s_per_byte=2.5e-10,
-)
+from tests.unit.costs.test_blocks import RACKS
+from tests.unit.costs.test_model import FLAT
 
 
 @pytest.mark.parametrize("cluster", [FLAT, RACKS], ids=["flat", "racks"])
