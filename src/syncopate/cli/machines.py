@@ -27,7 +27,7 @@ def machines(
     nodes: _Nodes = None,
 ) -> Cluster:
     """Return the cluster that the options name."""
-    return load_cluster("CLUSTER", cluster, network, nodes)
+    return _load_cluster("CLUSTER", cluster, network, nodes)
 
 
 def machines_option(
@@ -40,10 +40,10 @@ def machines_option(
     nodes: _Nodes = None,
 ) -> Cluster:
     """Return the cluster that the options name, its file one of them."""
-    return load_cluster("--cluster", cluster, network, nodes)
+    return _load_cluster("--cluster", cluster, network, nodes)
 
 
-def load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
+def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
     """Return the cluster of a file, or of a typical network.
 
     Args:

@@ -17,7 +17,7 @@ from syncopate.errors import UnknownNameError
 from syncopate.plan import EXCHANGES, WIRE_DTYPES, Plan
 from syncopate.workload import Workload
 
-ALL = "all"
+_ALL = "all"
 """What ``--exchange`` says for every exchange."""
 
 
@@ -37,8 +37,8 @@ class _Wanted:
 def _wanted(
     *,
     exchange: Annotated[
-        str, typer.Option(help=f"One way of training, or all: {', '.join(EXCHANGES)}.")
-    ] = ALL,
+        str, typer.Option(help=f"One of {', '.join(EXCHANGES)}, or {_ALL}.")
+    ] = _ALL,
     channels: Annotated[
         int | None,
         typer.Option(help="Concurrent collectives; otherwise 1, for `auto` 1 or 2."),
@@ -50,10 +50,10 @@ def _wanted(
         str, typer.Option(help=f"Send float32 gradients as one of {', '.join(WIRE_DTYPES)}.")
     ] = "",
 ) -> _Wanted:
-    if exchange not in (*EXCHANGES, ALL):
-        raise UnknownNameError("exchange", exchange, (*EXCHANGES, ALL))
+    if exchange not in (*EXCHANGES, _ALL):
+        raise UnknownNameError("exchange", exchange, (*EXCHANGES, _ALL))
     told = {"channels": channels, "algorithm": algorithm, "wire_dtype": wire_dtype}
-    return _Wanted(None if exchange == ALL else exchange, told)
+    return _Wanted(None if exchange == _ALL else exchange, told)
 
 
 @grouped(cluster=machines_option, wanted=_wanted)

@@ -1,7 +1,6 @@
 """Costs: what a collective takes on a cluster.
 
-Prices of schedules (``price.py``), what their busiest links need (``congestion.py``), and the
-papers' closed forms (``closed_forms.py``); lines, measured curves and envelopes (``pieces.py``,
-``functions.py``, ``fits.py``); what planning uses for a cluster (``model.py``); and the physical
-bound that no plan can beat (``bound.py``).
+``model/`` has the prices of schedules, measured curves and the envelopes of both, what collectives
+cost in training, and the physical bound that no plan can beat; ``decide/`` takes the algorithm and
+its options by them; ``papers/`` has the closed forms that the papers print.
 """

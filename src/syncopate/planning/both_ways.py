@@ -58,11 +58,11 @@ def both_ways(
         channels: of several, each bucket holds up the next no longer than its bytes hold the link,
             or than its channel's share of all there is to start up. That is an estimate.
     """
-    back = problem.back
-    assert back is not None
-    needed_s = np.array(back.needed_s)
+    pulls = problem.pulls
+    assert pulls is not None
+    needed_s = np.array(pulls.needed_s)
     push = _occupancy(problem, problem.cost, channels)
-    pull = _occupancy(problem, back.cost, channels)
+    pull = _occupancy(problem, pulls.cost, channels)
     end, late = np.zeros(1), np.zeros(1)
     parent, at = np.full(1, -1, np.int64), np.zeros(1, np.int64)
     starts = np.zeros(1, np.int64)

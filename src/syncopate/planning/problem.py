@@ -1,6 +1,6 @@
 """The problem every policy solves: when gradients are ready, how large they are, what bytes cost.
 
-Where weights are updated on some ranks alone, they come back in the same buckets; then the problem
+Where weights are updated on some ranks alone, they are pulled in the same buckets; then the problem
 knows what that costs too, and when the next forward needs them.
 
 A *partition* cuts the gradients, in ready order, into buckets of consecutive ones. It is written as
@@ -19,14 +19,14 @@ from numpy.typing import ArrayLike
 from syncopate.costs.model.functions import CostFunction, Envelope
 from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.errors import InvalidValueError
-from syncopate.simulation.traffic import Pull, Traffic
+from syncopate.simulation.traffic import pull_order
 
 Partition = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Return:
-    """How the weights of a bucket come back.
+class Pulls:
+    """How the weights of every bucket are pulled.
 
     Attributes:
         cost: seconds of the collective; an :class:`Envelope` chooses one algorithm per bucket.
@@ -49,14 +49,14 @@ class Problem:
         nbytes: shape (L,), or (D, L) for gradients of D dtypes, where each column has one entry
             that is not zero: a bucket travels as one collective per dtype.
         cost: seconds of a collective; an :class:`Envelope` chooses one algorithm per bucket.
-        back: how weights come back; None where every rank updates all of them.
+        pulls: how weights are pulled; None where every rank updates all of them.
 
     Attributes:
         ready_s: shape (L,).
         nbytes: shape (D, L).
         offsets: shape (D, L+1); bytes of each dtype before each tensor.
         cost: as given.
-        back: as given.
+        pulls: as given.
 
     Raises:
         InvalidValueError: a value is NaN, infinite or negative, the ready times decrease, or the
@@ -69,12 +69,12 @@ class Problem:
         nbytes: ArrayLike,
         cost: CostFunction,
         *,
-        back: Return | None = None,
+        pulls: Pulls | None = None,
     ) -> None:
         self.ready_s: FloatArray = np.asarray(ready_s, float)
         self.nbytes: FloatArray = np.atleast_2d(np.asarray(nbytes, float))
         self.cost = cost
-        self.back = back
+        self.pulls = pulls
         if self.ready_s.ndim != 1 or not self.ready_s.size:
             raise InvalidValueError("ready_s", self.ready_s.tolist(), "one time for each tensor")
         if self.nbytes.ndim != 2 or self.nbytes.shape[1] != self.ready_s.size:
@@ -101,7 +101,7 @@ class Problem:
             return self.cost.bucket(sizes.tolist()).seconds
         return float(self.cost(sizes).sum())
 
-    def contract(self, cost: CostFunction, start: int, stop: int) -> tuple[CostFunction, float]:
+    def carrier(self, cost: CostFunction, start: int, stop: int) -> tuple[CostFunction, float]:
         """Return what carries the bucket ``[start, stop)``, and its seconds.
 
         They are those of one algorithm with the same options for all its dtypes.
@@ -122,9 +122,9 @@ class Problem:
 
     def roots(self, partition: Sequence[int]) -> tuple[int, ...]:
         """Return who updates each bucket: in turn the rank that has the fewest bytes so far."""
-        if self.back is None or not self.back.rooted:
+        if self.pulls is None or not self.pulls.rooted:
             return (0,) * len(partition)
-        held = [0.0] * self.back.ranks
+        held = [0.0] * self.pulls.ranks
         roots = []
         filled = self.offsets.sum(axis=0)
         for start, stop in pairwise((0, *partition)):
@@ -144,8 +144,7 @@ class Problem:
 def pull_channels(needed_s: Sequence[float], channels: int) -> tuple[int, ...]:
     """Return the channel of each bucket's pull: in turn, in the order in which they are pulled."""
     found = [0] * len(needed_s)
-    order = Traffic((), tuple(Pull(at_s, 0.0) for at_s in needed_s)).pull_order
-    for turn, index in enumerate(order):
+    for turn, index in enumerate(pull_order(needed_s)):
         found[index] = turn % channels
     return tuple(found)
 

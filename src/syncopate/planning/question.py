@@ -15,7 +15,7 @@ from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.training import exchange_costs, on_the_wire
 from syncopate.plan import EXCHANGES, ROOTED, Bucket, Prediction, exchange_of, wire_share
-from syncopate.planning.problem import Partition, Problem, Return, pull_channels
+from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels
 from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.simulation.iteration import play
 from syncopate.workload import Workload
@@ -76,16 +76,11 @@ class Question:
         nbytes = np.zeros((len(dtypes), len(workload.tensors)))
         for index, tensor in enumerate(workload.tensors):
             nbytes[dtypes.index(tensor.dtype), index] = tensor.nbytes
-        kind, back = EXCHANGES[self.exchange], None
+        kind, pulls = EXCHANGES[self.exchange], None
         if kind.pull:
             ranks, rooted = self.cluster.world_size, self.exchange == ROOTED
-            back = Return(costs[kind.pull], workload.needed_s, ranks, rooted)
-        return Problem(
-            workload.ready_s,
-            nbytes,
-            costs[kind.push],
-            back=back,
-        )
+            pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted)
+        return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)
 
     def draft(self, partition: Partition) -> Draft:
         """Return the plan of a partition: the cheapest algorithm per bucket, channels in turn."""
@@ -93,8 +88,8 @@ class Question:
         spans, names = list(pairwise((0, *partition))), [t.name for t in self.workload.tensors]
         kind, costs = EXCHANGES[self.exchange], self.costs[self.exchange]
         turns: Sequence[int] = ()
-        if problem.back is not None:
-            needed_s = [min(problem.back.needed_s[start:stop]) for start, stop in spans]
+        if problem.pulls is not None:
+            needed_s = [min(problem.pulls.needed_s[start:stop]) for start, stop in spans]
             turns = pull_channels(needed_s, channels)
         buckets = []
         for index, ((start, stop), root) in enumerate(

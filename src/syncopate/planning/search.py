@@ -64,7 +64,7 @@ def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
     problem, interference = question.problem, question.cluster.interference
     partition, channels = optimal(problem), question.channels[0]
     ideal = interference.compute_rate == 1 and interference.collective_stretch == 1
-    if problem.back is not None or channels > 1 or not ideal:
+    if problem.pulls is not None or channels > 1 or not ideal:
         player = Player(problem, question.workload, interference, channels)
         partition = search(player, partition, most)
     return question.draft(partition)
@@ -86,12 +86,12 @@ def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) ->
     candidates = [partition, exact, single(problem), threshold(problem)]
     candidates += [mg_wfbp(problem), wfbp(problem)]
     candidates += [equal(problem, count) for count in EQUAL_BUCKETS if count < problem.length]
-    if problem.back is not None:
+    if problem.pulls is not None:
         ways = dict.fromkeys((1, channels))
         candidates += [both_ways(problem, workload.forward_s, compute_s, stops, c) for c in ways]
         candidates += ramps(problem)
     ranked = sorted(dict.fromkeys(candidates), key=player.score)
-    one_way = problem.back is None and channels == 1 and overlap_pays(interference)
+    one_way = problem.pulls is None and channels == 1 and overlap_pays(interference)
     if one_way and len(stops) == problem.length:
         return ranked[0]
     improved = [_improve(one, stops, player, most) for one in ranked[:_IMPROVED]]
@@ -138,22 +138,22 @@ class Player:
             duration_s, startup_s = self._price(self._pushes, problem.cost, start, stop)
             ready_s = float(problem.ready_s[stop - 1])
             pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
-        if (back := problem.back) is None:
+        if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
-        needed_s = [min(back.needed_s[start:stop]) for start, stop in buckets]
+        needed_s = [min(problem.pulls.needed_s[start:stop]) for start, stop in buckets]
         turns = pull_channels(needed_s, channels)
         for (start, stop), at_s, channel in zip(buckets, needed_s, turns, strict=True):
-            duration_s, startup_s = self._price(self._pulls, back.cost, start, stop)
+            duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, start, stop)
             pulls.append(Pull(at_s, duration_s, startup_s, channel))
         update_s = self.workload.update_s * self._update_part(partition)
         return Traffic(tuple(pushes), tuple(pulls), update_s)
 
     def _update_part(self, partition: Partition) -> float:
         """Return the part of all weights that the busiest rank updates."""
-        back, filled = self.problem.back, self.problem.offsets.sum(axis=0)
-        assert back is not None
-        if not back.rooted:
-            return 1 / back.ranks
+        pulls, filled = self.problem.pulls, self.problem.offsets.sum(axis=0)
+        assert pulls is not None
+        if not pulls.rooted:
+            return 1 / pulls.ranks
         held: dict[int, float] = {}
         roots = self.problem.roots(partition)
         for root, (start, stop) in zip(roots, pairwise((0, *partition)), strict=True):
@@ -170,7 +170,7 @@ class Player:
         key = (start, stop)
         if key not in known:
             sizes = (self.problem.offsets[:, stop] - self.problem.offsets[:, start]).tolist()
-            carrier, duration_s = self.problem.contract(cost, start, stop)
+            carrier, duration_s = self.problem.carrier(cost, start, stop)
             known[key] = (duration_s, startup_part_s(carrier, sizes, duration_s))
         return known[key]
 

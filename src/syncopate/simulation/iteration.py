@@ -127,14 +127,6 @@ def play(
     return play_traffic(workload, traffic, interference)
 
 
-def play_collectives(
-    workload: Workload, collectives: Sequence[Collective], interference: Interference = IDEAL
-) -> Iteration:
-    """Play an iteration that pushes collectives that are already priced, and pulls nothing."""
-    traffic = Traffic(tuple(collectives), update_s=workload.update_s)
-    return play_traffic(workload, traffic, interference)
-
-
 def play_traffic(
     workload: Workload, traffic: Traffic, interference: Interference = IDEAL
 ) -> Iteration:

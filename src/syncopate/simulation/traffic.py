@@ -18,7 +18,7 @@ from syncopate.workload import GradientTensor, Workload
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """How the weights of one bucket come back.
+    """How the weights of one bucket are pulled.
 
     Attributes:
         needed_s: the progress of forward at which computation waits for them.
@@ -49,12 +49,19 @@ class Traffic:
 
     @property
     def pull_order(self) -> tuple[int, ...]:
-        """The buckets in the order in which they are pulled: as forward needs them.
+        """The buckets in the order in which they are pulled; see :func:`pull_order`."""
+        return pull_order([pull.needed_s for pull in self.pulls])
 
-        Of those that are needed at once, the one that was pushed last is pulled first.
-        """
-        pulls = self.pulls
-        return tuple(sorted(range(len(pulls)), key=lambda index: (pulls[index].needed_s, -index)))
+
+def pull_order(needed_s: Sequence[float]) -> tuple[int, ...]:
+    """Return the buckets in the order in which they are pulled: as forward needs them.
+
+    Of those that are needed at once, the one that was pushed last is pulled first.
+
+    Args:
+        needed_s: the progress of forward at which each bucket's weights are needed.
+    """
+    return tuple(sorted(range(len(needed_s)), key=lambda index: (needed_s[index], -index)))
 
 
 def traffic_of(
@@ -85,11 +92,11 @@ def traffic_of(
             duration_s, startup_s = _price(bucket.pull, sizes, costs, order)
             needed_s = min(needed[i] for i in indices)
             pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
-    update_s = workload.update_s * update_part(buckets, world_size)
+    update_s = workload.update_s * _update_part(buckets, world_size)
     return Traffic(tuple(pushes), tuple(pulls), update_s)
 
 
-def update_part(buckets: Sequence[Bucket], world_size: int) -> float:
+def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
     """Return the part of all weights that the busiest rank updates.
 
     All of them where nothing is pulled; else a shard of every bucket, or the buckets of which it is

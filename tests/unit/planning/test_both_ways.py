@@ -19,7 +19,7 @@ from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning import POLICIES, Policy, compare, make_plan, predict
 from syncopate.planning.both_ways import both_ways
 from syncopate.planning.optimal import optimal
-from syncopate.planning.problem import Problem, Return, pull_channels
+from syncopate.planning.problem import Problem, Pulls, pull_channels
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search import Player, search
 from syncopate.planning.shapes import ramps
@@ -49,9 +49,9 @@ def drawn(rng: np.random.Generator, length: int, rooted: bool = False) -> tuple[
         backward_s=float(backward_s.sum()) + float(rng.choice([0.0, 1.5])),
         update_s=float(rng.integers(0, 3)),
     )
-    back = Return(random_cost(rng, kind), work.needed_s, 4, rooted)
+    pulls = Pulls(random_cost(rng, kind), work.needed_s, 4, rooted)
     nbytes = np.diff(one_way.offsets, axis=1)
-    return Problem(work.ready_s, nbytes, one_way.cost, back=back), work
+    return Problem(work.ready_s, nbytes, one_way.cost, pulls=pulls), work
 
 
 def score_s(player: Player, partition: tuple[int, ...]) -> float:
@@ -215,8 +215,8 @@ def even(startup_s: float, length: int = 64) -> tuple[Problem, Workload]:
     total_s = float(length)
     work = Workload(model="even", tensors=tensors, forward_s=total_s, backward_s=total_s)
     cost = linear(startup_s, 1.0)
-    back = Return(cost, work.needed_s, 4)
-    return Problem(work.ready_s, np.ones(length), cost, back=back), work
+    pulls = Pulls(cost, work.needed_s, 4)
+    return Problem(work.ready_s, np.ones(length), cost, pulls=pulls), work
 
 
 def test_two_channels_hide_start_ups_behind_bytes() -> None:

@@ -17,10 +17,16 @@ from syncopate.plan import EXCHANGES, Bucket, Plan
 from syncopate.recipe import Recipe
 from syncopate.simulation import play, simulate
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import IDEAL, play_collectives, play_several, play_traffic
+from syncopate.simulation.iteration import IDEAL, play_several, play_traffic
 from syncopate.simulation.traffic import Pull, Traffic
 from syncopate.workload import GradientTensor, Workload
-from tests.unit.simulation.workloads import collectives, interferences, times_s, workloads
+from tests.unit.simulation.workloads import (
+    collectives,
+    interferences,
+    play_collectives,
+    times_s,
+    workloads,
+)
 
 LINEAR = Envelope({"ring": LinearCost(LinearFit(a_s=1.0, b_s_per_byte=0.25))})
 COSTS = dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast"), LINEAR)

@@ -15,10 +15,16 @@ from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import Bucket
 from syncopate.recipe import Recipe
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import play, play_collectives
+from syncopate.simulation.iteration import play
 from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload
-from tests.unit.simulation.workloads import collectives, interferences, workload, workloads
+from tests.unit.simulation.workloads import (
+    collectives,
+    interferences,
+    play_collectives,
+    workload,
+    workloads,
+)
 
 RING = Envelope({"ring": LinearCost(LinearFit(a_s=1.0, b_s_per_byte=0.25))})
 COST = {"all_reduce": RING}

@@ -1,13 +1,16 @@
-"""Hypothesis strategies for workloads, priced collectives and interference."""
+"""Hypothesis strategies for workloads, priced collectives and interference, and what plays them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from hypothesis import strategies as st
 
 from syncopate.cluster import Interference
 from syncopate.simulation.fluid import Collective
+from syncopate.simulation.iteration import IDEAL, Iteration, play_traffic
+from syncopate.simulation.traffic import Traffic
 from syncopate.workload import GradientTensor, Workload
 
 times_s = st.one_of(st.just(0.0), st.floats(1e-3, 10))
@@ -57,3 +60,10 @@ def collectives(draw: st.DrawFn, of: Workload, channels: int = 1) -> list[Collec
         )
         for _, stop in pairwise((0, *cuts))
     ]
+
+
+def play_collectives(
+    work: Workload, found: Sequence[Collective], interference: Interference = IDEAL
+) -> Iteration:
+    """Play an iteration that pushes these, and pulls nothing."""
+    return play_traffic(work, Traffic(tuple(found), update_s=work.update_s), interference)

@@ -188,8 +188,7 @@ def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[st
     """Return the options with which an algorithm is worth pricing on ``cluster``, simplest first.
 
     Those that fit it (:func:`~syncopate.schedules.registry.fitted`), and with them every number of
-    :data:`BLOCKS`, or of :data:`PIPELINES` where there are levels
-    to work at the same time.
+    :data:`BLOCKS`, or of :data:`PIPELINES` where there are levels to work at the same time.
 
     Raises:
         UnknownNameError: no such algorithm.

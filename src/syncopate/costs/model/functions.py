@@ -1,8 +1,8 @@
 """Cost functions: bytes of a collective in, seconds out.
 
-Three kinds: a line (the papers' ``a + b n``), a measured curve, and the lower envelope over
-algorithms, which also says which algorithm is the cheapest at each size. All are vectorised, never
-decrease with the size, and cost nothing for zero bytes, because nothing is sent.
+A line (the papers' ``a + b n``), a measured curve, an algorithm with the best of its options, and
+the lower envelope over algorithms, which also says which is the cheapest at each size. All are
+vectorised, never decrease with the size, and cost nothing for zero bytes, because nothing is sent.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ class _NarrowedCost(PiecewiseCost):
         return _NarrowedCost(self._cost.fixed(options), self._share)
 
 
-class Contract(NamedTuple):
-    """What carries a bucket, and for how much.
+class Cheapest(NamedTuple):
+    """The cheapest algorithm of a bucket.
 
     Attributes:
         algorithm: its name.
@@ -339,7 +339,7 @@ class Envelope(PiecewiseCost):
         self.of(algorithm)
         return Envelope({algorithm: self._alone[algorithm]}, self.least_s_per_byte)
 
-    def bucket(self, nbytes_by_dtype: Sequence[float]) -> Contract:
+    def bucket(self, nbytes_by_dtype: Sequence[float]) -> Cheapest:
         """Return the cheapest algorithm of a bucket, its options and its seconds.
 
         A bucket has one algorithm and travels as one collective per dtype, back to back, so its
@@ -351,12 +351,12 @@ class Envelope(PiecewiseCost):
         largest = max(nbytes_by_dtype)
         if len(nbytes_by_dtype) == 1:
             name = self.best(largest)
-            return Contract(name, self.costs[name].options(largest), float(self(largest)))
+            return Cheapest(name, self.costs[name].options(largest), float(self(largest)))
         sizes = np.asarray(nbytes_by_dtype, float)
         seconds = {name: float(cost(sizes).sum()) for name, cost in self.costs.items()}
         alone = {name: float(cost(sizes).sum()) for name, cost in self._alone.items()}
         name = min(seconds, key=lambda name: (seconds[name], alone[name]))
-        return Contract(name, self.costs[name].options(largest), seconds[name])
+        return Cheapest(name, self.costs[name].options(largest), seconds[name])
 
 
 Costs = Mapping[str, Envelope]

@@ -6,10 +6,11 @@ collective alone was measured.
 
 [Note: collectives nobody measured] Calibration measures all-reduces unless told to measure more. A
 reduce-scatter or all-gather that was not measured is believed to take its schedule's price, times
-what the measured ring all-reduce takes over its own price at that size. The ring is a reduce-
-scatter and an all-gather by the same messages, one after the other, so what its price leaves out,
-the work of processors and how well a link is filled, its halves share. Reduces and broadcasts are
-chains and trees of the same executor on the same links; the same factor is the best guess there is.
+what the measured ring all-reduce takes over its own price at that size. The ring is a
+reduce-scatter and an all-gather by the same messages, one after the other, so what its price leaves
+out, the work of processors and how well a link is filled, its halves share. Reduces and broadcasts
+are chains and trees of the same executor on the same links; the same factor is the best guess there
+is.
 Beyond the ring's sizes the factor stays what it was at the last. Without a ring another schedule
 that was measured stands in for it. Where the backend's own all-reduce alone was measured, the
 backend carries the other collectives too, and its time is in proportion to the bytes that each must
@@ -59,7 +60,8 @@ def training_costs(
     Args:
         cluster: the machines.
         nbytes: of all gradients together.
-        names: the algorithms wanted; as for :func:`~syncopate.costs.model.collective_costs`.
+        names: the algorithms wanted; as for
+            :func:`~syncopate.costs.model.collective.collective_costs`.
         collective: such as ``"reduce_scatter"``.
 
     Raises:
