@@ -126,6 +126,18 @@ def _ddp_around_it(rank: int) -> None:
             wrapped(data(rank, 0, 4, 8))
         _averages_rightly(model, rank, data(rank, 0, 4, 8))
         model.syncopate.detach()
+    # Its reducer in Python hooks parameters instead, and averages however the model is called.
+    config: Any = torch._dynamo.config
+    with config.patch(optimize_ddp="python_reducer"):
+        model, optimizer = _planned(own := _Net(), _sgd(own))
+        wrapped = DistributedDataParallel(model)
+    for called in (wrapped, model):
+        with pytest.raises(EngineError, match=message):
+            _train(called, optimizer, rank)
+    for hook in wrapped._accum_grad_hooks:
+        hook.remove()
+    _averages_rightly(model, rank, data(rank, 0, 4, 8))
+    model.syncopate.detach()
     # What DDP is told to leave alone may be inside.
     outer = nn.Sequential(nn.Linear(8, 8), model := _planned(_Net()))
     names = [f"1.{name}" for name, _ in (*model.named_parameters(), *model.named_buffers())]

@@ -428,7 +428,7 @@ class Engine:
                 schedule_of(recipe.in_order(plan.order), plan.world_size)
 
     def _require_trainable(self) -> None:
-        ownership.require_alone(self)
+        ownership.require_alone(self, self._trainables)
         self._inventory.require_unchanged()
 
     def _require_same(self, plan: Plan) -> None:

@@ -7,7 +7,9 @@ refused, and so is DistributedDataParallel around a distributed model.
 [Note: DDP around a distributed model]
 DDP hooks autograd below Python and tells nobody, so its being built goes unseen. But it exchanges
 only what went through its own forward, and names itself there for torch.compile: a distributed
-model that is called meanwhile sees it, whoever wrapped what, before any gradient is wrong.
+model that is called meanwhile sees it, whoever wrapped what, before any gradient is wrong. Its
+reducer in Python (``torch._dynamo.config.optimize_ddp = "python_reducer"``) does not name itself,
+and hooks the parameters where they can be seen.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,6 +29,7 @@ from syncopate.engine.exchange import groups
 from syncopate.errors import EngineError
 
 if TYPE_CHECKING:
+    from syncopate.engine.buckets import Trainable
     from syncopate.engine.engine import Engine
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
@@ -107,24 +111,40 @@ def _shared(trained: Sequence[tuple[str, nn.Parameter]]) -> tuple[str, Engine, s
     return None
 
 
-def require_alone(engine: Engine) -> None:
+def require_alone(engine: Engine, trainables: Sequence[Trainable]) -> None:
     """Refuse a forward inside DDP's ([Note: DDP around a distributed model]).
+
+    Args:
+        engine: whose model is called.
+        trainables: what it exchanges.
 
     Raises:
         EngineError: names a parameter that both would exchange.
     """
+    for trainable in trainables:
+        if any(map(_is_of_ddp, trainable.parameter._post_accumulate_grad_hooks.values())):
+            raise _exchanged_twice(engine, trainable.name)
     outer = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if outer is None:
         return
     for name, parameter in outer.module.named_parameters():
         there = engine.exchanged.get(id(parameter))
         if there is not None and name not in outer.parameters_to_ignore:
-            raise EngineError(
-                f"DistributedDataParallel is wrapped around a {engine.model_name} that is "
-                f"distributed already, so both would average the gradient of {there!r}. Call the "
-                "model without the wrapper (its .module) and keep it from what wraps it, such as "
-                "Accelerate's prepare or a Trainer; or call .syncopate.detach() to stay with DDP"
-            )
+            raise _exchanged_twice(engine, there)
+
+
+def _is_of_ddp(hook: object) -> bool:
+    function = hook.func if isinstance(hook, partial) else hook
+    return getattr(function, "__module__", "") == DistributedDataParallel.__module__
+
+
+def _exchanged_twice(engine: Engine, name: str) -> EngineError:
+    return EngineError(
+        f"DistributedDataParallel is wrapped around a {engine.model_name} that is distributed "
+        f"already, so both would average the gradient of {name!r}. Call the model without the "
+        "wrapper (its .module) and keep it from what wraps it, such as Accelerate's prepare or a "
+        "Trainer; or call .syncopate.detach() to stay with DDP"
+    )
 
 
 def require_averaged(optimizer: torch.optim.Optimizer) -> None:
