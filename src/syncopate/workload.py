@@ -18,6 +18,9 @@ from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError
 from syncopate.units import dtype_bytes
 
+_ROUNDING = 1e-12
+"""Times that differ by less, as a share of an iteration, differ by the rounding of their sums."""
+
 
 class GradientTensor(Record, frozen=True, kw_only=True):
     """One parameter's gradient.
@@ -106,8 +109,16 @@ class Workload(Artifact, frozen=True, kw_only=True):
 
     @property
     def ready_s(self) -> tuple[float, ...]:
-        """Ready time of each gradient, counted from the start of the forward pass."""
-        return tuple(accumulate((t.backward_s for t in self.tensors), initial=self.forward_s))[1:]
+        """Ready time of each gradient, counted from the start of the forward pass.
+
+        A gradient that is ready as backward ends is so to the last bit, in whatever order the same
+        times were added: where overlap stalls computation, an ulp of backward that is left would
+        cost the whole collective.
+        """
+        end_s = self.forward_s + self.backward_s
+        slack_s = _ROUNDING * end_s
+        ready_s = accumulate((t.backward_s for t in self.tensors), initial=self.forward_s)
+        return tuple(end_s if abs(end_s - at_s) <= slack_s else at_s for at_s in ready_s)[1:]
 
     @property
     def needed_s(self) -> tuple[float, ...]:

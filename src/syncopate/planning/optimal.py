@@ -146,6 +146,7 @@ class _Alternative:
         self._uppers: list[float] = pieces.upper_bytes.tolist()
         self._intercepts: list[float] = pieces.intercept_s.tolist()
         self._slopes: list[float] = pieces.slope_s_per_byte.tolist()
+        self._reached: list[float] = pieces.least_s.tolist()
         # What the smallest message of each piece costs.
         self._leasts = [
             max(intercept + slope * low, 0.0)
@@ -162,7 +163,8 @@ class _Alternative:
         for offsets in self.offsets:
             nbytes = offsets[stop] - offsets[start]
             piece = bisect_left(self._uppers, nbytes)
-            total += max(self._intercepts[piece] + self._slopes[piece] * nbytes, 0.0)
+            cost_s = self._intercepts[piece] + self._slopes[piece] * nbytes
+            total += max(cost_s, self._reached[piece])
         return total
 
     def boundaries(self) -> Iterator[list[int]]:

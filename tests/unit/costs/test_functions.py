@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -74,10 +74,13 @@ def test_a_measurement_of_zero_bytes_is_the_start_up() -> None:
         st.integers(0, 2**40), st.lists(st.floats(0, 10), min_size=1, max_size=3), min_size=1
     )
 )
+# Steep at large sizes: the intercept is 6e11 s, and its last bit 1e-4 s.
+@example({0: [0.0], 1099511627732: [0.0], 1099511627741: [4.820739935266652]})
+@example({0: [0.0], 1099511627771: [0.0], 1099511627776: [5.713522506529857]})
 def test_any_curve_is_monotone(points: dict[int, list[float]]) -> None:
     cost = CurveCost(curve(dict(sorted(points.items()))))
     values = cost(np.sort([0, *points, *(n + 1 for n in points), 2**41]))
-    assert (np.diff(values) >= -1e-9).all()
+    assert (np.diff(values) >= 0).all()
     assert values[0] == 0
 
 

@@ -84,6 +84,8 @@ def test_at_least_keeps_owners() -> None:
 
 
 @given(any_pieces(), any_pieces(), st.sampled_from([0.0, 1.0, 3e5, 1e9]))
+# One byte of the steeper is no dearer to the last bit; a hundred million of them are.
+@example(Pieces.of([np.inf], [2.0], [0.0]), Pieces.of([np.inf], [2.0], [2.0**-52]), 0.0)
 def test_one_cost_up_to_a_size_and_another_beyond(
     inside: Pieces, beyond: Pieces, limit: float
 ) -> None:
@@ -95,7 +97,7 @@ def test_one_cost_up_to_a_size_and_another_beyond(
 @given(any_pieces())
 def test_costs_never_decrease(pieces: Pieces) -> None:
     values = pieces(np.sort(SIZES))
-    assert (np.diff(values) >= -1e-9 * values[1:]).all()
+    assert (np.diff(values) >= 0).all()
     assert values[0] == 0
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations, pairwise
 
 import numpy as np
@@ -98,8 +99,18 @@ class Pieces:
         sizes = np.asarray(nbytes, float)
         piece = self.index(sizes)
         cost = self.intercept_s[piece] + self.slope_s_per_byte[piece] * sizes
-        # The intercept of a steep chord cancels against its slope; rounding may dip below zero.
-        return np.asarray(np.maximum(cost, 0.0))
+        return np.asarray(np.maximum(cost, self.least_s[piece]))
+
+    @cached_property
+    def least_s(self) -> FloatArray:
+        """What the pieces before each one have come to: shape (K,), 0.0 for the first.
+
+        The intercept of a steep chord cancels against its slope, and what is left is rounded to the
+        last bit of the intercept: by itself a piece may begin lower than the one before ends, or
+        below zero. Within a piece rounding keeps the order of sizes.
+        """
+        ends_s = self.intercept_s[:-1] + self.slope_s_per_byte[:-1] * self.upper_bytes[:-1]
+        return np.concatenate(([0.0], np.maximum.accumulate(np.maximum(ends_s, 0.0))))
 
     def index(self, nbytes: ArrayLike) -> IntArray:
         """Return which piece each size belongs to.
@@ -225,10 +236,25 @@ def _picked_line(
     left = low
     for right in sorted(cuts):
         middle = (left + right) / 2 if right < np.inf else 2 * left + 1.0
-        values = [a + b * middle for a, b in lines]
-        owner = values.index(pick(values))
+        owner = _picked(lines, middle, pick)
         if parts and parts[-1][1] == owner:
             parts.pop()
         parts.append((right, owner))
         left = right
     return parts
+
+
+def _picked(lines: Sequence[tuple[float, float]], nbytes: float, pick: _Pick) -> int:
+    """Return which line is picked at a size at which none of them cross; at a tie the first.
+
+    The lines' distance tells, not their values: of two lines that begin at one point, the slopes
+    may differ by so little that their values at ``nbytes`` are the same number, and yet matter for
+    a message a million times as large.
+    """
+    picked = 0
+    for index, (intercept, slope) in enumerate(lines):
+        a, b = lines[picked]
+        above = (intercept - a) + (slope - b) * nbytes
+        if above and pick((above, 0.0)) == above:
+            picked = index
+    return picked
