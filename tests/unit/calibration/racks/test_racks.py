@@ -7,7 +7,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.calibration.racks.levels import Observed, Pairs, Round, expected
@@ -88,21 +88,16 @@ class TestSearch:
             assert found_groups(found) == network.groups
             assert found.slow == ()
 
-    @settings(max_examples=12, deadline=None, derandomize=True)
-    @given(
-        racks=st.integers(2, 6),
-        size=st.integers(2, 6),
-        ratio=st.floats(1.3, 8.0),
-        placement=st.sampled_from(["blocked", "alternating"]),
-        seed=st.integers(0, 1000),
-    )
-    def test_any_ratio_in_noise(
-        self, racks: int, size: int, ratio: float, placement: str, seed: int
-    ) -> None:
-        # Racks of two need more than 1.3 to be told from noise of 10%.
-        ratio = max(ratio, 1.5)
+    @pytest.mark.parametrize("case", range(12))
+    def test_any_ratio_in_noise(self, case: int) -> None:
+        """Drawn once and for all: in noise of 10% a search may go wrong, if seldom."""
+        draw = random.Random(case)
+        racks, size = draw.randint(2, 6), draw.randint(2, 6)
+        # Racks of two need more than 1.3 to be told from such noise.
+        ratio = max(draw.uniform(1.3, 8.0), 1.5)
+        placement = ("blocked", "alternating")[case % 2]
         network = Network.regular(racks, size, ratio, placement, noise=0.1)
-        found = network.search(seed)
+        found = network.search(seed=case)
         assert not found.resolved or found_groups(found) == network.groups
 
     @pytest.mark.parametrize("sizes", [(3, 5), (3, 4, 5), (2, 3, 7), (10, 22)])
