@@ -24,7 +24,6 @@ import syncopate
 from syncopate.zoo.data import digits
 
 GLOBAL_BATCH = 24
-EVERY = 5
 
 
 def main() -> None:
@@ -32,6 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train on handwritten digits, with checkpoints.")
     parser.add_argument("--file", type=Path, required=True, help="the checkpoint")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--die-at", type=int, default=-1, help="a step at which one rank dies")
     arguments = parser.parse_args()
 
@@ -66,7 +66,7 @@ def main() -> None:
         dist.all_reduce(mean)
         if rank == 0:
             print(f"start {restarts()}, step {step}: loss {mean.item():.6f}", flush=True)
-        if (step + 1) % EVERY == 0:
+        if (step + 1) % arguments.every == 0:
             # Every rank takes part; rank 0 gets the whole of it, and alone writes.
             state = model.syncopate.state_dict(optimizer)
             if rank == 0:

@@ -94,10 +94,9 @@ def cases(world_size: int) -> Iterator[Case]:
 class Data:
     """What each of ``world_size`` ranks contributes, and what comes out; the same on every rank."""
 
-    def __init__(self, numbers: torch.Tensor, world_size: int) -> None:
-        self._numbers = numbers[:world_size]  # float64, (p, LARGEST)
+    def __init__(self, inputs: dict[torch.dtype, torch.Tensor], world_size: int) -> None:
         self.world_size = world_size
-        self._inputs = {dtype: self._as(dtype) for dtype in DTYPES}
+        self._inputs = {dtype: rows[:world_size] for dtype, rows in inputs.items()}
 
     def of(self, rank: int, case: Case) -> torch.Tensor:
         """Return the first elements of one rank's input."""
@@ -129,14 +128,23 @@ class Data:
         again = 2 if unit == torch.finfo(values.dtype).eps / 2 else 1
         return values.sum(0), values.abs().sum(0) * bound * again
 
-    def _as(self, dtype: torch.dtype) -> torch.Tensor:
-        numbers = self._numbers if dtype == torch.float32 else self._numbers[:, :MOST]
+
+def inputs_of(ranks: int) -> dict[torch.dtype, torch.Tensor]:
+    """Return what every rank contributes of every dtype: shape (ranks, elements)."""
+    generator = torch.Generator().manual_seed(ranks)
+    every = torch.randn((ranks, LARGEST), generator=generator, dtype=torch.float64).clamp_(-7, 7)
+    inputs = {}
+    for dtype in DTYPES:
+        numbers = every if dtype == torch.float32 else every[:, :MOST]
         if dtype.is_complex:
-            return torch.complex(numbers, self._numbers[:, 1 : MOST + 1]).to(dtype)
-        if dtype.is_floating_point:
-            return numbers.to(dtype)
-        # Sums leave the range of narrow integers, and wrap around.
-        return (numbers * 2.0 ** (torch.iinfo(dtype).bits - 5)).to(torch.int64).to(dtype)
+            inputs[dtype] = torch.complex(numbers, every[:, 1 : MOST + 1]).to(dtype)
+        elif dtype.is_floating_point:
+            inputs[dtype] = numbers.to(dtype)
+        else:
+            # Sums leave the range of narrow integers, and wrap around.
+            large = numbers * 2.0 ** (torch.iinfo(dtype).bits - 5)
+            inputs[dtype] = large.to(torch.int64).to(dtype)
+    return inputs
 
 
 def reals(values: torch.Tensor) -> torch.Tensor:
@@ -176,13 +184,11 @@ def run_one(communicator: Communicator, case: Case, data: Data) -> tuple[bool, t
 def sweep(rank: int, processes: int) -> dict[int, tuple[list[str], list[int], int]]:
     """Return per world size: the cases wrong on this rank, a checksum of each result, the count."""
     found = {}
-    generator = torch.Generator().manual_seed(processes)
-    shape = (processes, LARGEST)
-    numbers = torch.randn(shape, generator=generator, dtype=torch.float64).clamp_(-7, 7)
+    inputs = inputs_of(processes)
     for world_size in EXECUTED:
         group = dist.new_group(range(world_size))
         if rank < world_size:
-            found[world_size] = sweep_group(group, Data(numbers, world_size))
+            found[world_size] = sweep_group(group, Data(inputs, world_size))
         dist.barrier()
     return found
 

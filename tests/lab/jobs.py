@@ -113,7 +113,7 @@ def benching(stage: Stage) -> None:
 
 def congested(stage: Stage) -> None:
     """Send more than a slow link carries for a while; nobody is lost."""
-    tensor = torch.full((8_000_000,), float(stage.communicator.rank + 1))
+    tensor = torch.full((5_000_000,), float(stage.communicator.rank + 1))
     stage.ready()
     wait_for(stage.cut)
     stage.communicator.all_reduce(tensor, algorithm="ring")

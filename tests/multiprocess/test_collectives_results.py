@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import warnings
@@ -49,11 +50,19 @@ def inputs(rank: int, numel: int, dtype: torch.dtype) -> torch.Tensor:
     return (values * 10).to(dtype) if not dtype.is_floating_point else (values - 0.3).to(dtype)
 
 
-def verify(
-    collective: str, before: list[torch.Tensor], after: torch.Tensor, rank: int
-) -> torch.Tensor:
+@functools.cache
+def given(
+    world_size: int, numel: int, dtype: torch.dtype
+) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Return the inputs of all ranks, and their sum as float64; many cases share them."""
+    before = tuple(inputs(rank, numel, dtype) for rank in range(world_size))
+    return before, torch.stack(before).double().sum(0)
+
+
+def verify(collective: str, after: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """Check what ``rank`` has to hold; return it."""
     dtype, numel = after.dtype, after.numel()
+    before, total = given(world_size, numel, dtype)
     offsets = chunk_offsets(numel, len(before))
     mine = slice(offsets[rank], offsets[rank + 1])
     if collective == "all_gather":
@@ -61,7 +70,6 @@ def verify(
             shard = slice(offsets[owner], offsets[owner + 1])
             assert torch.equal(after[shard], tensor[shard])
         return after
-    total = torch.stack(before).double().sum(0)
     share = slice(None) if collective == "all_reduce" else mine
     if not dtype.is_floating_point:
         assert torch.equal(after[share], total[share].to(dtype))
@@ -77,12 +85,11 @@ def every_case(rank: int, world_size: int) -> dict[str, str]:
     digests = {}
     with Communicator(timeout_s=60) as communicator:
         for collective, algorithm, numel, dtype in cases(world_size):
-            before = [inputs(peer, numel, dtype) for peer in range(world_size)]
-            tensor = before[rank].clone()
+            tensor = given(world_size, numel, dtype)[0][rank].clone()
             handle = getattr(communicator, collective)(tensor, algorithm=algorithm)
             assert handle.done()
             assert handle.finished_s >= handle.started_s
-            held = verify(collective, before, tensor, rank)
+            held = verify(collective, tensor, rank, world_size)
             if collective == "all_reduce":
                 digest = hashlib.sha1(held.view(torch.uint8).numpy().tobytes()).hexdigest()
                 digests[f"{algorithm} {numel} {dtype}"] = digest
@@ -231,18 +238,18 @@ def other_ways(rank: int, world_size: int) -> None:
     with communicator:
         for row in [row for row in TABLE if row.collective in COLLECTIVES]:
             for numel in (1, 60_001):
-                before = [inputs(peer, numel, torch.float32) for peer in range(world_size)]
+                before, _ = given(world_size, numel, torch.float32)
                 tensor = before[rank].clone()
                 getattr(communicator, row.collective)(tensor, algorithm=row.algorithm)
-                held = verify(row.collective, before, tensor, rank)
+                held = verify(row.collective, tensor, rank, world_size)
                 batched = before[rank].clone()
                 schedule = build(row.collective, row.algorithm, world_size)
                 rounds.run(schedule, batched)
-                assert torch.equal(verify(row.collective, before, batched, rank), held)
+                assert torch.equal(verify(row.collective, batched, rank, world_size), held)
                 # Message chunks follow one another; which sums come first may change with them.
                 chunked = before[rank].clone()
                 chunks.run(schedule, chunked)
-                verify(row.collective, before, chunked, rank)
+                verify(row.collective, chunked, rank, world_size)
 
 
 def test_without_private_calls_and_in_batched_rounds() -> None:
