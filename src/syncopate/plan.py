@@ -11,7 +11,9 @@ they arrive, and the new weights are gathered or broadcast from there.
 
 [Note: narrow gradients] Gradients can travel in fewer bits than they have, and are summed in the
 type that they have. Weights come back as they are: what is lost of a gradient is noise in one step,
-what is lost of a weight stays lost.
+what is lost of a weight stays lost. bfloat16 has the range of float32, and is what to take unless
+there is a reason; float16 has three more bits, and nothing beyond 65504. Gradients of 16 bits, and
+complex ones, travel as they are.
 """
 
 from __future__ import annotations
@@ -50,31 +52,50 @@ EXCHANGES: dict[str, ExchangeKind] = {
 
 
 WIRE_DTYPES = ("bfloat16", "float16")
-"""What float32 gradients can be narrowed to on the wire."""
+"""What gradients can be narrowed to on the wire."""
 
-_NARROWED = "float32"
+NARROWED = ("float32", "float64")
+"""The types of gradients that are narrowed."""
 
 
-def wire_share(wire_dtype: str, dtypes: Iterable[str]) -> float:
-    """Return the part of a gradient's bytes that goes on the wire; see [Note: narrow gradients].
+def wire_dtype_of(dtype: str, wire_dtype: str) -> str:
+    """Return what gradients of ``dtype`` travel as; see [Note: narrow gradients].
+
+    Args:
+        dtype: of the gradients.
+        wire_dtype: a plan's.
+    """
+    return wire_dtype if wire_dtype and dtype in NARROWED else dtype
+
+
+def wire_share(wire_dtype: str, nbytes: Mapping[str, int]) -> float:
+    """Return the part of all gradients' bytes that goes on the wire.
 
     Args:
         wire_dtype: one of ``WIRE_DTYPES``; empty for the gradients' own.
-        dtypes: of the gradients.
+        nbytes: of the gradients of each dtype. Where there are several, the part is that of all of
+            them together, and no bucket's.
 
     Raises:
         UnknownNameError: gradients cannot be narrowed to it.
-        InvalidValueError: a gradient is not float32.
     """
-    if not wire_dtype:
-        return 1.0
-    if wire_dtype not in WIRE_DTYPES:
+    require_wire_dtype(wire_dtype)
+    total = sum(nbytes.values())
+    sent = sum(
+        held * dtype_bytes(wire_dtype_of(dtype, wire_dtype)) / dtype_bytes(dtype)
+        for dtype, held in nbytes.items()
+    )
+    return sent / total if total else 1.0
+
+
+def require_wire_dtype(wire_dtype: str) -> None:
+    """Refuse what gradients cannot be narrowed to.
+
+    Raises:
+        UnknownNameError: it is not empty, and none of ``WIRE_DTYPES``.
+    """
+    if wire_dtype and wire_dtype not in WIRE_DTYPES:
         raise UnknownNameError("dtype on the wire", wire_dtype, WIRE_DTYPES)
-    others = sorted({dtype for dtype in dtypes if dtype != _NARROWED})
-    if others:
-        rule = f"empty for a model with {', '.join(others)} gradients: only {_NARROWED} is narrowed"
-        raise InvalidValueError("dtype on the wire", wire_dtype, rule)
-    return dtype_bytes(wire_dtype) / dtype_bytes(_NARROWED)
 
 
 class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -174,8 +195,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
         cluster: the cluster's name, for reports.
         order: the ranks in the order that all schedules follow, so that neighbours are near; empty
             for that of their numbers.
-        wire_dtype: what float32 gradients travel as, one of ``WIRE_DTYPES``; empty for their own
-            type. See [Note: narrow gradients].
+        wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; empty for
+            their own type. See [Note: narrow gradients].
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
     """
 
@@ -206,7 +227,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
             )
         if self.exchange not in EXCHANGES:
             raise UnknownNameError("exchange", self.exchange, EXCHANGES)
-        wire_share(self.wire_dtype, ())
+        require_wire_dtype(self.wire_dtype)
         if self.channels < 1:
             raise InvalidValueError("channels", self.channels, "an integer >= 1")
         if self.pull_period != 1:
@@ -260,7 +281,6 @@ class Plan(Artifact, frozen=True, kw_only=True):
 
         Raises:
             PlanError: names what differs.
-            InvalidValueError: gradients of this model cannot be narrowed as the plan says.
         """
         if world_size != self.world_size:
             raise PlanError(
@@ -268,7 +288,6 @@ class Plan(Artifact, frozen=True, kw_only=True):
                 "Plan again for this rank count, or start the ranks it was made for"
             )
         here = list(tensors)
-        wire_share(self.wire_dtype, (dtype for _, _, dtype in here))
         sizes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in here}
         differences = self._differences(sizes)
         if fingerprint(here) == self.fingerprint:

@@ -28,7 +28,7 @@ from syncopate.collectives.handle import Completion, Handle
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages import Messages
-from syncopate.collectives.request import DTYPES, known_bounds, require_recipe, require_tensor
+from syncopate.collectives.request import DTYPES, form_of, require_recipe
 from syncopate.collectives.runner import Runner, Work
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import AlgorithmOptions, Recipe
@@ -289,6 +289,7 @@ class Communicator:
         bounds: Sequence[int] | None = None,
         before: Callable[[], object] | None = None,
         async_op: bool = False,
+        wire_dtype: torch.dtype | None = None,
     ) -> Handle:
         """Run what ``recipe`` says on ``tensor``, in place.
 
@@ -301,18 +302,21 @@ class Communicator:
             before: called on the thread that runs the collective, when its turn has come;
                 ``tensor`` may be filled until it returns.
             async_op: return at once.
+            wire_dtype: what the elements of a sum of float32 or float64 travel as, bfloat16 or
+                float16 (:mod:`syncopate.collectives.mesh.narrow`); as they are when left out.
+
+        Raises:
+            InvalidValueError: a ``wire_dtype`` for what is not such a sum, or no such one.
         """
         channel = recipe.channel
-        require_tensor(recipe.collective, tensor)
-        if bounds is not None:
-            bounds = known_bounds(recipe.collective, bounds, tensor.numel(), self._world_size)
+        form = form_of(recipe.collective, tensor, self._world_size, bounds, wire_dtype)
         if not 0 <= channel < len(self._channels):
             raise InvalidValueError("channel", channel, f"in 0..{len(self._channels) - 1}")
         self._require_open(recipe.collective)
         if recipe.algorithm == registry.AUTO:
             if self._choices is None:
                 raise InvalidValueError("algorithm", registry.AUTO, _NO_CLUSTER)
-            recipe = self._choices.resolve(recipe, tensor.nbytes)
+            recipe = self._choices.resolve(recipe, form.nbytes(tensor))
         if not tensor.numel() or not self._runners:
             require_recipe(recipe, self._world_size)
             if before is not None:
@@ -321,7 +325,7 @@ class Communicator:
             handle._finish(now_s, now_s)
             return handle
         runner = self._runners[channel]
-        label, work, waits = runner.collective(recipe, tensor, bounds)
+        label, work, waits = runner.collective(recipe, tensor, form)
         if before is not None:
             work = _after(before, work)
         place = _Place(channel, async_op, queued=not waits)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
+from syncopate.collectives.shards import Form
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import NARROWED, WIRE_DTYPES
 from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, checked_bounds
@@ -59,6 +61,25 @@ def _require_known(recipe: Recipe) -> None:
         raise UnknownNameError("algorithm", recipe.algorithm, known, recipe.collective)
 
 
+def form_of(
+    collective: str,
+    tensor: torch.Tensor,
+    world_size: int,
+    bounds: Sequence[int] | None = None,
+    wire_dtype: torch.dtype | None = None,
+) -> Form:
+    """Return what ``collective`` is to make of ``tensor``.
+
+    Raises:
+        UnknownNameError: no such collective.
+        InvalidValueError: the tensor is not fit, or the bounds or the wire_dtype for it.
+    """
+    require_tensor(collective, tensor)
+    if bounds is not None:
+        bounds = known_bounds(collective, bounds, tensor.numel(), world_size)
+    return Form(bounds, known_wire_dtype(collective, tensor.dtype, wire_dtype))
+
+
 def known_bounds(
     collective: str, bounds: Sequence[int], numel: int, world_size: int
 ) -> tuple[int, ...] | None:
@@ -96,3 +117,28 @@ def require_tensor(collective: str, tensor: torch.Tensor) -> None:
         raise InvalidValueError(
             what, "part of autograd", "without requires_grad; pass tensor.detach()"
         )
+
+
+def known_wire_dtype(
+    collective: str, dtype: torch.dtype, wire_dtype: torch.dtype | None
+) -> torch.dtype | None:
+    """Return what elements of ``dtype`` travel as; None where that is what they are.
+
+    Raises:
+        UnknownNameError: no such collective.
+        InvalidValueError: nothing is narrowed to it, or these elements are not, or the collective
+            does not add.
+    """
+    if wire_dtype is None or wire_dtype == dtype:
+        return None
+    if DTYPES.get(wire_dtype) not in WIRE_DTYPES:
+        rule = f"None, or one of {', '.join(f'torch.{name}' for name in WIRE_DTYPES)}"
+        raise InvalidValueError(f"wire_dtype of {collective}", wire_dtype, rule)
+    if not conditions(collective).reduces:
+        sums = ", ".join(name for name, found in CONDITIONS.items() if found.reduces)
+        rule = f"None: what is copied travels as it is; only sums are narrowed ({sums})"
+        raise InvalidValueError(f"wire_dtype of {collective}", wire_dtype, rule)
+    if DTYPES[dtype] not in NARROWED:
+        rule = f"None for a tensor of {dtype}: only {', '.join(NARROWED)} are narrowed"
+        raise InvalidValueError(f"wire_dtype of {collective}", wire_dtype, rule)
+    return wire_dtype

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
+from syncopate.collectives.backend.narrow import Narrow
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
@@ -25,7 +26,7 @@ from syncopate.collectives.nccl.stages import Staged, Stages
 from syncopate.collectives.nccl.streams import PinnedStage, StreamQueue, mark, on_this_device
 from syncopate.collectives.objects import Objects
 from syncopate.collectives.request import schedule_of
-from syncopate.collectives.shards import Bounds, labelled
+from syncopate.collectives.shards import PLAIN, Form
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import Recipe
 
@@ -71,9 +72,10 @@ class Runner:
         self._world_size = group.size()
         self._backends = transport.backends(group)
         self._native = native.Native(group)
+        self._narrow = Narrow(self._native)
         self._rounds = Rounds(group, rank)
         self._stages = Stages(group, rank, timeout_s)
-        self._known: dict[tuple[Hashable, str, Bounds | None], tuple[str, Body]] = {}
+        self._known: dict[tuple[Hashable, str, Form], tuple[str, Body]] = {}
         self._pinned = PinnedStage()
         self._queue = StreamQueue()
         self._introduced: set[torch.device] = set()
@@ -89,22 +91,20 @@ class Runner:
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
 
-    def collective(
-        self, recipe: Recipe, tensor: torch.Tensor, bounds: Bounds | None = None
-    ) -> Prepared:
+    def collective(self, recipe: Recipe, tensor: torch.Tensor, form: Form = PLAIN) -> Prepared:
         """Return a collective, prepared on the caller's thread and stream.
 
         Args:
             recipe: what is to happen.
             tensor: on what.
-            bounds: where the shards of a collective that has some begin; None for equal ones.
+            form: its shards, and what travels of it.
 
         Raises:
             UnknownNameError: no such algorithm or option.
             InvalidValueError: no such value of an option, or no backend for the tensor's device.
         """
         backend = self._backend(tensor)
-        label, body = self._named(recipe, backend, bounds)
+        label, body = self._named(recipe, backend, form)
         if not tensor.is_cuda:
             return Prepared(label, lambda: body(tensor), True)
         if backend == "gloo":
@@ -127,40 +127,48 @@ class Runner:
     def _introduce(self, device: torch.device) -> None:
         self._native.all_reduce(torch.zeros(1, device=device))
 
-    def _named(self, recipe: Recipe, backend: str, bounds: Bounds | None) -> tuple[str, Body]:
+    def _named(self, recipe: Recipe, backend: str, form: Form) -> tuple[str, Body]:
         """Return label and body of a recipe, kept for the next time."""
-        key = (recipe.key, backend, bounds)
+        key = (recipe.key, backend, form)
         try:
             known = self._known.get(key)
         except TypeError:  # a value that is no key is no value of an option either
-            return labelled(recipe.label, bounds), self._body(recipe, backend, bounds)
+            return form.labelled(recipe.label), self._body(recipe, backend, form)
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            label = labelled(recipe.label, bounds)
-            known = self._known[key] = (label, self._body(recipe, backend, bounds))
+            label = form.labelled(recipe.label)
+            known = self._known[key] = (label, self._body(recipe, backend, form))
         return known
 
-    def _body(self, recipe: Recipe, backend: str, bounds: Bounds | None) -> Body:
-        if backend in STAGED_BACKENDS:
+    def _body(self, recipe: Recipe, backend: str, form: Form) -> Body:
+        bounds, narrow = form
+        # The backend's own collectives would add in the type of the wire.
+        if backend in STAGED_BACKENDS and narrow is None:
             staged = self._stages.staged(recipe.collective, recipe.algorithm, recipe.options)
             if staged is not None:
                 return staged.cut(bounds)
         schedule = schedule_of(recipe, self._world_size)
-        if schedule is None and recipe.collective in native.ROOTED:
-            rooted = native.ROOTED[recipe.collective]
-            return lambda target: rooted(self._native, target, recipe.root)
-        if schedule is None and recipe.collective in native.SHARDED:
-            sharded = native.SHARDED[recipe.collective]
-            return lambda target: sharded(self._native, target, bounds)
         if schedule is None:
-            run = native.WITHOUT_ROOT[recipe.collective]
-            return lambda target: run(self._native, target)
+            return self._native_body(recipe, form)
         if backend == "gloo":
             return lambda target: self._patiently(
-                lambda: self._executor.run(schedule, target, bounds)
+                lambda: self._executor.run(schedule, target, bounds, narrow)
             )
-        return lambda target: self._rounds.run(schedule, target, bounds)
+        return lambda target: self._rounds.run(schedule, target, bounds, narrow)
+
+    def _native_body(self, recipe: Recipe, form: Form) -> Body:
+        bounds, narrow = form
+        if narrow is not None:
+            return lambda target: self._narrow.run(recipe, target, bounds, narrow)
+        if recipe.collective in native.ROOTED:
+            rooted = native.ROOTED[recipe.collective]
+            return lambda target: rooted(self._native, target, recipe.root)
+        if recipe.collective in native.SHARDED:
+            sharded = native.SHARDED[recipe.collective]
+            return lambda target: sharded(self._native, target, bounds)
+        run = native.WITHOUT_ROOT[recipe.collective]
+        return lambda target: run(self._native, target)
 
     def here(self, work: Work) -> Work:
         """Return ``work`` to be run on any thread, as if it ran on this one.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import torch
 
@@ -40,19 +41,42 @@ def lone_owner(bounds: Bounds) -> int | None:
     return owners[0] if len(owners) == 1 else None
 
 
-def labelled(label: str, bounds: Bounds | None) -> str:
-    """Return the name of a collective with its bounds, long ones as a checksum.
+class Form(NamedTuple):
+    """What a collective makes of its buffer.
 
-    Example:
-        >>> labelled("all_gather (ring)", (0, 7, 7, 10))
-        'all_gather (ring) with bounds (0, 7, 7, 10)'
+    Attributes:
+        bounds: where the shards begin; None for equal ones, or none.
+        narrow: what elements travel as where that is narrower than they are; else None.
     """
-    if bounds is None:
-        return label
-    text = str(bounds)
-    if len(text) > _SHOWN:
-        text = f"of checksum {zlib.crc32(text.encode()):08x}"
-    return f"{label} with bounds {text}"
+
+    bounds: Bounds | None = None
+    narrow: torch.dtype | None = None
+
+    def nbytes(self, tensor: torch.Tensor) -> int:
+        """Return the bytes of ``tensor`` as it travels."""
+        return tensor.numel() * (self.narrow or tensor.dtype).itemsize
+
+    def labelled(self, label: str) -> str:
+        """Return the name of a collective of this form, long bounds as a checksum.
+
+        Example:
+            >>> Form((0, 7, 7, 10)).labelled("all_gather (ring)")
+            'all_gather (ring) with bounds (0, 7, 7, 10)'
+            >>> Form(narrow=torch.bfloat16).labelled("all_reduce (ring)")
+            'all_reduce (ring) as bfloat16'
+        """
+        if self.narrow is not None:
+            label += f" as {str(self.narrow).removeprefix('torch.')}"
+        if self.bounds is None:
+            return label
+        text = str(self.bounds)
+        if len(text) > _SHOWN:
+            text = f"of checksum {zlib.crc32(text.encode()):08x}"
+        return f"{label} with bounds {text}"
+
+
+PLAIN = Form()
+"""Equal shards, elements as they are."""
 
 
 def summable(tensor: torch.Tensor) -> torch.Tensor:

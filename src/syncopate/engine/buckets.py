@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.errors import EngineError
-from syncopate.plan import Bucket, Plan
+from syncopate.plan import Bucket, Plan, wire_dtype_of
 
 
 @dataclass(frozen=True)
@@ -72,11 +72,15 @@ class FlatBuffer:
         tail: the part behind them; what travels there is not averaged. Real elements.
         wire: the whole buffer as the collective sees it, real elements.
         nbytes: bytes of ``wire``.
+        wire_dtype: what gradients travel as, ``wire``'s own dtype or a narrower one.
+        pushed_nbytes: bytes of ``wire`` as it travels.
         bounds: where each rank's shard begins, and at the end the number of elements; None where
             nobody shards it.
     """
 
-    def __init__(self, trainables: Sequence[Trainable], tail_elements: int = 0) -> None:
+    def __init__(
+        self, trainables: Sequence[Trainable], tail_elements: int = 0, wire_dtype: str = ""
+    ) -> None:
         self.trainables = tuple(trainables)
         parameters = [trainable.parameter for trainable in trainables]
         numel = sum(parameter.numel() for parameter in parameters)
@@ -93,8 +97,11 @@ class FlatBuffer:
         self.wire = _real(flat)
         self.nbytes = self.wire.nbytes
         self.bounds: tuple[int, ...] | None = None
+        travels_as = wire_dtype_of(dtype_name(flat), wire_dtype)
+        self.wire_dtype = self.wire.dtype if flat.is_complex() else getattr(torch, travels_as)
+        self.pushed_nbytes = self.wire.numel() * self.wire_dtype.itemsize
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
-        self.averaged_before = flat.dtype == torch.float16
+        self.averaged_before = self.wire_dtype == torch.float16
         self.grads = list(self.views)
 
     def gathering(self) -> Callable[[], None] | None:
@@ -156,6 +163,7 @@ class BucketBuffers:
         tail_elements: int,
         *,
         order: tuple[int, ...] = (),
+        wire_dtype: str = "",
         place: Callable[[Trainable], Place] = _anywhere,
     ) -> None:
         self.index = index
@@ -169,13 +177,13 @@ class BucketBuffers:
         groups = list(together.values())
         tails = [0] * (len(groups) - 1) + [tail_elements]
         self.parts = tuple(
-            FlatBuffer(group, tail) for group, tail in zip(groups, tails, strict=True)
+            FlatBuffer(group, tail, wire_dtype) for group, tail in zip(groups, tails, strict=True)
         )
 
     @property
     def nbytes(self) -> int:
-        """Bytes on the wire, the tail included."""
-        return sum(part.nbytes for part in self.parts)
+        """Bytes on the wire when they are pushed, the tail included."""
+        return sum(part.pushed_nbytes for part in self.parts)
 
 
 def build_buckets(
@@ -201,6 +209,7 @@ def build_buckets(
             [by_name[name] for name in bucket.tensors],
             tail_elements if index == last else 0,
             order=plan.order,
+            wire_dtype=plan.wire_dtype,
             place=place,
         )
         for index, bucket in enumerate(plan.buckets)

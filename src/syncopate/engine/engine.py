@@ -420,9 +420,6 @@ class Engine:
                     "distribute the optimizer too, or train with exchange='allreduce'"
                 )
             trained_by(self._trainables, self._optimizers)
-        if plan.wire_dtype:
-            rule = "empty: this engine sends gradients in their own type. Plan again without it"
-            raise InvalidValueError("wire_dtype of the plan", plan.wire_dtype, rule)
         for bucket in plan.buckets:
             for _, recipe in bucket.recipes:
                 schedule_of(recipe.in_order(plan.order), plan.world_size)

@@ -84,10 +84,10 @@ class Tail:
         rank: this rank.
         world_size: number of ranks.
         buffers: the module's buffers; notes those that ride along.
-        dtype: element type of the flat buffer that carries the tail.
+        dtype: element type that the tail travels as.
 
     Attributes:
-        elements: how many elements of ``dtype`` the tail needs.
+        elements: how many elements the tail needs.
     """
 
     def __init__(

@@ -18,6 +18,7 @@ from syncopate.plan import EXCHANGES, ROOTED, Bucket, Prediction, exchange_of, w
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels
 from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.simulation.iteration import play
+from syncopate.simulation.traffic import bytes_by_dtype
 from syncopate.workload import Workload
 
 
@@ -150,9 +151,8 @@ def question_of(
 
     Raises:
         UnknownNameError: gradients cannot be narrowed to ``wire_dtype``.
-        InvalidValueError: gradients of this workload cannot be narrowed.
     """
-    share = wire_share(wire_dtype, (tensor.dtype for tensor in workload.tensors))
+    share = wire_share(wire_dtype, bytes_by_dtype(workload.tensors))
     wired = {exchange: on_the_wire(found, share) for exchange, found in costs.items()}
     return Question(workload, cluster, wired, channels, share)
 

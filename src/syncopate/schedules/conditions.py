@@ -49,6 +49,11 @@ class Conditions:
         """Whether each rank owns a shard of the buffer."""
         return Place.SHARD in (self.start, self.end)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether every rank ends with the whole result."""
+        return self.end is Place.EVERYWHERE
+
 
 CONDITIONS: dict[str, Conditions] = {
     "all_reduce": Conditions(Place.EVERYWHERE, Place.EVERYWHERE, reduces=True),

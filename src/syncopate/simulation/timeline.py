@@ -11,7 +11,7 @@ from syncopate.costs.model.training import exchange_costs, on_the_wire
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
-from syncopate.simulation.traffic import traffic_of
+from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
 from syncopate.timeline import Span, Timeline
 from syncopate.workload import Workload
 
@@ -49,7 +49,7 @@ def simulate(
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    share = wire_share(plan.wire_dtype, (tensor.dtype for tensor in workload.tensors))
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
     costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
     costs = on_the_wire(costs, share)
     traffic = traffic_of(workload, plan.buckets, costs, plan.order, cluster.world_size)

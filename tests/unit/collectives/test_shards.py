@@ -11,10 +11,11 @@ import torch
 
 from syncopate.collectives.nccl.grid import Grid
 from syncopate.collectives.shards import (
+    PLAIN,
+    Form,
     bounds_of,
     empty_rows,
     fill,
-    labelled,
     rows,
     summable,
     take_back,
@@ -55,9 +56,10 @@ def verify(buffer: torch.Tensor, bounds: tuple[int, ...], places: list[int] | No
 
 
 def test_labels_tell_bounds_apart() -> None:
-    assert labelled("all_gather (ring)", None) == "all_gather (ring)"
-    assert labelled("all_gather (ring)", (0, 3, 3)) == "all_gather (ring) with bounds (0, 3, 3)"
-    long = [labelled("all_gather (ring)", (*range(99), last)) for last in (99, 100)]
+    assert PLAIN.labelled("all_gather (ring)") == "all_gather (ring)"
+    of = Form((0, 3, 3), torch.float16).labelled("reduce_scatter (ring)")
+    assert of == "reduce_scatter (ring) as float16 with bounds (0, 3, 3)"
+    long = [Form((*range(99), last)).labelled("all_gather (ring)") for last in (99, 100)]
     assert long[0] != long[1]
     assert all(re.fullmatch(r"all_gather \(ring\) with bounds of checksum \w{8}", s) for s in long)
 

@@ -10,7 +10,7 @@ from msgspec import structs
 from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, on_the_wire, training_costs
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import UnknownNameError
 from syncopate.plan import EXCHANGES, WIRE_DTYPES, Plan
 from syncopate.planning import make_plan, predict
 from syncopate.simulation import simulate
@@ -119,11 +119,33 @@ def test_given_costs_are_by_the_bytes_on_the_wire() -> None:
 def test_what_cannot_be_narrowed_is_refused() -> None:
     with pytest.raises(UnknownNameError, match="unknown dtype on the wire 'int8'; known: bfloat16"):
         make_plan(workload(), CLUSTER, wire_dtype="int8")
-    for dtype in ("bfloat16", "float64"):
-        with pytest.raises(InvalidValueError, match=f"empty for a model with {dtype} gradients"):
-            make_plan(workload(dtype=dtype), CLUSTER, wire_dtype="float16")
     plan = make_plan(workload(), CLUSTER, wire_dtype="float16")
     with pytest.raises(UnknownNameError, match="dtype on the wire"):
         structs.replace(plan, wire_dtype="float8")
-    with pytest.raises(InvalidValueError, match="only float32 is narrowed"):
-        plan.require_fit([("l0.w", 4, "bfloat16")], 4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"), [("float32", 0.5), ("float64", 0.25), ("bfloat16", 1), ("complex64", 1)]
+)
+def test_what_has_16_bits_or_is_complex_travels_as_it_is(dtype: str, share: float) -> None:
+    work = workload(dtype=dtype)
+    plan = make_plan(work, CLUSTER, wire_dtype="float16")
+    as_it_is = make_plan(work, CLUSTER)
+    assert plan.prediction is not None
+    assert as_it_is.prediction is not None
+    expected_s = share * as_it_is.prediction.bound_s
+    assert plan.prediction.bound_s == pytest.approx(max(expected_s, plan.prediction.compute_s))
+    timeline = simulate(work, plan, CLUSTER)
+    sent = sum(span.nbytes for span in timeline.spans if span.lane == "push" and span.rank == 0)
+    assert sent == share * work.nbytes
+
+
+def test_a_model_of_several_dtypes_sends_each_as_it_may() -> None:
+    """The bytes of all gradients together are right; each bucket has its part of them."""
+    wide, half = workload(), workload(dtype="bfloat16")
+    both = [structs.replace(t, name=f"half.{t.name}") for t in half.tensors]
+    work = structs.replace(wide, tensors=(*wide.tensors, *both), backward_s=0.24)
+    plan = make_plan(work, CLUSTER, "single", wire_dtype="bfloat16")
+    timeline = simulate(work, plan, CLUSTER)
+    sent = sum(span.nbytes for span in timeline.spans if span.lane == "push" and span.rank == 0)
+    assert sent == wide.nbytes // 2 + half.nbytes

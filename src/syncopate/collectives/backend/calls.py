@@ -69,6 +69,26 @@ def all_gather(
     return _started(later, _c10d.AllgatherOptions(), group._allgather_base, *parts)
 
 
+def all_to_all(
+    group: Any,
+    incoming: torch.Tensor,
+    outgoing: torch.Tensor,
+    sizes: tuple[Sequence[int], Sequence[int]],
+) -> Work | None:
+    """Start to send each rank its part of ``outgoing``, and to fill ``incoming`` with theirs.
+
+    Args:
+        group: the ranks.
+        incoming: one-dimensional, bytes.
+        outgoing: one-dimensional, bytes.
+        sizes: how many come from each rank, and how many go to each.
+    """
+    options = dist.AllToAllOptions()
+    return _started(
+        False, options, group.alltoall_base, incoming, outgoing, *(list(each) for each in sizes)
+    )
+
+
 def barrier(group: Any, device: torch.device) -> Work | None:
     """Start to wait for every rank."""
     options = dist.BarrierOptions()

@@ -35,13 +35,14 @@ class Native:
         group: the ranks.
 
     Attributes:
+        group: as given.
         rank: this rank within the group.
         world_size: number of ranks.
         waits: for the group's CPU tensors.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
         self.rank: int = group.rank()
         self.world_size: int = group.size()
         self.waits = GlooWaits(group)
@@ -53,7 +54,7 @@ class Native:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Sum ``tensor`` over the ranks, in place."""
         wider = summable(tensor)
-        self._wait(calls.all_reduce(self._group, wider), wider)
+        self.wait(calls.all_reduce(self.group, wider), wider)
         take_back(tensor, wider)
 
     def reduce_scatter(self, tensor: torch.Tensor, bounds: Bounds | None = None) -> None:
@@ -70,7 +71,7 @@ class Native:
             share, whole = matrix[self.rank], matrix.flatten(0, 1)
         else:
             share, whole = wider[begin:end], wider
-        self._wait(calls.reduce_scatter(self._group, share, whole), whole)
+        self.wait(calls.reduce_scatter(self.group, share, whole), whole)
         take_back(flat[begin:end], share[: end - begin])
 
     def all_gather(self, tensor: torch.Tensor, bounds: Bounds | None = None) -> None:
@@ -82,24 +83,24 @@ class Native:
         cuts = bounds_of(flat, self.world_size, bounds)
         begin, end = cuts[self.rank : self.rank + 2]
         if bounds is None and flat.numel() % self.world_size == 0:
-            self._wait(calls.all_gather(self._group, flat, flat[begin:end]), flat)
+            self.wait(calls.all_gather(self.group, flat, flat[begin:end]), flat)
             return
         matrix = empty_rows(flat, cuts)
         matrix[self.rank, : end - begin].copy_(flat[begin:end])
         whole = matrix.view(-1)
-        self._wait(calls.all_gather(self._group, whole, matrix[self.rank]), whole)
+        self.wait(calls.all_gather(self.group, whole, matrix[self.rank]), whole)
         fill(flat, matrix, cuts)
 
     def broadcast(self, tensor: torch.Tensor, src: int) -> None:
         """Overwrite ``tensor`` with that of rank ``src`` of the group."""
         # Bytes, because the backends move some dtypes only when they do not know them.
         raw = tensor.view(-1).view(torch.uint8)
-        self._wait(calls.broadcast(self._group, raw, src), raw)
+        self.wait(calls.broadcast(self.group, raw, src), raw)
 
     def reduce(self, tensor: torch.Tensor, dst: int) -> None:
         """Sum ``tensor`` over the ranks into that of rank ``dst``; the others' are undefined."""
         wider = summable(tensor)
-        self._wait(calls.reduce(self._group, wider, dst), wider)
+        self.wait(calls.reduce(self.group, wider, dst), wider)
         take_back(tensor, wider)
 
     def barrier(self, device: torch.device) -> None:
@@ -108,10 +109,10 @@ class Native:
         Args:
             device: where the group's tensors live.
         """
-        self._wait(calls.barrier(self._group, device), torch.empty(0, device=device))
+        self.wait(calls.barrier(self.group, device), torch.empty(0, device=device))
 
-    def _wait(self, work: Work | None, tensor: torch.Tensor) -> None:
-        """Wait for ``work`` on ``tensor``.
+    def wait(self, work: Work | None, tensor: torch.Tensor) -> None:
+        """Wait for ``work`` of the group on ``tensor``.
 
         Raises:
             RuntimeError: it failed, or the group was interrupted from another thread.

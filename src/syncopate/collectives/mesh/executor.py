@@ -27,10 +27,12 @@ import torch.distributed as dist
 from syncopate.collectives import transport
 from syncopate.collectives.health.blame import PeerError
 from syncopate.collectives.mesh import links
+from syncopate.collectives.mesh.narrow import narrowed
 from syncopate.collectives.mesh.program import Op, Program, compile_program
 from syncopate.collectives.mesh.sockets import Sending
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import BLOCK_BYTES
+from syncopate.schedules.conditions import conditions
 from syncopate.units import KIB, MIB
 
 STAGED_BYTES = 64 * KIB
@@ -48,7 +50,7 @@ _MESSAGE_TAG = 1 << 29
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 
 _Bounds = tuple[int, ...] | None
-_Key = tuple[Schedule, int, torch.dtype, _Bounds]
+_Key = tuple[Schedule, int, torch.dtype, torch.dtype, _Bounds]
 
 _Code = Iterable[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with memory in place of regions."""
@@ -66,11 +68,30 @@ class _Wire(NamedTuple):
 
 
 class _Direct(NamedTuple):
-    """A program that works in the caller's buffer."""
+    """A program that works in the caller's buffer.
+
+    Attributes:
+        program: what to do.
+        tag_base: the part of its tags that tells collectives apart.
+        wire: how its messages travel.
+        narrow: the element type of its messages; None for that of the buffer.
+    """
 
     program: Program
     tag_base: int
     wire: _Wire
+    narrow: torch.dtype | None
+
+    def beside(self, numel: int, dtype: torch.dtype) -> tuple[torch.dtype, tuple[int, int]]:
+        """Return the type and the elements of scratch and of what is on the wire.
+
+        Args:
+            numel: elements of the buffer.
+            dtype: theirs.
+        """
+        if self.narrow is None:
+            return dtype, (self.program.scratch_numel, 0)
+        return self.narrow, (self.program.scratch_numel, numel)
 
 
 class _Staged:
@@ -87,15 +108,16 @@ class _Staged:
     """
 
     def __init__(self, direct: _Direct, numel: int, dtype: torch.dtype) -> None:
-        program = direct.program
         self.buffer = torch.empty(numel, dtype=dtype)
         self.memory = _memory(self.buffer)
-        scratch = torch.empty(program.scratch_numel, dtype=dtype)
+        beside_dtype, sizes = direct.beside(numel, dtype)
+        beside = torch.empty(sum(sizes), dtype=beside_dtype)
         self.wire = direct.wire
-        self.code = list(_bind(direct, (self.buffer, scratch)))
+        memory = self.buffer, beside[: sizes[0]], beside[sizes[0] :]
+        self.code = list(_bind(direct, memory))
         self.adds = any(item[0] == _ADD for item in self.code)
-        self.works: list[Any] = [None] * program.works
-        self.nbytes = self.buffer.nbytes + scratch.nbytes
+        self.works: list[Any] = [None] * direct.program.works
+        self.nbytes = self.buffer.nbytes + beside.nbytes
 
 
 class Executor:
@@ -126,23 +148,31 @@ class Executor:
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def run(self, schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds = None) -> None:
+    def run(
+        self,
+        schedule: Schedule,
+        tensor: torch.Tensor,
+        bounds: _Bounds = None,
+        narrow: torch.dtype | None = None,
+    ) -> None:
         """Run ``schedule`` in place on ``tensor``, a contiguous CPU tensor with elements.
 
         Args:
             schedule: what is to happen.
             tensor: on what.
             bounds: where the shards begin; the balanced cut when left out.
+            narrow: what elements travel as (:mod:`syncopate.collectives.mesh.narrow`); as they are
+                when left out.
 
         Raises:
             PeerError: a send or receive failed.
         """
-        program = self._program(schedule, tensor, bounds)
+        program = self._program(schedule, tensor, bounds, narrow)
         if isinstance(program, _Staged):
             self._run_staged(program, tensor)
         else:
-            scratch = self._scratch_of(program.program.scratch_numel, tensor.dtype)
-            code = _bind(program, (tensor.view(-1), scratch))
+            beside = self._scratch_of(*program.beside(tensor.numel(), tensor.dtype))
+            code = _bind(program, (tensor.view(-1), *beside))
             with _quietly():
                 self._execute(program.wire, code, [None] * program.program.works)
 
@@ -241,18 +271,25 @@ class Executor:
             raise PeerError(peer, error) from error
 
     def _program(
-        self, schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds
+        self,
+        schedule: Schedule,
+        tensor: torch.Tensor,
+        bounds: _Bounds,
+        narrow: torch.dtype | None,
     ) -> _Direct | _Staged:
-        key = (schedule, tensor.numel(), tensor.dtype, bounds)
+        numel, travels_as = tensor.numel(), narrow or tensor.dtype
+        key = (schedule, numel, tensor.dtype, travels_as, bounds)
         found = self._programs.get(key)
         if found is not None:
             self._programs.move_to_end(key)
             return found
-        numel, itemsize = tensor.numel(), tensor.element_size()
         compiled = compile_program(
-            schedule, self._rank, numel, itemsize, self._block_bytes, bounds=bounds
+            schedule, self._rank, numel, travels_as.itemsize, self._block_bytes, bounds=bounds
         )
-        direct = _Direct(compiled, _tag_base(schedule, tensor, bounds), self._wire)
+        if narrow is not None:
+            compiled = narrowed(compiled, agree=conditions(schedule.collective).agrees)
+        base = _tag_base(schedule, f"{numel} {travels_as}", bounds)
+        direct = _Direct(compiled, base, self._wire, narrow)
         program: _Direct | _Staged = direct
         if tensor.nbytes <= STAGED_BYTES:
             program = _Staged(direct, numel, tensor.dtype)
@@ -265,21 +302,22 @@ class Executor:
             self._staged_bytes -= oldest.nbytes if isinstance(oldest, _Staged) else 0
         return program
 
-    def _scratch_of(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return scratch memory, shared by all large programs: only one of them runs at a time."""
-        nbytes = numel * dtype.itemsize
+    def _scratch_of(self, dtype: torch.dtype, sizes: tuple[int, int]) -> tuple[torch.Tensor, ...]:
+        """Return memory, shared by all large programs: only one of them runs at a time."""
+        nbytes = sum(sizes) * dtype.itemsize
         if self._scratch.numel() < nbytes:
             self._scratch = torch.empty(nbytes, dtype=torch.uint8)
-        return self._scratch[:nbytes].view(dtype)
+        memory = self._scratch[:nbytes].view(dtype)
+        return memory[: sizes[0]], memory[sizes[0] :]
 
 
-def _tag_base(schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds) -> int:
+def _tag_base(schedule: Schedule, elements: str, bounds: _Bounds) -> int:
     """Return the part of the tags that is the same for equal collectives alone.
 
     Gloo ends the process when a message meets a receive of another size. Messages of ranks that
     disagree about the collective do not meet; the failure detector finds out why they wait.
     """
-    what = f"{schedule.title}, {schedule.root}, {schedule.chunks}, {tensor.numel()} {tensor.dtype}"
+    what = f"{schedule.title}, {schedule.root}, {schedule.chunks}, {elements}"
     what += "" if bounds is None else f", {bounds}"
     mark = zlib.crc32(schedule.table.table.tobytes(), zlib.crc32(what.encode()))
     return (mark & _TAG_HASH) << _TAG_BITS
@@ -308,19 +346,20 @@ def _quietly() -> np.errstate:
 def _terms(memory: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
     """Return what stands for ``memory`` where it is added; see [Note: cold caches]."""
     short = memory[0].nbytes <= STAGED_BYTES
-    if memory[0].dtype in _HALVES or not (short or torch.get_num_threads() == 1):
+    mixed = memory[0].dtype != memory[1].dtype
+    if mixed or memory[0].dtype in _HALVES or not (short or torch.get_num_threads() == 1):
         return memory
     return tuple(tensor.numpy() for tensor in memory)
 
 
-def _bind(direct: _Direct, memory: tuple[torch.Tensor, torch.Tensor]) -> _Code:
+def _bind(direct: _Direct, memory: tuple[torch.Tensor, ...]) -> _Code:
     """Yield the instructions one by one: the first message need not wait for the last one's view.
 
     Args:
         direct: the program.
-        memory: what it works on and as many elements of scratch as it needs, flat.
+        memory: what it works on, and beside it what :meth:`_Direct.beside` says, flat.
     """
-    program, base, wire = direct
+    program, base, wire, _ = direct
     cuts = tuple(wire.cuts(tensor) for tensor in memory)
     terms = _terms(memory)
     for op, index, (where, start, stop), source, peer, tag in program.instructions:
@@ -329,5 +368,5 @@ def _bind(direct: _Direct, memory: tuple[torch.Tensor, torch.Tensor]) -> _Code:
         elif op < _ADD:
             yield op, index, None, peer, tag
         else:
-            there = terms[source.scratch][source.start : source.stop]
+            there = terms[source.memory][source.start : source.stop]
             yield op, index, terms[where][start:stop], there, tag

@@ -63,19 +63,27 @@ class Op(IntEnum):
     COPY = 5  # region = source
 
 
-class Region(NamedTuple):
-    """Elements ``[start, stop)`` of the buffer, or of the scratch memory."""
+class Memory(IntEnum):
+    """What a program works on."""
 
-    scratch: bool
+    BUFFER = 0  # the caller's
+    SCRATCH = 1  # where messages land that do not land in their place
+    WIRE = 2  # the buffer as it travels, of a narrowed program alone
+
+
+class Region(NamedTuple):
+    """Elements ``[start, stop)`` of some memory."""
+
+    memory: Memory
     start: int
     stop: int
 
     def meets(self, other: Region) -> bool:
         """Say whether the two share an element."""
-        return self.scratch == other.scratch and self.start < other.stop and other.start < self.stop
+        return self.memory == other.memory and self.start < other.stop and other.start < self.stop
 
 
-_NOWHERE = Region(False, 0, 0)
+_NOWHERE = Region(Memory.BUFFER, 0, 0)
 
 
 class Instruction(NamedTuple):
@@ -174,7 +182,7 @@ def _messages(
                 continue
             tag = tags.get((peer, sends), 0)
             tags[peer, sends] = tag + 1
-            place = Region(False, begin + start, begin + stop)
+            place = Region(Memory.BUFFER, begin + start, begin + stop)
             long = (stop - start) * itemsize >= _LONG_BYTES
             message = _Message(transfer.round, sends, peer, tag, place, reduces, long)
             found.append((transfer.round, block, message))
@@ -319,7 +327,7 @@ class _Compiler:
                 return False
             begin = self._free.popleft() * self._slot_numel
             size = message.place.stop - message.place.start
-            message.landing = Region(True, begin, begin + size)
+            message.landing = Region(Memory.SCRATCH, begin, begin + size)
             return True
         message.landing = message.place
         if any(message.place.meets(other.place) for other in self._open):

@@ -99,30 +99,48 @@ class Rounds:
         self._chunk_bytes = chunk_bytes
         self._programs: OrderedDict[tuple[Schedule, int, int, _Bounds], Program] = OrderedDict()
 
-    def run(self, schedule: Schedule, tensor: torch.Tensor, bounds: _Bounds = None) -> None:
+    def run(
+        self,
+        schedule: Schedule,
+        tensor: torch.Tensor,
+        bounds: _Bounds = None,
+        narrow: torch.dtype | None = None,
+    ) -> None:
         """Run ``schedule`` in place on ``tensor``, contiguous and with elements.
 
         Args:
             schedule: what is to happen.
             tensor: on what.
             bounds: where the shards begin; the balanced cut when left out.
+            narrow: what elements travel as, to the same bits as the mesh's
+                (:mod:`syncopate.collectives.mesh.narrow`); as they are when left out.
         """
         flat = tensor.view(-1)
-        program = self._program(schedule, flat, bounds)
-        scratch = flat.new_empty(program.scratch_numel)
+        travels_as = narrow or flat.dtype
+        program = self._program(schedule, flat, bounds, travels_as)
+        scratch = flat.new_empty(program.scratch_numel, dtype=travels_as)
+        wire = flat if narrow is None else torch.empty_like(flat, dtype=narrow)
         for batch in program.batches:
-            self._run(batch, flat, scratch)
+            if narrow is not None:
+                for start, stop, _ in batch.sends:
+                    flat[start:stop].copy_(wire[start:stop].copy_(flat[start:stop]))
+            self._run(batch, flat, wire, scratch)
+        if narrow is not None and conditions(schedule.collective).agrees:
+            flat.copy_(wire.copy_(flat))
 
-    def _run(self, batch: Batch, flat: torch.Tensor, scratch: torch.Tensor) -> None:
+    def _run(
+        self, batch: Batch, flat: torch.Tensor, wire: torch.Tensor, scratch: torch.Tensor
+    ) -> None:
         messages = [
-            _message(flat[start:stop], peer, sends=True) for start, stop, peer in batch.sends
+            _message(wire[start:stop], peer, sends=True) for start, stop, peer in batch.sends
         ]
         landed = []
         for start, stop, peer, landing, adds in batch.receives:
-            place = flat[start:stop]
-            region = place if landing < 0 else scratch[landing : landing + stop - start]
-            messages.append(_message(region, peer, sends=False))
+            place, region = flat[start:stop], wire[start:stop]
             if landing >= 0:
+                region = scratch[landing : landing + stop - start]
+            messages.append(_message(region, peer, sends=False))
+            if landing >= 0 or wire is not flat:
                 landed.append((place, region, adds))
         for work in calls.batch(self._group, messages):
             work.wait()
@@ -132,11 +150,14 @@ class Rounds:
             else:
                 place.copy_(region)
 
-    def _program(self, schedule: Schedule, flat: torch.Tensor, bounds: _Bounds) -> Program:
-        key = (schedule, flat.numel(), flat.element_size(), bounds)
+    def _program(
+        self, schedule: Schedule, flat: torch.Tensor, bounds: _Bounds, travels_as: torch.dtype
+    ) -> Program:
+        key = (schedule, flat.numel(), travels_as.itemsize, bounds)
         program = self._programs.get(key)
         if program is None:
-            chunks = message_chunks(schedule, flat.nbytes, self._chunk_bytes)
+            nbytes = flat.numel() * travels_as.itemsize
+            chunks = message_chunks(schedule, nbytes, self._chunk_bytes)
             program = compile_batches(schedule, self._rank, flat.numel(), chunks, bounds)
             self._programs[key] = program
             if len(self._programs) > _CACHED_PROGRAMS:

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 import torch
 
 from syncopate.engine.agreement import explained
-from syncopate.engine.buckets import BucketBuffers, build_buckets
+from syncopate.engine.buckets import BucketBuffers, build_buckets, dtype_name
 from syncopate.engine.exchange.base import Exchange, Missing, Note, arrived
 from syncopate.engine.state import broadcast_tensors
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
-from syncopate.plan import Plan
+from syncopate.plan import Plan, wire_dtype_of
 
 
 class AllReduce(Exchange):
@@ -36,13 +36,13 @@ class AllReduce(Exchange):
         by_name = {trainable.name: trainable for trainable in self._trainables}
         carrier = [by_name[name].parameter for name in plan.buckets[-1].tensors]
         # The tail rides with the last dtype of the last bucket.
-        dtype = list(dict.fromkeys(parameter.dtype for parameter in carrier))[-1]
+        dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
         tail = Tail(
             len(self._trainables),
             self.communicator.rank,
             self.communicator.world_size,
             self._module_buffers,
-            dtype,
+            getattr(torch, wire_dtype_of(dtype, plan.wire_dtype)),
         )
         buckets = build_buckets(plan, self._trainables, tail.elements)
         tail.attach(buckets[-1].parts[-1].tail)

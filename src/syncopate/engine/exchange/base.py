@@ -57,7 +57,9 @@ class Launched(NamedTuple):
     def sent(self, recipe: Recipe | None) -> Sent:
         """Return it for the record of a step; it travelled by ``recipe``."""
         assert recipe is not None
-        return Sent(self.bucket.index, recipe, self.part.nbytes, self.handle)
+        pushed = recipe is self.bucket.push
+        nbytes = self.part.pushed_nbytes if pushed else self.part.nbytes
+        return Sent(self.bucket.index, recipe, nbytes, self.handle)
 
 
 class Note(NamedTuple):
@@ -250,7 +252,12 @@ class Exchange(ABC):
             scaled = partial(part.gradients.mul_, self._scale) if part.averaged_before else None
             before = partial(_both, copied, scaled) if copied or scaled else None
             handle = self.communicator.run(
-                bucket.push, part.wire, bounds=part.bounds, before=before, async_op=True
+                bucket.push,
+                part.wire,
+                bounds=part.bounds,
+                before=before,
+                async_op=True,
+                wire_dtype=part.wire_dtype,
             )
             self.pushes.append(Launched(bucket, part, handle))
 

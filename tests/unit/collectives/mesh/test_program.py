@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.collectives.mesh.program import Op, Program, Region, compile_program
+from syncopate.collectives.mesh.program import Memory, Op, Program, Region, compile_program
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, chunk_offsets
 from syncopate.schedules.blocks import MAX_BLOCKS
@@ -32,12 +32,16 @@ class _Rank:
 
     def __init__(self, program: Program, values: Values) -> None:
         self.code = program.instructions
-        self.memory = {False: values, True: np.full(program.scratch_numel, -(10**9))}
+        self.memory = {
+            Memory.BUFFER: values,
+            Memory.SCRATCH: np.full(program.scratch_numel, -(10**9), values.dtype),
+            Memory.WIRE: np.full(len(values), -(10**9), values.dtype),
+        }
         self.position = 0
         self.pending: dict[int, tuple[Op, Region, int, int]] = {}
 
     def view(self, region: Region) -> Values:
-        return self.memory[region.scratch][region.start : region.stop]
+        return self.memory[region.memory][region.start : region.stop]
 
     def touches_pending(self, region: Region, *, writes: bool) -> bool:
         return any(
