@@ -31,7 +31,9 @@ class _Wire(np.ndarray):
         super().__setitem__(key, np.asarray(value, np.float16))  # type: ignore[call-overload]
 
 
-def compiled(schedule: Schedule, numel: int, sizes: tuple[int, int], **told: object) -> list[Program]:
+def compiled(
+    schedule: Schedule, numel: int, sizes: tuple[int, int], **told: object
+) -> list[Program]:
     agree = CONDITIONS[schedule.collective].agrees
     return [
         narrowed(compile_program(schedule, rank, numel, *sizes, **told), agree=agree)  # type: ignore[arg-type]

@@ -41,6 +41,7 @@ def plan_of(
     channels: int = 1,
     exchange: str = ALLREDUCE,
     pull: str = "",
+    wire_dtype: str = "",
 ) -> Plan:
     """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default.
 
@@ -76,6 +77,7 @@ def plan_of(
         buckets=tuple(buckets),
         exchange=exchange,
         channels=channels,
+        wire_dtype=wire_dtype,
     )
 
 

@@ -47,7 +47,7 @@ def _wanted(
         str | None, typer.Option(help="Use this algorithm alone; the best otherwise.")
     ] = None,
     wire_dtype: Annotated[
-        str, typer.Option(help=f"Send float32 gradients as one of {', '.join(WIRE_DTYPES)}.")
+        str, typer.Option(help=f"Send wider gradients as one of {', '.join(WIRE_DTYPES)}.")
     ] = "",
 ) -> _Wanted:
     if exchange not in (*EXCHANGES, _ALL):

@@ -41,7 +41,8 @@ def make_plan(
         channels: concurrent collectives; buckets take the channels in turn. By default 1, or the
             better of 1 and 2.
         algorithm: use this algorithm for every bucket; by default the cheapest for each.
-        wire_dtype: what float32 gradients travel as, one of ``WIRE_DTYPES``; by default that.
+        wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; by default
+            as they are.
         costs: by collective and bytes on the wire; by default those of the cluster in training.
 
     Returns:
@@ -50,7 +51,7 @@ def make_plan(
     Raises:
         UnknownNameError: no such policy or exchange, or no cost for the algorithm; lists those
             there are.
-        InvalidValueError: a number of channels below 1, or gradients that cannot be narrowed.
+        InvalidValueError: a number of channels below 1.
         PredictionError: the costs promise an iteration below the physical bound.
     """
     row = policy if isinstance(policy, Policy) else require_policy(policy)
