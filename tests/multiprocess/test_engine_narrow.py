@@ -190,7 +190,7 @@ def beyond_float16(rank: int, p: int) -> dict[str, list[float]]:
         large[1][:] = 1e6
         model(large).backward()
         norm = float(torch.linalg.vector_norm(model.weights[1].grad))
-        assert (norm < float("inf")) == (wire == "bfloat16")
+        assert (norm < float("inf")) == (wire == "bfloat16"), (exchange, wire, norm)
         optimizer.step()
         identical_everywhere(model.parameters())
         finite = [float(weight[-1].detach()) for weight in model.weights]

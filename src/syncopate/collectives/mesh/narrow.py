@@ -65,11 +65,11 @@ class _Narrowing:
             region, place = step.region, self._place(step.region)
             if step.op is Op.SEND:
                 yield from self._round(place)
-                yield step._replace(region=_on_wire(region))
+                yield _in_wire(step)
             elif step.op is Op.POST and region.memory is Memory.BUFFER:
                 self._there[place] = False
                 self._landing[step.work] = region
-                yield step._replace(region=_on_wire(region))
+                yield _in_wire(step)
             elif step.op is Op.AWAIT_RECEIVE and step.work in self._landing:
                 yield step
                 region = self._landing.pop(step.work)
@@ -107,4 +107,9 @@ class _Narrowing:
 
 
 def _on_wire(region: Region) -> Region:
-    return region._replace(memory=Memory.WIRE)
+    return Region(Memory.WIRE, region.start, region.stop)
+
+
+def _in_wire(step: Instruction) -> Instruction:
+    """Return the beginning of a message with its data on the wire's side."""
+    return Instruction(step.op, step.work, _on_wire(step.region), peer=step.peer, tag=step.tag)

@@ -14,8 +14,9 @@ forwards begin with an exchange of buffers.
 
 [Note: gathered aside]
 Gradients are copied into their bucket on a thread of their own, so that backward goes on at once.
-The collective's own thread waits for the copy when its turn has come. On a device the copy is on
-the stream of backward, where it belongs.
+The collective's own thread waits for the copy when its turn has come. Where backward ends before
+the averages are there, it ends when the copies are: from then on ``parameter.grad`` is what it is
+to be, whoever looks first. On a device the copy is on the stream of backward, where it belongs.
 """
 
 # ruff: noqa: B027  (what an exchange has no need of does nothing)
@@ -116,6 +117,7 @@ class Exchange(ABC):
         self.communicator = communicator
         self.complete: Callable[[], None] = _nothing
         self._copier: ThreadPoolExecutor | None = None
+        self._copies: list[Callable[[], object]] = []
         self.pushes: list[Launched] = []
         self.pulls: list[Launched] = []
         self._module_buffers = buffers
@@ -170,7 +172,7 @@ class Exchange(ABC):
 
     def begin(self) -> None:
         """Forget what the iteration before launched."""
-        self.pushes, self.pulls = [], []
+        self.pushes, self.pulls, self._copies = [], [], []
 
     def adapt(self, entered: int | None = None) -> None:
         """Make gradients that are still there a contribution of this rank to the next average.
@@ -265,7 +267,9 @@ class Exchange(ABC):
         """Begin to gather beside the backward; return what waits for it."""
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="syncopate-gather")
-        return self._copier.submit(gather).result
+        copied = self._copier.submit(gather).result
+        self._copies.append(copied)
+        return copied
 
 
 def _both(copied: Callable[[], object] | None, scaled: Callable[[], object] | None) -> None:

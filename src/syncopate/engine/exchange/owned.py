@@ -224,6 +224,8 @@ class Owned(Exchange):
         if note is not None:
             self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
             self._note = self.communicator.run(self._note_recipe, self._notes, async_op=True)
+            for copied in self._copies:  # see [Note: gathered aside]
+                copied()
 
     def wait(self) -> Said:
         """Wait for every push, and make averages of this rank's sums."""
