@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine import ownership
+from syncopate.engine.buckets import Trainable
 from syncopate.errors import EngineError
 
 
@@ -85,21 +86,23 @@ def test_the_optimizer_may_train_what_some_model_holds(owner: Any) -> None:
 def test_ddp_around_a_distributed_model(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = owner
 
+    trainables = [Trainable(i, n, p) for i, (n, p) in enumerate(model.named_parameters())]
+
     class Outer:
         module = nn.Sequential(nn.Linear(2, 2), model)
         parameters_to_ignore: tuple[str, ...] = ()
 
-    ownership.require_alone(engine)
+    ownership.require_alone(engine, trainables)
     monkeypatch.setattr(DistributedDataParallel, "_active_ddp_module", Outer)
     with pytest.raises(EngineError, match=r"around a Sequential .* the gradient of '0.weight'"):
-        ownership.require_alone(engine)
+        ownership.require_alone(engine, trainables)
     Outer.parameters_to_ignore = ("1.0.weight", "1.1.weight")
     with pytest.raises(EngineError, match=r"the gradient of '1.bias'"):
-        ownership.require_alone(engine)
+        ownership.require_alone(engine, trainables)
     Outer.parameters_to_ignore = ("1.0.weight", "1.1.weight", "1.1.bias")
-    ownership.require_alone(engine)
+    ownership.require_alone(engine, trainables)
     Outer.module = nn.Sequential(nn.Linear(2, 2))
-    ownership.require_alone(engine)
+    ownership.require_alone(engine, trainables)
 
 
 def test_hooks_of_the_dropped_go_with_the_next_owner() -> None:
