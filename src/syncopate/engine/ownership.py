@@ -122,7 +122,8 @@ def require_alone(engine: Engine, trainables: Sequence[Trainable]) -> None:
         EngineError: names a parameter that both would exchange.
     """
     for trainable in trainables:
-        if any(map(_is_of_ddp, trainable.parameter._post_accumulate_grad_hooks.values())):
+        hooks = trainable.parameter._post_accumulate_grad_hooks or {}
+        if any(map(_is_of_ddp, hooks.values())):
             raise _exchanged_twice(engine, trainable.name)
     outer = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if outer is None:
