@@ -53,6 +53,7 @@ class Channel:
         self._jobs: deque[Job] = deque()
         self._running = False
         self._closed = False
+        self._resting = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -85,6 +86,7 @@ class Channel:
     def rest(self, timeout_s: float) -> bool:
         """Wait until no job is left; say whether that was in time."""
         with self._changed:
+            self._resting = True  # otherwise nobody is to be woken by the last job's end
             return self._changed.wait_for(lambda: not (self._running or self._jobs), timeout_s)
 
     def close(self, timeout_s: float) -> bool:
@@ -115,7 +117,8 @@ class Channel:
         finally:
             with self._changed:
                 self._running = False
-                self._changed.notify_all()
+                if self._jobs or self._resting:
+                    self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
