@@ -249,6 +249,24 @@ def untold(rank: int, world_size: int) -> None:
         run.model.syncopate.detach()
 
 
+def with_closures(rank: int, world_size: int) -> None:
+    """Self-planning does not try a sharded plan on who runs backward inside a step."""
+    model: Any = Odd()
+    model, optimizer = distribute(
+        model, sgd(model.parameters()), plan=plan_of(model, world_size), timeout_s=TIMEOUT_S
+    )
+    run = Run(model, optimizer, rank, world_size)
+    assert model.syncopate.shardable
+    run.optimizer.zero_grad()
+    run.backward(squares(0))
+    run.optimizer.step()
+    assert model.syncopate.shardable
+    run.optimizer.step(partial(_closure, run))
+    assert not model.syncopate.shardable
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()
+
+
 # -- a step that raises on one rank alone ---------------------------------------------------------
 
 
@@ -283,6 +301,7 @@ def everything(rank: int, world_size: int) -> None:
         *(partial(pair, exchanges) for exchanges in pairs),
         refused,
         untold,
+        with_closures,
         raises_alone,
     ]
     for case in cases:
