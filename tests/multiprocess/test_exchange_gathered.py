@@ -11,12 +11,16 @@ import torch
 from torch import nn
 
 from syncopate.engine import distribute
+from syncopate.engine.exchange import base
 from syncopate.engine.exchange.gradients import PartialGradient
 from tests.multiprocess.engine_cases import TIMEOUT_S, data, plan_of
-from tests.multiprocess.exchange_cases import OWNED
+from tests.multiprocess.exchange_cases import OWNED, Run, both, squares
 from tests.multiprocess.harness import run_ranks
 
 LATE_S = 0.2
+
+WIDE = 800
+"""A layer of so many inputs and outputs is copied beside the backward."""
 
 
 def slow_copies(rank: int, world_size: int) -> list[bool]:
@@ -32,17 +36,39 @@ def slow_copies(rank: int, world_size: int) -> list[bool]:
 
     found = []
     for exchange in OWNED:
-        model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 200))
+        model = nn.Sequential(nn.Linear(WIDE, WIDE), nn.Linear(WIDE, WIDE))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         plan = plan_of(model, world_size, [2, 2], exchange=exchange)
         model, optimizer = distribute(model, optimizer, plan=plan, timeout_s=TIMEOUT_S)
-        with mock.patch.object(ThreadPoolExecutor, "submit", late):
-            model(data(rank, 0, 4, 200)).square().mean().backward()
+        with mock.patch.object(
+            ThreadPoolExecutor, "submit", autospec=True, side_effect=late
+        ) as aside:
+            model(data(rank, 0, 4, WIDE)).square().mean().backward()
             kinds = [isinstance(p.grad, PartialGradient) for p in model.parameters()]
+        assert aside.call_count == 2
         found.append(all(kinds))
         optimizer.step()
         model.syncopate.detach()
     return found
+
+
+def beside(rank: int, world_size: int) -> None:
+    """However small a buffer is."""
+
+    def script(run: Run) -> None:
+        for step in range(4):
+            if step != 2:
+                run.optimizer.zero_grad(set_to_none=step != 3)
+            run.backward(squares(step))
+            run.optimizer.step()
+
+    with mock.patch.object(base, "_ASIDE_BYTES", 1):
+        for exchange in ("allreduce", *OWNED):
+            both(rank, world_size, script, exchange=exchange).model.syncopate.detach()
+
+
+def test_who_copies_beside_the_backward_trains_as_one_process() -> None:
+    run_ranks(beside, 3)
 
 
 def test_a_gradient_read_right_after_backward_is_in_its_place() -> None:

@@ -42,10 +42,10 @@ from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
 from syncopate.plan import Plan
 from syncopate.recipe import Recipe
-from syncopate.units import KIB
+from syncopate.units import MIB
 
-_ASIDE_BYTES = 64 * KIB
-"""A smaller buffer is gathered before another thread has woken up."""
+_ASIDE_BYTES = 2 * MIB
+"""A smaller buffer is gathered before another thread has woken up on a busy machine."""
 
 
 class Launched(NamedTuple):
