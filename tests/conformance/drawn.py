@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import ALGORITHMS, build
+from syncopate.units import MIB
 
 MOST_BLOCKS = 9
 
@@ -60,6 +61,14 @@ def drawn(
         options[name] = draw(st.integers(1, MOST_BLOCKS))
     root = draw(st.integers(0, p - 1)) if conditions(collective).rooted else 0
     return Drawn(collective, algorithm, p, root, options)
+
+
+PLAYED: dict[str, Any] = {
+    "block_bytes": st.sampled_from([1, 8, 24, 100, 4096]),
+    "item_bytes": st.sampled_from([1, 8, MIB // 16, MIB]),
+    "speeds": st.none() | st.randoms(use_true_random=False),
+}
+"""How a program is played: blocks and elements of so many bytes, ranks at any speed or in step."""
 
 
 @st.composite

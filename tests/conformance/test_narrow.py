@@ -14,8 +14,7 @@ from syncopate.collectives.mesh.program import Instruction, Memory, Op, Program,
 from syncopate.schedules.base import Schedule, chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, Place
 from syncopate.schedules.registry import build
-from syncopate.units import MIB
-from tests.conformance.drawn import Drawn, drawn, drawn_bounds
+from tests.conformance.drawn import PLAYED, Drawn, drawn, drawn_bounds
 from tests.conformance.table import TABLE, Row
 from tests.conformance.test_programs import Play, at_any_speed
 from tests.unit.collectives.mesh import test_program
@@ -92,9 +91,7 @@ def test_every_algorithm(row: Row) -> None:
 @given(
     case=drawn(12).filter(lambda case: CONDITIONS[case.collective].reduces),
     data=st.data(),
-    block_bytes=st.sampled_from([1, 8, 24, 100, 4096]),
-    item_bytes=st.sampled_from([1, 8, MIB // 16, MIB]),
-    speeds=st.none() | st.randoms(use_true_random=False),
+    **PLAYED,
 )
 def test_any_world_options_order_bounds_blocks_and_speed(
     case: Drawn,

@@ -19,8 +19,7 @@ from syncopate.collectives.mesh.program import Program, compile_program
 from syncopate.schedules.base import Schedule, chunk_offsets
 from syncopate.schedules.conditions import CONDITIONS, Place
 from syncopate.schedules.registry import build
-from syncopate.units import MIB
-from tests.conformance.drawn import Drawn, drawn, drawn_bounds
+from tests.conformance.drawn import PLAYED, Drawn, drawn, drawn_bounds
 from tests.conformance.table import TABLE, Row
 from tests.unit.collectives.mesh.test_program import Values, _Rank, advance, deliver, play
 
@@ -104,9 +103,7 @@ def at_any_speed(speeds: random.Random) -> Play:
 @given(
     case=drawn(12),
     numel=st.integers(0, 200),
-    block_bytes=st.sampled_from([1, 8, 24, 100, 4096]),
-    item_bytes=st.sampled_from([1, 8, MIB // 16, MIB]),
-    speeds=st.none() | st.randoms(use_true_random=False),
+    **PLAYED,
 )
 def test_any_world_root_options_order_blocks_and_speed(
     case: Drawn, numel: int, block_bytes: int, item_bytes: int, speeds: random.Random | None
@@ -120,9 +117,7 @@ def test_any_world_root_options_order_blocks_and_speed(
 @given(
     case=drawn(12, sharded=True),
     data=st.data(),
-    block_bytes=st.sampled_from([1, 8, 24, 100, 4096]),
-    item_bytes=st.sampled_from([1, 8, MIB // 16, MIB]),
-    speeds=st.none() | st.randoms(use_true_random=False),
+    **PLAYED,
 )
 def test_any_bounds_of_the_shards(
     case: Drawn,

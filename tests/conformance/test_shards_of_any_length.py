@@ -19,6 +19,7 @@ import torch.distributed as dist
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.nccl.batches import Rounds
 from syncopate.collectives.nccl.stages import Stages
+from syncopate.collectives.shards import Form
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import NATIVE, build
 from syncopate.units import DTYPE_BYTES
@@ -135,7 +136,7 @@ def sweep_group(group: dist.ProcessGroup, rank: int, world_size: int) -> tuple[l
                 schedule = build(collective, algorithm, world_size, **options)
                 ways.append(
                     lambda tensor, schedule=schedule, bounds=bounds: batches.run(
-                        schedule, tensor, bounds
+                        schedule, tensor, Form(bounds)
                     )
                 )
                 # Subgroups take long to make.

@@ -107,6 +107,17 @@ class Fragile(torch.optim.SGD):
 declare_optimizer(Fragile, "element")
 
 
+def odd_with(
+    optimizer: type[torch.optim.Optimizer], world_size: int, exchange: str
+) -> tuple[Any, Any]:
+    """Return the same :class:`Odd` on all ranks and its optimizer, distributed."""
+    torch.manual_seed(7)
+    model = Odd()
+    plan = plan_of(model, world_size, exchange=exchange)
+    made = optimizer(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    return distribute(model, made, plan=plan, timeout_s=TIMEOUT_S)
+
+
 def squares(step: int) -> Callable[[Any, int], Tensor]:
     """The loss of a step of :class:`Odd`, which differs by rank."""
     return lambda model, rank: model(batch(rank, step, 4, 5)).square().mean()

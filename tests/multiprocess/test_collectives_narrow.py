@@ -14,6 +14,7 @@ import torch.distributed as dist
 from syncopate.collectives import Communicator, transport
 from syncopate.collectives.mesh import links
 from syncopate.collectives.nccl.batches import Rounds
+from syncopate.collectives.shards import Form
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules import registry
@@ -230,7 +231,7 @@ def other_carriers(rank: int, p: int) -> list[str]:
             else:
                 schedule = registry.build(collective, algorithm, p, root)
                 for batches, tensor in zip((rounds, chunks), results[2:], strict=True):
-                    batches.run(schedule, tensor, None, BFLOAT16)
+                    batches.run(schedule, tensor, Form(narrow=BFLOAT16))
             here = held(collective, rank, chunk_offsets(numel, p), root)
             if CONDITIONS[collective].agrees:
                 last = results.pop()  # in chunks of another cut, in another order of additions

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from syncopate.engine import distribute
 from syncopate.engine.exchange.optimizers import declare_optimizer
 from syncopate.errors import CollectiveError
-from tests.multiprocess.engine_cases import plan_of
-from tests.multiprocess.exchange_cases import Odd, batch
+from tests.multiprocess.exchange_cases import batch, odd_with
 from tests.multiprocess.harness import run_ranks
 
 CULPRIT = 1
@@ -46,14 +44,7 @@ declare_optimizer(Deadly, "element")
 
 
 def dies(rank: int, world_size: int, exchange: str, where: str) -> dict[str, Any]:
-    torch.manual_seed(7)
-    model: Any = Odd()
-    model, optimizer = distribute(
-        model,
-        Deadly(model.parameters(), lr=0.1),
-        plan=plan_of(model, world_size, exchange=exchange),
-        timeout_s=60,
-    )
+    model, optimizer = odd_with(Deadly, world_size, exchange)
     for step in range(20):
         if rank == CULPRIT and step == DIES_AT:
             optimizer.dies = where == "update"

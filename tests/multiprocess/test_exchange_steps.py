@@ -23,6 +23,7 @@ from tests.multiprocess.exchange_cases import (
     batch,
     both,
     launches,
+    odd_with,
     sgd,
     squares,
     watched,
@@ -273,14 +274,7 @@ def with_closures(rank: int, world_size: int) -> None:
 def raises_alone(rank: int, world_size: int) -> None:
     """It takes part in the pulls of that step in its next forward, so that all stay in step."""
     for exchange in OWNED:
-        torch.manual_seed(7)
-        model: Any = Odd()
-        model, optimizer = distribute(
-            model,
-            Fragile(model.parameters(), lr=0.1),
-            plan=plan_of(model, world_size, exchange=exchange),
-            timeout_s=TIMEOUT_S,
-        )
+        model, optimizer = odd_with(Fragile, world_size, exchange)
         for step in range(4):
             optimizer.broken = step == 1 and rank == world_size - 1
             optimizer.zero_grad()

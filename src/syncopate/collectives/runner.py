@@ -142,31 +142,29 @@ class Runner:
         return known
 
     def _body(self, recipe: Recipe, backend: str, form: Form) -> Body:
-        bounds, narrow = form
         # The backend's own collectives would add in the type of the wire.
-        if backend in STAGED_BACKENDS and narrow is None:
+        if backend in STAGED_BACKENDS and form.narrow is None:
             staged = self._stages.staged(recipe.collective, recipe.algorithm, recipe.options)
             if staged is not None:
-                return staged.cut(bounds)
+                return staged.cut(form.bounds)
         schedule = schedule_of(recipe, self._world_size)
         if schedule is None:
             return self._native_body(recipe, form)
         if backend == "gloo":
             return lambda target: self._patiently(
-                lambda: self._executor.run(schedule, target, bounds, narrow)
+                lambda: self._executor.run(schedule, target, form)
             )
-        return lambda target: self._rounds.run(schedule, target, bounds, narrow)
+        return lambda target: self._rounds.run(schedule, target, form)
 
     def _native_body(self, recipe: Recipe, form: Form) -> Body:
-        bounds, narrow = form
-        if narrow is not None:
-            return lambda target: self._narrow.run(recipe, target, bounds, narrow)
+        if form.narrow is not None:
+            return lambda target: self._narrow.run(recipe, target, form)
         if recipe.collective in native.ROOTED:
             rooted = native.ROOTED[recipe.collective]
             return lambda target: rooted(self._native, target, recipe.root)
         if recipe.collective in native.SHARDED:
             sharded = native.SHARDED[recipe.collective]
-            return lambda target: sharded(self._native, target, bounds)
+            return lambda target: sharded(self._native, target, form.bounds)
         run = native.WITHOUT_ROOT[recipe.collective]
         return lambda target: run(self._native, target)
 

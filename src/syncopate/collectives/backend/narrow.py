@@ -16,7 +16,7 @@ import torch
 
 from syncopate.collectives.backend import calls
 from syncopate.collectives.backend.native import Native
-from syncopate.collectives.shards import Bounds, bounds_of, lone_owner
+from syncopate.collectives.shards import Bounds, Form, bounds_of, lone_owner
 from syncopate.recipe import Recipe
 
 
@@ -32,18 +32,15 @@ class Narrow:
         self._rank = native.rank
         self._world_size = native.world_size
 
-    def run(
-        self, recipe: Recipe, tensor: torch.Tensor, bounds: Bounds | None, dtype: torch.dtype
-    ) -> None:
+    def run(self, recipe: Recipe, tensor: torch.Tensor, form: Form) -> None:
         """Carry out the sum that ``recipe`` asks for, in place.
 
         Args:
             recipe: an all-reduce, a reduce-scatter or a reduce.
             tensor: contiguous and with elements.
-            bounds: where the shards of a reduce-scatter begin; None for equal ones.
-            dtype: what elements travel as.
+            form: the shards of a reduce-scatter, and what elements travel as.
         """
-        flat = tensor.view(-1)
+        flat, (bounds, dtype) = tensor.view(-1), form
         collective, root = recipe.collective, recipe.root
         if bounds is not None and (owner := lone_owner(bounds)) is not None:
             collective, root, bounds = "reduce", owner, None

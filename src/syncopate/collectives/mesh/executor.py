@@ -30,6 +30,7 @@ from syncopate.collectives.mesh import links
 from syncopate.collectives.mesh.narrow import narrowed
 from syncopate.collectives.mesh.program import Op, Program, compile_program
 from syncopate.collectives.mesh.sockets import Sending
+from syncopate.collectives.shards import PLAIN, Bounds, Form
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.schedules.conditions import conditions
@@ -49,8 +50,7 @@ _TAG_HASH = (1 << 17) - 1
 _MESSAGE_TAG = 1 << 29
 _POST, _SEND, _ADD = int(Op.POST), int(Op.SEND), int(Op.ADD)
 
-_Bounds = tuple[int, ...] | None
-_Key = tuple[Schedule, int, torch.dtype, torch.dtype, _Bounds]
+_Key = tuple[Schedule, int, torch.dtype, Form]
 
 _Code = Iterable[tuple[int, int, Any, Any, int]]
 """(op, index, region, source or peer, tag) with memory in place of regions."""
@@ -148,26 +148,19 @@ class Executor:
         self._staged_bytes = 0
         self._scratch = torch.empty(0, dtype=torch.uint8)
 
-    def run(
-        self,
-        schedule: Schedule,
-        tensor: torch.Tensor,
-        bounds: _Bounds = None,
-        narrow: torch.dtype | None = None,
-    ) -> None:
+    def run(self, schedule: Schedule, tensor: torch.Tensor, form: Form = PLAIN) -> None:
         """Run ``schedule`` in place on ``tensor``, a contiguous CPU tensor with elements.
 
         Args:
             schedule: what is to happen.
             tensor: on what.
-            bounds: where the shards begin; the balanced cut when left out.
-            narrow: what elements travel as (:mod:`syncopate.collectives.mesh.narrow`); as they are
-                when left out.
+            form: its shards, and what elements travel as
+                (:mod:`syncopate.collectives.mesh.narrow`).
 
         Raises:
             PeerError: a send or receive failed.
         """
-        program = self._program(schedule, tensor, bounds, narrow)
+        program = self._program(schedule, tensor, form)
         if isinstance(program, _Staged):
             self._run_staged(program, tensor)
         else:
@@ -270,15 +263,10 @@ class Executor:
         except RuntimeError as error:
             raise PeerError(peer, error) from error
 
-    def _program(
-        self,
-        schedule: Schedule,
-        tensor: torch.Tensor,
-        bounds: _Bounds,
-        narrow: torch.dtype | None,
-    ) -> _Direct | _Staged:
+    def _program(self, schedule: Schedule, tensor: torch.Tensor, form: Form) -> _Direct | _Staged:
+        bounds, narrow = form
         numel, travels_as = tensor.numel(), narrow or tensor.dtype
-        key = (schedule, numel, tensor.dtype, travels_as, bounds)
+        key = (schedule, numel, tensor.dtype, form)
         found = self._programs.get(key)
         if found is not None:
             self._programs.move_to_end(key)
@@ -311,7 +299,7 @@ class Executor:
         return memory[: sizes[0]], memory[sizes[0] :]
 
 
-def _tag_base(schedule: Schedule, elements: str, bounds: _Bounds) -> int:
+def _tag_base(schedule: Schedule, elements: str, bounds: Bounds | None) -> int:
     """Return the part of the tags that is the same for equal collectives alone.
 
     Gloo ends the process when a message meets a receive of another size. Messages of ranks that

@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives.backend import calls
+from syncopate.collectives.shards import PLAIN, Bounds, Form
 from syncopate.schedules.base import Schedule, Transfer, chunk_offsets
 from syncopate.schedules.conditions import conditions, element_offsets
 from syncopate.units import MIB
@@ -40,8 +41,6 @@ _IDLE = 1.5
 """How much longer a schedule's rounds take than its busiest rank is busy, to cut the message."""
 
 _CACHED_PROGRAMS = 256
-
-_Bounds = tuple[int, ...] | None
 
 
 class Send(NamedTuple):
@@ -97,25 +96,20 @@ class Rounds:
         self._group = group
         self._rank = rank
         self._chunk_bytes = chunk_bytes
-        self._programs: OrderedDict[tuple[Schedule, int, int, _Bounds], Program] = OrderedDict()
+        self._programs: OrderedDict[tuple[Schedule, int, int, Bounds | None], Program] = (
+            OrderedDict()
+        )
 
-    def run(
-        self,
-        schedule: Schedule,
-        tensor: torch.Tensor,
-        bounds: _Bounds = None,
-        narrow: torch.dtype | None = None,
-    ) -> None:
+    def run(self, schedule: Schedule, tensor: torch.Tensor, form: Form = PLAIN) -> None:
         """Run ``schedule`` in place on ``tensor``, contiguous and with elements.
 
         Args:
             schedule: what is to happen.
             tensor: on what.
-            bounds: where the shards begin; the balanced cut when left out.
-            narrow: what elements travel as, to the same bits as the mesh's
-                (:mod:`syncopate.collectives.mesh.narrow`); as they are when left out.
+            form: its shards, and what elements travel as, to the same bits as the mesh's
+                (:mod:`syncopate.collectives.mesh.narrow`).
         """
-        flat = tensor.view(-1)
+        flat, (bounds, narrow) = tensor.view(-1), form
         travels_as = narrow or flat.dtype
         program = self._program(schedule, flat, bounds, travels_as)
         scratch = flat.new_empty(program.scratch_numel, dtype=travels_as)
@@ -151,7 +145,7 @@ class Rounds:
                 place.copy_(region)
 
     def _program(
-        self, schedule: Schedule, flat: torch.Tensor, bounds: _Bounds, travels_as: torch.dtype
+        self, schedule: Schedule, flat: torch.Tensor, bounds: Bounds | None, travels_as: torch.dtype
     ) -> Program:
         key = (schedule, flat.numel(), travels_as.itemsize, bounds)
         program = self._programs.get(key)
@@ -189,7 +183,7 @@ def message_chunks(schedule: Schedule, nbytes: int, chunk_bytes: int) -> int:
 
 
 def compile_batches(
-    schedule: Schedule, rank: int, numel: int, chunks: int = 1, bounds: _Bounds = None
+    schedule: Schedule, rank: int, numel: int, chunks: int = 1, bounds: Bounds | None = None
 ) -> Program:
     """Return what ``rank`` does to run ``schedule`` on ``numel`` elements.
 
@@ -226,7 +220,7 @@ def compile_batches(
 
 
 def _moves(
-    schedule: Schedule, rank: int, buffer: tuple[int, _Bounds], chunks: int
+    schedule: Schedule, rank: int, buffer: tuple[int, Bounds | None], chunks: int
 ) -> Iterator[tuple[int, int, int, Transfer]]:
     """Yield the batch, first element, one past the last, and transfer of every message of a rank.
 

@@ -19,8 +19,7 @@ added to the prediction of the one that stays.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,7 +30,7 @@ from syncopate.costs.decide.decisions import DRIFT, longer_beyond_noise
 from syncopate.engine.selfplan.safe import safe_plan
 from syncopate.errors import UnknownNameError
 from syncopate.plan import ALLREDUCE, SHARDED, Plan
-from syncopate.planning import filled_to, make_plan, predict
+from syncopate.planning import Policy, filled_to, make_plan, predict
 from syncopate.units import MIB
 from syncopate.workload import Workload
 
@@ -62,6 +61,9 @@ UNCOUNTED = 2
 """Steps at the beginning of every turn that do not count; see [Note: rounds]."""
 
 _EQUAL_PARTS = (4, 8, 16, 32, 64)
+
+_Maker = Callable[[Workload, Cluster], Plan | None]
+"""Makes a plan with its prediction; None where what was measured does not suffice for it."""
 
 
 @dataclass
@@ -114,11 +116,11 @@ def proposals(
     Raises:
         PlanError: no plan can be made.
     """
+    workload = _with_forward(workload)
     found = [Contender(DDP, _predicted(ddp, workload, cluster))]
-    if asked.exchange in (None, ALLREDUCE):
-        found += _allreduced(workload, cluster, asked, ddp)
-    if shardable and asked.exchange in (None, SHARDED):
-        found += _sharded(workload, cluster, asked)
+    for name, make in _makers(asked, shardable=shardable).items():
+        if (plan := make(workload, cluster)) is not None:
+            found.append(Contender(name, plan))
     return distinct(found)
 
 
@@ -129,47 +131,53 @@ def most(asked: Asked, *, shardable: bool) -> int:
         asked: what the user wants.
         shardable: whether the optimizer's step may be spread over the ranks.
     """
-    count = 1
-    if asked.exchange in (None, ALLREDUCE):
-        count += 1 + (asked.policy is None) + (asked.channels is None)
-        count += 2 * (asked.policy is None and asked.channels is None)
-    if shardable and asked.exchange in (None, SHARDED):
-        count += 2 + (asked.policy is None)
-    return count
+    return 1 + len(_makers(asked, shardable=shardable))
 
 
-def _allreduced(workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan) -> list[Contender]:
-    channels, policy = asked.channels or 1, asked.policy or "optimal"
-    one = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
-    found = [Contender(IDEAL, one)]
-    if asked.policy is None:
-        found.append(Contender(EQUAL, _equal(workload, cluster, channels)))
-    if asked.channels is None:
-        two = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=2)
-        found.append(Contender(TWO_CHANNELS, two))
-    if asked.policy is None and asked.channels is None:
-        found.append(Contender(EQUAL_TWO_CHANNELS, _equal(workload, cluster, 2)))
-        small = safe_plan(ddp.model, _in_order(workload), ddp.world_size, SMALL_BYTES)
-        found.append(Contender(NATIVE_SMALL, _predicted(small, workload, cluster)))
-    return found
-
-
-def _sharded(workload: Workload, cluster: Cluster, asked: Asked) -> list[Contender]:
-    """Return sharded plans, with the algorithms that prices prefer and in rings.
+def _makers(asked: Asked, *, shardable: bool) -> dict[str, _Maker]:
+    """Return what makes the plans that compete with DDP's buckets, by name.
 
     Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
-    longer than a share, so that two channels disturb each other least. Where steps measured no
-    ring, it is no candidate.
+    longer than a share, so that two channels disturb each other least. Hence sharded plans compete
+    with the algorithms that prices prefer, and in rings.
     """
-    channels, policy = asked.channels or 2, asked.policy or "optimal"
-    plan = partial(make_plan, _with_forward(workload), cluster, exchange=SHARDED, channels=channels)
-    found = [Contender(SHARDED_PLAN, plan(policy))]
-    with suppress(UnknownNameError):
-        found.append(Contender(SHARDED_RINGS, plan(policy, algorithm=RING)))
+    policy: str | Policy = asked.policy or "optimal"
+    found: dict[str, _Maker] = {}
+    if asked.exchange in (None, ALLREDUCE):
+        channels = asked.channels or 1
+        found[IDEAL] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=channels)
         if asked.policy is None:
-            small = plan(filled_to(2 * MIB), algorithm=RING)
-            found.append(Contender(SHARDED_SMALL, small))
+            found[EQUAL] = partial(_equal, channels=channels)
+        if asked.channels is None:
+            found[TWO_CHANNELS] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=2)
+        if asked.policy is None and asked.channels is None:
+            found[EQUAL_TWO_CHANNELS] = partial(_equal, channels=2)
+            found[NATIVE_SMALL] = _native_small
+    if shardable and asked.exchange in (None, SHARDED):
+        channels = asked.channels or 2
+        found[SHARDED_PLAN] = partial(make_plan, policy=policy, exchange=SHARDED, channels=channels)
+        found[SHARDED_RINGS] = partial(_in_rings, policy=policy, channels=channels)
+        if asked.policy is None:
+            found[SHARDED_SMALL] = partial(_in_rings, policy=filled_to(2 * MIB), channels=channels)
     return found
+
+
+def _native_small(workload: Workload, cluster: Cluster) -> Plan:
+    """Return what DDP would do with smaller buckets."""
+    plan = safe_plan(workload.model, _in_order(workload), cluster.world_size, SMALL_BYTES)
+    return _predicted(plan, workload, cluster)
+
+
+def _in_rings(
+    workload: Workload, cluster: Cluster, policy: str | Policy, channels: int
+) -> Plan | None:
+    """Return a sharded plan in rings; None where steps measured no ring."""
+    try:
+        return make_plan(
+            workload, cluster, policy, exchange=SHARDED, channels=channels, algorithm=RING
+        )
+    except UnknownNameError:
+        return None
 
 
 def _with_forward(workload: Workload) -> Workload:

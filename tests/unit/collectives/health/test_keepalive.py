@@ -44,26 +44,19 @@ def hub(monkeypatch):
     made.close()
 
 
-def test_a_rank_that_dies_is_lost_and_one_that_leaves_is_not(hub: Hub) -> None:
-    dying, leaving = spoke(hub, 1), spoke(hub, 2)
+@pytest.mark.parametrize("news", [News(left=True), News(failed=True)])
+def test_a_rank_that_dies_is_lost_and_one_that_said_that_it_ends_is_not(
+    hub: Hub, news: News
+) -> None:
+    """Who failed closes because another died: taking it for dead would blame the wrong one."""
+    ending, dying = spoke(hub, 1), spoke(hub, 2)
     assert comes_true(lambda: lines(hub) == 2, hub)
-    leaving.tell(News(left=True))
-    leaving.close()
-    dying.close()
-    assert comes_true(lambda: lines(hub) == 0, hub)
-    assert hub.lost.keys() == {1}
-    assert hub.silent == {}
-
-
-def test_a_rank_that_failed_is_not_lost_when_it_ends(hub: Hub) -> None:
-    """It closes because another died: taking it for dead would blame the wrong one."""
-    failed, dying = spoke(hub, 1), spoke(hub, 2)
-    assert comes_true(lambda: lines(hub) == 2, hub)
-    failed.tell(News(failed=True))
-    failed.close()
+    ending.tell(news)
+    ending.close()
     dying.close()
     assert comes_true(lambda: lines(hub) == 0, hub)
     assert hub.lost.keys() == {2}
+    assert hub.silent == {}
 
 
 def test_what_a_rank_says_before_it_is_greeted_counts(hub: Hub) -> None:
