@@ -46,8 +46,10 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the whole story on local processes and real data
 	@$(BIN)/syncopate demo $(ARGS)
 
+# Several at a time: most tests wait for ranks that wait for each other. Files stay whole, for what
+# their tests share, and in their order: the long ones come first.
 test: $(READY) ## every test
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## style, formatting and types
 	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)
