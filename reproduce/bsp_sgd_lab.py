@@ -35,6 +35,7 @@ from bsp_sgd import bsp_sgd_plan
 from bsp_sgd_networks import shrunk
 from bsp_sgd_table import ALONE, BYTES_PER_S, NETWORKS, PLACES, Cell, Lab, Place
 from syncopate.calibration.calibrate import calibrate
+from syncopate.calibration.curves import sizes_up_to
 from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
@@ -200,7 +201,7 @@ def calibrated(communicator: Communicator, options: argparse.Namespace) -> Clust
         communicator,
         collectives=("all_reduce", "reduce", "broadcast"),
         algorithms=table_2.COLLECTIVES,
-        largest_bytes=round(largest * bytes_scale(options)),
+        sizes=sizes_up_to(round(largest * bytes_scale(options))),
         budget_s=options.calibration,
         interference=False,
     )

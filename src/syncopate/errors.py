@@ -53,12 +53,13 @@ class UnknownNameError(SyncopateError, ValueError):
 
 
 class ArtifactError(SyncopateError):
-    """A JSON artefact that cannot be trusted: missing, damaged, newer, or of another kind.
+    """A file that cannot be trusted: missing, damaged, newer, or of another kind.
 
     Args:
         path: the file.
         reason: what is wrong with it and what was expected.
-        field: the place in the file, such as ``"$.levels[0].size"``; empty for the whole file.
+        field: the place in the file, such as ``"$.levels[0].size"`` or ``"line 3"``; empty for the
+            whole file.
     """
 
     exit_code = 2

@@ -1,4 +1,7 @@
-"""Calibration in a lab: racks are found, in whatever order ranks stand, and slow hosts named."""
+"""Calibration in a lab: racks are found, in whatever order ranks stand, and slow hosts named.
+
+Or a file names the racks: then nobody searches for them.
+"""
 
 from __future__ import annotations
 
@@ -41,19 +44,36 @@ dist.destroy_process_group()
 """
 
 
+WITHOUT_A_SEARCH = """
+import sys
+from syncopate.calibration import calibrate
+from syncopate.calibration.racks import discovery
+from syncopate.cli import main
+
+del calibrate.discover, discovery.RackSearch
+sys.exit(main())
+"""
+
+
+def run_in_lab(topology: Topology, *command: str) -> tuple[int, str]:
+    """Run Python on every rank of a lab; return the exit code and all that was printed."""
+    lines: list[str] = []
+    with Lab(topology) as lab:
+        outcome = lab.run(
+            [sys.executable, "-c", *command],
+            sink=lambda rank, stream, line: lines.append(line),
+        )
+    return outcome.exit_code, "\n".join(lines)
+
+
 @pytest.fixture
 def calibrated(tmp_path: Path):
     """Return what a calibration finds in a lab."""
 
     def run(topology: Topology) -> Cluster:
         path = tmp_path / "cluster.json"
-        lines: list[str] = []
-        with Lab(topology) as lab:
-            outcome = lab.run(
-                [sys.executable, "-c", CALIBRATE, str(path)],
-                sink=lambda rank, stream, line: lines.append(line),
-            )
-        assert outcome.exit_code == 0, "\n".join(lines)
+        code, printed = run_in_lab(topology, CALIBRATE, str(path))
+        assert code == 0, printed
         return Cluster.load(path)
 
     return run
@@ -90,3 +110,35 @@ def test_a_host_at_a_tenth_of_the_speed_is_named(calibrated):
     assert cluster.warnings[0].startswith("host3 exchanges data at ")
     # A collective goes at the pace of the slowest.
     assert cluster.levels[0].bandwidth_bytes_per_s < GBIT / 5
+
+
+def test_a_file_names_the_racks_and_nobody_searches_for_them(tmp_path: Path):
+    topology = Topology(
+        hosts=4,
+        racks=2,
+        ranks_per_host=2,
+        rate_bytes_per_s=GBIT / 10,
+        uplink_bytes_per_s=GBIT / 5,
+        placement="alternating",
+    )
+    table, path = tmp_path / "racks.txt", tmp_path / "cluster.json"
+    command = ("calibrate", "--racks", str(table), "-o", str(path), "--budget", "2")
+    small = ("--sizes", "4KiB", "--algorithms", "native")
+
+    table.write_text("host0 left\nhost1 right\nhost2 left\n")
+    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, *command, *small)
+    assert code == 2
+    assert f"{table}: no line for host3; every host of the job must have a line" in printed
+    assert not path.exists()
+
+    table.write_text("# hall 1\nhost9 right\nhost3 right\nhost1 right\nhost2 left\nhost0 left\n")
+    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, *command, *small)
+    assert code == 0, printed
+    cluster = Cluster.load(path)
+    levels = [(level.name, level.size) for level in cluster.levels]
+    assert levels == [("device", 2), ("host", 2), ("rack", 2)]
+    assert cluster.placement == topology.cluster().placement == (0, 1, 4, 5, 2, 3, 6, 7)
+    assert cluster.metadata["racks"] == f"as {table} says"
+    # What two pairs get across together, which is more than one alone; loosely, for busy machines.
+    host, uplink = (level.bandwidth_bytes_per_s for level in cluster.levels[1:])
+    assert 1.3 * host < uplink < 2.4 * host

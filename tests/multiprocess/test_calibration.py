@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
-from syncopate.errors import CalibrationError, InvalidValueError
+from syncopate.errors import ArtifactError, CalibrationError, InvalidValueError
 from syncopate.profiling.profile import profile
 from syncopate.schedules import registry
 from syncopate.tracing import offsets as clocks
@@ -67,6 +68,37 @@ def two_levels(communicator: Communicator) -> Cluster:
     return cluster
 
 
+def racks_from_a_file(communicator: Communicator, path: Path) -> dict[str, Any]:
+    """Calibrate what looks like four hosts whose racks a file of rank 0 names; and refuse files."""
+    real = calibrating.hosts_of, calibrating.discover
+    calibrating.hosts_of = lambda _: ("a", "b", "c", "d")
+    calibrating.discover = None  # who searches fails
+    # The other ranks' file may be an old one.
+    text = "a r1\nb r2\nc r1\nd r2\n" if communicator.rank == 0 else "a r1\n"
+    mine = path / f"{communicator.rank}.txt"
+    mine.write_text(text)
+
+    def calibrated(racks: Path) -> Cluster:
+        few = {"sizes": [4], "algorithms": ["native"], "interference": False}
+        return calibrate(communicator, racks=racks, budget_s=0.5, **few)
+
+    refused = []
+    try:
+        cluster = calibrated(mine)
+        for bad in ("a r1 r2", "a r1\nb r2\nc r1", None):
+            if communicator.rank == 0 and bad is None:
+                mine.unlink()
+            elif communicator.rank == 0:
+                mine.write_text(bad)
+            try:
+                calibrated(mine)
+            except ArtifactError as error:
+                refused.append(error.field + error.reason)
+    finally:
+        calibrating.hosts_of, calibrating.discover = real
+    return {"cluster": cluster, "refused": refused}
+
+
 def wrong_sum(communicator: Communicator) -> str:
     right = communicator.all_reduce
 
@@ -118,10 +150,11 @@ def replayed_under_ddp(rank: int) -> dict[str, float]:
     return {name: p.grad.unique().item() for name, p in module.named_parameters()}
 
 
-def everything(rank: int, world_size: int) -> dict[str, Any]:
+def everything(rank: int, world_size: int, path: Path) -> dict[str, Any]:
     with Communicator(timeout_s=100) as communicator:
         return calibrated(communicator) | {
             "two_levels": two_levels(communicator),
+            "racks": racks_from_a_file(communicator, path),
             "wrong_sum": wrong_sum(communicator),
             "offsets": offsets(communicator),
             "profiled": profiled(rank),
@@ -155,8 +188,18 @@ def require_two_levels(levels: Cluster) -> None:
     assert {"repetitions, broadcast", "options"} <= set(levels.metadata)
 
 
-def test_four_ranks() -> None:
-    ranks = run_ranks(everything, 4, timeout_s=150)
+def require_racks(ranks: list[dict[str, Any]]) -> None:
+    cluster = ranks[0]["cluster"]
+    assert [(level.name, level.size) for level in cluster.levels] == [("host", 2), ("rack", 2)]
+    assert cluster.placement == (0, 2, 1, 3)
+    assert all(found == ranks[0] for found in ranks)
+    words = ("line 1'a r1 r2' is 3 words; ", "no line for d; ", "cannot read this table of racks: ")
+    for reason, begin in zip(ranks[0]["refused"], words, strict=True):
+        assert reason.startswith(begin)
+
+
+def test_four_ranks(tmp_path: Path) -> None:
+    ranks = run_ranks(everything, 4, tmp_path, timeout_s=150)
     first = ranks[0]
 
     cluster = first["cluster"]
@@ -183,6 +226,8 @@ def test_four_ranks() -> None:
     levels = first["two_levels"]
     assert all(rank["two_levels"] == levels for rank in ranks)
     require_two_levels(levels)
+
+    require_racks([rank["racks"] for rank in ranks])
 
     assert all(rank["wrong_sum"] == first["wrong_sum"] for rank in ranks)
     assert "all_reduce (ring)" in first["wrong_sum"]

@@ -8,6 +8,7 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -18,12 +19,12 @@ from syncopate.calibration.curves import (
     Curves,
     measure_curves,
     priced,
-    sizes_up_to,
     suiting,
 )
 from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.network import measure_network
-from syncopate.calibration.racks.discovery import discover
+from syncopate.calibration.racks.discovery import discover, measure_racks
+from syncopate.calibration.racks.table import read_groups
 from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
@@ -48,8 +49,8 @@ def calibrate(
     *,
     collectives: Sequence[str] = ("all_reduce",),
     sizes: Sequence[int] | None = None,
-    largest_bytes: int | None = None,
     algorithms: Sequence[str] | None = None,
+    racks: str | os.PathLike[str] | None = None,
     budget_s: float = 10.0,
     interference: bool = True,
     progress: Progress | None = None,
@@ -63,12 +64,14 @@ def calibrate(
         collectives: whose algorithms to measure; they share the budget. A plan needs all-reduce
             alone, and so does the measurement of interference, which is taken to be ideal without
             it; ``algorithm="auto"`` goes by prices for those left out.
-        sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out.
-        largest_bytes: instead of ``sizes``, the largest message that a plan can ask for, as a model
-            in one bucket: sizes are those up to it, and it. A size that the budget cannot afford is
-            left out, and the longest are measured for the most promising algorithms alone.
+        sizes: message sizes in bytes, rounded up to whole float32; 4 B to 64 MiB when left out. A
+            size that the budget cannot afford is left out, and the longest are measured for the
+            most promising algorithms alone.
+            :func:`syncopate.calibration.curves.sizes_up_to` has those that a plan can ask for.
         algorithms: their names, ``"native"`` for the backend's own; those that suit the cluster
             when left out. Each collective is measured by those of them that it has.
+        racks: a text file with a line ``host rack`` for every host, which rank 0 reads; see
+            :mod:`syncopate.calibration.racks.table`. Left out, racks are searched for.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
         interference: whether to measure it, beside a computation of our own. Who measures it on the
             training itself leaves it out: then it is ideal, and its time goes to the curves.
@@ -76,16 +79,17 @@ def calibrate(
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that none of them has.
-        InvalidValueError: a size or budget out of range, both sizes and the largest of them, or a
-            collective without an algorithm.
+        InvalidValueError: a size or budget out of range, or a collective without an algorithm.
+        ArtifactError: the file of racks cannot be read, is damaged, or lacks a host; on every rank.
         CalibrationError: a link or an algorithm that does not work.
         CollectiveError: a rank was lost.
     """
     if not budget_s > 0:
         raise InvalidValueError("budget_s", budget_s, "a number of seconds > 0")
     effort = _Effort(
-        _sizes(sizes, largest_bytes),
+        _sizes(sizes),
         _algorithms(collectives, algorithms),
+        None if racks is None else Path(racks),
         budget_s,
         INTERFERENCE_SHARE if interference else 0.0,
     )
@@ -99,6 +103,7 @@ def calibrate(
 class _Effort:
     sizes: tuple[int, ...]
     algorithms: dict[str, tuple[str, ...]]  # by collective; empty for those that suit the cluster
+    racks: Path | None
     budget_s: float
     interference_share: float
 
@@ -106,12 +111,7 @@ class _Effort:
 def _measure(communicator: Communicator, effort: _Effort, progress: Progress | None) -> Cluster:
     start_s = time.perf_counter()
     before_curves, before_load = DISCOVERY_SHARE + NETWORK_SHARE, 1 - effort.interference_share
-    where = discover(
-        communicator,
-        hosts_of(communicator),
-        effort.budget_s * DISCOVERY_SHARE,
-        part(progress, 0.0, DISCOVERY_SHARE),
-    )
+    where = _located(communicator, effort, part(progress, 0.0, DISCOVERY_SHARE))
     bare = measure_network(
         communicator,
         where,
@@ -153,19 +153,21 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         curves=tuple(measured),
         interference=interference,
         metadata=_facts(communicator, where, curves)
+        | ({} if effort.racks is None else {"racks": f"as {effort.racks} says"})
         | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
     )
 
 
-def _sizes(sizes: Sequence[int] | None, largest_bytes: int | None = None) -> tuple[int, ...]:
-    if largest_bytes is not None:
-        if sizes is not None:
-            raise InvalidValueError(
-                "largest_bytes", largest_bytes, "left out where sizes are given"
-            )
-        if not largest_bytes >= 1:
-            raise InvalidValueError("largest_bytes", largest_bytes, "an integer >= 1")
-        return sizes_up_to(largest_bytes)
+def _located(communicator: Communicator, effort: _Effort, progress: Progress) -> Topology:
+    """Return which rank sits where: as the file of racks says, or as it is found out."""
+    hosts, budget_s = hosts_of(communicator), effort.budget_s * DISCOVERY_SHARE
+    if effort.racks is None:
+        return discover(communicator, hosts, budget_s, progress)
+    groups = read_groups(communicator, effort.racks, hosts)
+    return measure_racks(communicator, hosts, groups, budget_s, progress)
+
+
+def _sizes(sizes: Sequence[int] | None) -> tuple[int, ...]:
     if sizes is None:
         return DEFAULT_SIZES
     for size in sizes:

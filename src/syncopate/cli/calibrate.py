@@ -40,6 +40,9 @@ def calibrate(
         str | None,
         typer.Option(help="Their names, such as native,ring; those that suit the ranks otherwise."),
     ] = None,
+    racks: Annotated[
+        Path | None, typer.Option(help="File of `host rack` lines; racks are found out otherwise.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the cluster as JSON instead of tables.")
     ] = False,
@@ -56,6 +59,8 @@ def calibrate(
       torchrun --nproc-per-node 4 --no-python syncopate calibrate -o cluster.json --budget 30
 
       syncopate calibrate --local 4 --collectives all --budget 40
+
+      mpirun -n 16 --hostfile hosts.txt syncopate calibrate --racks racks.txt
     """
     if budget <= 0:
         raise InvalidValueError("--budget", budget, "a number of seconds > 0")
@@ -72,6 +77,7 @@ def calibrate(
             collectives=names,
             sizes=size_list,
             algorithms=items(algorithms) or None,
+            racks=racks,
             budget_s=budget,
             progress=progress,
         )

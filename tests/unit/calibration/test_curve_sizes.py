@@ -100,11 +100,10 @@ def test_sizes_reach_as_far_as_the_model() -> None:
     assert curves.sizes_up_to(10**12)[-1] == curves.MOST_BYTES
 
 
-def test_the_largest_size_or_all_of_them() -> None:
-    assert calibrating._sizes(None, RESNET_BYTES) == curves.sizes_up_to(RESNET_BYTES)
-    for sizes, largest in (([4], 8), (None, 0)):
-        with pytest.raises(InvalidValueError, match="largest_bytes"):
-            calibrating._sizes(sizes, largest)
+def test_sizes_of_a_model_are_taken_as_they_are() -> None:
+    assert calibrating._sizes(curves.sizes_up_to(RESNET_BYTES)) == curves.sizes_up_to(RESNET_BYTES)
+    with pytest.raises(InvalidValueError, match="sizes"):
+        calibrating._sizes(curves.sizes_up_to(0))
 
 
 def test_a_model_is_measured_in_one_bucket_within_the_budget(bench: list[Calculated]) -> None:

@@ -1,7 +1,12 @@
-"""Discovery: racks behind shared uplinks and slow hosts, from what hosts exchange at once."""
+"""Discovery: racks behind shared uplinks and slow hosts, from what hosts exchange at once.
+
+Where the racks are known, nothing is searched for: what is left to measure is what their uplinks
+carry, which takes many pairs at once, and whether a host is slow.
+"""
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +16,9 @@ import numpy as np
 
 from syncopate.calibration.racks.flows import REPETITIONS, Flows
 from syncopate.calibration.racks.levels import Matching, Round, middle_of_fast
+from syncopate.calibration.racks.matchings import across, alone_with_two
 from syncopate.calibration.racks.search import Racks, RackSearch
+from syncopate.calibration.racks.table import Groups
 from syncopate.collectives.communicator import Communicator
 from syncopate.progress import Progress, say
 from syncopate.topology import Topology, topology
@@ -21,6 +28,7 @@ FEWEST_HOSTS = 3
 """Of two hosts neither is slow compared with others, and there is nothing to share."""
 
 _CONFIRMING_ROUNDS = 6
+_UPLINK_ROUNDS = 3
 _LEAST_FLOW_S, _MOST_FLOW_S = 0.04, 0.1
 _PATIENCE, _LEAST_PATIENCE_S = 4.0, 8.0
 _MOST_NAMED = 8
@@ -55,9 +63,7 @@ def discover(
     if len(names) < FEWEST_HOSTS:
         return topology(hosts)
     search = RackSearch(len(names))
-    repetitions = REPETITIONS * (len(search.wanted) + _CONFIRMING_ROUNDS)
-    flow_s = min(max(budget_s / repetitions / 2, _LEAST_FLOW_S), _MOST_FLOW_S)
-    flows = Flows(communicator, [hosts.index(name) for name in names], flow_s)
+    flows = _flows(communicator, hosts, len(search.wanted) + _CONFIRMING_ROUNDS, budget_s)
     ends_s = time.perf_counter() + max(_PATIENCE * budget_s, _LEAST_PATIENCE_S)
 
     def wanted() -> tuple[Matching, ...]:
@@ -75,6 +81,55 @@ def discover(
     where = topology_of(hosts, search.found(), search.rounds) if communicator.rank == 0 else None
     agreed: Topology = communicator.broadcast_object(where)
     return agreed
+
+
+def measure_racks(
+    communicator: Communicator,
+    hosts: Sequence[str],
+    groups: Groups,
+    budget_s: float,
+    progress: Progress | None = None,
+) -> Topology:
+    """Return what :func:`discover` does, where the racks are known: no racks are searched for.
+
+    It takes at most 21 rounds, however many hosts there are.
+
+    Args:
+        communicator: the ranks.
+        hosts: host name of every rank.
+        groups: the hosts of each rack, every host in one of them. Racks of one host each are no
+            more than hosts.
+        budget_s: about how long to take.
+        progress: called before every round.
+
+    Raises:
+        CollectiveError: a rank was lost.
+    """
+    names = list(dict.fromkeys(hosts))
+    if len(names) < FEWEST_HOSTS:
+        return topology(hosts)
+    if all(len(group) == 1 for group in groups):
+        groups = (tuple(names),)
+    label_of = {name: rack for rack, group in enumerate(groups) for name in group}
+    labels = [label_of[name] for name in names]
+    matchings = alone_with_two(len(names))
+    if len(groups) > 1:
+        matchings += tuple(across(labels, random.Random(i)) for i in range(_UPLINK_ROUNDS))
+    flows = _flows(communicator, hosts, len(matchings), budget_s)
+    rounds: list[Round] = []
+    for matching in matchings:
+        say(progress, f"links of racks, round {len(rounds) + 1}", len(rounds) / len(matchings))
+        rounds.append(flows.run(matching))
+    found = Racks.among(labels, rounds, resolved=True)
+    where = topology_of(hosts, found, rounds) if communicator.rank == 0 else None
+    agreed: Topology = communicator.broadcast_object(where)
+    return agreed
+
+
+def _flows(communicator: Communicator, hosts: Sequence[str], rounds: int, budget_s: float) -> Flows:
+    """Return what runs about so many matchings of the hosts in about that time."""
+    flow_s = min(max(budget_s / (REPETITIONS * rounds) / 2, _LEAST_FLOW_S), _MOST_FLOW_S)
+    return Flows(communicator, [hosts.index(name) for name in dict.fromkeys(hosts)], flow_s)
 
 
 def topology_of(hosts: Sequence[str], found: Racks, rounds: Sequence[Round]) -> Topology:

@@ -31,6 +31,22 @@ def alone(hosts: int) -> tuple[Matching, ...]:
     return (*found, ((0, hosts - 1),)) if hosts % 2 else tuple(found)
 
 
+def alone_with_two(hosts: int) -> tuple[Matching, ...]:
+    """Return matchings of few pairs, in which every host has two partners, one far from it.
+
+    So a slow host is told from a fast one that it was matched with; see :func:`alone`.
+
+    Args:
+        hosts: at least 3.
+    """
+    found = alone(hosts)
+    if hosts == 3:
+        return found
+    half = (hosts + 1) // 2
+    order = [host for i in range(half) for host in (i, i + half) if host < hosts]
+    return found + tuple(tuple((order[a], order[b]) for a, b in one) for one in found)
+
+
 def opening(hosts: int) -> tuple[Matching, ...]:
     """Return the matchings to begin with: about log2 of the number of hosts.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from syncopate.calibration.racks.grouping import Judgement, judge
@@ -41,6 +41,27 @@ class Racks:
     best_bytes_per_s: tuple[float, ...]
     resolved: bool
     rounds: int
+
+    @classmethod
+    def among(cls, labels: Sequence[int], rounds: Sequence[Round], *, resolved: bool) -> Racks:
+        """Return racks by what some rounds say of the hosts.
+
+        Args:
+            labels: the group of each host.
+            rounds: at least one.
+            resolved: whether the groups are certain.
+        """
+        observed = Observed(len(labels), rounds)
+        groups: dict[int, list[int]] = {}
+        for host, group in enumerate(labels):
+            groups.setdefault(group, []).append(host)
+        return cls(
+            groups=tuple(map(tuple, groups.values())),
+            slow=observed.slow_hosts,
+            best_bytes_per_s=tuple(observed.best_bytes_per_s.tolist()),
+            resolved=resolved,
+            rounds=len(rounds),
+        )
 
 
 class RackSearch:
@@ -93,18 +114,8 @@ class RackSearch:
 
     def found(self) -> Racks:
         """Return what is known by now."""
-        observed = Observed(self.hosts, self.rounds)
         labels = self._labels if self._resolved else (0,) * self.hosts
-        groups: dict[int, list[int]] = {}
-        for host, group in enumerate(labels):
-            groups.setdefault(group, []).append(host)
-        return Racks(
-            groups=tuple(map(tuple, groups.values())),
-            slow=observed.slow_hosts,
-            best_bytes_per_s=tuple(observed.best_bytes_per_s.tolist()),
-            resolved=self._resolved,
-            rounds=len(self.rounds),
-        )
+        return Racks.among(labels, self.rounds, resolved=self._resolved)
 
     def _is_certain(self, judgement: Judgement, observed: Observed) -> bool:
         labels = judgement.best.labels

@@ -10,8 +10,9 @@ import pytest
 
 from syncopate.calibration.racks import discovery
 from syncopate.calibration.racks.levels import Matching, Round
-from syncopate.calibration.racks.matchings import alone, opening
+from syncopate.calibration.racks.matchings import alone, alone_with_two, opening
 from syncopate.calibration.racks.search import Racks
+from syncopate.calibration.racks.table import groups_of
 from syncopate.topology import Topology
 from tests.unit.calibration.networks import Network
 
@@ -32,6 +33,24 @@ def discovered(
     monkeypatch: pytest.MonkeyPatch, network: Network, ranks_per_host: int = 1
 ) -> tuple[Topology, list[Matching]]:
     """Return what is discovered in a network, and the matchings that were run."""
+    hosts, ran = simulated(monkeypatch, network, ranks_per_host)
+    return discovery.discover(Alone(), hosts, 60.0), ran  # type: ignore[arg-type]
+
+
+def measured(
+    monkeypatch: pytest.MonkeyPatch, network: Network, ranks_per_host: int = 1
+) -> tuple[Topology, list[Matching]]:
+    """Return what is measured of a network whose racks are known, and the matchings that ran."""
+    hosts, ran = simulated(monkeypatch, network, ranks_per_host)
+    monkeypatch.setattr(discovery, "RackSearch", None)
+    groups = groups_of({f"h{i}": f"r{rack}" for i, rack in enumerate(network.racks)}, hosts, "f")
+    return discovery.measure_racks(Alone(), hosts, groups, 60.0), ran  # type: ignore[arg-type]
+
+
+def simulated(
+    monkeypatch: pytest.MonkeyPatch, network: Network, ranks_per_host: int
+) -> tuple[list[str], list[Matching]]:
+    """Put a network in the place of flows; return the host of each rank and what will be run."""
     randomness = random.Random(1)
     ran: list[Matching] = []
 
@@ -44,8 +63,7 @@ def discovered(
             return network.measure(matching, randomness)
 
     monkeypatch.setattr(discovery, "Flows", Simulated)
-    hosts = [f"h{i}" for i in range(len(network.racks)) for _ in range(ranks_per_host)]
-    return discovery.discover(Alone(), hosts, 60.0), ran  # type: ignore[arg-type]
+    return [f"h{i}" for i in range(len(network.racks)) for _ in range(ranks_per_host)], ran
 
 
 class TestRacks:
@@ -98,6 +116,63 @@ class TestRacks:
         network = Network.regular(4, hosts // 4, 4.0, "alternating", noise=0.05)
         _, ran = discovered(monkeypatch, network)
         assert sum(map(len, ran)) <= 4 * hosts * (hosts.bit_length() - 1)
+
+
+class TestKnownRacks:
+    """Nothing is searched for: what uplinks carry and who is slow is measured, in a few rounds."""
+
+    @pytest.mark.parametrize("ratio", [4.0, 2.0, 1.0])
+    def test_levels_placement_and_what_uplinks_carry(
+        self, monkeypatch: pytest.MonkeyPatch, ratio: float
+    ) -> None:
+        network = Network.regular(2, 4, ratio, "alternating", noise=0.03)
+        where, ran = measured(monkeypatch, network, ranks_per_host=2)
+        assert (where.names, where.sizes) == (("device", "host", "rack"), (2, 4, 2))
+        assert where.placement == (0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)
+        # One as wide as its hosts together holds nobody up, and is a level all the same.
+        assert where.rates_bytes_per_s == (0.0, 0.0, pytest.approx(4 / ratio * UNIT, rel=0.1))
+        assert where.warnings == ()
+        assert len(ran) == len(alone_with_two(8)) + 3 == 11
+
+    @pytest.mark.parametrize("hosts", [3, 16, 200])
+    def test_rounds_do_not_grow_with_the_hosts(
+        self, monkeypatch: pytest.MonkeyPatch, hosts: int
+    ) -> None:
+        racks = [host % 2 for host in range(hosts)]
+        where, ran = measured(monkeypatch, Network(racks, [1.0, 1.0]))
+        assert len(ran) <= 21
+        assert where.placement == (*range(0, hosts, 2), *range(1, hosts, 2))
+
+    @pytest.mark.parametrize(("uplink", "rate"), [(5.0, ()), (0.5, (0.5,))])
+    def test_unequal_racks_are_as_if_they_had_been_found(
+        self, monkeypatch: pytest.MonkeyPatch, uplink: float, rate: tuple[float, ...]
+    ) -> None:
+        network = Network([0, 1, 0, 1, 1, 0, 1, 1], [uplink, uplink], noise=0.03)
+        where, _ = measured(monkeypatch, network)
+        assert (where.names, where.sizes) == (("host",), (8,))
+        assert where.placement == (0, 2, 5, 1, 3, 4, 6, 7)
+        assert "[3, 5]" in where.note
+        assert where.rates_bytes_per_s == pytest.approx([one * UNIT for one in rate], rel=0.05)
+
+    @pytest.mark.parametrize("racks", [[0] * 6, list(range(6))])
+    def test_one_rack_and_racks_of_one_host_are_no_level(
+        self, monkeypatch: pytest.MonkeyPatch, racks: list[int]
+    ) -> None:
+        rates = [1.0] * 5 + [0.1]
+        where, ran = measured(monkeypatch, Network(racks, [1.0] * 6, rates))
+        assert (where.names, where.sizes, where.placement) == (("host",), (6,), ())
+        assert tuple(ran) == alone_with_two(6)
+        # Slow hosts are named whether or not anybody searches for racks.
+        (warning,) = where.warnings
+        assert warning.startswith("h5 exchanges data at ")
+
+    @pytest.mark.parametrize("racks", [[0, 0], [0, 1]])
+    def test_two_hosts_exchange_nothing(
+        self, monkeypatch: pytest.MonkeyPatch, racks: list[int]
+    ) -> None:
+        where, ran = measured(monkeypatch, Network(racks, [1.0, 1.0]))
+        assert (where.names, where.sizes) == (("host",), (2,))
+        assert ran == []
 
 
 class TestWarnings:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.calibration.racks.levels import Observed, Pairs, Round, expected
-from syncopate.calibration.racks.matchings import across, alone, opening
+from syncopate.calibration.racks.matchings import across, alone, alone_with_two, opening
 from syncopate.calibration.racks.search import RackSearch
 from tests.unit.calibration.networks import Network, found_groups
 
@@ -22,6 +22,14 @@ class TestMatchings:
         rounds = alone(hosts)
         assert {host for pairs in rounds for pair in pairs for host in pair} == set(range(hosts))
         assert len(rounds) <= 9
+        self._require_matchings(rounds, hosts)
+
+    @given(st.integers(3, 140))
+    def test_every_host_has_two_partners_to_be_told_from(self, hosts: int) -> None:
+        rounds = alone_with_two(hosts)
+        for host in range(hosts):
+            assert len({frozenset(pair) for one in rounds for pair in one if host in pair}) >= 2
+        assert len(rounds) <= 18
         self._require_matchings(rounds, hosts)
 
     @given(st.integers(4, 140))
