@@ -31,11 +31,10 @@ from syncopate.cluster import Cluster, Handling
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of
 from syncopate.collectives.mesh.executor import STAGED_BYTES
-from syncopate.costs.model.execution import execution_times
+from syncopate.costs.model.execution import Executions
 from syncopate.costs.model.messages import FloatArray
 from syncopate.progress import Progress, say
 from syncopate.schedules import registry
-from syncopate.schedules.base import Schedule
 from syncopate.schedules.conditions import conditions
 from syncopate.units import KIB, MIB
 
@@ -237,12 +236,10 @@ def fit(cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> dic
     expected = _Expected(cluster, samples, burst_byte_s)
 
     def off(scaled: FloatArray) -> FloatArray:
-        return np.asarray(expected.logarithms(scaled[None])[0] - measured)
+        return np.asarray(expected.at(scaled)[0] - measured)
 
     def slopes(scaled: FloatArray) -> FloatArray:
-        nudges = np.where(scaled + _NUDGE < _MOST, _NUDGE, -_NUDGE)
-        here, *there = expected.logarithms(scaled + np.diag(np.append(0.0, nudges))[:, 1:])
-        return np.asarray((np.stack(there, axis=1) - here[:, None]) / nudges)
+        return expected.at(scaled)[1]
 
     guess = _guess(cluster.world_size, samples) / _SCALE
     # Times are maxima of sums, so there are valleys on the way; another start mostly misses them.
@@ -274,31 +271,49 @@ def _guess(ranks: int, samples: Sequence[Sample]) -> FloatArray:
 
 
 class _Expected:
-    """What each sample is expected to take, for many sets of figures at once."""
+    """What each sample is expected to take with some figures, and how that changes with each.
+
+    Both come from the same call, so that arrays are long enough to be worth it.
+    """
 
     def __init__(self, cluster: Cluster, samples: Sequence[Sample], burst_byte_s: float) -> None:
-        self._cluster = cluster
         self._burst_byte_s = burst_byte_s
-        self._samples = len(samples)
-        self._rows: dict[Schedule, list[tuple[int, int]]] = {}
-        for row, (collective, name, options, nbytes, _) in enumerate(samples):
-            schedule = registry.build(collective, name, cluster.world_size, **options)
-            self._rows.setdefault(schedule, []).append((row, nbytes))
+        schedules = [
+            registry.build(
+                sample.collective, sample.algorithm, cluster.world_size, **sample.options
+            )
+            for sample in samples
+        ]
+        different = list(dict.fromkeys(schedules))
+        sizes = sorted({sample.nbytes for sample in samples})
+        self._sizes = len(sizes)
+        self._rows = [different.index(schedule) for schedule in schedules]
+        self._columns = [sizes.index(sample.nbytes) for sample in samples]
+        self._runs = Executions(different, cluster, sizes * (len(_FITTED) + 1))
+        self._known: tuple[FloatArray, FloatArray, FloatArray] | None = None
 
-    def logarithms(self, scaled: FloatArray) -> FloatArray:
-        """Return the logarithm of every sample's seconds, shape (sets, samples).
+    def at(self, scaled: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the logarithm of every sample's seconds, and its slopes.
 
         Args:
-            scaled: sets of figures over ``_SCALE``, shape (sets, figures).
+            scaled: figures over ``_SCALE``, shape (figures,).
+
+        Returns:
+            Shapes (samples,) and (samples, figures).
         """
+        if self._known is None or not np.array_equal(scaled, self._known[0]):
+            nudges = np.where(scaled + _NUDGE < _MOST, _NUDGE, -_NUDGE)
+            here, *there = self._logarithms(scaled + np.diag(np.append(0.0, nudges))[:, 1:])
+            slopes = (np.stack(there, axis=1) - here[:, None]) / nudges
+            self._known = scaled.copy(), here, np.asarray(slopes)
+        return self._known[1:]
+
+    def _logarithms(self, scaled: FloatArray) -> FloatArray:
+        """Return the logarithm of every sample's seconds, shape (sets, samples)."""
         entries = [
             Handling(burst_byte_s=self._burst_byte_s, **dict(zip(_FITTED, figures, strict=True)))
             for figures in (scaled * _SCALE).tolist()
         ]
-        found = np.empty((len(entries), self._samples))
-        for schedule, those in self._rows.items():
-            sizes = [nbytes for _ in entries for _, nbytes in those]
-            handling = [entry for entry in entries for _ in those]
-            seconds = execution_times(schedule, self._cluster, sizes, handling=handling)
-            found[:, [row for row, _ in those]] = seconds.reshape(len(entries), len(those))
-        return np.asarray(np.log(found))
+        seconds = self._runs.times([entry for entry in entries for _ in range(self._sizes)])
+        found = seconds.reshape(len(seconds), len(entries), self._sizes)
+        return np.asarray(np.log(found[self._rows, :, self._columns].T))

@@ -6,7 +6,8 @@ from msgspec import structs
 
 from syncopate.cluster import Cluster, Handling, Level
 from syncopate.costs.model.collective import schedule_cost
-from syncopate.costs.model.execution import block_counts, execution_cost, execution_times
+from syncopate.costs.model.execution import Executions, execution_cost, execution_times
+from syncopate.costs.model.loads import block_counts
 from syncopate.costs.model.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
@@ -62,6 +63,25 @@ def test_the_curve_never_decreases_and_is_the_cost_of_a_calibrated_cluster():
 def test_block_counts_are_the_executors():
     sizes = [0, 1, 256 * KIB, 256 * KIB + 1, 2 * MIB, 2 * MIB + 1, 64 * MIB, 100 * MIB]
     assert block_counts(np.array(sizes, float)).tolist() == [block_count(n) for n in sizes]
+
+
+def test_schedules_played_side_by_side_take_what_each_takes_alone():
+    """Of different lengths, ports and chunks, some of which are empty, and more than once."""
+    inner = Level(name="device", size=2, latency_s=5e-6, bandwidth_bytes_per_s=2e9)
+    hosts = structs.replace(cluster(4, burst=56 * KIB).levels[0], latency_s=7e-5)
+    both = Cluster(name="c", levels=(inner, hosts), reduction_s_per_byte=3e-11)
+    schedules = [
+        build(collective, name, 8)
+        for collective in ("all_reduce", "all_gather", "broadcast")
+        for name in candidates(collective, both)
+    ]
+    sizes = [4, 40, 64 * KIB, 4 * MIB] * 2
+    slow = Handling(call_s=1e-3, round_s=2e-4, stream_s=9e-5, byte_s=1e-9, exposed=0.4)
+    played = Executions(schedules, both, sizes)
+    for fast in (Handling(), Handling(burst_byte_s=3e-10, addition_s=4e-5, left_over=0.2)):
+        entries = [slow] * 4 + [fast] * 4
+        alone = [execution_times(one, both, sizes, handling=entries) for one in schedules]
+        assert np.allclose(played.times(entries), alone, rtol=1e-12, atol=0)
 
 
 def test_what_cannot_be_played_is_refused():

@@ -31,27 +31,21 @@ Many sizes are played side by side, and :func:`execution_cost` joins them to a c
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.cluster import Cluster, Handling
 from syncopate.costs.model.congestion import congestion_lines
+from syncopate.costs.model.loads import Load, Round, Work, joined, loads, ports_of
 from syncopate.costs.model.messages import FloatArray
 from syncopate.costs.model.pieces import Pieces
-from syncopate.costs.model.relay import Turn, rounds_of
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
-from syncopate.schedules.blocks import MAX_BLOCKS, block_count
-from syncopate.units import MIB
 
 ITEM_BYTES = 4
 """Bytes per element, unless said otherwise: float32."""
-
-BUFFERED_BYTES = MIB
-"""What the kernel takes of a message before it has left."""
 
 _LARGEST_BYTES = 1 << 30
 _FREE = Handling()
@@ -92,9 +86,10 @@ def execution_times(
         return np.zeros(sizes.shape)
     if handling is None:
         handling = [_handling(cluster, size) for size in (counts.ravel() * itemsize).tolist()]
-    run = _Run(schedule, cluster, (counts.ravel(), itemsize), handling)
-    busiest = max((line.b_s_per_byte for line in congestion_lines(schedule, cluster)), default=0.0)
-    seconds = np.maximum(run.seconds(), run.call_s + busiest * run.nbytes - run.lag_s)
+    flat = counts.ravel()
+    floor = _busiest(schedule, cluster) * (flat * itemsize)
+    clocks = _Clocks(cluster, (1, ports_of(schedule, cluster)), handling)
+    seconds = clocks.play(loads(schedule, cluster, flat, itemsize), floor[None])
     return np.asarray(np.where(counts > 0, seconds.reshape(sizes.shape), 0.0))
 
 
@@ -114,8 +109,39 @@ def execution_cost(schedule: Schedule, cluster: Cluster, *, itemsize: int = ITEM
     return Pieces.of(np.append(sizes, np.inf), levels - slopes * anchors, slopes)
 
 
-class _Run:
-    """Plays a schedule round by round; arrays have one row per rank or port, one column per size.
+class Executions:
+    """Schedules ready to be played side by side, with one set of figures after another.
+
+    Args:
+        schedules: at least one, each for as many ranks as the cluster has and with transfers.
+        cluster: levels, placement and γ; its own handling plays no part.
+        nbytes: sizes of the whole buffer in bytes, shape (sizes,); > 0, of whole elements.
+    """
+
+    def __init__(
+        self, schedules: Sequence[Schedule], cluster: Cluster, nbytes: Sequence[int]
+    ) -> None:
+        counts = np.asarray(nbytes, np.float64) / ITEM_BYTES
+        ports = [ports_of(schedule, cluster) for schedule in schedules]
+        each = [loads(schedule, cluster, counts, ITEM_BYTES) for schedule in schedules]
+        self._rounds = joined(each, cluster.world_size, ports)
+        self._ports = sum(ports)
+        self._cluster = cluster
+        busiest = np.array([_busiest(schedule, cluster) for schedule in schedules])
+        self._floor = busiest[:, None] * (counts * ITEM_BYTES)
+
+    def times(self, handling: Sequence[Handling]) -> FloatArray:
+        """Return the seconds that each takes as :func:`execution_times`, shape (schedules, sizes).
+
+        Args:
+            handling: what messages cost at each of the sizes.
+        """
+        clocks = _Clocks(self._cluster, (len(self._floor), self._ports), handling)
+        return clocks.play(self._rounds, self._floor)
+
+
+class _Clocks:
+    """Plays rounds; arrays have one row per rank or port, one column per size.
 
     Clocks hold seconds:
 
@@ -123,24 +149,21 @@ class _Run:
       last round in which it received; ``first``, when it had the first block of that round.
     * ``idle``: when a send port may issue the next message.
     * ``up`` and ``down``: when the link behind a port is through with all bytes so far.
+    * ``worked``: when processors are through with the work so far, by schedule.
+
+    Args:
+        cluster: of every schedule.
+        shape: schedules side by side, and ports that a rank of all of them together has.
+        handling: what messages cost at each of the sizes.
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        cluster: Cluster,
-        elements: tuple[FloatArray, int],
-        handling: Sequence[Handling],
+        self, cluster: Cluster, shape: tuple[int, int], handling: Sequence[Handling]
     ) -> None:
-        counts, itemsize = elements
-        self.nbytes = counts * itemsize
-        self._rounds = rounds_of(schedule, cluster.levels, cluster.placement)
-        self._ranks = schedule.world_size
-        self._itemsize = itemsize
-        self._whole, self._left = np.divmod(counts, schedule.chunks)
-        self._gamma = cluster.reduction_s_per_byte
+        schedules, ports = shape
+        self._ranks = cluster.world_size
         self._by_hand = all(entry == _FREE for entry in handling)
-        self.call_s = np.array([h.call_s for h in handling])
+        self._call = np.array([h.call_s for h in handling])
         self._burst_byte = np.array([h.burst_byte_s for h in handling])
         self._round = np.array([h.round_s for h in handling])
         self._stream = np.array([h.stream_s for h in handling])
@@ -148,125 +171,117 @@ class _Run:
         self._byte = np.array([h.byte_s for h in handling])
         self._exposed = np.array([h.exposed for h in handling])
         self._left_over = np.array([h.left_over for h in handling])
-        shape = (self._ranks, len(counts))
-        self._entered = _spread(self._ranks)[:, None] * self.call_s
+        self._entered = np.tile(_spread(self._ranks), schedules)[:, None] * self._call
         self._before, self._first = self._entered.copy(), self._entered.copy()
-        self._blocks = np.ones(shape)
-        ports = (self._ranks * self._rounds.ports, len(counts))
         # All links have been silent, so that each may pass a burst.
-        self.lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
-        silent = -self.lag_s
-        self._idle, self._up, self._down = (np.full(ports, t) for t in (0.0, silent, silent))
-        self._worked = self.call_s.copy()
+        self._lag_s = max(level.burst_bytes * level.byte_time_s for level in cluster.levels)
+        silent = -self._lag_s
+        rows = (self._ranks * ports, len(handling))
+        self._idle, self._up, self._down = (np.full(rows, t) for t in (0.0, silent, silent))
+        self._worked = np.tile(self._call, (schedules, 1))
 
-    def seconds(self) -> FloatArray:
-        """Return when the last rank has all its data, shape (sizes,)."""
-        for turns in self._rounds.turns:
-            carried, sent = zip(*(self._carried(turn) for turn in turns), strict=True)
-            busy, held = self._work(turns, carried, sent)
-            begun = self._entered.copy(), self._before.copy(), self._first.copy(), self._blocks
-            self._blocks = self._blocks.copy()
-            for turn, nbytes in zip(turns, carried, strict=True):
-                self._play(turn, nbytes, (busy, held), begun)
-        return np.asarray(self._entered.max(axis=0))
-
-    def _carried(self, turn: Turn) -> tuple[FloatArray, FloatArray]:
-        """Return the bytes of every message, and in how many transfers; (messages, sizes) each."""
-        ends = turn.stop[:, None], turn.start[:, None]
-        stop, start = (end * self._whole + np.minimum(end, self._left) for end in ends)
-        nbytes = np.asarray((stop - start) * self._itemsize, np.float64)
-        sent = np.asarray(nbytes > 0, np.float64)
-        if turn.parts is None:
-            return nbytes, sent
-        return np.add.reduceat(nbytes, turn.parts), np.add.reduceat(sent, turn.parts)
-
-    def _work(
-        self, turns: tuple[Turn, ...], carried: Sequence[FloatArray], sent: Sequence[FloatArray]
-    ) -> tuple[FloatArray, FloatArray]:
-        """Count the work of a round.
+    def play(self, rounds: Iterable[Round], floor: FloatArray) -> FloatArray:
+        """Return when the last rank of every schedule has all its data, shape (schedules, sizes).
 
         Args:
-            turns: of the round.
-            carried: bytes of every message.
-            sent: transfers of every message. The executor sends each by itself, but only the first
-                of a message is waited for.
+            rounds: what is sent.
+            floor: for how long the busiest link is busy, shape (schedules, sizes).
+        """
+        for turns, work in rounds:
+            busy, held = self._work(work)
+            begun = self._entered, self._before, self._first
+            if len(turns) > 1:
+                begun = self._entered.copy(), self._before.copy(), self._first.copy()
+            for load in turns:
+                costs = busy, held, self._worked
+                if load.of is not None:
+                    costs = busy[load.of], held[load.of], self._worked[load.of]
+                self._play(load, costs, begun)
+        last = self._entered.reshape(len(floor), self._ranks, -1).max(axis=1)
+        return np.asarray(np.maximum(last, self._call + floor - self._lag_s))
+
+    def _work(self, work: Work) -> tuple[FloatArray, FloatArray]:
+        """Do the work of a round.
 
         Returns:
             What it takes of the processors that ranks share, and what of that keeps a busy link.
         """
-        messages = sum((nbytes > 0).sum(axis=0) for nbytes in carried)
-        transfers = sum(count.sum(axis=0) for count in sent)
-        added = sum(
-            (count * turn.adds[:, None]).sum(axis=0)
-            for turn, count in zip(turns, sent, strict=True)
-        )
-        bytes_worked = sum(
-            turn.worked @ nbytes for turn, nbytes in zip(turns, carried, strict=True)
-        )
-        beside = added * self._addition + bytes_worked * self._byte
-        stream = (transfers * self._stream + beside) / self._ranks
+        beside = work.added * self._addition + work.nbytes * self._byte
+        stream = (work.transfers * self._stream + beside) / self._ranks
         self._worked = self._worked + stream
-        behind = (transfers - messages) * self._stream
-        busy = (messages * self._round + behind + beside) / self._ranks
+        behind = (work.transfers - work.messages) * self._stream
+        busy = (work.messages * self._round + behind + beside) / self._ranks
         return busy, self._exposed * stream
 
     def _play(
         self,
-        turn: Turn,
-        nbytes: FloatArray,
-        work: tuple[FloatArray, FloatArray],
-        begun: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+        load: Load,
+        costs: tuple[FloatArray, FloatArray, FloatArray],
+        begun: tuple[FloatArray, FloatArray, FloatArray],
     ) -> None:
-        """Let the messages of a turn through, and set the clocks of both their ends."""
-        blocks = block_counts(nbytes)
-        busy, held = work
-        latency, lag = turn.latency_s[:, None], turn.lag_s[:, None]
-        wire = nbytes * turn.wire_s_per_byte[:, None] + held
-        start, last = self._ready(turn, blocks, begun)
-        start = np.maximum(start, self._idle[turn.out])
-        last = np.maximum(start, last)
-        link = np.maximum(np.maximum(self._up[turn.out], self._down[turn.into]), start - lag) + wire
-        through = np.maximum(link, last - lag + wire / blocks)
-        buffered = np.minimum(nbytes * turn.beside[:, None], BUFFERED_BYTES)
-        left = buffered * turn.wire_s_per_byte[:, None] - lag
-        shared = self._left_over * np.maximum(left, 0.0)
-        alone = nbytes * self._burst_byte
-        arrived = np.maximum(through + shared, last + alone / blocks) + latency
-        arrived = np.maximum(arrived, start + latency + alone)
-        arrived = np.maximum(arrived, np.maximum(start + busy, self._worked))
-        first = np.maximum(link - wire * (1 - 1 / blocks), start + alone / blocks) + latency
-        first = np.minimum(np.maximum(first, start + busy / blocks), arrived)
-        addition = nbytes * (turn.reduced * self._gamma)[:, None]
-        arrived = np.maximum(arrived + addition / blocks, first + addition)
-        live = nbytes > 0
-        pause = latency if self._by_hand else np.minimum(latency, self._stream)
-        self._set(self._idle, turn.out, start + pause, live)
-        self._set(self._up, turn.out, through, live)
-        self._set(self._down, turn.into, through, live)
-        self._set(self._before, turn.dst, begun[0][turn.dst], live)
-        self._set(self._first, turn.dst, first + addition / blocks, live)
-        self._set(self._blocks, turn.dst, blocks, live)
-        self._set(self._entered, turn.dst, np.maximum(self._entered[turn.dst], arrived), live)
+        """Let the messages of a turn through, and set the clocks of both their ends.
 
-    @staticmethod
-    def _set(clock: FloatArray, rows: np.ndarray, to: FloatArray, live: np.ndarray) -> None:
-        clock[rows] = np.where(live, to, clock[rows])
+        Args:
+            load: the messages.
+            costs: of each: what the round takes of the processors, what of that keeps a busy link,
+                and when the work so far is done.
+            begun: clocks of ranks when the round began.
+        """
+        busy, held, worked = costs
+        latency, lag = load.latency_s, load.lag_s
+        wire = load.wire_s + held
+        start, last = self._ready(load, begun)
+        alone = load.nbytes * self._burst_byte
+        link = np.maximum(np.maximum(self._up[load.out], self._down[load.into]), start - lag) + wire
+        if load.cut:
+            through = np.maximum(link, last - lag + wire / load.blocks)
+            foremost = alone / load.blocks
+            first = np.maximum(link - wire * load.rest, start + foremost) + latency
+            first = np.maximum(first, start + busy / load.blocks)
+            addition = load.addition_s / load.blocks
+        else:
+            through = np.maximum(link, last - lag + wire)
+            foremost, addition = alone, load.addition_s
+            first = np.maximum(np.maximum(link, start + alone) + latency, start + busy)
+        shared = through + self._left_over * load.behind_s if load.lingers else through
+        arrived = np.maximum(shared, last + foremost) + latency
+        arrived = np.maximum(arrived, start + latency + alone)
+        arrived = np.maximum(arrived, np.maximum(start + busy, worked))
+        first = np.minimum(first, arrived)
+        if load.adds:
+            arrived = np.maximum(arrived + addition, first + load.addition_s)
+            first = first + addition
+        pause = latency if self._by_hand else np.minimum(latency, self._stream)
+        entered = np.maximum(self._entered[load.dst], arrived)
+        before = begun[0][load.dst]
+        for clock, rows, to in (
+            (self._idle, load.out, start + pause),
+            (self._up, load.out, through),
+            (self._down, load.into, through),
+            (self._before, load.dst, before),
+            (self._first, load.dst, first),
+            (self._entered, load.dst, entered),
+        ):
+            clock[rows] = to if load.empty is None else np.where(load.empty, clock[rows], to)
 
     def _ready(
-        self,
-        turn: Turn,
-        blocks: FloatArray,
-        begun: tuple[FloatArray, FloatArray, FloatArray, FloatArray],
+        self, load: Load, begun: tuple[FloatArray, FloatArray, FloatArray]
     ) -> tuple[FloatArray, FloatArray]:
-        """Return when senders have the first and the last block of what they send."""
-        entered, before, first, had = (clock[turn.src] for clock in begun)
-        if not turn.forwards.any():
-            return entered, entered
-        needed = np.minimum(turn.offset[:, None] + turn.share[:, None] / blocks, 1.0)
-        number = np.maximum(np.ceil(needed * had - 1e-9), 1.0)
-        between = first + (entered - first) * (number - 1) / np.maximum(had - 1, 1.0)
-        start = np.where(turn.forwards[:, None], np.maximum(before, between), entered)
-        return start, entered
+        """Return when ports may send the first and the last block of what their ranks have."""
+        idle = self._idle[load.out]
+        entered = begun[0][load.src]
+        if not load.relays:
+            start = np.maximum(entered, idle)
+            return start, start
+        before, first = begun[1][load.src], begun[2][load.src]
+        between = np.maximum(before, first + (entered - first) * load.part)
+        start = np.maximum(np.where(load.forwards, between, entered), idle)
+        return start, np.maximum(start, entered)
+
+
+def _busiest(schedule: Schedule, cluster: Cluster) -> float:
+    """Return the seconds that the busiest shared link takes for a byte of the buffer."""
+    return max((line.b_s_per_byte for line in congestion_lines(schedule, cluster)), default=0.0)
 
 
 def _spread(ranks: int) -> FloatArray:
@@ -280,21 +295,3 @@ def _handling(cluster: Cluster, nbytes: float) -> Handling:
         if entry.up_to_bytes is None or nbytes <= entry.up_to_bytes:
             return entry
     return _FREE
-
-
-def block_counts(nbytes: FloatArray) -> FloatArray:
-    """Return :func:`~syncopate.schedules.blocks.block_count` elementwise."""
-    return np.asarray(np.searchsorted(_longest_of_blocks(), nbytes, side="left") + 1.0)
-
-
-@lru_cache(maxsize=1)
-def _longest_of_blocks() -> FloatArray:
-    """Return the longest transfers of 1, 2, .., ``MAX_BLOCKS`` - 1 blocks."""
-    longest = []
-    for blocks in range(1, MAX_BLOCKS):
-        low, high = 0, 1 << 40
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if block_count(middle) <= blocks else (low, middle)
-        longest.append(low)
-    return np.array(longest, float)
