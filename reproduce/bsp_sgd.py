@@ -29,6 +29,8 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
+from msgspec import structs
+
 from syncopate.cluster import Cluster
 from syncopate.costs.model.training import exchange_costs
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
@@ -102,7 +104,7 @@ def bsp_sgd_plan(
                 pull=recipe(kind.pull, sizes) if kind.pull else None,
             )
         )
-    return Plan(
+    plan = Plan(
         model=workload.model,
         fingerprint=workload.fingerprint,
         world_size=cluster.world_size,
@@ -110,9 +112,12 @@ def bsp_sgd_plan(
         buckets=tuple(buckets),
         exchange=row.exchange,
         weight_sync_period=row.weight_sync_period,
-        prediction=predict(workload, buckets, cluster, costs) if costs else None,
         cluster=cluster.name,
     )
+    if not costs:
+        return plan
+    expected: Plan = structs.replace(plan, prediction=predict(workload, plan, cluster, costs))
+    return expected
 
 
 def _layers(tensors: Sequence[GradientTensor]) -> Iterable[list[GradientTensor]]:

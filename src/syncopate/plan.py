@@ -150,6 +150,20 @@ def _words(kind: ExchangeKind) -> str:
     return f"{kind.push} and {kind.pull}" if kind.pull else kind.push
 
 
+def pulled_in(pull_order: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the buckets in the order in which they are pulled.
+
+    Args:
+        pull_order: a plan's; empty for the last one first.
+        count: how many buckets there are.
+
+    Example:
+        >>> pulled_in((), 3), pulled_in((1, 2, 0), 3)
+        ((2, 1, 0), (1, 2, 0))
+    """
+    return tuple(pull_order) or tuple(reversed(range(count)))
+
+
 class Prediction(Record, frozen=True, kw_only=True):
     """What a plan is expected to cost in one iteration.
 
@@ -197,6 +211,9 @@ class Plan(Artifact, frozen=True, kw_only=True):
             for that of their numbers.
         wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; empty for
             their own type. See [Note: narrow gradients].
+        pull_order: the buckets, by their indices, in the order in which their weights are pulled;
+            empty for the reverse of their order, which is what forward needs where it uses the
+            parameters in the reverse of the order in which backward leaves them.
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
     """
 
@@ -216,6 +233,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
     cluster: str = ""
     order: tuple[int, ...] = ()
     wire_dtype: str = ""
+    pull_order: tuple[int, ...] = ()
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -239,12 +257,24 @@ class Plan(Artifact, frozen=True, kw_only=True):
             raise InvalidValueError("weight_sync_period", self.weight_sync_period, rule)
         if not self.buckets:
             raise InvalidValueError("buckets", self.buckets, "at least one bucket")
+        if self.pull_order:
+            self._require_pull_order()
         for index, bucket in enumerate(self.buckets):
             self._require_recipes(index, bucket)
         held = [name for bucket in self.buckets for name in bucket.tensors]
         if len(set(held)) < len(held):
             twice = next(name for index, name in enumerate(held) if name in held[:index])
             raise InvalidValueError("buckets", twice, "disjoint; this tensor is in two places")
+
+    def _require_pull_order(self) -> None:
+        """Refuse an order in which some bucket is not pulled, or is where nothing is."""
+        if not EXCHANGES[self.exchange].pull:
+            rule = f"empty with the {self.exchange} exchange, which pulls nothing"
+            raise InvalidValueError("pull_order", self.pull_order, rule)
+        last = len(self.buckets) - 1
+        if sorted(self.pull_order) != list(range(last + 1)):
+            rule = f"a permutation of the buckets 0..{last}"
+            raise InvalidValueError("pull_order", self.pull_order, rule)
 
     def _require_recipes(self, index: int, bucket: Bucket) -> None:
         """Refuse a bucket whose recipes are not those of the exchange."""

@@ -112,7 +112,7 @@ def test_the_story_holds_the_plans_against_the_pace_it_measured(tmp_path):
     for policy in policies:
         plan = Plan.load(tmp_path / f"plan-{policy.name}.json")
         assert policy.predicted_s == plan.prediction.iteration_s
-        expected = predict(now, plan.buckets, cluster, order=plan.order)
+        expected = predict(now, plan, cluster)
         assert policy.paced_s == pytest.approx(expected.iteration_s)
         assert len(policy.samples_s) == 2
     assert f"a change of pace by {pace.change:+.1%}" in printed

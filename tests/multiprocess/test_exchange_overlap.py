@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from typing import Any
 
 import torch
 from msgspec.structs import replace
-from torch import nn
+from torch import Tensor, nn
 
+from syncopate.cluster import Cluster
 from syncopate.engine import distribute
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import EXCHANGES, Bucket, Plan, pulled_in
+from syncopate.planning import make_plan
+from syncopate.profiling.profile import profile
 from syncopate.recipe import Recipe
+from syncopate.zoo.task import Task
 from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
-from tests.multiprocess.exchange_cases import OWNED, Spy, batch
+from tests.multiprocess.exchange_cases import OWNED, Spy, batch, sgd
 from tests.multiprocess.harness import run_ranks
 
 LAYERS = 5
 Events = list[tuple[Any, ...]]
+
+SHAPES: tuple[tuple[list[int], tuple[int, ...]], ...] = (
+    ([1] * LAYERS, ()),
+    ([1] * LAYERS, (2, 4, 0, 1, 3)),
+    ([2, 1, 2], ()),
+    ([LAYERS], ()),
+)
+"""Gradients of each bucket, and the order in which these are pulled."""
 
 
 def chain() -> nn.Sequential:
@@ -47,9 +60,10 @@ def order(rank: int, world_size: int) -> dict[str, list[Events]]:
     """Return the events of two iterations, of every exchange and several plans."""
     found: dict[str, list[Events]] = {}
     for exchange in OWNED:
-        for sizes in ([1] * LAYERS, [2, 1, 2], [LAYERS]):
+        for sizes, pull_order in SHAPES:
             events: Events = []
             plan = plan_of(chain(), world_size, sizes, exchange=exchange, channels=2)
+            plan = replace(plan, pull_order=pull_order)
             model, optimizer = watched_chain(plan, events)
             rounds = []
             for step in range(2):
@@ -62,10 +76,14 @@ def order(rank: int, world_size: int) -> dict[str, list[Events]]:
                 model.eval()(batch(rank, 9, 3, 6))
             rounds.append(list(events))
             check(plan, rounds)
-            found[f"{exchange} {sizes}"] = rounds
+            found[f"{exchange} {sizes} {pull_order}"] = rounds
             identical_everywhere(model.parameters())
             model.syncopate.detach()
     return found
+
+
+def in_pull_order(plan: Plan) -> list[Bucket]:
+    return [plan.buckets[index] for index in pulled_in(plan.pull_order, len(plan.buckets))]
 
 
 def check(plan: Plan, rounds: list[Events]) -> None:
@@ -74,7 +92,7 @@ def check(plan: Plan, rounds: list[Events]) -> None:
     for events in rounds[:2]:
         launched = [event[1:] for event in events if event[0] == "launch"]
         pushes = [(kind.push, b.nbytes, b.push) for b in plan.buckets]
-        pulls = [(kind.pull, b.nbytes, b.pull) for b in reversed(plan.buckets)]
+        pulls = [(kind.pull, b.nbytes, b.pull) for b in in_pull_order(plan)]
         # Between them goes what the ranks say along with their gradients, in one small message.
         assert [*launched[: len(pushes)], *launched[len(pushes) + 1 :]] == [*pushes, *pulls]
         note = launched[len(pushes)]
@@ -107,7 +125,7 @@ def require_awaited_layer_by_layer(plan: Plan, events: Events) -> None:
     """The weights of a bucket are waited for by the first layer that computes with them."""
     kind = EXCHANGES[plan.exchange]
     first: list[int] = []
-    for bucket in reversed(plan.buckets):
+    for bucket in plan.buckets:
         first.append(min(int(name.split(".")[0]) for name in bucket.tensors))
     expected = []
     for index in range(LAYERS):
@@ -174,13 +192,65 @@ def out_of_order(rank: int, world_size: int) -> None:
         model.syncopate.detach()
 
 
+class Distilled(nn.Module):
+    """Layers registered in the reverse of their order; the last looks ahead before the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [6, 5, 7, 4, 8, 3]
+        self.layers = nn.ModuleList(
+            nn.Linear(widths[i], widths[i + 1], bias=False) for i in reversed(range(LAYERS))
+        )
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.layers[0](inputs.new_ones(1, 8))
+        for layer in reversed(self.layers):
+            inputs = layer(inputs)
+        return inputs - target
+
+
+def profiled(rank: int, world_size: int) -> None:
+    """From the profile to the wire: what forward uses first is pulled first."""
+    torch.manual_seed(3)
+    model: Any = Distilled()
+    task = Task(model, batch(rank, 0, 3, 6), name="distilled")
+    workload = profile(task, warmup=1, iterations=1)
+    assert workload.forward_order
+    cluster = Cluster.preset("1gbe", world_size)
+    used = ["layers.0.weight", *(f"layers.{index}.weight" for index in (4, 3, 2, 1))]
+    for exchange in OWNED:
+        plan = make_plan(workload, cluster, "wfbp", exchange=exchange)
+        assert plan.pull_order == (0, 4, 3, 2, 1)
+        assert [bucket.tensors for bucket in in_pull_order(plan)] == [(name,) for name in used]
+        pulled = pulls_of_two_steps(copy.deepcopy(model), plan, rank)
+        assert pulled == [bucket.nbytes for bucket in in_pull_order(plan)] * 2
+
+
+def pulls_of_two_steps(model: Any, plan: Plan, rank: int) -> list[int]:
+    """Return the bytes of every pull of two steps of training, as they were launched."""
+    events: Events = []
+    model, optimizer = distribute(model, sgd(model.parameters()), plan=plan, timeout_s=TIMEOUT_S)
+    exchange = model.syncopate.readiness.exchange
+    exchange.communicator = Spy(exchange.communicator, events)
+    for step in range(2):
+        model(batch(rank, step, 3, 6)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()
+    kind = EXCHANGES[plan.exchange]
+    return [event[2] for event in events if event[:2] == ("launch", kind.pull)]
+
+
 def everything(rank: int, world_size: int) -> int:
     found = order(rank, world_size)
     for exchange in OWNED:
         held(rank, world_size, exchange)
     out_of_order(rank, world_size)
+    profiled(rank, world_size)
     return len(found)
 
 
 def test_launches_and_waits_are_the_plans() -> None:
-    assert run_ranks(everything, 2) == [6, 6]
+    assert run_ranks(everything, 2) == [8, 8]

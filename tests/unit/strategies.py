@@ -145,6 +145,9 @@ def plans(draw: st.DrawFn) -> Plan:
         )
         for start, stop in pairwise(cuts)
     )
+    pull_order = st.just(())
+    if EXCHANGES[exchange].pull:
+        pull_order |= st.permutations(range(len(buckets))).map(tuple)
     return Plan(
         model=draw(texts),
         fingerprint=draw(texts),
@@ -154,6 +157,7 @@ def plans(draw: st.DrawFn) -> Plan:
         order=draw(order),
         exchange=exchange,
         channels=channels,
+        pull_order=draw(pull_order),
         prediction=draw(st.none() | predictions),
         cluster=draw(texts),
         wire_dtype=draw(st.sampled_from(("", *WIRE_DTYPES))),

@@ -110,6 +110,8 @@ def test_the_distance_to_the_bound():
         (lambda: _plan(_bucket("a"), weight_sync_period=-1), "weight_sync_period is -1"),
         (lambda: _rooted(1, 1, weight_sync_period=5), "weight_sync_period is 5.*rooted exchange"),
         (lambda: _plan(_bucket("a"), pull_period=2), "pull_period is 2"),
+        (lambda: _plan(_bucket("a"), pull_order=(0,)), r"pull_order is \(0,\).*pulls nothing"),
+        (lambda: _rooted(1, 1, pull_order=(1, 0)), r"pull_order is .*permutation of .* 0\.\.0"),
         (lambda: _plan(_bucket("a"), order=(0, 1)), r"order is \(0, 1\).*ranks 0\.\.3"),
         (
             lambda: _plan(

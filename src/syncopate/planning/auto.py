@@ -9,6 +9,8 @@ many messages are on the critical path.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from syncopate.plan import EXCHANGES, Prediction, exchange_of
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search import PLAYED_MESSAGES, searched
@@ -41,7 +43,7 @@ def auto(question: Question) -> Draft:
         if known is None or prediction.iteration_s < known.iteration_s:
             others[one.exchange] = prediction
     reason = _reason(best, reached, others)
-    return Draft(best.buckets, best.channels, best.order, reason)
+    return replace(best, reason=reason)
 
 
 def _reason(best: Draft, reached: Prediction, others: dict[str, Prediction]) -> str:

@@ -71,6 +71,7 @@ def make_plan(
         cluster=cluster.name,
         order=draft.order,
         wire_dtype=wire_dtype,
+        pull_order=draft.pull_order,
         reason=draft.reason,
     )
 

@@ -19,7 +19,6 @@ from numpy.typing import ArrayLike
 from syncopate.costs.model.functions import CostFunction, Envelope
 from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.errors import InvalidValueError
-from syncopate.simulation.traffic import pull_order
 
 Partition = tuple[int, ...]
 
@@ -141,10 +140,21 @@ class Problem:
         return end
 
 
-def pull_channels(needed_s: Sequence[float], channels: int) -> tuple[int, ...]:
+def pull_order(needed_s: Sequence[float]) -> tuple[int, ...]:
+    """Return the buckets in the order in which a plan has them pulled: as forward needs them.
+
+    Of those that are needed at once, the one that was pushed last is pulled first.
+
+    Args:
+        needed_s: the progress of forward at which each bucket's weights are needed.
+    """
+    return tuple(sorted(range(len(needed_s)), key=lambda index: (needed_s[index], -index)))
+
+
+def pull_channels(order: Sequence[int], channels: int) -> tuple[int, ...]:
     """Return the channel of each bucket's pull: in turn, in the order in which they are pulled."""
-    found = [0] * len(needed_s)
-    for turn, index in enumerate(pull_order(needed_s)):
+    found = [0] * len(order)
+    for turn, index in enumerate(order):
         found[index] = turn % channels
     return tuple(found)
 

@@ -14,8 +14,17 @@ from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.training import exchange_costs, on_the_wire
-from syncopate.plan import EXCHANGES, ROOTED, Bucket, Prediction, exchange_of, wire_share
-from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels
+from syncopate.plan import (
+    EXCHANGES,
+    ROOTED,
+    Bucket,
+    Plan,
+    Prediction,
+    exchange_of,
+    pulled_in,
+    wire_share,
+)
+from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.simulation.iteration import play
 from syncopate.simulation.traffic import bytes_by_dtype
@@ -32,12 +41,15 @@ class Draft:
         buckets: in launch order.
         channels: how many they are on.
         order: the ranks in the order that all schedules follow; empty for that of their numbers.
+        pull_order: the buckets, by their indices, in the order in which their weights are pulled;
+            empty for the last one first.
         reason: why this one, in a line; empty where there was nothing to choose.
     """
 
     buckets: tuple[Bucket, ...]
     channels: int
     order: tuple[int, ...] = ()
+    pull_order: tuple[int, ...] = ()
     reason: str = ""
 
 
@@ -89,9 +101,10 @@ class Question:
         spans, names = list(pairwise((0, *partition))), [t.name for t in self.workload.tensors]
         kind, costs = EXCHANGES[self.exchange], self.costs[self.exchange]
         turns: Sequence[int] = ()
+        pulled: tuple[int, ...] = ()
         if problem.pulls is not None:
-            needed_s = [min(problem.pulls.needed_s[start:stop]) for start, stop in spans]
-            turns = pull_channels(needed_s, channels)
+            pulled = pull_order([min(problem.pulls.needed_s[a:b]) for a, b in spans])
+            turns = pull_channels(pulled, channels)
         buckets = []
         for index, ((start, stop), root) in enumerate(
             zip(spans, problem.roots(partition), strict=True)
@@ -108,7 +121,10 @@ class Question:
                     pull=pull,
                 )
             )
-        return Draft(*_with_one_order(buckets, channels))
+        # Only what differs from the usual is written down.
+        if pulled == pulled_in((), len(pulled)):
+            pulled = ()
+        return Draft(*_with_one_order(buckets, channels), pulled)
 
     def predict(self, draft: Draft) -> Prediction:
         """Return what a draft is expected to cost.
@@ -126,6 +142,7 @@ class Question:
             cluster.interference,
             draft.order,
             world_size=cluster.world_size,
+            pull_order=draft.pull_order,
         )
         bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share)
         require_possible(played.iteration_s, bound_s, f"a plan for {workload.model!r}")
@@ -158,33 +175,24 @@ def question_of(
 
 
 def predict(
-    workload: Workload,
-    buckets: Sequence[Bucket],
-    cluster: Cluster,
-    costs: Costs | None = None,
-    order: tuple[int, ...] = (),
-    *,
-    wire_dtype: str = "",
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None = None
 ) -> Prediction:
-    """Return what a plan's buckets are expected to cost in one iteration.
+    """Return what a plan is expected to cost in one iteration.
 
     Args:
         workload: what is computed and made ready.
-        buckets: in launch order; together every gradient exactly once.
-        cluster: the machines, for interference and the physical bound.
+        plan: whose own prediction is not looked at.
+        cluster: the machines, as many ranks as the plan is for.
         costs: by collective and bytes on the wire; by default those of the cluster in training.
-        order: the plan's order of the ranks.
-        wire_dtype: the plan's.
 
     Raises:
         PlanError: the buckets do not hold the workload's gradients.
         UnknownNameError: a bucket's algorithm has no cost on this cluster.
         PredictionError: the costs promise an iteration below the physical bound.
     """
-    exchange = exchange_of(buckets)
-    costs = costs or exchange_costs(cluster, workload.nbytes, exchange)
-    question = question_of(workload, cluster, {exchange: costs}, wire_dtype=wire_dtype)
-    return question.predict(Draft(tuple(buckets), 1, order))
+    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
+    question = question_of(workload, cluster, {plan.exchange: costs}, wire_dtype=plan.wire_dtype)
+    return question.predict(Draft(plan.buckets, plan.channels, plan.order, plan.pull_order))
 
 
 def _recipe(

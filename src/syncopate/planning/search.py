@@ -33,7 +33,7 @@ from syncopate.planning.both_ways import both_ways
 from syncopate.planning.interference import least_disturbing, overlap_pays
 from syncopate.planning.mg_wfbp import mg_wfbp
 from syncopate.planning.optimal import optimal
-from syncopate.planning.problem import Partition, Problem, pull_channels
+from syncopate.planning.problem import Partition, Problem, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.shapes import EQUAL_BUCKETS, equal, ramps
 from syncopate.planning.single import single
@@ -141,12 +141,13 @@ class Player:
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
         needed_s = [min(problem.pulls.needed_s[start:stop]) for start, stop in buckets]
-        turns = pull_channels(needed_s, channels)
+        order = pull_order(needed_s)
+        turns = pull_channels(order, channels)
         for (start, stop), at_s, channel in zip(buckets, needed_s, turns, strict=True):
             duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, start, stop)
             pulls.append(Pull(at_s, duration_s, startup_s, channel))
         update_s = self.workload.update_s * self._update_part(partition)
-        return Traffic(tuple(pushes), tuple(pulls), update_s)
+        return Traffic(tuple(pushes), tuple(pulls), update_s, order)
 
     def _update_part(self, partition: Partition) -> float:
         """Return the part of all weights that the busiest rank updates."""

@@ -14,6 +14,12 @@ shared parameters and scheduling inside autograd decide it, and it may change be
 Durations are medians of the differences between neighbours in this order, scaled so that the last
 gradient is ready at the robust mean of its ready times: medians of parts do not add up to the time
 of the whole, and an iteration is a whole.
+
+[Note: order of forward] A module needs its parameters as it begins, so they stand in the order in
+which the modules that own them began first, in the last iteration on rank 0. Backward mostly takes
+the reverse way; but a module that also ran earlier without gradients was needed then. A parameter
+whose module never ran was used by another one, and stands where backward has it: behind the one
+that it preceded in ready order. What has no gradient and never ran is needed by nobody, and last.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ class Iteration:
         update_s: optimizer step and zeroing.
         ready_s: per parameter, from the start of backward to its gradient; unused ones are absent.
         module_forward_s: per parameter, forward time of the modules that own it.
+        used: parameters in the order in which forward needs them, those whose modules ran.
         began_s: the host's ``time.perf_counter`` at its start; None when not known.
         host: name of the machine it ran on.
     """
@@ -47,6 +54,7 @@ class Iteration:
     update_s: float
     ready_s: dict[str, float] = field(default_factory=dict)
     module_forward_s: dict[str, float] = field(default_factory=dict)
+    used: tuple[str, ...] = ()
     began_s: float | None = None
     host: str = ""
 
@@ -76,6 +84,7 @@ def slowest(ranks: Sequence[Iteration]) -> Iteration:
         module_forward_s={
             name: max(one.module_forward_s.get(name, 0.0) for one in ranks) for name in names
         },
+        used=ranks[0].used,
     )
 
 
@@ -93,7 +102,7 @@ def workload(
     iterations: Sequence[Iteration],
     metadata: Mapping[str, str],
 ) -> Workload:
-    """Return the workload of some iterations; see [Note: true ready order].
+    """Return the workload of some iterations; see the notes of this module.
 
     Args:
         model: its name.
@@ -126,6 +135,7 @@ def workload(
         forward_s=forward_s,
         backward_s=max(robust_mean([one.backward_s for one in iterations]), last_s),
         update_s=robust_mean([one.update_s for one in iterations]),
+        forward_order=_forward_order(order, unused, iterations[-1].used),
         metadata=dict(metadata) | ({"unused": ", ".join(unused)} if unused else {}),
     )
 
@@ -138,6 +148,35 @@ def _ready_order(iterations: Sequence[Iteration]) -> list[str]:
         for name in names
     }
     return sorted(names, key=lambda name: ready_s[name])
+
+
+def _forward_order(
+    ready: Sequence[str], unused: Sequence[str], used: Sequence[str]
+) -> tuple[int, ...]:
+    """Return a workload's order of forward; see [Note: order of forward].
+
+    Args:
+        ready: tensors in ready order.
+        unused: those that were never ready, behind them.
+        used: tensors in the order in which modules that ran began; none where nobody looked.
+    """
+    if not used:
+        return ()
+    names = [*ready, *unused]
+    followers: dict[str, list[str]] = {name: [] for name in ("", *used)}
+    before = ""
+    for name in reversed(ready):
+        if name in followers:
+            before = name
+        else:
+            followers[before].append(name)
+    order = followers.pop("")
+    for name, others in followers.items():
+        order += [name, *others]
+    order += [name for name in unused if name not in followers]
+    index = {name: at for at, name in enumerate(names)}
+    found = tuple(index[name] for name in order)
+    return () if found == tuple(reversed(range(len(names)))) else found
 
 
 def _backward_parts(

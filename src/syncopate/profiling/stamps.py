@@ -1,4 +1,4 @@
-"""Stamps: when each gradient of a model becomes ready, and how long each module's forward takes.
+"""Stamps: when each gradient of a model becomes ready, and when forward uses which parameters.
 
 Hooks note one stamp each (:mod:`syncopate.tracing.clocks`), read after the iteration, so that
 nothing waits inside it.
@@ -32,6 +32,7 @@ class StampedModel:
         self._ready: dict[str, Any] = {}
         self._calls: list[tuple[nn.Module, Any, Any, int]] = []
         self._open: list[tuple[nn.Module, Any]] = []
+        self._used: dict[str, None] = {}
         self._backward_start: Any = None
         self._handles: list[RemovableHandle] = []
 
@@ -62,6 +63,7 @@ class StampedModel:
         self._ready.clear()
         self._calls.clear()
         self._open.clear()
+        self._used.clear()
 
     def start_backward(self) -> Any:
         """Stamp the start of backward and return the stamp."""
@@ -77,6 +79,10 @@ class StampedModel:
             name: self._clock.between_s(self._backward_start, stamp)
             for name, stamp in self._ready.items()
         }
+
+    def used(self) -> tuple[str, ...]:
+        """Return the parameters whose modules ran, in the order in which these began first."""
+        return tuple(self._used)
 
     def module_forward_s(self) -> dict[str, float]:
         """Return, per parameter, the forward time of the modules that own it.
@@ -114,6 +120,9 @@ class StampedModel:
         return hook
 
     def _enter_hook(self, module: nn.Module, _: Any) -> None:
+        self._used |= dict.fromkeys(
+            self._names[id(p)] for p in module._parameters.values() if id(p) in self._names
+        )
         self._open.append((module, self._clock.stamp()))
 
     def _leave_hook(self, module: nn.Module, _: Any, __: Any) -> None:

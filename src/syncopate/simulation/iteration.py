@@ -8,8 +8,8 @@ channel is free and computation has come as far as the message asks.
 * A bucket is pushed when all its gradients are ready and its predecessors have been launched. The
   update waits for all pushes.
 * Where weights are updated on some ranks alone, each updates its part, and then all buckets are
-  pulled at once, what forward needs first before the rest. The next forward goes on meanwhile, and
-  waits before a layer whose weights have not arrived.
+  pulled at once, in the order of the plan. The next forward goes on meanwhile, and waits before a
+  layer whose weights have not arrived.
 
 On one channel without interference, pushes end by the recurrence of MG-WFBP (Eqs. 6-8),
 ``end[k] = max(end[k-1], ready[k]) + T(bucket k)``, reproduced to the last bit.
@@ -106,6 +106,7 @@ def play(
     order: tuple[int, ...] = (),
     *,
     world_size: int = 1,
+    pull_order: tuple[int, ...] = (),
 ) -> Iteration:
     """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
 
@@ -116,6 +117,7 @@ def play(
         interference: what overlap costs; ideal by default.
         order: the plan's order of the ranks, which schedules follow.
         world_size: ranks that share the update where each updates a shard.
+        pull_order: the plan's.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
@@ -123,7 +125,9 @@ def play(
             its options.
         InvalidValueError: an option has no such value.
     """
-    traffic = traffic_of(workload, buckets, costs, order, world_size)
+    traffic = traffic_of(
+        workload, buckets, costs, order, world_size=world_size, pull_order=pull_order
+    )
     return play_traffic(workload, traffic, interference)
 
 
@@ -188,7 +192,7 @@ def _add(
 ) -> _Layout:
     """Add one iteration to the program of a run; its pulls start as the update before it ends."""
     first, first_pull = len(pieces), len(collectives)
-    order = traffic.pull_order if pulls else ()
+    order = traffic.pulled if pulls else ()
     gates: dict[float, list[int]] = {}
     for index, bucket in enumerate(order, start=first_pull):
         pull = traffic.pulls[bucket]

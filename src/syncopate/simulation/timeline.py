@@ -11,7 +11,7 @@ from syncopate.costs.model.training import exchange_costs, on_the_wire
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
-from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
+from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 from syncopate.timeline import Span, Timeline
 from syncopate.workload import Workload
 
@@ -50,9 +50,7 @@ def simulate(
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
-    costs = on_the_wire(costs, share)
-    traffic = traffic_of(workload, plan.buckets, costs, plan.order, cluster.world_size)
+    traffic = _traffic(workload, plan, cluster, costs, share)
     spans: list[Span] = []
     origin = 0.0
     for iteration, played in enumerate(
@@ -72,6 +70,21 @@ def simulate(
         world_size=cluster.world_size,
         spans=tuple(spans),
         metadata={"cluster": cluster.name, "policy": plan.policy},
+    )
+
+
+def _traffic(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
+) -> Traffic:
+    """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
+    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
+    return traffic_of(
+        workload,
+        plan.buckets,
+        on_the_wire(costs, share),
+        plan.order,
+        world_size=cluster.world_size,
+        pull_order=plan.pull_order,
     )
 
 

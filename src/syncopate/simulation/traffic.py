@@ -10,7 +10,7 @@ import numpy as np
 
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import Bucket
+from syncopate.plan import Bucket, pulled_in
 from syncopate.recipe import ROOTED, Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.workload import GradientTensor, Workload
@@ -41,27 +41,18 @@ class Traffic:
         pushes: in launch order; ``ready_s`` counts from the start of the forward pass.
         pulls: of the same buckets in the same order; none where every rank updates all weights.
         update_s: the update, on the rank that takes longest.
+        pull_order: the plan's; see :class:`~syncopate.plan.Plan`.
     """
 
     pushes: tuple[Collective, ...]
     pulls: tuple[Pull, ...] = ()
     update_s: float = 0.0
+    pull_order: tuple[int, ...] = ()
 
     @property
-    def pull_order(self) -> tuple[int, ...]:
-        """The buckets in the order in which they are pulled; see :func:`pull_order`."""
-        return pull_order([pull.needed_s for pull in self.pulls])
-
-
-def pull_order(needed_s: Sequence[float]) -> tuple[int, ...]:
-    """Return the buckets in the order in which they are pulled: as forward needs them.
-
-    Of those that are needed at once, the one that was pushed last is pulled first.
-
-    Args:
-        needed_s: the progress of forward at which each bucket's weights are needed.
-    """
-    return tuple(sorted(range(len(needed_s)), key=lambda index: (needed_s[index], -index)))
+    def pulled(self) -> tuple[int, ...]:
+        """The buckets in the order in which they are pulled."""
+        return pulled_in(self.pull_order, len(self.pulls))
 
 
 def traffic_of(
@@ -69,7 +60,9 @@ def traffic_of(
     buckets: Sequence[Bucket],
     costs: Costs,
     order: tuple[int, ...] = (),
+    *,
     world_size: int = 1,
+    pull_order: tuple[int, ...] = (),
 ) -> Traffic:
     """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
@@ -93,7 +86,7 @@ def traffic_of(
             needed_s = min(needed[i] for i in indices)
             pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
     update_s = workload.update_s * _update_part(buckets, world_size)
-    return Traffic(tuple(pushes), tuple(pulls), update_s)
+    return Traffic(tuple(pushes), tuple(pulls), update_s, pull_order)
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

@@ -19,7 +19,7 @@ from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning import POLICIES, Policy, compare, make_plan, predict
 from syncopate.planning.both_ways import both_ways
 from syncopate.planning.optimal import optimal
-from syncopate.planning.problem import Problem, Pulls, pull_channels
+from syncopate.planning.problem import Problem, Pulls, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search import Player, search
 from syncopate.planning.shapes import ramps
@@ -149,7 +149,7 @@ def test_no_policy_beats_optimal_and_nothing_beats_the_bound(
         assert iteration_s(plan) >= iteration_s(best) * (1 - 1e-12)
         assert plan.prediction is not None
         assert iteration_s(plan) >= plan.prediction.bound_s * (1 - 1e-12)
-        assert plan.prediction == predict(workload, plan.buckets, cluster, order=plan.order)
+        assert plan.prediction == predict(workload, plan, cluster)
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -200,11 +200,37 @@ def test_ramps_double_away_from_the_turn() -> None:
 
 
 def test_pulls_take_the_channels_in_turn_in_the_order_of_forward() -> None:
-    assert pull_channels((3.0, 1.0, 2.0, 0.0), 2) == (1, 1, 0, 0)
+    assert pull_order((3.0, 1.0, 2.0, 0.0)) == (3, 1, 2, 0)
+    assert pull_channels((3, 1, 2, 0), 2) == (1, 1, 0, 0)
     workload = layers(8, 10_000, 1.0)
     plan = make_plan(workload, Cluster.preset("1gbe", 4), "wfbp", exchange="sharded", channels=2)
     assert [bucket.push.channel for bucket in plan.buckets] == [0, 1] * 4
     assert [bucket.pull.channel for bucket in plan.buckets if bucket.pull] == [1, 0] * 4
+
+
+def test_a_plan_has_weights_pulled_in_the_order_of_forward() -> None:
+    """Forward uses the tensors in another order than the reverse of backward's."""
+    workload, cluster = layers(4, 400_000, 50.0), Cluster.preset("1gbe", 4)
+    usual = make_plan(workload, cluster, "wfbp", exchange="sharded")
+    assert usual.pull_order == ()
+    other = structs.replace(workload, forward_order=(2, 3, 0, 1))
+    for channels in (1, 2):
+        plan = make_plan(other, cluster, "wfbp", exchange="sharded", channels=channels)
+        assert plan.pull_order == (2, 3, 0, 1)
+        pulls = [plan.buckets[index].pull for index in plan.pull_order]
+        assert [pull.channel for pull in pulls if pull] == [0, 1 % channels] * 2
+        assert Plan.from_json(plan.to_json()) == plan
+        assert plan.prediction == predict(other, plan, cluster)
+        last_first = structs.replace(plan, pull_order=plan.pull_order[::-1])
+        late = predict(other, last_first, cluster)
+        assert late.iteration_s > iteration_s(plan)
+        timeline = simulate(other, plan, cluster, iterations=3)
+        starts = [span.start_s for span in timeline.spans if span.iteration == 2]
+        assert timeline.duration_s - min(starts) == pytest.approx(iteration_s(plan), rel=1e-9)
+        assert make_plan(other, cluster, "wfbp", channels=channels).pull_order == ()
+    for policy in ("optimal", "auto"):
+        plan = make_plan(other, cluster, policy, exchange="rooted")
+        assert plan.prediction == predict(other, plan, cluster)
 
 
 def even(startup_s: float, length: int = 64) -> tuple[Problem, Workload]:

@@ -157,11 +157,11 @@ def test_for_several_channels_another_partition_may_be_better_than_the_optimum_o
     one = make_plan(workload, cluster)
     several = make_plan(workload, cluster, channels=2)
     assert several.prediction is not None
-    in_turn = [
+    in_turn = tuple(
         structs.replace(bucket, push=structs.replace(bucket.push, channel=index % 2))
         for index, bucket in enumerate(one.buckets)
-    ]
-    dealt = predict(workload, in_turn, cluster, order=one.order)
+    )
+    dealt = predict(workload, structs.replace(one, buckets=in_turn, channels=2), cluster)
     assert several.prediction.iteration_s < 0.995 * dealt.iteration_s
     assert len(several.buckets) > len(one.buckets)
 
@@ -186,7 +186,7 @@ def test_a_prediction_is_what_is_played() -> None:
     plan = make_plan(workload, cluster, filled_to(2_000_000))
     costs = {"all_reduce": collective_costs(cluster)}
     played = play(workload, plan.buckets, costs, cluster.interference)
-    assert plan.prediction == predict(workload, plan.buckets, cluster)
+    assert plan.prediction == predict(workload, plan, cluster)
     assert plan.prediction is not None
     assert plan.prediction.iteration_s == played.iteration_s
     assert plan.prediction.communication_s == played.communication_s
@@ -204,7 +204,7 @@ def test_refusals_say_what_there_is() -> None:
         make_plan(workload, cluster, filled_to(0))
     plan = make_plan(layers(4), cluster)
     with pytest.raises(PlanError, match="do not hold the same gradients"):
-        predict(workload, plan.buckets, cluster)
+        predict(workload, plan, cluster)
 
 
 def test_buckets_carry_the_options_that_suit_the_cluster() -> None:
@@ -226,15 +226,16 @@ def test_buckets_carry_the_options_that_suit_the_cluster() -> None:
         assert "order" not in bucket.push.options
     assert max(int(bucket.push.options["pipelines"]) for bucket in plan.buckets) > 1
     assert Plan.from_json(plan.to_json()) == plan
-    assert plan.prediction == predict(workload, plan.buckets, racks, order=plan.order)
+    assert plan.prediction == predict(workload, plan, racks)
     # Without its order and options a plan runs the defaults, and is predicted to.
-    bare = [
+    bare = tuple(
         structs.replace(bucket, push=structs.replace(bucket.push, options={}))
         for bucket in plan.buckets
-    ]
+    )
     assert plan.prediction is not None
     for buckets in (bare, plan.buckets):
-        assert predict(workload, buckets, racks).iteration_s > plan.prediction.iteration_s
+        without = structs.replace(plan, buckets=buckets, order=())
+        assert predict(workload, without, racks).iteration_s > plan.prediction.iteration_s
     timeline = simulate(workload, plan, racks)
     assert timeline.duration_s == pytest.approx(plan.prediction.iteration_s)
 
@@ -277,7 +278,7 @@ def test_costs_that_promise_more_than_the_wire_carries_are_refused() -> None:
         make_plan(slow, cluster, costs=costs)
     plan = make_plan(slow, cluster, algorithm="ring")
     with pytest.raises(PredictionError, match="calibrate again, or report it"):
-        predict(slow, plan.buckets, cluster, costs)
+        predict(slow, plan, cluster, costs)
 
 
 def test_a_prediction_takes_the_costs_of_training() -> None:
@@ -300,7 +301,7 @@ def test_a_prediction_takes_the_costs_of_training() -> None:
     )
     cluster = structs.replace(base, curves=curves)
     plan = make_plan(workload, cluster, "wfbp")
-    assert predict(workload, plan.buckets, cluster, order=plan.order) == plan.prediction
+    assert predict(workload, plan, cluster) == plan.prediction
     costs = {"all_reduce": collective_costs(cluster)}
     once = play(workload, plan.buckets, costs, cluster.interference)
     assert plan.prediction is not None

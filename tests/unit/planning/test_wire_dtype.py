@@ -92,8 +92,7 @@ def test_predictions_and_timelines_agree(
         work, CLUSTER, "threshold", exchange=exchange, channels=channels, wire_dtype=wire_dtype
     )
     assert plan.prediction is not None
-    told = {"order": plan.order, "wire_dtype": wire_dtype}
-    assert predict(work, plan.buckets, CLUSTER, **told) == plan.prediction
+    assert predict(work, plan, CLUSTER) == plan.prediction
     assert plan.prediction.iteration_s >= plan.prediction.bound_s * (1 - 1e-12)
     timeline = simulate(work, plan, CLUSTER, iterations=2)
     spans = [span for span in timeline.spans if span.iteration == 1 and span.rank == 0]

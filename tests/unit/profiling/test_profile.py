@@ -58,6 +58,26 @@ class TestWhatIsMeasured:
         names = [t.name.split(".")[0] for t in found.tensors]
         assert names == ["last", "last", "first", "first"]
 
+    def test_forward_order_is_neither_definition_order_nor_the_reverse_of_ready_order(self) -> None:
+        class Distilled(nn.Module):
+            """The last layer runs without gradients before the others."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.head = nn.Linear(4, 4, bias=False)
+                self.second = nn.Linear(4, 4, bias=False)
+                self.first = nn.Linear(4, 4, bias=False)
+
+            def forward(self, x: Tensor) -> Tensor:
+                with torch.no_grad():
+                    target = self.head(x)
+                return self.head(self.second(self.first(x))) - target
+
+        found = profile(Task(Distilled(), torch.ones(2, 4)), warmup=0, iterations=2)
+        assert [t.name for t in found.tensors] == ["head.weight", "second.weight", "first.weight"]
+        assert found.forward_order == (0, 2, 1)
+        assert found.needed_s[0] == 0.0 < found.needed_s[2] < found.needed_s[1]
+
     def test_frozen_unused_and_shared_parameters(self) -> None:
         class Odd(nn.Module):
             def __init__(self) -> None:

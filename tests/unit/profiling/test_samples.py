@@ -38,3 +38,28 @@ def test_the_whole_is_a_mean_and_the_parts_add_up_to_the_last_ready_time() -> No
     made = workload("m", {"a": (1, "float32"), "b": (1, "float32")}, [quick] * 3 + [slow] * 3, {})
     assert made.backward_s == pytest.approx(3.0)
     assert sum(tensor.backward_s for tensor in made.tensors) == pytest.approx(3.0)
+
+
+def test_forward_order_is_that_of_the_modules_and_what_none_owns_stays_where_backward_has_it() -> (
+    None
+):
+    ready_s = {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}
+    sizes = dict.fromkeys((*ready_s, "idle"), (1, "float32"))
+
+    def order(*used: str) -> list[str]:
+        made = workload("m", sizes, [_iteration(backward_s=4.0, ready_s=ready_s, used=used)], {})
+        return [made.tensors[index].name for index in made.forward_order]
+
+    # Nobody looked, or all is as usual: the reverse of ready order.
+    assert order() == order("idle", "d", "c", "b", "a") == []
+    assert order("b", "d", "c", "a") == ["b", "d", "c", "a", "idle"]
+    assert order("a", "idle", "d") == ["a", "idle", "d", "c", "b"]
+    assert order("c", "b") == ["d", "c", "b", "a", "idle"]
+
+
+def test_the_last_iteration_on_rank_0_says_the_order_of_forward() -> None:
+    ranks = [_iteration(used=("b", "a")), _iteration(used=("a", "b"))]
+    assert slowest(ranks).used == ("b", "a")
+    sizes = {"a": (1, "float32"), "b": (1, "float32")}
+    assert workload("m", sizes, ranks, {}).forward_order == (0, 1)
+    assert workload("m", sizes, ranks[::-1], {}).forward_order == ()

@@ -55,7 +55,7 @@ def bucket(exchange: str, *names: str, channel: int = 0, root: int = 0) -> Bucke
 
 @st.composite
 def traffics(draw: st.DrawFn, of: Workload, channels: int = 1) -> Traffic:
-    """Draw the pushes of a partition, and a pull of each that any moment of forward needs."""
+    """Draw the pushes of a partition, and a pull of each, in any order, that any moment needs."""
     pushes = draw(collectives(of, channels))
     pulls = tuple(
         Pull(
@@ -66,20 +66,20 @@ def traffics(draw: st.DrawFn, of: Workload, channels: int = 1) -> Traffic:
         )
         for _ in pushes
     )
-    return Traffic(tuple(pushes), pulls, of.update_s)
+    order = draw(st.just(()) | st.permutations(range(len(pulls))).map(tuple))
+    return Traffic(tuple(pushes), pulls, of.update_s, order)
 
 
 @given(st.data())
 def test_on_one_channel_forward_waits_by_its_recurrence(data: st.DataObject) -> None:
     work = data.draw(workloads())
     traffic = data.draw(traffics(work))
+    arrived_s = {}
     now = done = arrived = 0.0
-    for index in traffic.pull_order:
-        arrived += traffic.pulls[index].duration_s
-        now, done = (
-            max(now + traffic.pulls[index].needed_s - done, arrived),
-            traffic.pulls[index].needed_s,
-        )
+    for index in traffic.pulled:
+        arrived = arrived_s[index] = arrived + traffic.pulls[index].duration_s
+    for index, pull in sorted(enumerate(traffic.pulls), key=lambda each: each[1].needed_s):
+        now, done = max(now + pull.needed_s - done, arrived_s[index]), pull.needed_s
     late_s = now - done
     end = 0.0
     for push in traffic.pushes:
@@ -198,6 +198,24 @@ def test_what_forward_needs_first_is_pulled_first() -> None:
     # A bucket is needed as soon as any of its weights is: the second layer's, after 4 s.
     merged = play(work, [bucket("sharded", "w2", "w1"), bucket("sharded", "w0")], slow)
     assert merged.waits_s == ((0.0, 7.0), (11.0, 14.0))
+
+
+def test_pulls_go_in_the_order_of_the_plan() -> None:
+    """Layers of 4, 1 and 3 s, pulls of 2 s: the middle one's is first, and the first's last."""
+    work = layers([4.0, 1.0, 3.0], [0.0, 0.0, 0.0])
+    buckets = tuple(bucket("sharded", name) for name in ("w2", "w1", "w0"))
+    costs = COSTS | {"all_gather": Envelope({"ring": LinearCost(TWO_S)})}
+    played = play(work, buckets, costs, world_size=4, pull_order=(1, 0, 2))
+    assert played.pull_starts_s == (2.0, 0.0, 4.0)
+    assert played.waits_s == ((0.0, 6.0),)
+    plan = structs.replace(plan_of(work, "sharded", buckets), pull_order=(1, 0, 2))
+    timeline = simulate(work, plan, Cluster.preset("10gbe", 2), costs=costs, iterations=2)
+    pulls = [span for span in timeline.spans if (span.lane, span.rank) == ("pull", 0)]
+    assert [span.name for span in sorted(pulls, key=lambda span: span.start_s)] == [
+        "bucket 1",
+        "bucket 0",
+        "bucket 2",
+    ]
 
 
 TWO_S = LinearFit(a_s=2.0, b_s_per_byte=0.0)

@@ -69,8 +69,6 @@ def at_pace(
     """
     now = workload.scaled(compute_s / workload.compute_s)
     return {
-        name: structs.replace(
-            plan, prediction=predict(now, plan.buckets, cluster, order=plan.order)
-        )
+        name: structs.replace(plan, prediction=predict(now, plan, cluster))
         for name, plan in plans.items()
     }

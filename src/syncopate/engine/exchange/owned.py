@@ -9,8 +9,9 @@ steps the groups hold the parameters themselves.
 A piece is one-dimensional where the optimizer goes by element. Where it looks at whole tensors, a
 parameter is in one rank's range or in none, and its piece has its shape and strides.
 
-A step ends by launching the pulls of what its optimizer trains, what the next forward needs first
-coming first. It does not wait; whoever looks at a parameter does (``exchange/weights.py``).
+A step ends by launching the pulls of what its optimizer trains, in the order of the plan: what the
+next forward needs first comes first. It does not wait; whoever looks at a parameter does
+(``exchange/weights.py``).
 
 [Note: several optimizers]
 A step launches the pulls of its own optimizer's parameters and no others, so that it does not
@@ -55,7 +56,7 @@ from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
-from syncopate.plan import Plan
+from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 
 
@@ -122,6 +123,7 @@ class Owned(Exchange):
         tail.attach(self._notes)
         algorithm = NATIVE if self._notes.is_cuda else "recursive_doubling"
         self._note_recipe = Recipe("all_reduce", algorithm)
+        self._pulled_in = pulled_in(plan.pull_order, len(plan.buckets))
         return build_buckets(plan, self._trainables, 0, self._place), tail
 
     def _place(self, trainable: Trainable) -> Place:
@@ -143,8 +145,6 @@ class Owned(Exchange):
         for bucket in self.buckets:
             for part in bucket.parts:
                 self._adopt(bucket, part)
-        # The next forward needs the buckets in reverse order of their gradients.
-        self._pull_order = list(reversed(self.buckets))
         self.state = OwnedState(self.communicator, self.buckets, self.pieces)
 
     def _adopt(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
@@ -380,7 +380,7 @@ class Owned(Exchange):
         return [piece.parameter]
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Launch the updated weights, in the order in which forward needs them."""
+        """Launch the updated weights, in the order of the plan."""
         if self.state.is_plain(optimizer):
             return  # every rank has updated all of them
         groups.put_back(optimizer)
@@ -396,7 +396,8 @@ class Owned(Exchange):
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
             raise explained(error) from error
-        for bucket in self._pull_order:
+        for index in self._pulled_in:
+            bucket = self.buckets[index]
             for part in bucket.parts:
                 if id(part) in self._stepping:
                     self._pull(bucket, part)

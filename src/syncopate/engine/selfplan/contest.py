@@ -256,7 +256,7 @@ def distinct(contenders: Sequence[Contender]) -> list[Contender]:
 
 def alike(one: Plan, other: Plan) -> bool:
     """Say whether two plans send the same messages in the same order."""
-    kinds = [(plan.exchange, plan.channels) for plan in (one, other)]
+    kinds = [(plan.exchange, plan.channels, plan.pull_order) for plan in (one, other)]
     return kinds[0] == kinds[1] and _messages(one) == _messages(other)
 
 
@@ -299,7 +299,7 @@ def steps_of(contenders: int) -> int:
 
 
 def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    prediction = predict(_with_forward(workload), plan.buckets, cluster, order=plan.order)
+    prediction = predict(_with_forward(workload), plan, cluster)
     changed: Plan = replace(plan, prediction=prediction)
     return changed
 
