@@ -32,11 +32,12 @@ from typing import NamedTuple
 from msgspec import structs
 
 from syncopate.cluster import Cluster
-from syncopate.costs.model.training import exchange_costs
+from syncopate.costs.model.training import exchange_costs, training_costs
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
 from syncopate.planning import predict
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.recipe import ROOTED as WITH_ROOT
+from syncopate.schedules.registry import algorithms
 from syncopate.simulation.traffic import bytes_by_dtype
 from syncopate.workload import GradientTensor, Workload
 
@@ -85,7 +86,10 @@ def bsp_sgd_plan(
     row = ALGORITHMS[number]
     costs = {}
     if algorithm != NATIVE:
-        costs = exchange_costs(cluster, workload.nbytes, row.exchange, (algorithm,))
+        names, nbytes = (algorithm,), workload.nbytes
+        costs = dict(exchange_costs(cluster, nbytes, row.exchange, names))
+        if row.weight_sync_period and algorithm in algorithms("broadcast"):
+            costs["broadcast"] = training_costs(cluster, nbytes, names, "broadcast")
 
     def recipe(collective: str, sizes: Sequence[int]) -> Recipe:
         options = costs[collective].bucket(sizes).options if costs else {}

@@ -32,8 +32,6 @@ from bsp_sgd import ALGORITHMS, bsp_sgd_plan
 from bsp_sgd_networks import DATA, network, rows
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import Cluster
-from syncopate.costs.model.training import exchange_costs
-from syncopate.plan import ALLREDUCE, ROOTED
 from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.workload import Workload
 
@@ -189,11 +187,7 @@ def predicted(workload: Workload, cluster: Cluster, place: Place) -> Profile:
     """Return what an iteration is expected to spend, the broadcasts of Alg. 3 included."""
     plan = bsp_sgd_plan(workload, cluster, place.number, place.collective)
     assert plan.prediction is not None
-    comm_s = plan.prediction.exposed_s
-    if plan.exchange == ALLREDUCE and plan.weight_sync_period:
-        costs = exchange_costs(cluster, workload.nbytes, ROOTED, (place.collective,))
-        comm_s += costs["broadcast"].bucket([workload.nbytes]).seconds / plan.weight_sync_period
-    return Profile(comm_s, plan.prediction.compute_s)
+    return Profile(plan.prediction.exposed_s, plan.prediction.compute_s)
 
 
 def simulated(name: str, bytes_per_s: float) -> dict[Place, Profile]:

@@ -168,9 +168,10 @@ class Prediction(Record, frozen=True, kw_only=True):
     """What a plan is expected to cost in one iteration.
 
     Attributes:
-        iteration_s: the whole iteration, start of forward to start of the next.
+        iteration_s: the whole iteration, start of forward to start of the next, in the mean over
+            those with and without a broadcast of the weights.
         compute_s: forward, backward and update alone.
-        communication_s: sum over the buckets' collectives.
+        communication_s: sum over the buckets' collectives, and the same part of that broadcast.
         exposed_s: ``iteration_s - compute_s``, what overlap did not hide.
         bound_s: the physical bound, ``max(compute, bytes on the wire / line rate)``.
     """

@@ -13,7 +13,7 @@ from msgspec import structs
 from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
-from syncopate.costs.model.training import exchange_costs, on_the_wire
+from syncopate.costs.model.training import exchange_costs, on_the_wire, weight_sync_s
 from syncopate.plan import (
     EXCHANGES,
     ROOTED,
@@ -179,6 +179,10 @@ def predict(
 ) -> Prediction:
     """Return what a plan is expected to cost in one iteration.
 
+    Of a broadcast of the weights every so many iterations, each bears an equal part. What rides
+    beside gradients is left out: flags take a few bytes per parameter and rank, and of a model's
+    buffers a workload does not know the bytes.
+
     Args:
         workload: what is computed and made ready.
         plan: whose own prediction is not looked at.
@@ -192,7 +196,18 @@ def predict(
     """
     costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
     question = question_of(workload, cluster, {plan.exchange: costs}, wire_dtype=plan.wire_dtype)
-    return question.predict(Draft(plan.buckets, plan.channels, plan.order, plan.pull_order))
+    draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order)
+    found = question.predict(draft)
+    if not plan.weight_sync_period:
+        return found
+    mean_s = weight_sync_s(cluster, workload.nbytes, costs) / plan.weight_sync_period
+    together: Prediction = structs.replace(
+        found,
+        iteration_s=found.iteration_s + mean_s,
+        communication_s=found.communication_s + mean_s,
+        exposed_s=found.exposed_s + mean_s,
+    )
+    return together
 
 
 def _recipe(

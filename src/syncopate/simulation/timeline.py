@@ -7,7 +7,7 @@ from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import exchange_costs, on_the_wire
+from syncopate.costs.model.training import exchange_costs, on_the_wire, weight_sync_s
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
@@ -27,7 +27,8 @@ def simulate(
     """Play the first iterations of a training by a plan on a cluster.
 
     Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap. The very first has no weights to pull.
+    another without a gap. The very first has no weights to pull. Where the plan has rank 0's
+    weights broadcast, every so many iterations end with that.
 
     Args:
         workload: the model's gradients and times.
@@ -40,7 +41,8 @@ def simulate(
         A timeline with source ``"simulated"``. Per rank and iteration: a forward span from one wait
         for weights to the next, one backward span per tensor, a push span and, where there is one,
         a pull span per bucket (named ``"bucket 0"``, ...), a wait span for each time that
-        computation stands still, and an update span.
+        computation stands still, and an update span. A broadcast of rank 0's weights is a pull
+        span (``"weights of rank 0"``) and a wait span.
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
@@ -57,13 +59,16 @@ def simulate(
         play_several(workload, traffic, cluster.interference, iterations)
     ):
         pattern = _pattern(workload, plan, played, share)
+        synced_s = _sync_s(workload, plan, cluster, costs, iteration)
+        if synced_s > 0:
+            pattern += _sync(workload, played.iteration_s, synced_s)
         for rank in range(cluster.world_size):
             of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
             spans += [
                 Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
                 for start, end, fields in pattern
             ]
-        origin += played.iteration_s
+        origin += played.iteration_s + synced_s
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -86,6 +91,15 @@ def _traffic(
         world_size=cluster.world_size,
         pull_order=plan.pull_order,
     )
+
+
+def _sync_s(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, iteration: int
+) -> float:
+    """Return how long the broadcast takes that ends an iteration; 0.0 where none does."""
+    if not plan.weight_sync_period or (iteration + 1) % plan.weight_sync_period:
+        return 0.0
+    return weight_sync_s(cluster, workload.nbytes, costs)
 
 
 _Pattern = list[tuple[float, float, dict[str, Any]]]
@@ -114,6 +128,18 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
     if played.update_s > 0:
         pattern.append((done, played.iteration_s, {"name": "update", "lane": "update"}))
     return pattern
+
+
+def _sync(workload: Workload, start_s: float, lasts_s: float) -> _Pattern:
+    """The broadcast of rank 0's weights, for which computation waits."""
+    end_s = start_s + lasts_s
+    return [
+        (start_s, end_s, {"name": name, "lane": lane, "nbytes": nbytes})
+        for name, lane, nbytes in (
+            ("weights of rank 0", "pull", workload.nbytes),
+            ("wait for weights", "wait", 0),
+        )
+    ]
 
 
 def _forward(workload: Workload, played: Iteration) -> _Pattern:

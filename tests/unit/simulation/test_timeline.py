@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from syncopate.analysis import mean, phases
-from syncopate.cluster import Cluster, Interference
+from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.costs.model.functions import Envelope, LinearCost
+from syncopate.costs.model.training import exchange_costs, weight_sync_s
 from syncopate.errors import InvalidValueError, PlanError
 from syncopate.plan import Bucket, Plan
+from syncopate.planning import predict
 from syncopate.planning.planner import make_plan
 from syncopate.recipe import Recipe
 from syncopate.simulation import simulate
@@ -43,6 +47,46 @@ def test_a_timeline_lasts_as_long_as_predicted(interference: Interference) -> No
     average = mean(phases(timeline))
     assert average.duration_s == pytest.approx(plan.prediction.iteration_s)
     assert Timeline.from_json(timeline.to_json()) == timeline
+
+
+@pytest.mark.parametrize("rooted", [True, False])
+def test_a_broadcast_of_the_weights_is_predicted_in_the_mean_and_played_when_it_is_due(
+    *, rooted: bool
+) -> None:
+    where = cluster()
+    plan = make_plan(WORKLOAD, where)
+    synced = structs.replace(plan, weight_sync_period=3)
+    costs = dict(exchange_costs(where, WORKLOAD.nbytes, "allreduce"))
+    if rooted:
+        costs["broadcast"] = Envelope({"lp": LinearCost(LinearFit(a_s=0.02, b_s_per_byte=1e-9))})
+    broadcast_s = weight_sync_s(where, WORKLOAD.nbytes, costs)
+    line_s = WORKLOAD.nbytes / where.levels[0].bandwidth_bytes_per_s
+    assert broadcast_s == pytest.approx(0.06) if rooted else broadcast_s >= line_s
+    without, found = (predict(WORKLOAD, one, where, costs) for one in (plan, synced))
+    for what in ("iteration_s", "communication_s", "exposed_s"):
+        assert getattr(found, what) == pytest.approx(getattr(without, what) + broadcast_s / 3)
+    assert (found.compute_s, found.bound_s) == (without.compute_s, without.bound_s)
+    timeline = simulate(WORKLOAD, synced, where, costs=costs, iterations=6)
+    assert timeline.duration_s == pytest.approx(6 * found.iteration_s)
+    mine = [span for span in timeline.spans if span.rank == 1]
+    broadcasts = [span for span in mine if span.name == "weights of rank 0"]
+    assert [(s.iteration, s.lane, s.nbytes) for s in broadcasts] == [
+        (2, "pull", WORKLOAD.nbytes),
+        (5, "pull", WORKLOAD.nbytes),
+    ]
+    # Nothing computes beside it: the next iteration begins when it has ended.
+    assert broadcasts[0].end_s == min(span.start_s for span in mine if span.iteration == 3)
+    assert broadcasts[0].duration_s == pytest.approx(broadcast_s)
+    assert mean(phases(timeline)).duration_s == pytest.approx(found.iteration_s)
+    short = simulate(WORKLOAD, synced, where, costs=costs, iterations=2)
+    assert short.duration_s == pytest.approx(2 * without.iteration_s)
+
+
+def test_a_measured_broadcast_of_the_backend_is_the_weights() -> None:
+    """The engine lets the backend broadcast them, whatever is cheaper."""
+    native, lp = (LinearCost(LinearFit(a_s=seconds, b_s_per_byte=0.0)) for seconds in (0.5, 0.1))
+    costs = {"broadcast": Envelope({"lp": lp, "native": native})}
+    assert weight_sync_s(cluster(), 100, costs) == 0.5
 
 
 def test_spans_are_those_of_the_plan() -> None:

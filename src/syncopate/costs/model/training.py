@@ -96,6 +96,23 @@ def exchange_costs(
     return {name: training_costs(cluster, nbytes, names, name) for name in found}
 
 
+def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> float:
+    """Return what a broadcast of rank 0's weights takes, beside which nothing else goes on.
+
+    It is priced as one message. The backend's own carries it; where nobody measured that, the
+    cheapest there is stands in for it.
+
+    Args:
+        cluster: the machines.
+        nbytes: of all weights.
+        costs: by collective; where they have no broadcast, those of the cluster in training.
+    """
+    found = (costs or {}).get("broadcast") or training_costs(cluster, nbytes, None, "broadcast")
+    if NATIVE in found.costs:
+        return float(found.of(NATIVE)(nbytes))
+    return found.bucket([nbytes]).seconds
+
+
 def on_the_wire(costs: Costs, share: float) -> Costs:
     """Return costs by the bytes of gradients of which ``share`` go on the wire.
 
