@@ -177,15 +177,25 @@ def show(
     auto.add_column("algorithm")
     auto.add_column("options")
     for decision in table_of(where):
-        auto.add_row(
-            format_bytes(decision.min_bytes), decision.algorithm, _options(decision.options)
-        )
+        recipe = decision.recipe
+        auto.add_row(format_bytes(decision.min_bytes), recipe.algorithm, _options(recipe.options))
     console.print(auto)
 
 
 def table_of(where: Cluster) -> tuple[Decision, ...]:
     """Return what all-reduces of any size would be carried by."""
     return decisions(where, "all_reduce")
+
+
+def _flat(decision: Decision) -> dict[str, Any]:
+    """Return a decision as the printed JSON has it."""
+    return {
+        "min_bytes": decision.min_bytes,
+        "max_bytes": decision.max_bytes,
+        "algorithm": decision.recipe.algorithm,
+        "options": decision.recipe.options,
+        "basis": decision.basis,
+    }
 
 
 def _options(options: Mapping[str, Any]) -> str:
@@ -210,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "equations": [asdict(row) for row in rows],
         "paper": [item.as_json() for item in compare_with_paper(rows)],
         "choices": [asdict(choice) for choice in ranked],
-        "auto": [asdict(decision) for decision in table_of(where)],
+        "auto": [_flat(decision) for decision in table_of(where)],
     }
     print(json.dumps(report, indent=1))
 

@@ -17,9 +17,10 @@ from syncopate.calibration.calibrate import calibrate
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import cpu_name
-from syncopate.costs.decide.decisions import Choice, choose, decisions
+from syncopate.costs.decide.decisions import choose, decisions
 from syncopate.lab import Topology, network
 from syncopate.lab.ranks import LAB_VARIABLE
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, NATIVE, build
 from syncopate.units import KIB, format_bytes, format_seconds
 
@@ -98,7 +99,7 @@ class Session:
             Decision(
                 collective=collective,
                 least_bytes=row.min_bytes,
-                ran=label(row.algorithm, row.options),
+                ran=label(row.recipe.algorithm, row.recipe.options),
             )
             for row in decisions(cluster, collective)
         )
@@ -158,7 +159,9 @@ class Session:
         return counters
 
     def _scheduled(self, cell: Cell, contender: Contender) -> dict[str, float]:
-        chosen = contender.stands_for or Choice(contender.algorithm, contender.options)
+        chosen = contender.stands_for or Recipe(
+            cell.collective, contender.algorithm, options=dict(contender.options)
+        )
         if chosen.algorithm == NATIVE:
             return {}
         schedule = build(cell.collective, chosen.algorithm, cell.world_size, **chosen.options)

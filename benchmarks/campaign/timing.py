@@ -22,7 +22,7 @@ import torch
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.pattern import Pattern
-from syncopate.costs.decide.decisions import Choice
+from syncopate.recipe import Recipe
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import NATIVE
 
@@ -79,7 +79,7 @@ class Contender:
     options: Mapping[str, Any] = field(default_factory=dict)
     ran: str = ""
     communicator: Communicator | None = None
-    stands_for: Choice | None = None
+    stands_for: Recipe | None = None
     call: Callable[[torch.Tensor], object] | None = None
 
 

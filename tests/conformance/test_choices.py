@@ -44,11 +44,13 @@ def test_every_variant_is_right(row: Row, cluster: Cluster) -> None:
 @pytest.mark.parametrize("collective", collectives())
 def test_every_decision_is_a_variant(collective: str, cluster: Cluster) -> None:
     for decision in decisions(cluster, collective):
-        if decision.algorithm == NATIVE:
+        recipe = decision.recipe
+        assert recipe.collective == collective
+        if recipe.algorithm == NATIVE:
             assert cluster.world_size == 1
-            assert decision.options == {}
+            assert recipe.options == {}
         else:
-            assert decision.options in variants(cluster, collective, decision.algorithm)
+            assert recipe.options in variants(cluster, collective, recipe.algorithm)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda cluster: cluster.name)

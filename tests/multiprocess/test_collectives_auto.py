@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
-from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, NATIVE, collectives
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_collectives_rooted import NUMEL, inputs, right, run
@@ -64,8 +64,7 @@ def heard(communicator: Communicator) -> Iterator[list[str]]:
 
 
 def chosen(cluster: Cluster, collective: str, nbytes: int, root: int) -> str:
-    choice = choose(cluster, collective, nbytes)
-    return Recipe(collective, choice.algorithm, root, choice.options).label
+    return structs.replace(choose(cluster, collective, nbytes), root=root).label
 
 
 def everywhere(communicator: Communicator, cluster: Cluster) -> list[str]:

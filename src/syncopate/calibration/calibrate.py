@@ -30,7 +30,7 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.progress import Progress, part, say
-from syncopate.recipe import ORDER
+from syncopate.recipe import Recipe
 from syncopate.schedules import registry
 from syncopate.topology import Topology
 from syncopate.units import KIB, MIB, format_bytes
@@ -213,9 +213,8 @@ def _loads(curves: Sequence[CollectiveCurve]) -> list[Load]:
         found = [
             Load(
                 nearest,
-                curve.algorithm,
+                Recipe("all_reduce", curve.algorithm, options=point.options).in_order(curve.order),
                 point.expected_s,
-                point.options | ({ORDER: curve.order} if curve.order else {}),
             )
             for curve in curves
             for point in curve.points

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.collectives.machine import device_of
 from syncopate.progress import Progress, say
-from syncopate.schedules.options import Option
+from syncopate.recipe import Recipe
 
 _STATE_S = (0.02, 0.08)
 """Shortest and longest duration of one state of one round: at least a score of units."""
@@ -48,15 +48,13 @@ class Load:
 
     Attributes:
         nbytes: message size.
-        algorithm: a registered name or ``"native"``.
+        recipe: how it travels.
         alone_s: about how long it takes on an idle machine.
-        options: what the algorithm is told.
     """
 
     nbytes: int
-    algorithm: str
+    recipe: Recipe
     alone_s: float
-    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 def measure_interference(
@@ -123,12 +121,7 @@ def _round(
 
     def submit() -> Handle:
         """Submit ``count`` collectives and return the last one's handle."""
-        handles = [
-            communicator.all_reduce(
-                buffer, algorithm=load.algorithm, async_op=True, options=load.options
-            )
-            for _ in range(count)
-        ]
+        handles = [communicator.run(load.recipe, buffer, async_op=True) for _ in range(count)]
         return handles[-1]
 
     buffer = torch.zeros(load.nbytes // 4, device=device_of(communicator))

@@ -64,7 +64,7 @@ class Choices:
             table = self._tables[recipe.collective]
             decision = table[find(table, nbytes)]
             known = self._known[key] = replace(
-                recipe, algorithm=decision.algorithm, options=dict(decision.options)
+                decision.recipe, root=recipe.root, channel=recipe.channel
             )
         return known
 

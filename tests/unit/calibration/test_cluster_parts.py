@@ -14,6 +14,7 @@ from syncopate.calibration import curves, interference, links
 from syncopate.calibration.quantiles import lower_quartile, lowest_decile
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, LinkProbe
 from syncopate.errors import InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.topology import topology
 from syncopate.units import KIB, MIB
 
@@ -187,8 +188,8 @@ class TestInterference:
             for name, small, large in (("native", 2.0, 3.0), ("ring", 1.0, 4.0))
         ]
         assert calibrating._loads(measured) == [
-            interference.Load(256 * KIB, "ring", 1.0),
-            interference.Load(2 * MIB, "native", 3.0),
+            interference.Load(256 * KIB, Recipe("all_reduce", "ring"), 1.0),
+            interference.Load(2 * MIB, Recipe("all_reduce"), 3.0),
         ]
         assert calibrating._loads([]) == []
 
@@ -200,5 +201,6 @@ class TestInterference:
             for name in ("all_reduce", "broadcast")
         ]
         found = calibrating._loads(measured)
-        assert found == [interference.Load(256 * KIB, "lp", 1.0, {"blocks": 3, "order": (1, 0)})]
+        ran = Recipe("all_reduce", "lp", options={"blocks": 3, "order": (1, 0)})
+        assert found == [interference.Load(256 * KIB, ran, 1.0)]
         assert calibrating._loads(measured[1:]) == []

@@ -53,14 +53,15 @@ def test_a_choice_keeps_the_root_and_is_the_table_s() -> None:
         for decision in decisions(cluster, collective):
             for nbytes in {decision.min_bytes, decision.max_bytes or 2**50}:
                 chosen = found.resolve(Recipe(collective, "auto", 3), nbytes)
-                assert chosen == Recipe(collective, decision.algorithm, 3, decision.options)
+                told = decision.recipe
+                assert chosen == Recipe(collective, told.algorithm, 3, told.options)
     with pytest.raises(UnknownNameError, match=r"'blocks' for reduce \(auto\); known: none"):
         found.resolve(Recipe("reduce", "auto", 0, {"blocks": 2}), 8)
 
 
 def test_choices_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choices, "_KEPT", 3)
-    found = Choices({"all_reduce": (Decision(0, None, "ring"),)})
+    found = Choices({"all_reduce": (Decision(0, None, Recipe("all_reduce", "ring")),)})
     request = Recipe("all_reduce", "auto", options={})
     first = found.resolve(request, 1)
     assert found.resolve(request, 1) is first
@@ -72,7 +73,9 @@ def test_choices_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -
 def test_auto_decides_for_every_root_alone() -> None:
     """What was decided for one root at a size is not what another root asks for."""
     algorithms = {"broadcast": "mst", "reduce": "be"}
-    found = Choices({name: (Decision(0, None, each),) for name, each in algorithms.items()})
+    found = Choices(
+        {name: (Decision(0, None, Recipe(name, each)),) for name, each in algorithms.items()}
+    )
     for _ in range(2):
         for root in (0, 2, 1):
             for collective, algorithm in algorithms.items():

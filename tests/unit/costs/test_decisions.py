@@ -16,7 +16,6 @@ from syncopate.costs.decide import decisions as decisions_module
 from syncopate.costs.decide.decisions import (
     DRIFT,
     NOISE,
-    Choice,
     Decision,
     choose,
     decisions,
@@ -26,6 +25,7 @@ from syncopate.costs.decide.decisions import (
 from syncopate.costs.model.collective import collective_costs, schedule_cost
 from syncopate.costs.model.functions import CurveCost, Envelope, LinearCost
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import Recipe
 from syncopate.schedules.registry import candidates, collectives
 
 RACKS = Cluster(
@@ -59,7 +59,7 @@ def measured(*curves: CollectiveCurve) -> Cluster:
 
 
 def table(*curves: CollectiveCurve) -> list[tuple[int | None, str]]:
-    return [(d.max_bytes, d.algorithm) for d in decisions(measured(*curves), "all_reduce")]
+    return [(d.max_bytes, d.recipe.algorithm) for d in decisions(measured(*curves), "all_reduce")]
 
 
 def require_whole(found: tuple[Decision, ...]) -> None:
@@ -69,7 +69,7 @@ def require_whole(found: tuple[Decision, ...]) -> None:
     for one, following in pairwise(found):
         assert one.max_bytes is not None
         assert one.min_bytes <= one.max_bytes == following.min_bytes - 1
-        assert one.choice != following.choice
+        assert one.recipe != following.recipe
 
 
 @pytest.mark.parametrize("collective", collectives())
@@ -82,14 +82,15 @@ def test_prices_decide_where_nothing_was_measured(cluster: Cluster, collective: 
         assert decision.basis == "priced"
         ends = (max(decision.min_bytes, 1), decision.max_bytes or 2**40)
         for nbytes in (*ends, sum(ends) // 2):
-            assert choose(cluster, collective, nbytes) == decision.choice
-            cost = schedule_cost(cluster, collective, decision.algorithm).fixed(decision.options)
+            assert choose(cluster, collective, nbytes) == decision.recipe
+            cost = schedule_cost(cluster, collective, decision.recipe.algorithm)
+            cost = cost.fixed(decision.recipe.options)
             assert float(cost(nbytes)) <= float(costs(nbytes)) * (1 + NOISE) * (1 + 1e-9)
 
 
 def test_a_slow_network_makes_other_choices_for_small_and_large_messages() -> None:
     small, large = (choose(RACKS, "broadcast", nbytes) for nbytes in (100, 10**8))
-    assert small == Choice("mst", {"order": RACKS.placement})
+    assert small == Recipe("broadcast", "mst", options={"order": RACKS.placement})
     assert large.algorithm == "lp"
     assert large.options["blocks"] > 16
 
@@ -101,7 +102,7 @@ def test_prices_that_are_nearly_the_same_change_nothing(monkeypatch: pytest.Monk
     def chosen(**costs: LinearCost) -> list[tuple[int | None, str]]:
         monkeypatch.setattr(decisions_module, "collective_costs", lambda *_: Envelope(costs))
         found = decisions(structs.replace(RACKS), "all_reduce")
-        return [(d.max_bytes, d.algorithm) for d in found]
+        return [(d.max_bytes, d.recipe.algorithm) for d in found]
 
     # Beyond 100 bytes the ring is ahead for ever, but by less than noise.
     assert chosen(mst=line(1.0, 0.0103), ring=line(1.03, 0.01)) == [(None, "mst")]
@@ -110,7 +111,7 @@ def test_prices_that_are_nearly_the_same_change_nothing(monkeypatch: pytest.Monk
 
 def test_one_rank_has_nothing_to_choose() -> None:
     alone = Cluster.preset("10gbe", 1)
-    assert decisions(alone, "reduce") == (Decision(0, None, "native"),)
+    assert decisions(alone, "reduce") == (Decision(0, None, Recipe("reduce")),)
 
 
 def test_the_fastest_measured_is_chosen_and_changes_where_curves_cross() -> None:
@@ -198,17 +199,19 @@ def test_options_are_those_that_were_measured() -> None:
     )
     found = decisions(measured(piped), "all_reduce")
     require_whole(found)
-    assert [(d.max_bytes, d.options["blocks"]) for d in found] == [(10, 1), (100_000, 2), (None, 8)]
-    assert {d.options["order"] for d in found} == {(3, 1, 2, 0)}
+    ranges = [(d.max_bytes, d.recipe.options["blocks"]) for d in found]
+    assert ranges == [(10, 1), (100_000, 2), (None, 8)]
+    assert {d.recipe.options["order"] for d in found} == {(3, 1, 2, 0)}
     assert {d.basis for d in found} == {"measured"}
     # A file written before options were recorded ran the defaults, and so does the choice.
     old = decisions(measured(curve("lp", {1: 1.0})), "all_reduce")
-    assert old == (Decision(0, None, "lp", {}, "measured"),)
+    assert old == (Decision(0, None, Recipe("all_reduce", "lp"), "measured"),)
 
 
 def test_a_collective_that_was_not_measured_is_priced() -> None:
     cluster = measured(curve("native", {10: 1.0}))
-    assert decisions(cluster, "all_reduce") == (Decision(0, None, "native", {}, "measured"),)
+    native = Decision(0, None, Recipe("all_reduce"), "measured")
+    assert decisions(cluster, "all_reduce") == (native,)
     assert {d.basis for d in decisions(cluster, "broadcast")} == {"priced"}
     assert choose(cluster, "broadcast", 4).algorithm in candidates("broadcast", cluster)
 
@@ -219,7 +222,7 @@ def test_curves_of_unknown_algorithms_are_passed_over() -> None:
 
 def test_the_choice_may_be_limited() -> None:
     cluster = measured(curve("native", {10: 1.0}), curve("ring", {10: 2.0}))
-    assert decisions(cluster, "all_reduce", ("ring",))[0].algorithm == "ring"
+    assert decisions(cluster, "all_reduce", ("ring",))[0].recipe.algorithm == "ring"
 
 
 def test_answers_are_remembered() -> None:
@@ -260,7 +263,7 @@ def test_whatever_was_measured(samples: list[list[list[float]]]) -> None:
     require_whole(found)
     costs = collective_costs(cluster, "all_reduce").costs
     for nbytes in SIZES:
-        chosen, native = costs[found[find(found, nbytes)].algorithm], costs["native"]
+        chosen, native = costs[found[find(found, nbytes)].recipe.algorithm], costs["native"]
         assert isinstance(chosen, CurveCost)
         assert isinstance(native, CurveCost)
         points = chosen.point(nbytes), native.point(nbytes)
@@ -280,7 +283,7 @@ def test_stages_at_several_levels_do_not_stay_where_a_flat_algorithm_is_cheaper(
     costs = collective_costs(racks, "all_reduce").costs
     ring, staged = (float(costs[name](nbytes)) for name in ("ring", "blueconnect"))
     assert ring < staged < (1 + NOISE) * ring
-    assert any(row.algorithm == "blueconnect" for row in decisions(racks, "all_reduce"))
+    assert any(row.recipe.algorithm == "blueconnect" for row in decisions(racks, "all_reduce"))
     assert choose(racks, "all_reduce", nbytes).algorithm == "ring"
 
 

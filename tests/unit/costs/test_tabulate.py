@@ -25,7 +25,7 @@ def test_every_collective_has_the_ranges_of_its_decisions(nodes):
         assert each.measured_bytes is None
         found = [(r.min_bytes, r.max_bytes, r.chosen.algorithm) for r in each.ranges]
         expected = decisions(cluster, each.collective)
-        assert found == [(d.min_bytes, d.max_bytes, d.algorithm) for d in expected]
+        assert found == [(d.min_bytes, d.max_bytes, d.recipe.algorithm) for d in expected]
 
 
 def test_runners_up_are_all_others_the_fastest_first():

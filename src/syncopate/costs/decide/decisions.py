@@ -28,15 +28,15 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from syncopate.cluster import Cluster, robust_mean, standard_error
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import CurveCost, Envelope
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError
+from syncopate.recipe import Recipe
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
 
@@ -56,43 +56,23 @@ PRICED = "priced"
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What carries one collective.
-
-    Attributes:
-        algorithm: a registered name, or ``"native"``.
-        options: for :func:`syncopate.schedules.registry.build`; empty for ``"native"``.
-    """
-
-    algorithm: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Decision:
     """What carries all collectives of a range of sizes.
 
     Attributes:
         min_bytes: the smallest, counted as nccl-tests counts it (the total buffer).
         max_bytes: the largest, itself included; None where there is no limit.
-        algorithm: a registered name, or ``"native"``.
-        options: for :func:`syncopate.schedules.registry.build`; empty for ``"native"``.
+        recipe: what carries them, its root and channel the first.
         basis: ``"measured"`` or ``"priced"``.
     """
 
     min_bytes: int
     max_bytes: int | None
-    algorithm: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    recipe: Recipe
     basis: str = PRICED
 
-    @property
-    def choice(self) -> Choice:
-        """Algorithm and options alone."""
-        return Choice(self.algorithm, self.options)
 
-
-def choose(cluster: Cluster, collective: str, nbytes: int) -> Choice:
+def choose(cluster: Cluster, collective: str, nbytes: int) -> Recipe:
     """Return what carries a collective of ``nbytes`` (the total buffer) on ``cluster``.
 
     Raises:
@@ -102,7 +82,7 @@ def choose(cluster: Cluster, collective: str, nbytes: int) -> Choice:
     if nbytes < 0:
         raise InvalidValueError("nbytes", nbytes, "an integer >= 0")
     table = decisions(cluster, collective)
-    return table[find(table, nbytes)].choice
+    return table[find(table, nbytes)].recipe
 
 
 def find(table: Sequence[Decision], nbytes: int) -> int:
@@ -128,7 +108,7 @@ def decisions(
     """
     conditions(collective)
     if cluster.world_size == 1:
-        return (Decision(0, None, NATIVE),)
+        return (Decision(0, None, Recipe(collective)),)
     measured = [c.algorithm for c in cluster.curves if c.collective == collective]
     if among is None:
         # A file may hold curves of algorithms that somebody registered and this process did not.
@@ -137,14 +117,14 @@ def decisions(
     costs = collective_costs(cluster, collective, among)
     ranges = _from_curves(costs) if measured else _from_prices(costs)
     table: list[Decision] = []
-    for upper, name, options in _with_options(ranges, costs):
+    for upper, recipe in _with_options(collective, ranges, costs):
         first = 0 if not table else _last(table[-1]) + 1
         last = None if upper >= LARGEST_BYTES else math.floor(upper)
         if last is not None and last < first:
             continue
-        if table and (table[-1].algorithm, table[-1].options) == (name, options):
+        if table and table[-1].recipe == recipe:
             first = table.pop().min_bytes
-        table.append(Decision(int(first), last, name, options, MEASURED if measured else PRICED))
+        table.append(Decision(int(first), last, recipe, MEASURED if measured else PRICED))
         if last is None:
             break
     return tuple(table)
@@ -245,14 +225,15 @@ def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> floa
     return math.sqrt(max(low, 1.0) * high)
 
 
-def _with_options(ranges: _Ranges, costs: Envelope) -> list[tuple[float, str, Mapping[str, Any]]]:
+def _with_options(collective: str, ranges: _Ranges, costs: Envelope) -> list[tuple[float, Recipe]]:
     """Cut the ranges where the options of their algorithm change."""
-    found: list[tuple[float, str, Mapping[str, Any]]] = []
+    found: list[tuple[float, Recipe]] = []
     low = 0.0
     for upper, name in ranges:
         for end, options in costs.of(name).option_ranges:
             if end > low:
-                found.append((min(end, upper), name, options))
+                recipe = Recipe(collective, name, options=dict(options))
+                found.append((min(end, upper), recipe))
             if end >= upper:
                 break
         low = upper

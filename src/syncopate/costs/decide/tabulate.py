@@ -89,16 +89,16 @@ def _decisions(
 def _range(
     decision: Decision, costs: Mapping[str, CostFunction], sizes: Collection[int]
 ) -> SizeRange:
-    at = _middle(decision, sizes)
+    recipe, at = decision.recipe, _middle(decision, sizes)
     chosen = Candidate(
-        algorithm=decision.algorithm,
-        options=dict(decision.options),
-        expected_s=_seconds(costs[decision.algorithm].fixed(decision.options), at),
+        algorithm=recipe.algorithm,
+        options=recipe.options,
+        expected_s=_seconds(costs[recipe.algorithm].fixed(recipe.options), at),
     )
     others = [
         Candidate(algorithm=name, options=dict(cost.options(at)), expected_s=_seconds(cost, at))
         for name, cost in costs.items()
-        if name != decision.algorithm and _known(cost, at)
+        if name != recipe.algorithm and _known(cost, at)
     ]
     return SizeRange(
         min_bytes=decision.min_bytes,

@@ -34,7 +34,7 @@ from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
 from syncopate.engine.step import Step
 from syncopate.plan import Plan
-from syncopate.recipe import NATIVE, ORDER, Recipe
+from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules import registry
 from syncopate.units import KIB, dtype_bytes
 
@@ -85,14 +85,14 @@ def _bytes(tensor: tuple[str, int, str]) -> int:
     return numel * dtype_bytes(dtype)
 
 
-def contenders(cluster: Cluster, nbytes: int) -> tuple[tuple[str, Mapping[str, Any]], ...]:
-    """Return the algorithms worth sampling at a size, with options, the backend's own first.
+def contenders(cluster: Cluster, nbytes: int) -> tuple[Recipe, ...]:
+    """Return the recipes worth sampling at a size, the backend's own algorithm first.
 
     Args:
         cluster: the machines, without curves.
         nbytes: size of the buffer.
     """
-    found: list[tuple[str, Mapping[str, Any]]] = [(NATIVE, {})]
+    found = [Recipe(_COLLECTIVE)]
     prices = {
         name: float(schedule_cost(cluster, _COLLECTIVE, name)(nbytes))
         for name in registry.candidates(_COLLECTIVE, cluster)
@@ -101,7 +101,8 @@ def contenders(cluster: Cluster, nbytes: int) -> tuple[tuple[str, Mapping[str, A
     limit_s = WITHIN * min(prices.values(), default=0.0)
     near = sorted((price_s, name) for name, price_s in prices.items() if price_s <= limit_s)
     for _, name in near[: MOST_ALGORITHMS - 1]:
-        found.append((name, best_options(cluster, _COLLECTIVE, name, nbytes)))
+        options = best_options(cluster, _COLLECTIVE, name, nbytes)
+        found.append(Recipe(_COLLECTIVE, name, options=options))
     return tuple(found)
 
 
@@ -119,13 +120,13 @@ def sampling_plans(model: str, tensors: Tensors, cluster: Cluster) -> tuple[Plan
         groupings.append((tensors,))
     for groups in groupings:
         bare = plan_of_groups(model, tensors, cluster.world_size, groups)
-        options = [contenders(cluster, bucket.nbytes) for bucket in bare.buckets]
-        for turn in range(max(map(len, options))):
+        recipes = [contenders(cluster, bucket.nbytes) for bucket in bare.buckets]
+        for turn in range(max(map(len, recipes))):
             # Sizes start their turns at different algorithms, so that no step is all of one kind.
-            chosen = [known[(turn + at) % len(known)] for at, known in enumerate(options)]
+            chosen = [known[(turn + at) % len(known)] for at, known in enumerate(recipes)]
             buckets = tuple(
-                structs.replace(bucket, push=Recipe(_COLLECTIVE, name, options=dict(told)))
-                for bucket, (name, told) in zip(bare.buckets, chosen, strict=True)
+                structs.replace(bucket, push=recipe)
+                for bucket, recipe in zip(bare.buckets, chosen, strict=True)
             )
             plans.append(structs.replace(bare, policy="sampling", buckets=buckets))
     return tuple(plans)

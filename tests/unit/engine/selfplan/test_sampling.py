@@ -56,29 +56,25 @@ def test_a_model_of_even_gradients_is_sampled_at_every_power_of_two() -> None:
 
 def test_the_backend_is_always_sampled_and_only_what_prices_near_the_best_beside() -> None:
     for size in (4 * KIB, MIB, 100 * MIB):
-        found = [name for name, _ in contenders(CLUSTER, size)]
+        found = [recipe.algorithm for recipe in contenders(CLUSTER, size)]
         assert found[0] == NATIVE
         assert 2 <= len(found) <= MOST_ALGORITHMS
         assert len(set(found)) == len(found)
-    large = {name for name, _ in contenders(CLUSTER, 100 * MIB)}
+    large = {recipe.algorithm for recipe in contenders(CLUSTER, 100 * MIB)}
     assert "ring" in large
     # It sends everything through one link.
     assert "flat_tree" not in large
-    assert "ring" not in {name for name, _ in contenders(CLUSTER, 4 * KIB)}
+    assert "ring" not in {recipe.algorithm for recipe in contenders(CLUSTER, 4 * KIB)}
 
 
 def test_plans_sample_every_contender_at_every_size_and_all_in_one_bucket() -> None:
     tensors = tensors_of(*[1024] * 500)
     plans = sampling_plans("m", tensors, CLUSTER)
-    sampled = {
-        (bucket.push.algorithm, bucket.nbytes, tuple(sorted(bucket.push.options.items())))
-        for plan in plans
-        for bucket in plan.buckets
-    }
+    sampled = {(bucket.push.key, bucket.nbytes) for plan in plans for bucket in plan.buckets}
     wanted = {
-        (name, nbytes(group), tuple(sorted(options.items())))
+        (recipe.key, nbytes(group))
         for group in (*ladder(tensors), tensors)
-        for name, options in contenders(CLUSTER, nbytes(group))
+        for recipe in contenders(CLUSTER, nbytes(group))
     }
     assert sampled == wanted
     for plan in plans:
@@ -126,4 +122,5 @@ def test_samples_become_curves_with_the_options_that_ran() -> None:
         for point in curve.points:
             assert abs(point.expected_s / (point.nbytes * 1e-8) - 1) < 1e-6
             assert len(point.samples_s) >= 2
-            assert dict(contenders(CLUSTER, point.nbytes))[name] == point.options
+            (ran,) = (r for r in contenders(CLUSTER, point.nbytes) if r.algorithm == name)
+            assert ran.options == point.options
