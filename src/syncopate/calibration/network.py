@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import NamedTuple
 
 from msgspec import structs
@@ -30,6 +31,12 @@ class Network(NamedTuple):
 
     cluster: Cluster
     samples: tuple[Sample, ...]
+
+
+def get_ready(rank: int) -> None:
+    """Load what the fit needs, which takes a few tenths of a second, where ``rank`` is to fit."""
+    if rank == 0:
+        import_module("scipy.optimize")
 
 
 def measure_network(

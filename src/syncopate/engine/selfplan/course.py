@@ -34,7 +34,7 @@ from typing import Any, TypeVar
 import torch
 from msgspec.structs import replace
 
-from syncopate.calibration.network import probe
+from syncopate.calibration.network import get_ready, probe
 from syncopate.cluster import Cluster, Interference, robust_mean
 from syncopate.collectives.machine import hosts_of
 from syncopate.costs.model.bound import wire_s
@@ -149,6 +149,9 @@ class SelfPlanner:
                 "clocks: stays on DDP's buckets. One run without the demand measures and keeps one"
             )
             return
+        elif self._cluster is None:
+            # Not in the middle of a step, where all ranks would wait for it.
+            get_ready(self._engine.communicator.rank)
         next(self._course)
         self._engine.readiness.listeners.append(self._step)
         self._engine.plan_with(self.stop)
