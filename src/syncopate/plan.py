@@ -14,11 +14,16 @@ type that they have. Weights come back as they are: what is lost of a gradient i
 what is lost of a weight stays lost. bfloat16 has the range of float32, and is what to take unless
 there is a reason; float16 has three more bits, and nothing beyond 65504. Gradients of 16 bits, and
 complex ones, travel as they are.
+
+[Note: parts of a tensor] A bucket holds whole tensors, or a part of one. The parts of a tensor are
+buckets one behind the other, each with recipes of its own, so that a tensor larger than a good
+message travels as several, over several channels. They are ready at once, and needed at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import ClassVar, NamedTuple
 
 from syncopate.artifacts import Artifact, Record
@@ -107,18 +112,28 @@ class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
         nbytes: bytes of all of them.
         push: how their gradients travel.
         pull: how their updated weights come back; None where every rank updates them.
+        elements: of its only tensor the first element that it holds, and one past the last, in the
+            order of memory; None where it holds whole tensors. See [Note: parts of a tensor].
     """
 
     tensors: tuple[str, ...]
     nbytes: int
     push: Recipe
     pull: Recipe | None = None
+    elements: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.tensors:
             raise InvalidValueError("tensors of a bucket", self.tensors, "at least one name")
         if self.nbytes < 0:
             raise InvalidValueError("nbytes of a bucket", self.nbytes, "an integer >= 0")
+        if self.elements is not None:
+            if not 0 <= self.elements[0] < self.elements[1]:
+                rule = "a first element >= 0 and one past a last one that is not before it"
+                raise InvalidValueError("elements of a bucket", self.elements, rule)
+            if len(self.tensors) > 1:
+                rule = "a single name where the bucket holds a part of a tensor"
+                raise InvalidValueError("tensors of a bucket", self.tensors, rule)
 
     @property
     def recipes(self) -> Iterator[tuple[str, Recipe]]:
@@ -126,6 +141,15 @@ class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
         yield "push", self.push
         if self.pull is not None:
             yield "pull", self.pull
+
+
+def joined(buckets: Sequence[Bucket]) -> list[list[int]]:
+    """Return the places of the buckets, those of the parts of one tensor together."""
+
+    def key(place: int) -> object:
+        return place if buckets[place].elements is None else buckets[place].tensors
+
+    return [list(places) for _, places in groupby(range(len(buckets)), key)]
 
 
 def exchange_of(buckets: Sequence[Bucket]) -> str:
@@ -262,7 +286,20 @@ class Plan(Artifact, frozen=True, kw_only=True):
             self._require_pull_order()
         for index, bucket in enumerate(self.buckets):
             self._require_recipes(index, bucket)
-        held = [name for bucket in self.buckets for name in bucket.tensors]
+        self._require_disjoint()
+
+    def _require_disjoint(self) -> None:
+        """Refuse a tensor in two places, and parts that do not follow one another."""
+        held: list[str] = []
+        for places in joined(self.buckets):
+            held += self.buckets[places[0]].tensors
+            filled = 0
+            for place in places:
+                start, stop = self.buckets[place].elements or (0, 0)
+                if start != filled:
+                    rule = f"one that begins at {filled}, where the parts before it end"
+                    raise InvalidValueError(f"elements of bucket {place}", (start, stop), rule)
+                filled = stop
         if len(set(held)) < len(held):
             twice = next(name for index, name in enumerate(held) if name in held[:index])
             raise InvalidValueError("buckets", twice, "disjoint; this tensor is in two places")
@@ -325,7 +362,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
             # Whoever edits a plan leaves the fingerprint as it was, so that it proves nothing.
             if differences:
                 raise PlanError(f"this plan is damaged: {differences}. Plan again")
-            self._require_bytes(sizes)
+            self._require_bytes(sizes, {name: numel for name, numel, _ in here})
             return
         raise PlanError(
             f"this plan is for another model ({self.model}): "
@@ -343,12 +380,36 @@ class Plan(Artifact, frozen=True, kw_only=True):
                 found.append(f"the {whose} lacks {missing[0]!r} (+{len(missing) - 1} more)")
         return "; ".join(found)
 
-    def _require_bytes(self, sizes: Mapping[str, int]) -> None:
+    def _require_bytes(self, sizes: Mapping[str, int], numels: Mapping[str, int]) -> None:
         """Refuse a bucket whose bytes are not those of its tensors: it was planned as another."""
+        require_all_parts(self.buckets, numels)
         for index, bucket in enumerate(self.buckets):
             held = sum(sizes[name] for name in bucket.tensors)
+            if bucket.elements is not None:
+                start, stop = bucket.elements
+                held = (stop - start) * held // numels[bucket.tensors[0]]
             if held != bucket.nbytes:
                 raise PlanError(
                     f"this plan is damaged: bucket {index} says {bucket.nbytes} bytes, its "
                     f"{len(bucket.tensors)} tensors have {held}. Plan again"
                 )
+
+
+def require_all_parts(buckets: Sequence[Bucket], numels: Mapping[str, int]) -> None:
+    """Refuse parts that are not all of their tensor.
+
+    Args:
+        buckets: of a plan.
+        numels: elements of each tensor.
+
+    Raises:
+        PlanError: the parts of a tensor end before it, or behind.
+    """
+    for places in joined(buckets):
+        last = buckets[places[-1]]
+        name = last.tensors[0]
+        if last.elements is not None and last.elements[1] != numels[name]:
+            raise PlanError(
+                f"this plan is damaged: the parts of {name!r} hold {last.elements[1]} elements, "
+                f"and it has {numels[name]}. Plan again"
+            )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
 from syncopate.recipe import Recipe
-from tests.multiprocess.engine_cases import average, data, plan_of
+from tests.multiprocess.engine_cases import average, data, in_parts, plan_of
 
 Optimizers = dict[str, Callable[[Iterable[Any]], torch.optim.Optimizer]]
 
@@ -63,13 +63,17 @@ def groups_of(model: nn.Module) -> list[dict[str, Any]]:
 
 
 def exchange_plan(
-    model: nn.Module, world_size: int, exchange: str, sizes: Iterable[int] | None = None
+    model: nn.Module,
+    world_size: int,
+    exchange: str,
+    sizes: Iterable[int] | None = None,
+    parts: int = 1,
 ) -> Plan:
     """The plan of ``plan_of``, carried out by ``exchange``; roots go round the ranks but the last.
 
     So under ``rooted`` one rank owns nothing.
     """
-    plan = plan_of(model, world_size, sizes)
+    plan = in_parts(plan_of(model, world_size, sizes), model, parts)
     kind = EXCHANGES[exchange]
     buckets = []
     for index, bucket in enumerate(plan.buckets):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -18,6 +19,7 @@ from syncopate.engine import distribute
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
 from syncopate.planning import filled_to, make_plan
 from syncopate.recipe import Recipe
+from syncopate.schedules.base import chunk_offsets
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload, fingerprint
 
@@ -46,26 +48,22 @@ def plan_of(
     """Buckets of ``sizes`` gradients, in reverse order of definition; one each by default.
 
     Weights that are pulled travel by the algorithm ``pull``, by default as gradients are pushed;
-    roots take turns.
+    roots and channels take turns.
     """
     kind = EXCHANGES[exchange]
     tensors = tensors_of(model)
     nbytes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in reversed(tensors)}
     names = list(nbytes)
     buckets, start = [], 0
-    for index, size in enumerate([1] * len(names) if sizes is None else sizes):
+    for size in [1] * len(names) if sizes is None else sizes:
         chosen = tuple(names[start : start + size])
         start += size
-        place = {
-            "root": index % world_size if exchange == ROOTED else 0,
-            "channel": index % channels,
-        }
         buckets.append(
             Bucket(
                 tensors=chosen,
                 nbytes=sum(nbytes[name] for name in chosen),
-                push=Recipe(kind.push, algorithm, **place),
-                pull=Recipe(kind.pull, pull or algorithm, **place) if kind.pull else None,
+                push=Recipe(kind.push, algorithm),
+                pull=Recipe(kind.pull, pull or algorithm) if kind.pull else None,
             )
         )
     assert start == len(names)
@@ -74,11 +72,44 @@ def plan_of(
         fingerprint=fingerprint(tensors),
         world_size=world_size,
         policy="by hand",
-        buckets=tuple(buckets),
+        buckets=_in_turn(buckets, channels, world_size if exchange == ROOTED else 1),
         exchange=exchange,
         channels=channels,
         wire_dtype=wire_dtype,
     )
+
+
+def _in_turn(buckets: Iterable[Bucket], channels: int, roots: int) -> tuple[Bucket, ...]:
+    """Return the buckets with channels and roots that take turns."""
+    found = []
+    for index, bucket in enumerate(buckets):
+        recipes = {
+            phase: msgspec.structs.replace(recipe, root=index % roots, channel=index % channels)
+            for phase, recipe in bucket.recipes
+        }
+        found.append(msgspec.structs.replace(bucket, **recipes))
+    return tuple(found)
+
+
+def in_parts(plan: Plan, model: nn.Module, parts: int) -> Plan:
+    """Return the plan of ``model`` with every bucket of one tensor in ``parts``, if it has so many.
+
+    Roots and channels take turns, as in :func:`plan_of`.
+    """
+    numels = {name: numel for name, numel, _ in tensors_of(model)}
+    buckets: list[Bucket] = []
+    for bucket in plan.buckets:
+        numel = numels[bucket.tensors[0]]
+        if len(bucket.tensors) > 1 or min(parts, numel) < 2:
+            buckets.append(bucket)
+            continue
+        for start, stop in pairwise(chunk_offsets(numel, min(parts, numel))):
+            nbytes = bucket.nbytes * (stop - start) // numel
+            part = msgspec.structs.replace(bucket, nbytes=nbytes, elements=(start, stop))
+            buckets.append(part)
+    roots = plan.world_size if plan.exchange == ROOTED else 1
+    taken = _in_turn(buckets, plan.channels, roots)
+    return msgspec.structs.replace(plan, buckets=taken)
 
 
 def made_up_workload(model: nn.Module) -> Workload:

@@ -22,21 +22,23 @@ from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 3
 CHAIN = (
-    ("allreduce", [5, 4]),
-    ("sharded", [1, 5, 3]),
-    ("sharded", [9]),
-    ("rooted", [2, 3, 4]),
-    ("allreduce", [9]),
+    ("allreduce", [5, 4], 1),
+    ("sharded", [1, 5, 3], 1),
+    ("sharded", [9], 1),
+    ("sharded", [1] * 9, 4),
+    ("rooted", [2, 3, 4], 1),
+    ("rooted", [1] * 9, 3),
+    ("allreduce", [9], 1),
 )
-"""Exchanges with the sizes of their buckets, one after the other."""
+"""Exchanges with the sizes of their buckets, and the parts of tensors, one after the other."""
 
 
-def _start(build: Any, exchange: str, sizes: list[int] | None = None) -> Any:
+def _start(build: Any, exchange: str, *buckets: Any) -> Any:
     """The same model twice: distributed, and plain; each with its optimizer."""
     torch.manual_seed(0)
     plain = Shapes()
     model = copy.deepcopy(plain)
-    plan = exchange_plan(model, dist.get_world_size(), exchange, sizes)
+    plan = exchange_plan(model, dist.get_world_size(), exchange, *buckets)
     model, optimizer = distribute(model, build(groups_of(model)), plan=plan, timeout_s=TIMEOUT_S)
     return model, optimizer, plain, build(groups_of(plain))
 
@@ -44,9 +46,9 @@ def _start(build: Any, exchange: str, sizes: list[int] | None = None) -> Any:
 def _survives_switches(rank: int, name: str) -> None:
     build = OPTIMIZERS[name]
     model, optimizer, plain, reference = _start(build, *CHAIN[0])
-    for place, (exchange, sizes) in enumerate(CHAIN):
+    for place, (exchange, *buckets) in enumerate(CHAIN):
         if place:
-            model.syncopate.install(exchange_plan(model, WORLD_SIZE, exchange, sizes))
+            model.syncopate.install(exchange_plan(model, WORLD_SIZE, exchange, *buckets))
             assert_same(optimizer.state_dict(), reference.state_dict(), f"before {exchange}")
         steps = range(2 * place, 2 * place + 2)
         train(model, optimizer, rank, steps, plain=False)

@@ -16,7 +16,13 @@ from syncopate.collectives import Communicator
 from syncopate.collectives.backend import calls
 from syncopate.engine import distribute
 from syncopate.recipe import Recipe
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, noted, plan_of
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    identical_everywhere,
+    in_parts,
+    noted,
+    plan_of,
+)
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_exchange_tensors import Lamb
 
@@ -120,7 +126,9 @@ def train_drawn(rank: int, seed: int) -> None:
     if options["exchange"] == "sharded":
         options["algorithm"] = draw.choice(["native", "ring", "recursive"])
     kept, to_none = draw.random() < 0.3, draw.random() < 0.7
-    distribute(model, optimizers, plan=plan_of(model, RANKS, **options), timeout_s=TIMEOUT_S)
+    parts = draw.choice([1, 1, 2, 3, 5])
+    plan = in_parts(plan_of(model, RANKS, **options), model, parts)
+    distribute(model, optimizers, plan=plan, timeout_s=TIMEOUT_S)
     for step in range(STEPS):
         losses: Iterable[Tensor] = [alone(step, each) for each in range(RANKS)]
         (torch.stack(list(losses)).sum() / RANKS).backward()

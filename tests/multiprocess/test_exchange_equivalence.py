@@ -16,7 +16,13 @@ from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, noted, plan_of
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    identical_everywhere,
+    in_parts,
+    noted,
+    plan_of,
+)
 from tests.multiprocess.exchange_cases import Odd, Run, batch, both, squares
 from tests.multiprocess.harness import run_ranks
 
@@ -151,6 +157,8 @@ def same_bits(rank: int, world_size: int) -> None:
         ]
         if world_size == 2:
             plans.append(plan(exchange=ROOTED, algorithm="mst"))
+            rings = [plan(exchange=each, algorithm="ring") for each in (ALLREDUCE, SHARDED)]
+            plans += [in_parts(each, start, 3) for each in rings]
         first, *others = (ended(start, plan, rank, steps) for plan in plans)
         compared = set(first)
         if world_size > 2:
@@ -207,6 +215,7 @@ def trainings(draw: st.DrawFn) -> dict[str, Any]:
             "pull": pull,
             "channels": draw(st.integers(1, 2)),
         },
+        "parts": draw(st.sampled_from([1, 2, 5])),
     }
 
 
@@ -241,6 +250,7 @@ def as_they_come(rank: int, world_size: int, examples: list[dict[str, Any]]) -> 
                 build=lambda asked=asked: Chain(asked["widths"], asked["dtype"]),
                 optimizer=OPTIMIZERS[asked["optimizer"]],
                 tolerance=5e-2 if asked["dtype"] == torch.bfloat16 else 1e-4,
+                parts=asked["parts"],
                 **asked["plan"],
             )
         run.model.syncopate.detach()

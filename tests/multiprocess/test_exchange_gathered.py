@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -63,8 +64,9 @@ def beside(rank: int, world_size: int) -> None:
             run.optimizer.step()
 
     with mock.patch.object(base, "_ASIDE_BYTES", 1):
-        for exchange in ("allreduce", *OWNED):
-            both(rank, world_size, script, exchange=exchange).model.syncopate.detach()
+        for exchange, parts in product(("allreduce", *OWNED), (1, 3)):
+            run = both(rank, world_size, script, exchange=exchange, parts=parts, channels=2)
+            run.model.syncopate.detach()
 
 
 def test_who_copies_beside_the_backward_trains_as_one_process() -> None:

@@ -7,6 +7,7 @@ import math
 import pickle
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -117,7 +118,8 @@ def whole(run: Run) -> None:
     gradient, other = run.model.first.weight.grad, run.model.middle.weight.grad
     if run.spread:
         sharded = run.model.syncopate.plan.exchange == "sharded"
-        pulls = ["all_gather" if sharded else "broadcast"]
+        held = [b for b in run.model.syncopate.plan.buckets if b.tensors == ("first.weight",)]
+        pulls = ["all_gather" if sharded else "broadcast"] * len(held)
         with watched(run.model) as events:
             total = gradient.sum()
         assert launches(events) == pulls
@@ -193,12 +195,12 @@ def mixed() -> nn.Module:
     return model
 
 
-def norms_of_dtypes(rank: int, world_size: int, exchange: str) -> None:
+def norms_of_dtypes(rank: int, world_size: int, **plan: Any) -> None:
     def between(run: Run) -> None:
         clip_norm(2.0, None, run)
         clip_norm(math.inf, True, run)
 
-    both(rank, world_size, partial(train, between=between), exchange=exchange, build=mixed)
+    both(rank, world_size, partial(train, between=between), build=mixed, **plan)
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.bfloat16, 3e-2)):
 
         def script(run: Run, dtype: torch.dtype = dtype) -> None:
@@ -216,13 +218,13 @@ def norms_of_dtypes(rank: int, world_size: int, exchange: str) -> None:
             rank,
             world_size,
             script,
-            exchange=exchange,
             build=partial(wide, dtype),
             tolerance=tolerance,
+            **plan,
         )
 
 
-def local(rank: int, world_size: int, exchange: str) -> None:
+def local(rank: int, world_size: int, **plan: Any) -> None:
     """Under no_sync a gradient is this rank's contribution, whatever part it owns."""
 
     def script(run: Run) -> None:
@@ -236,7 +238,7 @@ def local(rank: int, world_size: int, exchange: str) -> None:
         run.backward(squares(2))
         run.optimizer.step()
 
-    both(rank, world_size, script, exchange=exchange)
+    both(rank, world_size, script, **plan)
 
 
 def everything(rank: int, world_size: int) -> None:
@@ -252,13 +254,14 @@ def everything(rank: int, world_size: int) -> None:
         moved,
         nonfinite,
     ]
-    for exchange in OWNED:
+    for exchange, parts in product(OWNED, (1, 3)):
+        plan: dict[str, Any] = {"exchange": exchange, "parts": parts}
         for between in betweens:
-            with noted(f"in {between} of {exchange}"):
-                run = both(rank, world_size, partial(train, between=between), exchange=exchange)
+            with noted(f"in {between} of {plan}"):
+                run = both(rank, world_size, partial(train, between=between), **plan)
             run.model.syncopate.detach()
-        norms_of_dtypes(rank, world_size, exchange)
-        local(rank, world_size, exchange)
+        norms_of_dtypes(rank, world_size, **plan)
+        local(rank, world_size, **plan)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

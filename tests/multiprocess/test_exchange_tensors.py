@@ -236,7 +236,7 @@ def state_is_spread(twins: Twins) -> None:
     whole_bytes = state_bytes(twins.alone_optimizers)
     per_rank = everywhere(state_bytes(twins.optimizers))
     assert sum(per_rank) == whole_bytes
-    owned = [piece for piece in twins.exchange.pieces if piece is not None]
+    owned = [piece for pieces in twins.exchange.pieces for piece in pieces]
     weights = everywhere(sum(piece.parameter.nbytes for piece in owned))
     kinds = [trained.kind for trained in twins.exchange.trained]
     cut = everywhere(any(kinds[piece.trainable.index] == "element" for piece in owned))

@@ -136,14 +136,23 @@ def plans(draw: st.DrawFn) -> Plan:
         channel = draw(st.integers(0, channels - 1))
         return Recipe(collective, draw(texts), 0, draw(options), channel)
 
+    def parts(tensors: tuple[str, ...]) -> list[tuple[int, int] | None]:
+        if len(tensors) > 1 or draw(st.booleans()):
+            return [None]
+        ends = draw(st.sets(st.integers(1, 2**40), min_size=1, max_size=3))
+        return list(pairwise((0, *sorted(ends))))
+
+    held = [tuple(names[start:stop]) for start, stop in pairwise(cuts)]
     buckets = tuple(
         Bucket(
-            tensors=tuple(names[start:stop]),
+            tensors=tensors,
             nbytes=draw(sizes),
             push=recipe(EXCHANGES[exchange].push),
             pull=recipe(EXCHANGES[exchange].pull) if EXCHANGES[exchange].pull else None,
+            elements=elements,
         )
-        for start, stop in pairwise(cuts)
+        for tensors in held
+        for elements in parts(tensors)
     )
     pull_order = st.just(())
     if EXCHANGES[exchange].pull:

@@ -11,7 +11,7 @@ from hypothesis import given
 from msgspec import structs
 
 from syncopate.errors import ArtifactError, InvalidValueError, PlanError, UnknownNameError
-from syncopate.plan import Bucket, Plan, Prediction, exchange_of
+from syncopate.plan import Bucket, Plan, Prediction, exchange_of, joined
 from syncopate.recipe import Recipe
 from syncopate.workload import fingerprint
 from tests.unit import strategies
@@ -26,6 +26,10 @@ def _bucket(*tensors, nbytes=None, pull=None, collective="all_reduce", **told):
     size = sum(NBYTES.get(name, 4) for name in tensors) if nbytes is None else nbytes
     push = Recipe(collective, "ring", **told)
     return Bucket(tensors=tensors, nbytes=size, push=push, pull=pull)
+
+
+def _part(name, start, stop):
+    return structs.replace(_bucket(name, nbytes=4 * (stop - start)), elements=(start, stop))
 
 
 def _plan(*buckets, **changes):
@@ -119,6 +123,25 @@ def test_the_distance_to_the_bound():
             ),
             "options of the push of bucket 0 is .*none for 'native'",
         ),
+        (lambda: _part("a", 3, 3), r"elements of a bucket is \(3, 3\).*one past a last"),
+        (lambda: _part("a", -1, 3), r"elements of a bucket is \(-1, 3\)"),
+        (
+            lambda: structs.replace(_bucket("a", "b"), elements=(0, 3)),
+            r"tensors of a bucket is \('a', 'b'\).*a single name",
+        ),
+        (
+            lambda: _plan(_part("a", 1, 4)),
+            r"elements of bucket 0 is \(1, 4\).*begins at 0, where the parts before it end",
+        ),
+        (
+            lambda: _plan(_part("a", 0, 2), _part("a", 3, 4)),
+            r"elements of bucket 1 is \(3, 4\).*begins at 2",
+        ),
+        (
+            lambda: _plan(_part("a", 0, 2), _bucket("b"), _part("a", 2, 4)),
+            r"elements of bucket 2 is \(2, 4\).*begins at 0",
+        ),
+        (lambda: _plan(_part("a", 0, 4), _bucket("a")), "buckets is 'a'.*disjoint"),
         (
             lambda: Bucket(tensors=("a",), nbytes=-1, push=Recipe("all_reduce", "ring")),
             "nbytes of a bucket is -1",
@@ -146,6 +169,15 @@ def test_buckets_tell_their_exchange():
         match=r"all_reduce, reduce_scatter and all_gather'.*rooted \(reduce and broadcast\)",
     ):
         exchange_of([_bucket("b"), shards])
+
+
+def test_the_parts_of_a_tensor_are_buckets_of_their_own():
+    plan = _plan(_part("a", 0, 1), _part("a", 1, 4), _bucket("b"))
+    plan.require_fit(MODEL, 4)
+    assert joined(plan.buckets) == [[0, 1], [2]]
+    assert joined([_bucket("a"), _bucket("b")]) == [[0], [1]]
+    written = json.loads(plan.to_json())["buckets"]
+    assert [bucket.get("elements") for bucket in written] == [[0, 1], [1, 4], None]
 
 
 def test_an_unknown_exchange_is_refused():
@@ -181,6 +213,15 @@ def test_a_plan_fits_nothing_else(model, world_size, complaint):
         ([_bucket("a", "b", "c")], r"damaged: the model lacks 'c' \(\+0 more\)"),
         ([_bucket("a"), _bucket("c")], "the model lacks 'c' .*; the plan lacks 'b'"),
         ([_bucket("a"), _bucket("b", nbytes=16)], "bucket 1 says 16 bytes, its 1 tensors have 12"),
+        (
+            [_part("a", 0, 2), _bucket("b")],
+            "the parts of 'a' hold 2 elements, and it has 4. Plan again",
+        ),
+        ([_part("a", 0, 5), _bucket("b")], "the parts of 'a' hold 5 elements, and it has 4"),
+        (
+            [structs.replace(_part("a", 0, 4), nbytes=12), _bucket("b")],
+            "bucket 0 says 12 bytes, its 1 tensors have 16",
+        ),
         ([_bucket("a", "b", nbytes=0)], "bucket 0 says 0 bytes, its 2 tensors have 28"),
     ],
 )

@@ -10,19 +10,27 @@ Installing zeroed views before backward would save the copy, but autograd would 
 write instead of handing its fresh gradient over, the buffer would have to be zeroed, and a
 parameter that the loss never reaches would show a zero gradient where it must show None: an
 optimizer with weight decay or momentum would move it.
+
+[Note: parts share a buffer]
+The parts of a tensor are several buckets of the plan and one here: its gradient is one tensor, is
+ready once, and has one place. What is several are the messages, each a range of the flat buffer.
+They are gathered one by one, so that the first is on its way while the others are copied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from syncopate.errors import EngineError
-from syncopate.plan import Bucket, Plan, wire_dtype_of
+from syncopate.plan import Plan, joined, wire_dtype_of
+from syncopate.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,32 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
+@dataclass(eq=False)
+class Message:
+    """What one collective carries: a flat buffer, or a range of it ([Note: parts share a buffer]).
+
+    Attributes:
+        bucket: the place of its bucket in the plan.
+        push: how gradients travel.
+        pull: how weights come back; None where every rank updates them.
+        start: its first element in the flat buffer.
+        stop: one past its last, the tail not counted.
+        wire: what is pushed, a tail included, real elements.
+        gradients: the part of it that holds gradients.
+        bounds: where each rank's shard begins, and at the end the number of elements; None where
+            nobody shards it. From :attr:`start`.
+    """
+
+    bucket: int
+    push: Recipe
+    pull: Recipe | None
+    start: int
+    stop: int
+    wire: Tensor
+    gradients: Tensor
+    bounds: tuple[int, ...] | None = None
+
+
 class FlatBuffer:
     """The gradients of one dtype of one bucket, end to end, and a tail for whatever rides along.
 
@@ -74,13 +108,17 @@ class FlatBuffer:
         nbytes: bytes of ``wire``.
         wire_dtype: what gradients travel as, ``wire``'s own dtype or a narrower one.
         pushed_nbytes: bytes of ``wire`` as it travels.
-        bounds: where each rank's shard begins, and at the end the number of elements; None where
-            nobody shards it.
+        messages: what carries it, in launch order.
     """
 
     def __init__(
-        self, trainables: Sequence[Trainable], tail_elements: int = 0, wire_dtype: str = ""
+        self,
+        trainables: Sequence[Trainable],
+        tail_elements: int = 0,
+        wire_dtype: str = "",
+        cuts: Sequence[int] = (),
     ) -> None:
+        """Allocate it; ``cuts`` are the elements at which the second message begins, and so on."""
         self.trainables = tuple(trainables)
         parameters = [trainable.parameter for trainable in trainables]
         numel = sum(parameter.numel() for parameter in parameters)
@@ -96,7 +134,8 @@ class FlatBuffer:
         self.tail = _real(flat[numel:])
         self.wire = _real(flat)
         self.nbytes = self.wire.nbytes
-        self.bounds: tuple[int, ...] | None = None
+        self.messages: tuple[Message, ...] = ()
+        self._stops = (0, *cuts, numel)
         travels_as = wire_dtype_of(dtype_name(flat), wire_dtype)
         self.wire_dtype = self.wire.dtype if flat.is_complex() else getattr(torch, travels_as)
         self.pushed_nbytes = self.wire.numel() * self.wire_dtype.itemsize
@@ -104,11 +143,27 @@ class FlatBuffer:
         self.averaged_before = self.wire_dtype == torch.float16
         self.grads = list(self.views)
 
-    def gathering(self) -> Callable[[], None] | None:
-        """Return what brings every gradient into its place; None where all are there.
+    def travel(self, recipes: Sequence[tuple[int, Recipe, Recipe | None]]) -> None:
+        """Let it travel as so many messages as it has cuts, and one more.
 
-        It makes ``parameter.grad`` that place. A parameter without a gradient contributes zeros and
-        keeps its None. May be called on another thread.
+        Args:
+            recipes: of each message the bucket in the plan, how it is pushed, and how pulled.
+        """
+        found = []
+        for (start, stop), recipe in zip(pairwise(self._stops), recipes, strict=True):
+            gradients = _real(self.gradients[start:stop])
+            first, pushed = gradients.storage_offset(), gradients
+            if stop == self._stops[-1]:
+                pushed = self.wire[first:]
+            found.append(Message(*recipe, start, stop, pushed, gradients))
+        self.messages = tuple(found)
+
+    def gathering(self) -> list[Callable[[], None]]:
+        """Return what brings every gradient into its place; nothing where all are there.
+
+        It is one call for each message, in their order, on whatever thread. The last one makes
+        ``parameter.grad`` that place. A parameter without a gradient contributes zeros and keeps
+        its None.
 
         Raises:
             EngineError: a gradient is sparse.
@@ -129,46 +184,72 @@ class FlatBuffer:
                 )
             fresh.append((trainable.parameter, view, gradient, grad))
         if not (fresh or absent):
-            return None
+            return []
+        gathered = (absent, [view for _, view, _, _ in fresh], [grad for _, _, grad, _ in fresh])
 
-        @torch.no_grad()
-        def gather() -> None:
-            if absent:
-                torch._foreach_zero_(absent)
-            if fresh:
-                torch._foreach_copy_([view for _, view, _, _ in fresh], [g for _, _, g, _ in fresh])
+        def hand_out() -> None:
             for parameter, _, _, grad in fresh:
                 parameter.grad = grad
 
-        return gather
+        *before, last = [partial(_gather, *tensors) for tensors in self._cut(*gathered)]
+        return [*before, partial(_in_turn, last, hand_out)]
+
+    def _cut(
+        self, absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]
+    ) -> list[tuple[list[Tensor], ...]]:
+        """Return what of these tensors belongs to each message."""
+        tensors = (absent, views, gradients)
+        ranges = list(pairwise(self._stops))
+        if len(ranges) == 1:
+            return [tensors]
+        if any(v.stride() != g.stride() for v, g in zip(views, gradients, strict=True)):
+            # It does not lie in the order of memory: all of it goes with the first message.
+            return [tensors, *[([], [], [])] * (len(ranges) - 1)]
+        flat = [[_in_memory(tensor) for tensor in several] for several in tensors]
+        return [tuple([t[a:b] for t in several] for several in flat) for a, b in ranges]
+
+
+@torch.no_grad()
+def _gather(absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]) -> None:
+    if absent:
+        torch._foreach_zero_(absent)
+    if views:
+        torch._foreach_copy_(views, gradients)
+
+
+def _in_turn(*calls: Callable[[], None]) -> None:
+    for call in calls:
+        call()
+
+
+def _in_memory(dense: Tensor) -> Tensor:
+    """Return the elements of ``dense`` in the order of memory; shares it."""
+    return dense.as_strided((dense.numel(),), (1,))
 
 
 class BucketBuffers:
-    """One bucket of the plan with its memory.
+    """Gradients that are pushed together, with their memory.
+
+    That is a bucket of the plan, or all that hold parts of one tensor.
 
     Attributes:
-        index: its place in the plan, which is its place in the launch order.
+        index: its place in the launch order.
         parts: one flat buffer per dtype and :attr:`Place.apart`, in order of first appearance; they
             travel back to back.
-        push: how its gradients travel.
-        pull: how its weights come back; None where every rank updates them.
         size: number of parameters.
     """
 
     def __init__(
         self,
         index: int,
-        bucket: Bucket,
         trainables: Sequence[Trainable],
         tail_elements: int,
         *,
-        order: tuple[int, ...] = (),
+        cuts: Sequence[int] = (),
         wire_dtype: str = "",
         place: Callable[[Trainable], Place] = _anywhere,
     ) -> None:
         self.index = index
-        self.push = bucket.push.in_order(order)
-        self.pull = None if bucket.pull is None else bucket.pull.in_order(order)
         self.size = len(trainables)
         together: dict[Hashable, list[Trainable]] = {}
         for trainable in sorted(trainables, key=lambda trainable: place(trainable).order):
@@ -177,7 +258,8 @@ class BucketBuffers:
         groups = list(together.values())
         tails = [0] * (len(groups) - 1) + [tail_elements]
         self.parts = tuple(
-            FlatBuffer(group, tail, wire_dtype) for group, tail in zip(groups, tails, strict=True)
+            FlatBuffer(group, tail, wire_dtype, cuts)
+            for group, tail in zip(groups, tails, strict=True)
         )
 
     @property
@@ -201,19 +283,26 @@ def build_buckets(
         place: returns where in its bucket a parameter's gradient lies.
     """
     by_name = {trainable.name: trainable for trainable in trainables}
-    last = len(plan.buckets) - 1
-    return tuple(
-        BucketBuffers(
+    groups = joined(plan.buckets)
+    found = []
+    for index, places in enumerate(groups):
+        planned = [plan.buckets[each] for each in places]
+        bucket = BucketBuffers(
             index,
-            bucket,
-            [by_name[name] for name in bucket.tensors],
-            tail_elements if index == last else 0,
-            order=plan.order,
+            [by_name[name] for name in planned[0].tensors],
+            tail_elements if index == len(groups) - 1 else 0,
+            cuts=[one.elements[0] for one in planned[1:] if one.elements is not None],
             wire_dtype=plan.wire_dtype,
             place=place,
         )
-        for index, bucket in enumerate(plan.buckets)
-    )
+        recipes = [
+            (each, one.push.in_order(plan.order), one.pull and one.pull.in_order(plan.order))
+            for each, one in zip(places, planned, strict=True)
+        ]
+        for part in bucket.parts:
+            part.travel(recipes)
+        found.append(bucket)
+    return tuple(found)
 
 
 def _real(flat: Tensor) -> Tensor:

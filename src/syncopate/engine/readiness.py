@@ -491,8 +491,8 @@ class Readiness:
         if not self.listeners:
             return
         step.end = self._stamp()
-        step.pushes = [one.sent(one.bucket.push) for one in self.exchange.pushes]
-        step.pulls = [one.sent(one.bucket.pull) for one in self.exchange.pulls]
+        step.pushes = [one.pushed() for one in self.exchange.pushes]
+        step.pulls = [one.pulled() for one in self.exchange.pulls]
         self.exchange.begin()
         for listener in tuple(self.listeners):
             listener(step)

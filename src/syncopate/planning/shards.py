@@ -13,7 +13,7 @@ all shards are equal. Everything is counted in integers: every rank comes to the
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from syncopate.schedules.base import chunk_offsets
@@ -91,3 +91,19 @@ def cut_between(numels: Sequence[int], owners: Sequence[int], world_size: int) -
     for numel, owner in zip(numels, owners, strict=True):
         found[owner] += numel
     return (0, *accumulate(found))
+
+
+def adjoined(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ascending ranges without empty ones, and with those made one that follow each other.
+
+    Example:
+        >>> adjoined([(0, 2), (2, 5), (6, 6), (7, 9)])
+        [(0, 5), (7, 9)]
+    """
+    found: list[tuple[int, int]] = []
+    for start, stop in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], stop)
+        elif stop > start:
+            found.append((start, stop))
+    return found

@@ -265,6 +265,8 @@ def _measured(plan: Plan, seconds: float | None) -> list[str]:
 
 def _tensors(bucket: Bucket) -> str:
     first, count = bucket.tensors[0], len(bucket.tensors)
+    if bucket.elements is not None:
+        return "{} [{}:{}]".format(first, *bucket.elements)
     return first if count == 1 else f"{first} ... {bucket.tensors[-1]} ({count})"
 
 

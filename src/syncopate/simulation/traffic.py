@@ -10,9 +10,10 @@ import numpy as np
 
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import Bucket, pulled_in
+from syncopate.plan import Bucket, joined, pulled_in, require_all_parts
 from syncopate.recipe import ROOTED, Recipe
 from syncopate.simulation.fluid import Collective
+from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload
 
 
@@ -66,18 +67,22 @@ def traffic_of(
 ) -> Traffic:
     """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
-    held = [name for bucket in buckets for name in bucket.tensors]
+    held = [name for places in joined(buckets) for name in buckets[places[0]].tensors]
     if len(held) != len(by_name) or set(held) != set(by_name):
         wrong = sorted(set(held) ^ set(by_name)) or sorted({n for n in held if held.count(n) > 1})
         raise PlanError(
             f"the buckets and the workload {workload.model!r} do not hold the same gradients, "
             f"each once; at fault: {', '.join(wrong[:3])}. Profile this model and plan again"
         )
+    require_all_parts(buckets, {tensor.name: tensor.numel for tensor in workload.tensors})
     ready, needed = workload.ready_s, workload.needed_s
     pushes, pulls = [], []
     for bucket in buckets:
         indices = [by_name[name] for name in bucket.tensors]
         sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
+        if bucket.elements is not None:
+            start, stop = bucket.elements
+            sizes = [(stop - start) * dtype_bytes(workload.tensors[indices[0]].dtype)]
         duration_s, startup_s = _price(bucket.push, sizes, costs, order)
         ready_s = max(ready[i] for i in indices)
         pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel))

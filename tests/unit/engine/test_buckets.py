@@ -20,9 +20,10 @@ def _trainables(*parameters: nn.Parameter) -> list[Trainable]:
 def gather(flat: FlatBuffer) -> None:
     """Bring every gradient into its place."""
     work = flat.gathering()
-    assert work is not None
-    work()
-    assert flat.gathering() is None or any(t.parameter.grad is None for t in flat.trainables)
+    assert work
+    for call in work:
+        call()
+    assert not flat.gathering() or any(t.parameter.grad is None for t in flat.trainables)
 
 
 def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
@@ -92,7 +93,8 @@ def test_one_buffer_per_dtype_and_the_tail_at_the_end() -> None:
     assert first.parts[0].averaged_before
     assert [part.wire.dtype for part in last.parts] == [torch.float32, torch.float64]
     assert [part.tail.numel() for part in (*first.parts, *last.parts)] == [0, 0, 5]
-    assert (last.size, last.nbytes, last.push.algorithm) == (3, 16 + 16 + 40, "native")
+    assert (last.size, last.nbytes) == (3, 16 + 16 + 40)
+    assert [part.messages[0].push.algorithm for part in last.parts] == ["native"] * 2
 
 
 def test_a_bucket_runs_as_the_plan_says() -> None:
@@ -118,7 +120,8 @@ def test_a_bucket_runs_as_the_plan_says() -> None:
         ),
     )
     found = build_buckets(plan, trainables, tail_elements=1)
-    assert [(one.index, one.push) for one in found] == [
+    messages = [one.parts[0].messages[0] for one in found]
+    assert [(message.bucket, message.push) for message in messages] == [
         (0, Recipe("all_reduce", "ring", 0, {"order": (1, 0)}, 0)),
         (1, Recipe("all_reduce", "lp", 0, {"order": (1, 0), "blocks": 2}, 1)),
         (2, Recipe("all_reduce", "native", 0, {}, 0)),
@@ -141,3 +144,59 @@ def test_gradients_lie_apart_and_in_order_as_they_are_told() -> None:
     found = [[each.name for each in part.trainables] for part in bucket.parts]
     assert found == [["p1", "p3"], ["p2", "p4", "p0"]]
     assert bucket.size == 5
+
+
+def test_the_parts_of_a_tensor_are_messages_of_one_buffer() -> None:
+    """Gathered one by one; the last one makes the gradient a view, and takes the tail along."""
+    first = nn.Parameter(torch.zeros(3, dtype=torch.complex64))
+    table = nn.Parameter(torch.zeros(4, 3).t())
+    trainables = _trainables(first, table)
+    cuts = {"p0": [(0, 1), (1, 3)], "p1": [(0, 5), (5, 7), (7, 12)]}
+    plan = Plan(
+        model="m",
+        fingerprint=fingerprint([("p0", 3, "complex64"), ("p1", 12, "float32")]),
+        world_size=1,
+        policy="by hand",
+        channels=2,
+        buckets=tuple(
+            Bucket(
+                tensors=(name,),
+                nbytes=(8 if name == "p0" else 4) * (stop - start),
+                push=Recipe("all_reduce", channel=index % 2),
+                elements=(start, stop),
+            )
+            for name in ("p0", "p1")
+            for index, (start, stop) in enumerate(cuts[name])
+        ),
+    )
+    plan.require_fit([("p0", 3, "complex64"), ("p1", 12, "float32")], 1)
+    one, other = build_buckets(plan, trainables, tail_elements=2)
+    assert [(bucket.index, bucket.size) for bucket in (one, other)] == [(0, 1), (1, 1)]
+    assert [message.wire.numel() for message in one.parts[0].messages] == [2, 4]
+    (flat,) = other.parts
+    messages = flat.messages
+    assert [(message.bucket, message.push.channel) for message in messages] == [
+        (2, 0),
+        (3, 1),
+        (4, 0),
+    ]
+    assert [message.wire.numel() for message in messages] == [5, 2, 7]
+    assert [message.gradients.numel() for message in messages] == [5, 2, 5]
+    for turned in (False, True):
+        values = torch.arange(12.0).view(4, 3).t() + turned
+        table.grad = values.contiguous() if turned else values
+        calls = flat.gathering()
+        assert len(calls) == 3
+        for upto, call in zip((12, 12, 12) if turned else (5, 7, 12), calls, strict=True):
+            assert table.grad is not flat.views[0]
+            call()
+            found = flat.wire[:upto].tolist()
+            assert found == [float(value) + turned for value in range(upto)]
+        assert table.grad is flat.views[0]
+        assert flat.gathering() == []
+        assert flat.wire[12:].tolist() == [0.0, 0.0]
+    table.grad = None
+    for call in flat.gathering():
+        call()
+    assert flat.wire.tolist() == [0.0] * 14
+    assert table.grad is None

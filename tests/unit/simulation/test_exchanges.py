@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -12,7 +13,7 @@ from msgspec import structs
 from syncopate.analysis import mean, phases
 from syncopate.cluster import Cluster, Interference, LinearFit
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost
-from syncopate.errors import UnknownNameError
+from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import EXCHANGES, Bucket, Plan
 from syncopate.recipe import Recipe
 from syncopate.simulation import play, simulate
@@ -379,3 +380,39 @@ def test_a_timeline_of_several_iterations_shows_pulls_and_waits(exchange: str) -
     assert average.duration_s == pytest.approx(third.iteration_s)
     assert average.computation_s == pytest.approx(third.compute_s)
     assert average.communication_s == pytest.approx(3.0 + 3.0)
+
+
+@given(
+    st.sampled_from(sorted(EXCHANGES)),
+    st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    st.integers(1, 3),
+    interferences,
+)
+def test_the_parts_of_a_tensor_are_played_as_so_many_tensors(
+    exchange: str, sizes: list[int], channels: int, interference: Interference
+) -> None:
+    """Ready at once, needed at once, each with its own bytes, recipe and channel."""
+    rest = GradientTensor(name="rest", numel=3, forward_s=2.0, backward_s=1.0)
+    table = GradientTensor(name="table", numel=sum(sizes), forward_s=5.0, backward_s=4.0)
+    last = GradientTensor(name="last", numel=2, forward_s=1.0, backward_s=2.0)
+    pieces = [GradientTensor(name=f"p{i}", numel=size) for i, size in enumerate(sizes)]
+    # The first is ready when backward is through with the table; forward comes to it last.
+    pieces[0] = structs.replace(pieces[0], backward_s=4.0, forward_s=5.0)
+    times = {"forward_s": 8.0, "backward_s": 7.0, "update_s": 1.0}
+    whole = Workload(model="whole", tensors=(rest, table, last), **times)
+    split = Workload(model="split", tensors=(rest, *pieces, last), **times)
+    ends = list(accumulate(sizes, initial=0))
+    parts, tensors = [bucket(exchange, "rest")], [bucket(exchange, "rest")]
+    for index, size in enumerate(sizes):
+        one = bucket(exchange, "table", channel=index % channels, root=index % 4)
+        parts.append(structs.replace(one, nbytes=4 * size, elements=(ends[index], ends[index + 1])))
+        tensors.append(structs.replace(parts[-1], tensors=(f"p{index}",), elements=None))
+    end = bucket(exchange, "last")
+    ours = play(whole, [*parts, end], COSTS, interference, world_size=4)
+    theirs = play(split, [*tensors, end], COSTS, interference, world_size=4)
+    assert ours.starts_s == pytest.approx(theirs.starts_s)
+    assert ours.pull_ends_s == pytest.approx(theirs.pull_ends_s)
+    assert ours.iteration_s == pytest.approx(theirs.iteration_s)
+    beyond = structs.replace(parts[-1], elements=(ends[-2], ends[-1] + 1))
+    with pytest.raises(PlanError, match=rf"the parts of 'table' hold .* it has {ends[-1]}\."):
+        play(whole, [*parts[:-1], beyond, end], COSTS)

@@ -68,10 +68,10 @@ class AllReduce(Exchange):
 
     def wait(self) -> Said:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""
-        for _, part, handle in self.pushes:
+        for part, message, handle in self.pushes:
             arrived(handle)
             if not part.averaged_before:
-                part.gradients.mul_(self._scale)
+                message.gradients.mul_(self._scale)
         self._tail.deliver()
         return self._tail.said()
 

@@ -34,14 +34,13 @@ from torch import Tensor
 
 from syncopate.collectives import Communicator, Handle
 from syncopate.engine.agreement import explained
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Sent
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
 from syncopate.plan import Plan
-from syncopate.recipe import Recipe
 from syncopate.units import MIB
 
 _ASIDE_BYTES = 2 * MIB
@@ -49,18 +48,22 @@ _ASIDE_BYTES = 2 * MIB
 
 
 class Launched(NamedTuple):
-    """A collective on its way: one dtype of one bucket, and what knows when it ran."""
+    """A collective on its way, what it carries, and what knows when it ran."""
 
-    bucket: BucketBuffers
     part: FlatBuffer
+    message: Message
     handle: Handle
 
-    def sent(self, recipe: Recipe | None) -> Sent:
-        """Return it for the record of a step; it travelled by ``recipe``."""
-        assert recipe is not None
-        pushed = recipe is self.bucket.push
-        nbytes = self.part.pushed_nbytes if pushed else self.part.nbytes
-        return Sent(self.bucket.index, recipe, nbytes, self.handle)
+    def pushed(self) -> Sent:
+        """Return it for the record of a step, as one that carried gradients."""
+        nbytes = self.message.wire.numel() * self.part.wire_dtype.itemsize
+        return Sent(self.message.bucket, self.message.push, nbytes, self.handle)
+
+    def pulled(self) -> Sent:
+        """Return it for the record of a step, as one that carried weights."""
+        assert self.message.pull is not None
+        nbytes = self.message.wire.nbytes
+        return Sent(self.message.bucket, self.message.pull, nbytes, self.handle)
 
 
 class Note(NamedTuple):
@@ -191,8 +194,7 @@ class Exchange(ABC):
             EngineError: a gradient is sparse.
         """
         for part in bucket.parts:
-            gather = part.gathering()
-            if gather is not None:
+            for gather in part.gathering():
                 gather()
 
     @abstractmethod
@@ -245,23 +247,26 @@ class Exchange(ABC):
     def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
         """Launch the push of ``bucket``; its gradients are gathered meanwhile."""
         for part in bucket.parts:
-            gather = None if empty else part.gathering()
-            copied = None
-            if gather is not None and part.gradients.is_cpu and part.nbytes >= _ASIDE_BYTES:
-                copied = self._aside(gather)
-            elif gather is not None:
-                gather()
-            scaled = partial(part.gradients.mul_, self._scale) if part.averaged_before else None
-            before = partial(_both, copied, scaled) if copied or scaled else None
-            handle = self.communicator.run(
-                bucket.push,
-                part.wire,
-                bounds=part.bounds,
-                before=before,
-                async_op=True,
-                wire_dtype=part.wire_dtype,
-            )
-            self.pushes.append(Launched(bucket, part, handle))
+            gathering = [] if empty else part.gathering()
+            aside = part.gradients.is_cpu and part.nbytes >= _ASIDE_BYTES
+            for place, message in enumerate(part.messages):
+                copied = None
+                if gathering and aside:
+                    copied = self._aside(gathering[place])
+                elif gathering:
+                    gathering[place]()
+                scaled = None
+                if part.averaged_before:
+                    scaled = partial(message.gradients.mul_, self._scale)
+                handle = self.communicator.run(
+                    message.push,
+                    message.wire,
+                    bounds=message.bounds,
+                    before=partial(_both, copied, scaled) if copied or scaled else None,
+                    async_op=True,
+                    wire_dtype=part.wire_dtype,
+                )
+                self.pushes.append(Launched(part, message, handle))
 
     def _aside(self, gather: Callable[[], None]) -> Callable[[], object]:
         """Begin to gather beside the backward; return what waits for it."""

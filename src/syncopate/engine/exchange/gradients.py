@@ -28,13 +28,13 @@ class Owner(norms.Ranks, Protocol):
     """Whether gradients are averages now, not contributions of this rank to the next."""
 
     carried: set[int]
-    """Identities of the parts of gradients whose contributions began with this rank's average."""
+    """:attr:`PartialGradient.whole`, by identity, whose contributions began with the average."""
 
     gathered: set[int]
-    """Identities of the parts :attr:`PartialGradient.own` of gradients that are here whole."""
+    """:attr:`PartialGradient.whole`, by identity, of gradients that are here whole."""
 
     zeroed: set[int]
-    """Identities of the parts :attr:`PartialGradient.own` of gradients that are zero throughout."""
+    """:attr:`PartialGradient.whole`, by identity, of gradients that are zero throughout."""
 
     def complete(self) -> None:
         """Wait until the averages are there."""
@@ -49,17 +49,17 @@ class PartialGradient(Tensor):
     Attributes:
         parameter_name: as in ``model.named_parameters()``.
         whole: the gradient's memory as a plain tensor of the parameter's shape.
-        own: this rank's part of it, one-dimensional, in the order of memory.
+        own: this rank's part of it: ranges, one-dimensional, in the order of memory.
         owner: the exchange, weakly.
     """
 
     parameter_name: str
     whole: Tensor
-    own: Tensor
+    own: tuple[Tensor, ...]
     owner: weakref.ref[Owner]
 
     @classmethod
-    def of(cls, name: str, whole: Tensor, own: Tensor, owner: Owner) -> PartialGradient:
+    def of(cls, name: str, whole: Tensor, own: tuple[Tensor, ...], owner: Owner) -> PartialGradient:
         """Return ``whole`` as a partial gradient; shares its memory."""
         made: PartialGradient = whole.as_subclass(cls)
         made.parameter_name, made.whole = name, whole
@@ -68,7 +68,7 @@ class PartialGradient(Tensor):
 
     def is_place_of(self, other: object) -> bool:
         """Say whether ``other`` is this gradient, by the same or another name."""
-        return isinstance(other, PartialGradient) and other.own is self.own
+        return isinstance(other, PartialGradient) and other.whole is self.whole
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ def _of_wholes(func: Any, args: Any, kwargs: Any) -> Any:
             assert owner is not None
             if owner.averaged:
                 owner.make_whole(gradient)
-            elif id(gradient.own) in owner.carried:
+            elif id(gradient.whole) in owner.carried:
                 raise _carried(func, gradient)
     result = func(*_plain(args), **_plain(kwargs))
     # In place on a gradient: what was given is what is returned.
@@ -128,11 +128,13 @@ def _carried(func: Any, gradient: PartialGradient) -> EngineError:
 
 
 def _describe(gradient: PartialGradient) -> str:
-    start = gradient.own.storage_offset() - gradient.whole.storage_offset()
+    before = gradient.whole.storage_offset()
+    starts = [own.storage_offset() - before for own in gradient.own]
+    ranges = [f"{a}:{a + own.numel()}" for a, own in zip(starts, gradient.own, strict=True)]
     return (
         f"PartialGradient({gradient.parameter_name!r}, shape={tuple(gradient.whole.shape)}, "
         f"dtype={gradient.whole.dtype}; this rank holds elements "
-        f"{start}:{start + gradient.own.numel()} of {gradient.whole.numel()})"
+        f"{', '.join(ranges) or '0:0'} of {gradient.whole.numel()})"
     )
 
 
@@ -168,15 +170,16 @@ def _each_by_itself(name: str) -> Handler:
         owner = gradient.owner()
         assert owner is not None
         if name == "zero_":
-            owner.zeroed.add(id(gradient.own))
-            owner.carried.discard(id(gradient.own))
+            owner.zeroed.add(id(gradient.whole))
+            owner.carried.discard(id(gradient.whole))
         else:
-            owner.zeroed.discard(id(gradient.own))
+            owner.zeroed.discard(id(gradient.whole))
         # A contribution counts with all its elements; another tensor has the parameter's shape.
         whole = not owner.averaged or name == "zero_" or any(other.dim() for other in others)
-        whole = whole or id(gradient.own) in owner.gathered
-        target = gradient.whole if whole else gradient.own
-        getattr(target, name)(*map(_plain, args), **{k: _plain(v) for k, v in kwargs.items()})
+        whole = whole or id(gradient.whole) in owner.gathered
+        args, kwargs = tuple(map(_plain, args)), {k: _plain(v) for k, v in kwargs.items()}
+        for target in (gradient.whole,) if whole else gradient.own:
+            getattr(target, name)(*args, **kwargs)
         return gradient
 
     return handler
@@ -223,7 +226,7 @@ def _norm(func: Any) -> Handler:
         assert owner is not None
         if asked is None or not owner.averaged:
             return NotImplemented
-        return norms.PartialNorm.of(gradient.own, *asked, owner)
+        return norms.PartialNorm.of(gradient.whole, gradient.own, *asked, owner)
 
     return handler
 
@@ -238,7 +241,7 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tens
     """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
     owners: dict[int, Owner] = {}
-    parts = []
+    parts: list[Tensor] = []
     for gradient in gradients:
         if isinstance(gradient, PartialGradient):
             owner = gradient.owner()
@@ -247,10 +250,11 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tens
                 return NotImplemented
             owners[id(owner)] = owner
             # Where the whole is here, every rank unscales it.
-            parts.append(gradient.whole if id(gradient.own) in owner.gathered else gradient.own)
+            here = id(gradient.whole) in owner.gathered
+            parts += [gradient.whole] if here else gradient.own
         else:
             parts.append(gradient)
-    # An empty part has nothing to say.
+    # What is empty has nothing to say.
     unscale([part for part in parts if part.numel()], found_inf, inverse_scale)
     for owner in owners.values():
         found_inf.copy_(owner.everyone(found_inf.view(1)).amax().view_as(found_inf))

@@ -52,14 +52,21 @@ class PartialNorm(Tensor):
     found: Tensor | None
 
     @classmethod
-    def of(cls, own: Tensor, order: float, dtype: torch.dtype | None, owner: Ranks) -> PartialNorm:
-        """Return the norm of what ``owner`` has spread, of which ``own`` is here."""
-        wide = _wide(own.dtype)
-        if own.numel():
-            value = torch.linalg.vector_norm(own, order, dtype=wide)
-        else:
-            value = torch.zeros((), dtype=wide, device=own.device)
-        form = torch.empty((), dtype=dtype or own.dtype, device=own.device)
+    def of(
+        cls,
+        whole: Tensor,
+        own: Sequence[Tensor],
+        order: float,
+        dtype: torch.dtype | None,
+        owner: Ranks,
+    ) -> PartialNorm:
+        """Return the norm of what ``owner`` has spread: ``whole``, of which ``own`` is here."""
+        wide = _wide(whole.dtype)
+        values = [torch.linalg.vector_norm(each, order, dtype=wide) for each in own]
+        value = values[0] if values else torch.zeros((), dtype=wide, device=whole.device)
+        if len(values) > 1:
+            value = torch.linalg.vector_norm(torch.stack(values), order)
+        form = torch.empty((), dtype=dtype or whole.dtype, device=whole.device)
         return cls._made(form, order, [_Part({id(owner): (owner, value)}, [])])
 
     @classmethod

@@ -63,6 +63,9 @@ class _Kept(NamedTuple):
 _Described = dict[int, dict[str, _Kept]]
 """Per parameter the entries of its state."""
 
+_OfPieces = dict[int, list[dict[str, _Kept]]]
+"""Per parameter the entries of the state of each of its pieces."""
+
 
 class OwnedState:
     """The state of optimizers on one exchange.
@@ -77,7 +80,7 @@ class OwnedState:
         self,
         communicator: Communicator,
         buckets: Sequence[BucketBuffers],
-        pieces: Sequence[Piece | None],
+        pieces: Sequence[Sequence[Piece]],
     ) -> None:
         self._communicator = communicator
         self._buckets = buckets
@@ -90,7 +93,7 @@ class OwnedState:
     @property
     def keys(self) -> set[int]:
         """Identities of the keys in an optimizer's state that stand for pieces."""
-        pieces = [piece.parameter for piece in self._pieces if piece is not None]
+        pieces = [piece.parameter for several in self._pieces for piece in several]
         return set(map(id, [*pieces, self._mark]))
 
     def is_cut(self, optimizer: Optimizer) -> bool:
@@ -107,9 +110,9 @@ class OwnedState:
         state = optimizer.state
         if self._mark in state:
             return
-        for trainable, piece in self._everything():
+        for trainable, pieces in self._everything():
             whole = state.pop(trainable.parameter, None)
-            if whole is not None and piece is not None:
+            for piece in pieces if whole is not None else ():
                 state[piece.parameter] = {
                     key: _part_of(trainable.parameter, piece, key, value)
                     for key, value in whole.items()
@@ -186,7 +189,7 @@ class OwnedState:
                     }
         for bucket in self._buckets:
             for part in bucket.parts:
-                for key, flat in self._travelled(optimizer, bucket, part, described):
+                for key, flat in self._travelled(optimizer, part, described):
                     for trainable, offset in _offsets(part):
                         if keep and _travels(described, trainable, key, flat.dtype):
                             view = view_like(trainable.parameter, flat, offset)
@@ -196,25 +199,24 @@ class OwnedState:
 
     # -- what the ranks say ---------------------------------------------------------------------
 
-    def _everything(self) -> Iterator[tuple[Trainable, Piece | None]]:
+    def _everything(self) -> Iterator[tuple[Trainable, Sequence[Piece]]]:
         for bucket in self._buckets:
             for part in bucket.parts:
                 for trainable in part.trainables:
                     yield trainable, self._pieces[trainable.index]
 
-    def _describe(self, optimizer: Optimizer) -> _Described:
+    def _describe(self, optimizer: Optimizer) -> _OfPieces:
         """Return what this rank knows of its pieces."""
-        found: _Described = {}
-        for trainable, piece in self._everything():
-            state = None if piece is None else optimizer.state.get(piece.parameter)
-            if piece is not None and state is not None:
-                found[trainable.index] = {
-                    key: _kept(piece.parameter, key, value) for key, value in state.items()
-                }
+        found: _OfPieces = {}
+        for trainable, pieces in self._everything():
+            for piece in pieces:
+                if (state := optimizer.state.get(piece.parameter)) is not None:
+                    entries = {k: _kept(piece.parameter, k, value) for k, value in state.items()}
+                    found.setdefault(trainable.index, []).append(entries)
         return found
 
-    def _agreed(self, described: _Described) -> _Described:
-        """Return what all ranks know together; those that own parts of a parameter know the same.
+    def _agreed(self, described: _OfPieces) -> _Described:
+        """Return what all ranks know together; of all pieces of a parameter they know the same.
 
         Raises:
             EngineError: they do not; on every rank.
@@ -222,7 +224,7 @@ class OwnedState:
         found: _Described = {}
         first: dict[int, int] = {}
         for rank, there in enumerate(self._communicator.all_gather_object(described)):
-            for index, entries in there.items():
+            for index, entries in ((i, each) for i, several in there.items() for each in several):
                 known = found.setdefault(index, entries)
                 before = first.setdefault(index, rank)
                 differing = [
@@ -245,7 +247,7 @@ class OwnedState:
     # -- what travels ---------------------------------------------------------------------------
 
     def _travelled(
-        self, optimizer: Optimizer, bucket: BucketBuffers, part: FlatBuffer, described: _Described
+        self, optimizer: Optimizer, part: FlatBuffer, described: _Described
     ) -> Iterator[tuple[str, Tensor]]:
         """Yield the spread entries of one flat buffer, laid out as its weights are."""
         entries = {
@@ -254,16 +256,18 @@ class OwnedState:
             for key, kept in described.get(trainable.index, {}).items()
             if kept.dtype is not None
         }
-        assert bucket.pull is not None
         for key, dtype in entries:
             flat = torch.zeros(part.gradients.numel(), dtype=dtype, device=part.gradients.device)
             for trainable, offset in _offsets(part):
-                piece = self._pieces[trainable.index]
-                if piece is not None and _travels(described, trainable, key, dtype):
+                travels = _travels(described, trainable, key, dtype)
+                for piece in self._pieces[trainable.index] if travels else ():
                     own = view_like(piece.parameter, flat, offset + piece.start)
                     own.copy_(optimizer.state[piece.parameter][key])
             try:
-                self._communicator.run(bucket.pull, flat, bounds=part.bounds)
+                for message in part.messages:
+                    assert message.pull is not None
+                    held = flat[message.start : message.stop]
+                    self._communicator.run(message.pull, held, bounds=message.bounds)
             except CollectiveError as error:
                 raise explained(error) from error
             yield key, flat
@@ -271,8 +275,8 @@ class OwnedState:
     def _forget(self, optimizer: Optimizer) -> None:
         """Take the state of pieces away."""
         optimizer.state.pop(self._mark, None)
-        for _, piece in self._everything():
-            if piece is not None:
+        for _, pieces in self._everything():
+            for piece in pieces:
                 optimizer.state.pop(piece.parameter, None)
 
 

@@ -1,10 +1,11 @@
 """Owned: gradients are summed where their owner is, who updates; the new weights come back.
 
-What ``sharded`` and ``rooted`` have in common. Every rank owns a range of each flat buffer, which
-may be empty or all of it. Parameters are views of flat buffers of weights, laid out as those of the
-gradients. For an optimizer's step the parameters in its groups are exchanged for *pieces*: this
-rank's ranges of them, as parameters with gradients. So its state is that of the pieces. Between
-steps the groups hold the parameters themselves.
+What ``sharded`` and ``rooted`` have in common. Every rank owns a range of what each message
+carries, which may be empty or all of it. Parameters are views of flat buffers of weights, laid out
+as those of the gradients. For an optimizer's step the parameters in its groups are exchanged for
+*pieces*: this rank's ranges of them, as parameters with gradients. There are several of a parameter
+that travels in parts. So the optimizer's state is that of the pieces. Between steps the groups hold
+the parameters themselves.
 
 A piece is one-dimensional where the optimizer goes by element. Where it looks at whole tensors, a
 parameter is in one rank's range or in none, and its piece has its shape and strides.
@@ -34,6 +35,7 @@ from __future__ import annotations
 
 import weakref
 from abc import abstractmethod
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +46,7 @@ from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import (
     BucketBuffers,
     FlatBuffer,
+    Message,
     Place,
     Trainable,
     build_buckets,
@@ -57,11 +60,12 @@ from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan, pulled_in
+from syncopate.planning.shards import adjoined
 from syncopate.recipe import NATIVE, Recipe
 
 
 class Piece(NamedTuple):
-    """This rank's part of one parameter.
+    """What this rank owns of one parameter, or a range of it.
 
     Attributes:
         trainable: the parameter it is a part of.
@@ -80,7 +84,7 @@ class Owned(Exchange):
     """An exchange in which ranks own ranges; arguments as :class:`Exchange`'s.
 
     Attributes:
-        pieces: per parameter this rank's piece of it, if any.
+        pieces: per parameter this rank's pieces of it, if any.
         trained: per parameter who updates it, and how.
         state: the state of optimizers, in pieces.
     """
@@ -91,8 +95,11 @@ class Owned(Exchange):
     meets_in_forward = False
 
     @abstractmethod
-    def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
-        """Return which elements of a flat buffer this rank owns: the first, one past the last."""
+    def own_range(self, message: Message) -> tuple[int, int]:
+        """Return which elements of a flat buffer this rank owns of those that ``message`` carries.
+
+        The first, and one past the last.
+        """
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -101,7 +108,7 @@ class Owned(Exchange):
         self.zeroed: set[int] = set()
         self.carried: set[int] = set()
         self.gathered: set[int] = set()
-        self._around: dict[int, tuple[BucketBuffers, FlatBuffer]] = {}
+        self._around: dict[int, FlatBuffer] = {}
         self.trained = trained_by(self._trainables, optimizers)
 
     def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
@@ -131,7 +138,7 @@ class Owned(Exchange):
         return Place(apart=self.trained[trainable.index])
 
     def _take_over(self) -> None:
-        self.pieces: list[Piece | None] = [None] * len(self._trainables)
+        self.pieces: list[tuple[Piece, ...]] = [()] * len(self._trainables)
         self._weights: dict[int, Tensor] = {}
         self._part_of: dict[int, int] = {}
         self._index = {id(trainable.parameter): trainable.index for trainable in self._trainables}
@@ -140,37 +147,43 @@ class Owned(Exchange):
         self._stepper: torch.optim.Optimizer | None = None
         self._compiled = False
         self._stepping: set[int] = set()
-        self._pending: dict[int, Launched] = {}
+        self._pending: dict[int, list[Launched]] = {}
         self._note: Any = None
+        messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for bucket in self.buckets:
             for part in bucket.parts:
-                self._adopt(bucket, part)
+                self._adopt(part)
+                for message in part.messages:
+                    messages[message.bucket].append((part, message))
+        self._pulled = [one for index in self._pulled_in for one in messages[index]]
         self.state = OwnedState(self.communicator, self.buckets, self.pieces)
 
-    def _adopt(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
+    def _adopt(self, part: FlatBuffer) -> None:
         """Move the weights of one flat buffer into one, and cut this rank's pieces."""
         flat = torch.empty_like(part.gradients)
-        low, high = self.own_range(bucket, part)
+        owned = adjoined(self.own_range(message) for message in part.messages)
         offset = 0
         for place, trainable in enumerate(part.trainables):
-            parameter = trainable.parameter
+            parameter, whole = trainable.parameter, part.views[place]
             view = view_like(parameter, flat, offset)
             view.copy_(parameter.data)
             parameter.data = self._places[trainable.index] = view
-            start, stop = max(low, offset), min(high, offset + parameter.numel())
-            start = min(start, stop)
-            own = part.gradients[start:stop]
-            gradient = PartialGradient.of(trainable.name, part.views[place], own, self)
+            end = offset + parameter.numel()
+            ranges = [(max(low, offset), min(high, end)) for low, high in owned]
+            ranges = [(start, stop) for start, stop in ranges if stop > start]
+            own = tuple(part.gradients[start:stop] for start, stop in ranges)
+            gradient = PartialGradient.of(trainable.name, whole, own, self)
             part.grads[place] = self.grads[trainable.index] = gradient
-            self._around[id(own)] = (bucket, part)
-            if stop > start:
-                weight, average = flat[start:stop], own
-                if self.trained[trainable.index].kind == TENSOR:
-                    assert stop - start == parameter.numel()
-                    weight, average = view, part.views[place]
-                piece = nn.Parameter(weight)
-                self.pieces[trainable.index] = Piece(trainable, start - offset, piece, average)
-            offset += parameter.numel()
+            self._around[id(whole)] = part
+            weights_of, averages = [flat[start:stop] for start, stop in ranges], own
+            if ranges and self.trained[trainable.index].kind == TENSOR:
+                assert ranges == [(offset, end)]
+                weights_of, averages = [view], (whole,)
+            self.pieces[trainable.index] = tuple(
+                Piece(trainable, start - offset, nn.Parameter(weight), average)
+                for (start, _), weight, average in zip(ranges, weights_of, averages, strict=True)
+            )
+            offset = end
             self._part_of[trainable.index] = id(part)
         self._weights[id(part)] = flat
 
@@ -189,8 +202,10 @@ class Owned(Exchange):
 
     def _arrive(self, key: int) -> None:
         """Wait for the weights of one flat buffer, of the identity ``key``."""
-        if (launched := self._pending.pop(key, None)) is not None:
+        pending = self._pending.pop(key, [])
+        for launched in pending:
             arrived(launched.handle)
+        for launched in pending[:1]:
             weights.release(trainable.parameter for trainable in launched.part.trainables)
 
     # -- backward -------------------------------------------------------------------------------
@@ -201,7 +216,7 @@ class Owned(Exchange):
             return
         for trainable, view in zip(self._trainables, self.grads, strict=True):
             assert isinstance(view, PartialGradient)
-            if id(view.own) in self.zeroed or not view.is_place_of(trainable.parameter.grad):
+            if id(view.whole) in self.zeroed or not view.is_place_of(trainable.parameter.grad):
                 continue
             if trainable.index == entered:
                 raise EngineError(
@@ -210,10 +225,11 @@ class Owned(Exchange):
                     "of which this rank holds a part alone. Call zero_grad() before, or train "
                     "through the model itself"
                 )
-            own = view.own * self.communicator.world_size
+            own = [each * self.communicator.world_size for each in view.own]
             view.whole.zero_()
-            view.own.copy_(own)
-            self.carried.add(id(view.own))
+            for each, average in zip(view.own, own, strict=True):
+                each.copy_(average)
+            self.carried.add(id(view.whole))
         self.averaged = False
         self.zeroed.clear()
         self.gathered.clear()
@@ -229,10 +245,10 @@ class Owned(Exchange):
 
     def wait(self) -> Said:
         """Wait for every push, and make averages of this rank's sums."""
-        for bucket, part, handle in self.pushes:
+        for part, message, handle in self.pushes:
             arrived(handle)
             if not part.averaged_before:
-                low, high = self.own_range(bucket, part)
+                low, high = self.own_range(message)
                 part.gradients[low:high].mul_(self._scale)
         arrived(self._note)
         self.averaged = True
@@ -265,16 +281,16 @@ class Owned(Exchange):
         Raises:
             CollectiveError: a rank is lost or late, or did not ask.
         """
-        if id(gradient.own) in self.gathered:
+        if id(gradient.whole) in self.gathered:
             return
-        bucket, part = self._around[id(gradient.own)]
-        assert bucket.pull is not None
+        part = self._around[id(gradient.whole)]
         try:
-            self.communicator.run(bucket.pull, part.gradients, bounds=part.bounds)
+            for message in part.messages:
+                assert message.pull is not None
+                self.communicator.run(message.pull, message.gradients, bounds=message.bounds)
         except CollectiveError as error:
             raise explained(error) from error
-        found = (grad for grad in part.grads if isinstance(grad, PartialGradient))
-        self.gathered.update(id(grad.own) for grad in found)
+        self.gathered.update(map(id, part.views))
 
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them with the gradients they had, and let others' averages be seen there.
@@ -366,8 +382,8 @@ class Owned(Exchange):
         index = self._index.get(id(parameter))
         if index is None:
             return [parameter]
-        piece, view = self.pieces[index], self.grads[index]
-        if piece is None:
+        pieces, view = self.pieces[index], self.grads[index]
+        if not pieces:
             return []
         gradient = parameter.grad
         assert isinstance(view, PartialGradient)
@@ -375,9 +391,10 @@ class Owned(Exchange):
             # Somebody gave it a gradient of their own, the same on every rank.
             view.whole.copy_(gradient)
         if gradient is not None:
-            piece.parameter.grad = piece.gradient
+            for piece in pieces:
+                piece.parameter.grad = piece.gradient
             self._given.append(index)
-        return [piece.parameter]
+        return [piece.parameter for piece in pieces]
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Launch the updated weights, in the order of the plan."""
@@ -389,18 +406,16 @@ class Owned(Exchange):
     def _finish_step(self) -> None:
         self._stepper = None
         for index in self._given:
-            if (piece := self.pieces[index]) is not None:
+            for piece in self.pieces[index]:
                 piece.parameter.grad = None
         self._given.clear()
         try:
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
             raise explained(error) from error
-        for index in self._pulled_in:
-            bucket = self.buckets[index]
-            for part in bucket.parts:
-                if id(part) in self._stepping:
-                    self._pull(bucket, part)
+        for part, message in self._pulled:
+            if id(part) in self._stepping:
+                self._pull(part, message)
         self._stepping = set()
         if self._compiled:
             self.ready()
@@ -418,24 +433,25 @@ class Owned(Exchange):
         if not again:
             groups.put_back(self._stepper)
         for index in self._given:
-            piece = self.pieces[index]
-            if piece is not None and piece.parameter.grad is None:
-                piece.trainable.parameter.grad = None
+            for piece in self.pieces[index]:
+                if piece.parameter.grad is None:
+                    piece.trainable.parameter.grad = None
         self._finish_step()
 
-    def _pull(self, bucket: BucketBuffers, part: FlatBuffer) -> None:
-        """Launch the updated weights of one flat buffer."""
-        assert bucket.pull is not None
-        handle = self.communicator.run(
-            bucket.pull, self._weights[id(part)], bounds=part.bounds, async_op=True
-        )
-        launched = Launched(bucket, part, handle)
+    def _pull(self, part: FlatBuffer, message: Message) -> None:
+        """Launch the updated weights of one flat buffer that ``message`` carries."""
+        assert message.pull is not None
+        pulled = self._weights[id(part)][message.start : message.stop]
+        handle = self.communicator.run(message.pull, pulled, bounds=message.bounds, async_op=True)
+        launched = Launched(part, message, handle)
         self.pulls.append(launched)
-        self._pending[id(part)] = launched
-        parameters = [trainable.parameter for trainable in part.trainables]
-        # A graph of before the step must notice that its weights are others now.
-        torch.autograd.graph.increment_version(parameters)
-        weights.expect(parameters, _Waiter(self, id(part)))
+        pending = self._pending.setdefault(id(part), [])
+        pending.append(launched)
+        if len(pending) == 1:
+            parameters = [trainable.parameter for trainable in part.trainables]
+            # A graph of before the step must notice that its weights are others now.
+            torch.autograd.graph.increment_version(parameters)
+            weights.expect(parameters, _Waiter(self, id(part)))
 
     def leave(self) -> None:
         """Give every parameter memory of its own, and optimizers whole state."""

@@ -3,18 +3,38 @@
 Gradients are reduced to the root of their bucket, which updates the weights and broadcasts them.
 With one bucket that is Algorithm 2. With many, each reduced while backward goes on and broadcast
 while the next forward does, it is Algorithm 1 (Section 3.3).
+
+The parts of a tensor may have several roots, unless its optimizer looks at whole tensors: then the
+root of the first part is that of all.
 """
 
 from __future__ import annotations
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer
+from itertools import chain
+
+from msgspec import structs
+
+from syncopate.engine.buckets import BucketBuffers, Message
+from syncopate.engine.exchange.optimizers import TENSOR
 from syncopate.engine.exchange.owned import Owned
+from syncopate.engine.tail import Tail
+from syncopate.plan import Plan
 
 
 class Rooted(Owned):
     """The ``rooted`` exchange."""
 
-    def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
-        """Return all of a flat buffer at the root of its bucket, and nothing elsewhere."""
-        mine = bucket.push.root == self.communicator.rank
-        return (0, part.gradients.numel()) if mine else (0, 0)
+    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
+        buckets, tail = super()._allocate(plan)
+        for part in chain(*(bucket.parts for bucket in buckets)):
+            if self.trained[part.trainables[0].index].kind == TENSOR:
+                root = part.messages[0].push.root
+                for message in part.messages:
+                    message.push = structs.replace(message.push, root=root)
+                    message.pull = message.pull and structs.replace(message.pull, root=root)
+        return buckets, tail
+
+    def own_range(self, message: Message) -> tuple[int, int]:
+        """Return all of a message at the root of its bucket, and nothing elsewhere."""
+        mine = message.push.root == self.communicator.rank
+        return message.start, message.stop if mine else message.start

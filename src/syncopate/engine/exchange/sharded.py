@@ -5,14 +5,16 @@ runs. On the wire that is what an all-reduce sends, but half of it has forward t
 the optimizer's state is spread over the ranks.
 
 Shards are cut by element, or between tensors where the optimizer looks at whole ones; so that every
-rank gets as many bytes, over all buckets together (:mod:`syncopate.planning.shards`).
+rank gets as many bytes, over all buckets together (:mod:`syncopate.planning.shards`). Of a tensor
+in parts every rank has a shard of each part; one that is looked at whole has one owner.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Place, Trainable
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, Trainable
 from syncopate.engine.exchange.optimizers import TENSOR
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.tail import Tail
@@ -26,7 +28,8 @@ class Sharded(Owned):
     def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
         p = self.communicator.world_size
         by_name = {trainable.name: trainable for trainable in self._trainables}
-        planned = [by_name[name] for name in chain(*(bucket.tensors for bucket in plan.buckets))]
+        names = dict.fromkeys(chain(*(bucket.tensors for bucket in plan.buckets)))
+        planned = [by_name[name] for name in names]
         whole = [trainable for trainable in planned if self._is_whole(trainable)]
         nbytes = [trainable.parameter.nbytes for trainable in whole]
         owners = whole_owners(nbytes, p)
@@ -38,13 +41,21 @@ class Sharded(Owned):
         proportions = levelling(loads, rest)
         buckets, tail = super()._allocate(plan)
         for part in chain(*(bucket.parts for bucket in buckets)):
-            numels = [trainable.parameter.numel() for trainable in part.trainables]
-            if self._is_whole(part.trainables[0]):
-                held = [self._owners[trainable.index] for trainable in part.trainables]
-                part.bounds = cut_between(numels, held, p)
-            else:
-                part.bounds = cut_by(sum(numels), proportions)
+            self._cut(part, proportions)
         return buckets, tail
+
+    def _cut(self, part: FlatBuffer, proportions: Sequence[int]) -> None:
+        """Say where each rank's shard of a flat buffer's messages begins."""
+        if not self._is_whole(part.trainables[0]):
+            for message in part.messages:
+                message.bounds = cut_by(message.stop - message.start, proportions)
+            return
+        numels = [trainable.parameter.numel() for trainable in part.trainables]
+        held = [self._owners[trainable.index] for trainable in part.trainables]
+        bounds = cut_between(numels, held, self.communicator.world_size)
+        for message in part.messages:
+            inside = (min(max(bound, message.start), message.stop) for bound in bounds)
+            message.bounds = tuple(bound - message.start for bound in inside)
 
     def _is_whole(self, trainable: Trainable) -> bool:
         return self.trained[trainable.index].kind == TENSOR
@@ -53,8 +64,8 @@ class Sharded(Owned):
         # What stays whole lies in the order of its owners, whose shards lie in theirs.
         return super()._place(trainable)._replace(order=self._owners.get(trainable.index, 0))
 
-    def own_range(self, bucket: BucketBuffers, part: FlatBuffer) -> tuple[int, int]:
-        """Return this rank's shard of a flat buffer."""
-        assert part.bounds is not None
+    def own_range(self, message: Message) -> tuple[int, int]:
+        """Return this rank's shard of a message."""
+        assert message.bounds is not None
         rank = self.communicator.rank
-        return part.bounds[rank], part.bounds[rank + 1]
+        return message.start + message.bounds[rank], message.start + message.bounds[rank + 1]

@@ -261,10 +261,11 @@ def alike(one: Plan, other: Plan) -> bool:
 
 
 def _messages(plan: Plan) -> list[tuple[object, ...]]:
-    return [
-        (set(bucket.tensors), [recipe.in_order(plan.order) for _, recipe in bucket.recipes])
-        for bucket in plan.buckets
-    ]
+    found: list[tuple[object, ...]] = []
+    for bucket in plan.buckets:
+        recipes = [recipe.in_order(plan.order) for _, recipe in bucket.recipes]
+        found.append((set(bucket.tensors), bucket.elements, recipes))
+    return found
 
 
 def faster_half(contenders: Sequence[Contender]) -> list[Contender]:

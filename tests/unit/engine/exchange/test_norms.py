@@ -58,6 +58,12 @@ def parts(rank: int, dtype: torch.dtype) -> list[Tensor]:
     return [first[cuts[0] : cuts[1]], second[cuts[2] : cuts[3]], first[:0]]
 
 
+def norm_of(own: Tensor, order: float, meeting: Meeting) -> PartialNorm:
+    """The norm of what this rank has of a gradient, in ranges of two elements."""
+    ranges = own.split(2) if own.numel() else ()
+    return PartialNorm.of(own, ranges, order, None, meeting)
+
+
 WHOLE = torch.cat([torch.arange(7, dtype=torch.float64) - 3, torch.tensor([5.0, -6.0]).double()])
 
 
@@ -65,7 +71,7 @@ WHOLE = torch.cat([torch.arange(7, dtype=torch.float64) - 3, torch.tensor([5.0, 
 @pytest.mark.parametrize("order", [1.0, 2.0, 3.0, math.inf])
 def test_the_norm_of_norms_is_that_of_all_elements(order: float, dtype: torch.dtype) -> None:
     def ask(meeting: Meeting, rank: int) -> Tensor:
-        norms = [PartialNorm.of(own, order, None, meeting) for own in parts(rank, dtype)]
+        norms = [norm_of(own, order, meeting) for own in parts(rank, dtype)]
         assert meeting.messages == 0
         stacked = torch.stack([norm.to("cpu") for norm in norms])
         assert meeting.messages == 0
@@ -86,7 +92,7 @@ def test_the_norm_of_norms_is_that_of_all_elements(order: float, dtype: torch.dt
 
 def test_what_is_whole_here_counts_once() -> None:
     def ask(meeting: Meeting, rank: int) -> float:
-        norms = [PartialNorm.of(own, 2.0, None, meeting) for own in parts(rank, torch.float64)]
+        norms = [norm_of(own, 2.0, meeting) for own in parts(rank, torch.float64)]
         stacked = torch.stack([*norms, torch.tensor(7.0, dtype=torch.float64)])
         return torch.linalg.vector_norm(stacked, 2).item()
 
@@ -99,12 +105,12 @@ def test_a_norm_is_asked_for_once() -> None:
     """Arithmetic, comparison and printing look at it; two orders are not one."""
 
     def ask(meeting: Meeting, rank: int) -> list[float]:
-        norm = PartialNorm.of(parts(rank, torch.float64)[0], 2.0, None, meeting)
+        norm = norm_of(parts(rank, torch.float64)[0], 2.0, meeting)
         told = [float(norm), norm.item(), (norm * 2).item(), float(f"{norm:.6f}")]
         assert meeting.messages == 1
         assert bool(norm > 5)
         assert not norm.isnan()
-        other = PartialNorm.of(parts(rank, torch.float64)[1], 1.0, None, meeting)
+        other = norm_of(parts(rank, torch.float64)[1], 1.0, meeting)
         stacked = torch.stack([norm, other])
         assert meeting.messages == 2
         assert type(stacked) is Tensor
@@ -119,7 +125,7 @@ def test_a_norm_is_asked_for_once() -> None:
 
 def test_a_stack_of_another_order_is_looked_at() -> None:
     def ask(meeting: Meeting, rank: int) -> list[float]:
-        norms = [PartialNorm.of(own, 1.0, None, meeting) for own in parts(rank, torch.float32)]
+        norms = [norm_of(own, 1.0, meeting) for own in parts(rank, torch.float32)]
         stacked = torch.stack(norms)
         found = torch.linalg.vector_norm(stacked, 2).item()
         return [found, *stacked.tolist()]
@@ -133,7 +139,7 @@ def test_a_stack_of_another_order_is_looked_at() -> None:
 def test_what_is_not_finite_somewhere_is_so_everywhere(value: float) -> None:
     def ask(meeting: Meeting, rank: int) -> bool:
         own = torch.tensor([value if rank == 1 else 1.0])
-        norm = PartialNorm.of(own, 2.0, None, meeting)
+        norm = norm_of(own, 2.0, meeting)
         found = torch.linalg.vector_norm(torch.stack([norm]), 2)
         return bool(torch.logical_or(found.isnan(), found.isinf()))
 
