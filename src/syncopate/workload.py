@@ -63,6 +63,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
         update_s: t_u, from the end of backward to the next forward (optimizer, zeroing).
         forward_order: indices of the tensors in the order in which forward needs their weights;
             empty for the reverse of ready order.
+        whole: indices of the tensors that the optimizer looks at whole, ascending. Where ranks own
+            shards, one rank has all of such a tensor, and shards are unequal.
         metadata: device, batch, versions, clock: whatever makes the figures reproducible.
     """
 
@@ -74,6 +76,7 @@ class Workload(Artifact, frozen=True, kw_only=True):
     backward_s: float
     update_s: float = 0.0
     forward_order: tuple[int, ...] = ()
+    whole: tuple[int, ...] = ()
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -91,6 +94,9 @@ class Workload(Artifact, frozen=True, kw_only=True):
             raise InvalidValueError(
                 "forward_order", self.forward_order, f"a permutation of 0..{len(names) - 1}"
             )
+        if self.whole != tuple(sorted(set(self.whole) & set(range(len(names))))):
+            rule = f"ascending indices in 0..{len(names) - 1}"
+            raise InvalidValueError("whole", self.whole, rule)
         parts = sum(tensor.backward_s for tensor in self.tensors)
         if parts > self.backward_s * (1 + 1e-6) + 1e-12:
             raise InvalidValueError(

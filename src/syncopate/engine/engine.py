@@ -21,7 +21,7 @@ from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.kinds import KINDS
-from syncopate.engine.exchange.optimizers import kind_of, trained_by
+from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
 from syncopate.engine.readiness import Readiness
@@ -372,6 +372,17 @@ class Engine:
         return bool(self._optimizers) and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
         )
+
+    @property
+    def kept_whole(self) -> frozenset[str]:
+        """Names of the parameters that their optimizer looks at whole.
+
+        Raises:
+            EngineError: it is not known how some optimizer may be spread over ranks.
+        """
+        trained = trained_by(self._trainables, self._optimizers)
+        pairs = zip(self._trainables, trained, strict=True)
+        return frozenset(trainable.name for trainable, by in pairs if by.kind == TENSOR)
 
     def planning_is_over(self) -> None:
         """Note that self-planning has ended."""

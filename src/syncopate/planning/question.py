@@ -17,6 +17,7 @@ from syncopate.costs.model.training import exchange_costs, on_the_wire, weight_s
 from syncopate.plan import (
     EXCHANGES,
     ROOTED,
+    SHARDED,
     Bucket,
     Plan,
     Prediction,
@@ -83,12 +84,15 @@ class Question:
 
     @cached_property
     def problem(self) -> Problem:
-        """The problem of cutting gradients into buckets."""
+        """The problem of cutting gradients into buckets, whose shards count as equal there."""
         workload, costs = self.workload, self.costs[self.exchange]
-        dtypes = list(dict.fromkeys(tensor.dtype for tensor in workload.tensors))
-        nbytes = np.zeros((len(dtypes), len(workload.tensors)))
+        # What is cut and what is not travel apart where ranks own shards.
+        whole = set(workload.whole) if self.exchange == SHARDED else set()
+        kinds = [(tensor.dtype, i in whole) for i, tensor in enumerate(workload.tensors)]
+        rows = list(dict.fromkeys(kinds))
+        nbytes = np.zeros((len(rows), len(kinds)))
         for index, tensor in enumerate(workload.tensors):
-            nbytes[dtypes.index(tensor.dtype), index] = tensor.nbytes
+            nbytes[rows.index(kinds[index]), index] = tensor.nbytes
         kind, pulls = EXCHANGES[self.exchange], None
         if kind.pull:
             ranks, rooted = self.cluster.world_size, self.exchange == ROOTED
@@ -143,6 +147,7 @@ class Question:
             draft.order,
             world_size=cluster.world_size,
             pull_order=draft.pull_order,
+            cluster=cluster,
         )
         bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share)
         require_possible(played.iteration_s, bound_s, f"a plan for {workload.model!r}")

@@ -24,7 +24,7 @@ that it preceded in ready order. What has no gradient and never ran is needed by
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -101,6 +101,7 @@ def workload(
     sizes: Mapping[str, tuple[int, str]],
     iterations: Sequence[Iteration],
     metadata: Mapping[str, str],
+    whole: Collection[str] = (),
 ) -> Workload:
     """Return the workload of some iterations; see the notes of this module.
 
@@ -109,6 +110,7 @@ def workload(
         sizes: ``name -> (numel, dtype)`` of every trainable parameter.
         iterations: at least one.
         metadata: goes into the workload, with the parameters that never became ready.
+        whole: names of the parameters that the optimizer looks at whole.
     """
     order = _ready_order(iterations)
     unused = [name for name in sizes if name not in order]
@@ -136,6 +138,7 @@ def workload(
         backward_s=max(robust_mean([one.backward_s for one in iterations]), last_s),
         update_s=robust_mean([one.update_s for one in iterations]),
         forward_order=_forward_order(order, unused, iterations[-1].used),
+        whole=tuple(i for i, tensor in enumerate(tensors) if tensor.name in whole),
         metadata=dict(metadata) | ({"unused": ", ".join(unused)} if unused else {}),
     )
 

@@ -40,7 +40,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import Interference
+from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.plan import Bucket
@@ -107,6 +107,7 @@ def play(
     *,
     world_size: int = 1,
     pull_order: tuple[int, ...] = (),
+    cluster: Cluster | None = None,
 ) -> Iteration:
     """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
 
@@ -118,6 +119,8 @@ def play(
         order: the plan's order of the ranks, which schedules follow.
         world_size: ranks that share the update where each updates a shard.
         pull_order: the plan's.
+        cluster: the machines, as many ranks, for the price of unequal shards; without it all
+            shards count as equal.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
@@ -126,7 +129,13 @@ def play(
         InvalidValueError: an option has no such value.
     """
     traffic = traffic_of(
-        workload, buckets, costs, order, world_size=world_size, pull_order=pull_order
+        workload,
+        buckets,
+        costs,
+        order,
+        world_size=world_size,
+        pull_order=pull_order,
+        cluster=cluster,
     )
     return play_traffic(workload, traffic, interference)
 

@@ -90,6 +90,7 @@ def _traffic(
         plan.order,
         world_size=cluster.world_size,
         pull_order=plan.pull_order,
+        cluster=cluster,
     )
 
 

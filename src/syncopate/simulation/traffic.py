@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
-
+from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import Bucket, joined, pulled_in, require_all_parts
+from syncopate.plan import EXCHANGES, SHARDED, Bucket, joined, pulled_in, require_all_parts
 from syncopate.recipe import ROOTED, Recipe
 from syncopate.simulation.fluid import Collective
+from syncopate.simulation.shards import Part, Shards
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload
+
+_SHARDS = EXCHANGES[SHARDED].push
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,7 @@ def traffic_of(
     *,
     world_size: int = 1,
     pull_order: tuple[int, ...] = (),
+    cluster: Cluster | None = None,
 ) -> Traffic:
     """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
@@ -77,20 +81,25 @@ def traffic_of(
     require_all_parts(buckets, {tensor.name: tensor.numel for tensor in workload.tensors})
     ready, needed = workload.ready_s, workload.needed_s
     pushes, pulls = [], []
+    shards = None
+    if workload.whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
+        shards = Shards(workload, buckets, world_size)
+    price = partial(_price, costs, order, cluster)
     for bucket in buckets:
         indices = [by_name[name] for name in bucket.tensors]
-        sizes = list(bytes_by_dtype([workload.tensors[i] for i in indices]).values())
-        if bucket.elements is not None:
-            start, stop = bucket.elements
-            sizes = [(stop - start) * dtype_bytes(workload.tensors[indices[0]].dtype)]
-        duration_s, startup_s = _price(bucket.push, sizes, costs, order)
+        if shards is not None:
+            parts = shards.parts(bucket)
+        else:
+            parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
+        duration_s, startup_s = price(bucket.push, parts)
         ready_s = max(ready[i] for i in indices)
         pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel))
         if bucket.pull is not None:
-            duration_s, startup_s = _price(bucket.pull, sizes, costs, order)
+            duration_s, startup_s = price(bucket.pull, parts)
             needed_s = min(needed[i] for i in indices)
             pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
-    update_s = workload.update_s * _update_part(buckets, world_size)
+    share = shards.largest_part if shards else _update_part(buckets, world_size)
+    update_s = workload.update_s * share
     return Traffic(tuple(pushes), tuple(pulls), update_s, pull_order)
 
 
@@ -118,13 +127,27 @@ def bytes_by_dtype(tensors: Sequence[GradientTensor]) -> dict[str, int]:
     return totals
 
 
+def _equal_parts(bucket: Bucket, tensors: Sequence[GradientTensor]) -> list[Part]:
+    """Return what travels of a bucket whose tensors may be cut anywhere: one message a dtype."""
+    if bucket.elements is not None:
+        start, stop = bucket.elements
+        itemsize = dtype_bytes(tensors[0].dtype)
+        return [Part((stop - start) * itemsize, itemsize)]
+    return [Part(size, dtype_bytes(dtype)) for dtype, size in bytes_by_dtype(tensors).items()]
+
+
 def _price(
-    recipe: Recipe, sizes: Sequence[float], costs: Costs, order: tuple[int, ...]
+    costs: Costs,
+    order: tuple[int, ...],
+    cluster: Cluster | None,
+    recipe: Recipe,
+    parts: Sequence[Part],
 ) -> tuple[float, float]:
     """Return the duration of a message, and the part of it that does not share the link."""
     if recipe.collective not in costs:
         raise UnknownNameError("collective", recipe.collective, costs, "the costs of this cluster")
     envelope: Envelope = costs[recipe.collective]
-    cost = envelope.of(recipe.algorithm).fixed(recipe.in_order(order).options)
-    duration_s = float(cost(np.array(sizes, float)).sum())
-    return duration_s, startup_part_s(cost, sizes, duration_s)
+    recipe = recipe.in_order(order)
+    cost = envelope.of(recipe.algorithm).fixed(recipe.options)
+    duration_s = sum(part.seconds(recipe, cost, cluster) for part in parts)
+    return duration_s, startup_part_s(cost, [part.nbytes for part in parts], duration_s)

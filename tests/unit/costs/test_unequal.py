@@ -112,17 +112,11 @@ def test_a_burst_passes_faster_than_the_line() -> None:
         assert factor * 400 * 1e-3 / RATE == pytest.approx(least_s)
 
 
-def test_the_backends_own_pads_to_the_longest() -> None:
-    cluster = measured(NATIVE, 1.0)
-    assert unequal_factor(cluster, Recipe("all_gather"), ALL_AT_0, 4) == pytest.approx(4.0)
-    bounds = (0, 10, 20, 70, 100)
-    assert unequal_factor(cluster, Recipe("all_gather"), bounds, 4) == pytest.approx(2.0)
-
-
 def test_what_has_no_shards_or_no_cost_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="one with shards"):
         unequal_factor(FLAT, Recipe("all_reduce", "ring"), ALL_AT_0, 4)
     with pytest.raises(InvalidValueError, match="5 element offsets"):
         unequal_factor(FLAT, Recipe("all_gather", "ring"), (0, 50, 100), 4)
-    with pytest.raises(UnknownNameError, match="native"):
-        unequal_factor(FLAT, Recipe("all_gather"), ALL_AT_0, 4)
+    for cluster in (FLAT, measured(NATIVE, 1.0)):
+        with pytest.raises(UnknownNameError, match="native"):
+            unequal_factor(cluster, Recipe("all_gather"), ALL_AT_0, 4)

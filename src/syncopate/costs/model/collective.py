@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
 from typing import Any
 
 from syncopate.cluster import Cluster, CollectiveCurve, LinearFit
@@ -233,8 +232,7 @@ def unequal_factor(
 
     What the cluster's cost of the even collective is multiplied with. A schedule is priced transfer
     by transfer with its chunks as long as they then are, and without; the busiest link takes its
-    bytes at line rate at least, burst aside. The backend's own pads every shard to the longest;
-    where one rank has all it does not, and this is more than it takes.
+    bytes at line rate at least, burst aside.
 
     Args:
         cluster: the machines.
@@ -245,7 +243,7 @@ def unequal_factor(
 
     Raises:
         InvalidValueError: the collective has no shards, or these are no bounds of its ranks'.
-        UnknownNameError: an algorithm that was neither measured nor can be priced.
+        UnknownNameError: an algorithm that has no schedule, or none that can be priced.
     """
     if not conditions(recipe.collective).sharded:
         raise InvalidValueError("collective", recipe.collective, "one with shards")
@@ -255,9 +253,6 @@ def unequal_factor(
     costs = collective_costs(cluster, recipe.collective, (recipe.algorithm,))
     even = costs.of(recipe.algorithm).fixed(recipe.options)
     even_s = float(even(nbytes))
-    if recipe.algorithm == NATIVE:
-        longest = max(end - begin for begin, end in pairwise(bounds))
-        return float(even(p * longest * itemsize)) / even_s
     schedule = build(recipe.collective, recipe.algorithm, p, recipe.root, **recipe.options)
     ratio, least_s = _unequal(cluster, schedule, bounds, itemsize)
     return max(ratio, least_s / even_s)

@@ -60,8 +60,8 @@ from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan, pulled_in
-from syncopate.planning.shards import adjoined
 from syncopate.recipe import NATIVE, Recipe
+from syncopate.schedules.shards import adjoined
 
 
 class Piece(NamedTuple):

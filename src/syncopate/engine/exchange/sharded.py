@@ -5,7 +5,7 @@ runs. On the wire that is what an all-reduce sends, but half of it has forward t
 the optimizer's state is spread over the ranks.
 
 Shards are cut by element, or between tensors where the optimizer looks at whole ones; so that every
-rank gets as many bytes, over all buckets together (:mod:`syncopate.planning.shards`). Of a tensor
+rank gets as many bytes, over all buckets together (:mod:`syncopate.schedules.shards`). Of a tensor
 in parts every rank has a shard of each part; one that is looked at whole has one owner.
 """
 
@@ -19,7 +19,7 @@ from syncopate.engine.exchange.optimizers import TENSOR
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.tail import Tail
 from syncopate.plan import Plan
-from syncopate.planning.shards import cut_between, cut_by, levelling, whole_owners
+from syncopate.schedules.shards import cut_between, cut_by, levelling, whole_owners
 
 
 class Sharded(Owned):

@@ -313,7 +313,9 @@ class SelfPlanner:
         iterations = [slowest(ranks) for ranks in zip(*everyone, strict=True)]
         clock = {"clock": engine.readiness.clock.name}
         least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
-        found = (workload(self._model, sizes, iterations, clock), samples.curves(), least_s)
+        whole = engine.kept_whole if engine.shardable else frozenset()
+        measured = workload(self._model, sizes, iterations, clock, whole)
+        found = (measured, samples.curves(), least_s)
         agreed: tuple[Workload, Any, float] = engine.communicator.broadcast_object(found)
         return agreed
 

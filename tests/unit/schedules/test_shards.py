@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from syncopate.planning.shards import cut_between, cut_by, levelling, whole_owners
 from syncopate.schedules.base import chunk_offsets
+from syncopate.schedules.shards import cut_between, cut_by, levelling, whole_owners
 
 RANKS = st.integers(1, 9)
 BYTES = st.integers(0, 10**13)
