@@ -36,6 +36,20 @@ def _model() -> nn.Module:
     )
 
 
+class _Ahead(nn.Module):
+    """The head runs without gradients before the body, though backward leaves it first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 8, bias=False)
+        self.body = nn.Linear(8, 16, bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            target = self.head(inputs.new_ones(1, 16))
+        return self.head(self.body(inputs)) - target
+
+
 class _SelfPlanned(Pair):
     """A pair whose Syncopate half plans for itself."""
 
@@ -127,6 +141,7 @@ def _outcomes(rank: int, world_size: int) -> list[Outcome]:
             pair.close()
     course.least_step_s = lambda *_: 0.0
     _measures_everything_itself(rank, world_size)
+    _knows_what_forward_uses_first_and_what_stays_whole(rank)
     _keeps_training_when_planning_fails(rank)
     _is_ended_by_an_install(rank, world_size)
     _leaves_alone_what_cannot_be_better(rank)
@@ -153,6 +168,25 @@ def _measures_everything_itself(rank: int, world_size: int) -> None:
         assert rank or re.match(r"syncopate: measures about \d+ steps \(some .*\)", lines[0])
         assert "syncopate-portions" not in {thread.name for thread in threading.enumerate()}
         pair.close()
+
+
+def _knows_what_forward_uses_first_and_what_stays_whole(rank: int) -> None:
+    for make, whole in ((torch.optim.SGD, ()), (torch.optim.Adafactor, (0, 1))):
+        model: Any = _Ahead()
+        optimizer = make(model.parameters(), lr=0.01)
+        model, optimizer = distribute(model, optimizer, cluster=CLUSTER, timeout_s=TIMEOUT_S)
+        for step in range(MOST_STEPS):
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if not model.syncopate.planning:
+                break
+        found = model.syncopate.workload
+        assert [tensor.name for tensor in found.tensors] == ["head.weight", "body.weight"]
+        assert found.forward_order == (0, 1)
+        assert found.whole == whole
+        assert not any(module._forward_pre_hooks for module in (model.head, model.body))
+        model.syncopate.detach()
 
 
 def _keeps_training_when_planning_fails(rank: int) -> None:

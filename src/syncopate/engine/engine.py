@@ -118,6 +118,11 @@ class Engine:
         return self._readiness.communicator
 
     @property
+    def model(self) -> nn.Module:
+        """The model whose gradients are exchanged."""
+        return self._model
+
+    @property
     def tensors(self) -> tuple[tuple[str, int, str], ...]:
         """``(name, numel, dtype)`` of every exchanged gradient."""
         return tuple(
@@ -375,11 +380,9 @@ class Engine:
 
     @property
     def kept_whole(self) -> frozenset[str]:
-        """Names of the parameters that their optimizer looks at whole.
-
-        Raises:
-            EngineError: it is not known how some optimizer may be spread over ranks.
-        """
+        """Names of the parameters that their optimizer looks at whole; none unless shardable."""
+        if not self.shardable:
+            return frozenset()
         trained = trained_by(self._trainables, self._optimizers)
         pairs = zip(self._trainables, trained, strict=True)
         return frozenset(trainable.name for trainable, by in pairs if by.kind == TENSOR)

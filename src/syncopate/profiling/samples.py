@@ -166,6 +166,7 @@ def _forward_order(
     if not used:
         return ()
     names = [*ready, *unused]
+    used = [name for name in used if name in names]
     followers: dict[str, list[str]] = {name: [] for name in ("", *used)}
     before = ""
     for name in reversed(ready):

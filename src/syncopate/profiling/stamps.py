@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.profiling.state import trainable
+from syncopate.profiling.uses import Uses
 from syncopate.tracing.clocks import Clock
 
 
@@ -32,7 +33,7 @@ class StampedModel:
         self._ready: dict[str, Any] = {}
         self._calls: list[tuple[nn.Module, Any, Any, int]] = []
         self._open: list[tuple[nn.Module, Any]] = []
-        self._used: dict[str, None] = {}
+        self._uses = Uses(model)
         self._backward_start: Any = None
         self._handles: list[RemovableHandle] = []
 
@@ -46,6 +47,7 @@ class StampedModel:
                     module.register_forward_pre_hook(self._enter_hook, prepend=False)
                 )
                 self._handles.append(module.register_forward_hook(self._leave_hook, prepend=True))
+        self._uses.__enter__()
         return self
 
     def __exit__(
@@ -57,13 +59,14 @@ class StampedModel:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._uses.__exit__(kind, error, trace)
 
     def start_iteration(self) -> None:
         """Forget the previous iteration's stamps."""
         self._ready.clear()
         self._calls.clear()
         self._open.clear()
-        self._used.clear()
+        self._uses.forget()
 
     def start_backward(self) -> Any:
         """Stamp the start of backward and return the stamp."""
@@ -82,7 +85,7 @@ class StampedModel:
 
     def used(self) -> tuple[str, ...]:
         """Return the parameters whose modules ran, in the order in which these began first."""
-        return tuple(self._used)
+        return self._uses.names
 
     def module_forward_s(self) -> dict[str, float]:
         """Return, per parameter, the forward time of the modules that own it.
@@ -120,9 +123,6 @@ class StampedModel:
         return hook
 
     def _enter_hook(self, module: nn.Module, _: Any) -> None:
-        self._used |= dict.fromkeys(
-            self._names[id(p)] for p in module._parameters.values() if id(p) in self._names
-        )
         self._open.append((module, self._clock.stamp()))
 
     def _leave_hook(self, module: nn.Module, _: Any, __: Any) -> None:

@@ -55,6 +55,7 @@ from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
 from syncopate.plan import SHARDED, Plan
 from syncopate.profiling.samples import Iteration, slowest, workload
+from syncopate.profiling.uses import Uses
 from syncopate.units import format_seconds
 from syncopate.workload import Workload, fingerprint
 
@@ -301,20 +302,21 @@ class SelfPlanner:
         wholes = [plan for plan in plans if plan not in ladders]
         samples = Samples()
         timed: list[_Timed] = []
-        for plan in [*ladders * SAMPLES, *wholes]:
-            engine.adopt(plan)
-            timed += yield from self._steps(1, held=True)
-            samples.add(plan, engine.communicator.all_gather_object(timings(timed[-1].step)))
-        timed += yield from self._steps(1)
+        with Uses(engine.model) as uses:
+            for plan in [*ladders * SAMPLES, *wholes]:
+                engine.adopt(plan)
+                timed += yield from self._steps(1, held=True)
+                samples.add(plan, engine.communicator.all_gather_object(timings(timed[-1].step)))
+            timed += yield from self._steps(1)
         engine.readiness.clock.finish()
         own = [self._iteration(one.step, after) for one, after in pairwise(timed)]
         everyone = engine.communicator.all_gather_object(own)
         sizes = {name: (numel, dtype) for name, numel, dtype in engine.tensors}
         iterations = [slowest(ranks) for ranks in zip(*everyone, strict=True)]
+        iterations[-1].used = uses.names
         clock = {"clock": engine.readiness.clock.name}
         least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
-        whole = engine.kept_whole if engine.shardable else frozenset()
-        measured = workload(self._model, sizes, iterations, clock, whole)
+        measured = workload(self._model, sizes, iterations, clock, engine.kept_whole)
         found = (measured, samples.curves(), least_s)
         agreed: tuple[Workload, Any, float] = engine.communicator.broadcast_object(found)
         return agreed
