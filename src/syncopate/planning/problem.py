@@ -100,16 +100,25 @@ class Problem:
             return self.cost.bucket(sizes.tolist()).seconds
         return float(self.cost(sizes).sum())
 
-    def carrier(self, cost: CostFunction, start: int, stop: int) -> tuple[CostFunction, float]:
-        """Return what carries the bucket ``[start, stop)``, and its seconds.
+    def sizes(self, start: int, stop: int) -> list[float]:
+        """Return the bytes of each dtype of the gradients ``[start, stop)``."""
+        found: list[float] = (self.offsets[:, stop] - self.offsets[:, start]).tolist()
+        return found
 
-        They are those of one algorithm with the same options for all its dtypes.
+    def carrier(
+        self, cost: CostFunction, start: int, stop: int, parts: int = 1
+    ) -> tuple[CostFunction, list[float], float]:
+        """Return what carries one of equal parts of the gradients ``[start, stop)``.
+
+        Returns:
+            The cost of one algorithm with the same options for all dtypes, the bytes of each dtype,
+            and the seconds of them all.
         """
-        sizes = self.offsets[:, stop] - self.offsets[:, start]
+        sizes = [size / parts for size in self.sizes(start, stop)]
         if isinstance(cost, Envelope):
-            found = cost.bucket(sizes.tolist())
+            found = cost.bucket(sizes)
             cost = cost.of(found.algorithm).fixed(found.options)
-        return cost, float(cost(sizes).sum())
+        return cost, sizes, float(cost(sizes).sum())
 
     def bucket_costs(self, cost: CostFunction, starts: IntArray, stop: int) -> FloatArray:
         """Return the seconds of the buckets of gradients ``[start, stop)``, for many starts."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 from msgspec import structs
@@ -25,6 +24,7 @@ from syncopate.plan import (
     pulled_in,
     wire_share,
 )
+from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, Recipe
 from syncopate.simulation.iteration import play
@@ -99,30 +99,39 @@ class Question:
             pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted)
         return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)
 
-    def draft(self, partition: Partition) -> Draft:
-        """Return the plan of a partition: the cheapest algorithm per bucket, channels in turn."""
+    def draft(self, partition: Partition, grain: float = WHOLE) -> Draft:
+        """Return the plan of a partition: the cheapest algorithm per bucket, channels in turn.
+
+        Args:
+            partition: where buckets end.
+            grain: the most bytes that travel at once of a tensor alone in its bucket.
+        """
         problem, channels = self.problem, self.channels[0]
-        spans, names = list(pairwise((0, *partition))), [t.name for t in self.workload.tensors]
+        sent, roots = messages(problem, partition, grain), problem.roots(partition)
         kind, costs = EXCHANGES[self.exchange], self.costs[self.exchange]
         turns: Sequence[int] = ()
         pulled: tuple[int, ...] = ()
         if problem.pulls is not None:
-            pulled = pull_order([min(problem.pulls.needed_s[a:b]) for a, b in spans])
+            needed_s = problem.pulls.needed_s
+            pulled = pull_order([min(needed_s[one.start : one.stop]) for one in sent])
             turns = pull_channels(pulled, channels)
         buckets = []
-        for index, ((start, stop), root) in enumerate(
-            zip(spans, problem.roots(partition), strict=True)
-        ):
-            sizes = (problem.offsets[:, stop] - problem.offsets[:, start]).tolist()
-            pull = None
+        for index, message in enumerate(sent):
+            tensors = self.workload.tensors[message.start : message.stop]
+            elements = elements_of(tensors[0].numel, message)
+            sizes = problem.sizes(*message[1:3])
+            if elements is not None:
+                sizes = [size * (elements[1] - elements[0]) / tensors[0].numel for size in sizes]
+            root, pull = roots[message.bucket], None
             if kind.pull:
                 pull = _recipe(kind.pull, costs[kind.pull], sizes, root, turns[index])
             buckets.append(
                 Bucket(
-                    tensors=tuple(names[start:stop]),
+                    tensors=tuple(tensor.name for tensor in tensors),
                     nbytes=round(sum(sizes)),
                     push=_recipe(kind.push, costs[kind.push], sizes, root, index % channels),
                     pull=pull,
+                    elements=elements,
                 )
             )
         # Only what differs from the usual is written down.

@@ -13,8 +13,9 @@ plays candidates and keeps the best:
 * k buckets of about equal bytes, for several k;
 * from the best few of these, what single changes improve: a cut removed, added, or moved by one.
 
-A tensor larger than a good bucket stays whole: the ends of buckets are counted in tensors, and
-finer places to cut would be entries of ``Problem.offsets`` between them.
+The ends of buckets are counted in tensors. A tensor larger than a good message travels in parts
+(:mod:`syncopate.planning.parts`) where playing that with the best partition, or with buckets filled
+to what a part carries and each large tensor alone, saves time.
 
 Everything is deterministic; at a tie the earlier candidate, then fewer buckets, wins. The number
 of messages played is limited, not the time, so that a plan depends on its inputs alone.
@@ -23,6 +24,7 @@ of messages played is limited, not the time, so that a plan depends on its input
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from itertools import pairwise
 
 import numpy as np
@@ -33,6 +35,7 @@ from syncopate.planning.both_ways import both_ways
 from syncopate.planning.interference import least_disturbing, overlap_pays
 from syncopate.planning.mg_wfbp import mg_wfbp
 from syncopate.planning.optimal import optimal
+from syncopate.planning.parts import WHOLE, Message, alone, grains, messages
 from syncopate.planning.problem import Partition, Problem, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.shapes import EQUAL_BUCKETS, equal, ramps
@@ -50,6 +53,9 @@ CUTS = 256
 PLAYED_MESSAGES = 60_000
 """After so many messages the search keeps what it has."""
 
+_WORTHWHILE = 1e-3
+"""Tensors are cut where that is played to save at least such a share of an iteration."""
+
 _IMPROVED = 3
 """How many of the best candidates are improved: changes of one cut end where none of them helps."""
 
@@ -64,10 +70,40 @@ def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
     problem, interference = question.problem, question.cluster.interference
     partition, channels = optimal(problem), question.channels[0]
     ideal = interference.compute_rate == 1 and interference.collective_stretch == 1
+    player = Player(problem, question.workload, interference, channels)
     if problem.pulls is not None or channels > 1 or not ideal:
-        player = Player(problem, question.workload, interference, channels)
         partition = search(player, partition, most)
-    return question.draft(partition)
+    return question.draft(*split(player, partition, most))
+
+
+def split(
+    player: Player, partition: Partition, most: int = PLAYED_MESSAGES
+) -> tuple[Partition, float]:
+    """Return a partition and the grain of its large tensors; whole ones unless parts pay.
+
+    Args:
+        player: of the problem, the machine and the channels.
+        partition: the best one with whole tensors.
+        most: messages to play before what has been found has to do; one grain is played anyway.
+    """
+    problem = player.problem
+    limit_s = (1 - _WORTHWHILE) * player.score(partition)[0]
+    best = (limit_s, 0), partition, player
+    for grain in grains(problem):
+        cutting = player.cut_to(grain)
+        for shape in (partition, threshold(problem, max(1, int(grain)))):
+            candidate = alone(problem, shape, grain)
+            score = cutting.score(candidate)
+            if score < best[0]:
+                best = score, candidate, cutting
+        player.played = cutting.played
+        if player.played > most:
+            break
+    _, found, chosen = best
+    if chosen is not player:
+        chosen.played = player.played
+        found = _improve(found, _stops(problem, found), chosen, most)
+    return found, chosen.grain
 
 
 def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) -> Partition:
@@ -109,6 +145,7 @@ class Player:
 
     Attributes:
         problem, workload, interference, channels: as given.
+        grain: the most that a message carries of a tensor alone in its bucket.
         played: how many messages were played so far.
     """
 
@@ -119,32 +156,39 @@ class Player:
         self.workload = workload
         self.interference = interference
         self.channels = channels
-        self._pushes: dict[tuple[int, int], tuple[float, float]] = {}
-        self._pulls: dict[tuple[int, int], tuple[float, float]] = {}
+        self._pushes: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._pulls: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self.grain = WHOLE
         self.played = 0
 
+    def cut_to(self, grain: float) -> Player:
+        """Return a player of messages that carry no more than ``grain`` of a tensor alone."""
+        other = copy(self)
+        other.grain = grain
+        return other
+
     def score(self, partition: Partition) -> tuple[float, int]:
-        """Return the iteration time and the number of buckets."""
+        """Return the iteration time and the number of messages each way."""
         traffic = self._traffic(partition)
         self.played += len(traffic.pushes) + len(traffic.pulls)
         played = play_traffic(self.workload, traffic, self.interference)
-        return played.iteration_s, len(partition)
+        return played.iteration_s, len(traffic.pushes)
 
     def _traffic(self, partition: Partition) -> Traffic:
         problem, channels = self.problem, self.channels
         pushes, pulls = [], []
-        buckets = list(pairwise((0, *partition)))
-        for index, (start, stop) in enumerate(buckets):
-            duration_s, startup_s = self._price(self._pushes, problem.cost, start, stop)
-            ready_s = float(problem.ready_s[stop - 1])
+        sent = messages(problem, partition, self.grain)
+        for index, message in enumerate(sent):
+            duration_s, startup_s = self._price(self._pushes, problem.cost, message)
+            ready_s = float(problem.ready_s[message.stop - 1])
             pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
-        needed_s = [min(problem.pulls.needed_s[start:stop]) for start, stop in buckets]
+        needed_s = [min(problem.pulls.needed_s[one.start : one.stop]) for one in sent]
         order = pull_order(needed_s)
         turns = pull_channels(order, channels)
-        for (start, stop), at_s, channel in zip(buckets, needed_s, turns, strict=True):
-            duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, start, stop)
+        for message, at_s, channel in zip(sent, needed_s, turns, strict=True):
+            duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, message)
             pulls.append(Pull(at_s, duration_s, startup_s, channel))
         update_s = self.workload.update_s * self._update_part(partition)
         return Traffic(tuple(pushes), tuple(pulls), update_s, order)
@@ -163,15 +207,13 @@ class Player:
 
     def _price(
         self,
-        known: dict[tuple[int, int], tuple[float, float]],
+        known: dict[tuple[int, int, int], tuple[float, float]],
         cost: CostFunction,
-        start: int,
-        stop: int,
+        message: Message,
     ) -> tuple[float, float]:
-        key = (start, stop)
+        key = (message.start, message.stop, message.parts)
         if key not in known:
-            sizes = (self.problem.offsets[:, stop] - self.problem.offsets[:, start]).tolist()
-            carrier, duration_s = self.problem.carrier(cost, start, stop)
+            carrier, sizes, duration_s = self.problem.carrier(cost, *key)
             known[key] = (duration_s, startup_part_s(carrier, sizes, duration_s))
         return known[key]
 
