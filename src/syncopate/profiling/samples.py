@@ -19,7 +19,8 @@ of the whole, and an iteration is a whole.
 which the modules that own them began first, in the last iteration on rank 0. Backward mostly takes
 the reverse way; but a module that also ran earlier without gradients was needed then. A parameter
 whose module never ran was used by another one, and stands where backward has it: behind the one
-that it preceded in ready order. What has no gradient and never ran is needed by nobody, and last.
+that it preceded in ready order. So do those of one module, which needs them at once. What has no
+gradient and never ran is needed by nobody, and last.
 """
 
 from __future__ import annotations
@@ -166,7 +167,11 @@ def _forward_order(
     if not used:
         return ()
     names = [*ready, *unused]
-    used = [name for name in used if name in names]
+    index = {name: at for at, name in enumerate(names)}
+    begun: dict[str, int] = {}
+    for name in used:
+        begun.setdefault(_owner(name), len(begun))
+    used = sorted((n for n in used if n in index), key=lambda n: (begun[_owner(n)], -index[n]))
     followers: dict[str, list[str]] = {name: [] for name in ("", *used)}
     before = ""
     for name in reversed(ready):
@@ -178,9 +183,13 @@ def _forward_order(
     for name, others in followers.items():
         order += [name, *others]
     order += [name for name in unused if name not in followers]
-    index = {name: at for at, name in enumerate(names)}
     found = tuple(index[name] for name in order)
     return () if found == tuple(reversed(range(len(names)))) else found
+
+
+def _owner(name: str) -> str:
+    """Return the module that a tensor belongs to; one of the model's own stands for itself."""
+    return name.rpartition(".")[0] or name
 
 
 def _backward_parts(

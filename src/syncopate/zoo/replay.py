@@ -66,12 +66,11 @@ class _Layer(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, parameter: Tensor, replay: Replay, index: int) -> Tensor:
-        """Take the forward time of tensor ``index``."""
+        """Take the forward time of tensor ``index``, unless that has been taken."""
         ctx.replay, ctx.index = replay, index
         ctx.shape, ctx.dtype = parameter.shape, parameter.dtype
-        # A layer computes with its weights; where they are on their way it waits for them here.
-        parameter.detach()
-        replay._take_forward(index)
+        if not replay._uses_apart:
+            replay._use(parameter, index)
         return token.clone()
 
     @staticmethod
@@ -117,6 +116,9 @@ _Links = tuple[tuple[int, str], ...]
 
 def _chain(token: Tensor, replay: Replay, owner: nn.Module, links: _Links) -> Tensor:
     for index, leaf in links:
+        if replay._uses_apart:
+            replay._use(getattr(owner, leaf), index)
+            continue
         token = _Layer.apply(token, getattr(owner, leaf), replay, index)  # type: ignore[no-untyped-call]
     return token
 
@@ -130,7 +132,9 @@ class Replay(nn.Module):
     Parameters are one-dimensional, zero, and keep their names: ``"layer1.0.conv1.weight"`` becomes
     parameter ``weight`` in nested submodules. A name that no module can hold (it is a prefix of
     another, or a method's name) is altered; ``workload`` then has the names as they are here.
-    Forward calls the submodules in the reverse of ready order, each for its own parameters.
+    Forward calls the submodules in the workload's order of forward, each for its own parameters.
+    Backward goes the reverse way of what autograd was shown; where that is another order, autograd
+    is shown the parameters at the end of forward.
 
     Attributes:
         workload: the workload as replayed; plan for this one.
@@ -165,9 +169,13 @@ class Replay(nn.Module):
             forward_s=workload.forward_s,
             backward_s=workload.backward_s,
             update_s=workload.update_s,
+            forward_order=workload.forward_order,
             metadata=dict(workload.metadata),
         )
-        self._calls = _calls(names)
+        order = tuple(reversed(range(len(names))))
+        self._uses_apart = workload.forward_order not in ((), order)
+        self._calls = _calls(names, workload.forward_order or order)
+        self._names = names
         self._forward_s = _shares(workload.forward_s, [t.forward_s for t in tensors])
         self._backward_s = _shares(workload.backward_s, [t.backward_s for t in tensors])
         self._sleeper = _Sleeper()
@@ -181,6 +189,9 @@ class Replay(nn.Module):
         for owner, links in self._calls:
             module = self.get_submodule(owner)
             token = module(token, self, links) if owner else _chain(token, self, self, links)
+        if self._uses_apart:
+            for index, name in reversed(list(enumerate(self._names))):
+                token = _Layer.apply(token, self.get_parameter(name), self, index)  # type: ignore[no-untyped-call]
         self._take_forward(len(self.workload.tensors))
         self._iterations += 1
         loss: Tensor = token
@@ -212,6 +223,11 @@ class Replay(nn.Module):
         """Start counting the delivered time anew."""
         self._iterations = 0
         self._forward_taken_s = self._backward_taken_s = self._update_taken_s = 0.0
+
+    def _use(self, parameter: Tensor, index: int) -> None:
+        # A layer computes with its weights; where they are on their way it waits for them here.
+        parameter.detach()
+        self._take_forward(index)
 
     def _take_forward(self, index: int) -> None:
         if self._forward_s[index] > 0:
@@ -259,14 +275,15 @@ def _shares(total_s: float, parts_s: Sequence[float]) -> tuple[float, ...]:
     return (*parts_s, total_s - together_s)
 
 
-def _calls(names: Sequence[str]) -> tuple[tuple[str, _Links], ...]:
+def _calls(names: Sequence[str], order: Sequence[int]) -> tuple[tuple[str, _Links], ...]:
     """Return the modules in the order that forward calls them, each with its tensors of that call.
 
     Args:
         names: dotted names of the parameters in ready order.
+        order: their indices in the order of forward.
     """
     calls: list[tuple[str, _Links]] = []
-    for index in reversed(range(len(names))):
+    for index in order:
         owner, _, leaf = names[index].rpartition(".")
         before: _Links = calls.pop()[1] if calls and calls[-1][0] == owner else ()
         calls.append((owner, (*before, (index, leaf))))

@@ -44,6 +44,24 @@ class TestWhatIsMeasured:
         for what in ("forward_s", "backward_s", "update_s"):
             assert getattr(found, what) == pytest.approx(getattr(given, what))
 
+    @pytest.mark.usefixtures("exact_sleep")
+    def test_a_replayed_order_of_forward_comes_back(self) -> None:
+        tensors = tuple(
+            GradientTensor(name=f"{name}.weight", numel=4, backward_s=0.01, forward_s=0.01)
+            for name in "abcd"
+        )
+        given = Workload(
+            model="w", tensors=tensors, forward_s=0.05, backward_s=0.04, forward_order=(1, 3, 0, 2)
+        )
+        module = replay(given)
+        assert module.workload == given
+        found = profile(module.task(), warmup=0, iterations=2)
+        assert [t.name for t in found.tensors] == [t.name for t in tensors]
+        assert found.forward_order == given.forward_order
+        assert found.ready_s == pytest.approx(given.ready_s)
+        assert found.needed_s == pytest.approx(given.needed_s)
+        assert found.forward_s == pytest.approx(given.forward_s)
+
     def test_ready_order_is_not_definition_order(self) -> None:
         class Backwards(nn.Module):
             def __init__(self) -> None:

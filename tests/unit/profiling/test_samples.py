@@ -57,6 +57,18 @@ def test_forward_order_is_that_of_the_modules_and_what_none_owns_stays_where_bac
     assert order("c", "b") == ["d", "c", "b", "a", "idle"]
 
 
+def test_parameters_of_one_module_stand_where_backward_has_them() -> None:
+    ready_s = {"b.weight": 1.0, "b.bias": 2.0, "a.weight": 3.0, "a.bias": 4.0}
+    sizes = dict.fromkeys(ready_s, (1, "float32"))
+
+    def order(*used: str) -> tuple[int, ...]:
+        once = _iteration(backward_s=4.0, ready_s=ready_s, used=used)
+        return workload("m", sizes, [once], {}).forward_order
+
+    assert order("a.weight", "a.bias", "b.weight", "b.bias") == ()
+    assert order("b.weight", "b.bias", "a.weight", "a.bias") == (1, 0, 3, 2)
+
+
 def test_the_last_iteration_on_rank_0_says_the_order_of_forward() -> None:
     ranks = [_iteration(used=("b", "a")), _iteration(used=("a", "b"))]
     assert slowest(ranks).used == ("b", "a")
