@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.errors import EngineError
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, WIRE_DTYPES, Plan
 from tests.multiprocess.checkpoint_cases import OPTIMIZERS, Shapes, assert_same, groups_of
 from tests.multiprocess.checkpoint_cases import train as train_shapes
 from tests.multiprocess.engine_cases import (
@@ -30,6 +30,7 @@ from tests.multiprocess.exchange_cases import Odd, Run, batch, both, sgd, square
 from tests.multiprocess.harness import run_ranks
 
 PARTS = 3
+PUSHES = {ALLREDUCE: "ring", SHARDED: "ring", ROOTED: "mst"}
 
 
 def parts_of(
@@ -188,6 +189,21 @@ def strides(rank: int, world_size: int) -> None:
     run.model.syncopate.detach()
 
 
+def narrowed(rank: int, world_size: int) -> None:
+    """What travels as float16 is averaged before it does, part by part."""
+
+    def script(run: Run) -> None:
+        for step in range(3):
+            run.optimizer.zero_grad()
+            run.backward(squares(step))
+            run.optimizer.step()
+
+    for exchange, wire in product(EXCHANGES, WIRE_DTYPES):
+        plan = {"exchange": exchange, "wire_dtype": wire, "algorithm": PUSHES[exchange]}
+        run = both(rank, world_size, script, tolerance=2e-2, parts=PARTS, **plan)
+        run.model.syncopate.detach()
+
+
 def one_step(model: Any, optimizer: Any, rank: int, step: int = 0) -> None:
     squares(step)(model, rank).backward()
     optimizer.step()
@@ -264,7 +280,7 @@ def test_a_checkpoint_of_parts_is_loaded_by_another_number_of_ranks() -> None:
 
 
 def _others(rank: int, world_size: int) -> None:
-    for case in (a_read_weight_waits_for_all_parts, strides, a_backward_that_raises):
+    for case in (a_read_weight_waits_for_all_parts, strides, narrowed, a_backward_that_raises):
         with noted(f"in {case.__name__}"):
             case(rank, world_size)
 
