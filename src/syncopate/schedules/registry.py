@@ -38,6 +38,9 @@ AUTO = "auto"
 """What a caller of a communicator says who wants it to choose the algorithm; a name of none."""
 
 
+_FEW_RANKS = 8
+"""As many ranks show whether an algorithm keeps its peers."""
+
 ALGORITHMS: dict[tuple[str, str], Algorithm] = {}
 """(collective, name) -> row, in the order of registration; filled by :func:`register` alone."""
 
@@ -153,6 +156,28 @@ def build(
         raise InvalidValueError("root", root, rule)
     known = checked(row.options, world_size, options, f"{collective} ({name})")
     return _built(row, world_size, root, known)
+
+
+@lru_cache(maxsize=256)
+def keeps_its_peers(collective: str, name: str, world_size: int) -> bool:
+    """Say whether every rank sends to one other alone throughout, as along a ring.
+
+    Looked at on a few ranks, where there are many. What is not registered counts as such.
+
+    Args:
+        collective: such as ``"all_reduce"``.
+        name: an algorithm of it, or the backend's own.
+        world_size: number of ranks; >= 1.
+
+    Example:
+        >>> [keeps_its_peers("all_gather", name, 4) for name in ("ring", "recursive")]
+        [True, False]
+    """
+    if (collective, name) not in ALGORITHMS:
+        return True
+    table = build(collective, name, min(world_size, _FEW_RANKS)).table
+    ways = set(zip(table.src.tolist(), table.dst.tolist(), strict=True))
+    return len(ways) == len({src for src, _ in ways})
 
 
 @lru_cache(maxsize=128)

@@ -61,6 +61,26 @@ def test_halves_of_a_measured_ring_take_together_what_it_takes() -> None:
         assert float(halves[1](n)) == pytest.approx(float(price(n)) * factor, rel=0.02)
 
 
+@pytest.mark.parametrize("collective", HALVES)
+def test_who_turns_to_other_peers_takes_longer_after_another_than_alone(collective: str) -> None:
+    """Alone, as calibration measures them, both reach the line."""
+    share = wire_s(FLAT, BYTES, collective) / BYTES
+    line = {n: share * n for n in SIZES}
+    curves = tuple(curve(name, line, collective) for name in ("ring", "recursive"))
+    cluster = structs.replace(FLAT, curves=curves)
+    costs = training_costs(cluster, BYTES, None, collective)
+    for n in SIZES:
+        assert float(costs.of("ring")(n)) == pytest.approx(line[n])
+        assert float(costs.of("recursive")(n)) == pytest.approx(1.3 * line[n])
+        assert costs.best(n) == "ring"
+    # What a short message takes is no matter of the wire.
+    short = curve("recursive", {4096: 0.2 * share * 2**20, MIB: share * 2**20}, collective)
+    slow = curve("ring", {4096: 0.5 * share * 2**20, MIB: 1.1 * share * 2**20}, collective)
+    costs = training_costs(structs.replace(FLAT, curves=(slow, short)), BYTES, None, collective)
+    assert float(costs(4096)) == pytest.approx(0.2 * share * 2**20)
+    assert (costs.best(4096), costs.best(MIB)) == ("recursive", "ring")
+
+
 def test_what_was_measured_is_believed_and_names_are_checked() -> None:
     cluster = calibrated(dict.fromkeys(SIZES, 2.0))
     measured = curve("ring", {4096: 0.5, MIB: 0.7}, "all_gather")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -324,6 +324,14 @@ class Envelope(PiecewiseCost):
     def at_least(self, s_per_byte: float) -> Envelope:
         """Return these costs where every byte takes at least so long, whatever the algorithm."""
         return Envelope(self._alone, s_per_byte)
+
+    def held(self, algorithms: Collection[str], s_per_byte: float) -> Envelope:
+        """Return these costs where every byte takes some of the algorithms at least so long."""
+        costs = {
+            name: _HeldCost(cost, s_per_byte) if name in algorithms else cost
+            for name, cost in self._alone.items()
+        }
+        return Envelope(costs, self.least_s_per_byte)
 
     def narrowed(self, share: float) -> Envelope:
         """Return these costs by the bytes of messages of which only ``share`` go on the wire."""
