@@ -261,6 +261,16 @@ def test_what_has_no_price_stays_behind_those_that_were_measured_further() -> No
     assert {costs.best(size) for size in sizes} == {"ring"}
 
 
+def test_what_was_given_up_for_being_slow_stays_as_far_behind() -> None:
+    """Gloo's own reduce-scatter, given up at 256 KiB, was taken for the best one at 8 MiB."""
+    ring = priced("ring", LONG)
+    last_s = 2.5 * ring.points[LONG.index(256 * KIB)].expected_s
+    native = curve(NATIVE, dict.fromkeys((*SHORT, 256 * KIB), last_s))
+    costs = collective_costs(structs.replace(GIGABIT, curves=(native, ring)))
+    sizes = [MIB, 25 * MIB, 4 * RESNET_BYTES]
+    assert costs.of(NATIVE)(sizes) == pytest.approx(2.5 * costs.of("ring")(sizes))
+
+
 def test_a_price_that_says_so_makes_a_candidate_of_what_was_measured_at_short_messages() -> None:
     """A ring that was left out beats the trees that were measured at every size."""
     trees = priced("binary_tree", LONG, 1.2)

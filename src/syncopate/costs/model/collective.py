@@ -13,7 +13,8 @@ largest sample a curve's own extrapolation counts only above what is known other
   bytes, or where another algorithm was measured further: that one was worth measuring. For a fair
   comparison prices are raised by as much as the others took more than theirs, and by
   ``UNMEASURED``, so that what was measured is left only for a gain beyond noise.
-* Without a price, the cheapest of those that were measured further, and ``UNMEASURED``.
+* Without a price, the cheapest of those that were measured further, and ``UNMEASURED``, or as much
+  more as it took where it was last measured: calibration gives up who is far behind.
 """
 
 from __future__ import annotations
@@ -122,7 +123,11 @@ def _curve_costs(cluster: Cluster, collective: str) -> dict[str, CurveCost]:
             limits.append(_pieces(schedule, cluster).times(factor))
         else:
             further = [cost.pieces for cost in found.values() if cost.sizes[-1] > _end(curve)]
-            limits.append(lower_envelope(further).times(1 + UNMEASURED))
+            cheapest = lower_envelope(further)
+            # It stays as far behind as it was where it was last seen.
+            there_s = float(cheapest(_end(curve)))
+            behind = curve.points[-1].expected_s / there_s if there_s else 1.0
+            limits.append(cheapest.times(max(1 + UNMEASURED, behind)))
         found[name] = CurveCost(curve, highest(limits))
     return found
 
