@@ -89,10 +89,11 @@ def main() -> int:
                 seconds, said = train(options, how, Path(folder))
                 runs.append(seconds)
                 print(f"{how}: {max(seconds.values()):.2f} s\n{said}".rstrip(), flush=True)
+        if options.json:
+            # Turn by turn: a run that fails later takes nothing away.
+            found = {"ranks": options.ranks, "epochs": options.epochs, "seconds_by_steps": samples}
+            write_output(options.json, json.dumps(found, indent=1).encode() + b"\n")
     tell(samples)
-    if options.json:
-        found = {"ranks": options.ranks, "epochs": options.epochs, "seconds_by_steps": samples}
-        write_output(options.json, json.dumps(found, indent=1).encode() + b"\n")
     return 0
 
 
