@@ -5,7 +5,11 @@ A module with parameters of its own is distributed by a call of its own; a loss 
 one. An optimizer that trains several is given to each call. It may hold parameters that are
 distributed only later, so that a parameter which nobody averages is refused at the optimizer's
 first step and not before. An optimizer without any parameter of the model is refused at once:
-it was built from another copy.
+it was built from another copy. So are the models of a GAN distributed, one by one.
+
+[Note: models that change]
+After layers are added, replaced or converted, ``model.syncopate.detach()`` gives the model back, to
+be distributed again. A module may be compiled before or after; with ``fullgraph=True`` before.
 """
 
 from __future__ import annotations
@@ -81,41 +85,30 @@ def distribute(
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
     The model stays the same object and gets ``no_sync()``, ``join()`` and ``syncopate``, its
-    :class:`~syncopate.engine.engine.Engine`. Parameters and buffers of all ranks become rank 0's.
-    From then on every backward ends with the gradients averaged over the ranks, and every training
-    forward outside ``no_sync`` begins with rank 0's buffers, in its shapes, whoever wrote to them
-    since; inside, nothing is exchanged. As with ``gradient_as_bucket_view=True`` in DDP,
-    gradients are views of communication buffers: copy one that is to survive the next backward.
+    :class:`~syncopate.engine.engine.Engine`. Parameters and buffers become rank 0's. Every backward
+    ends with gradients averaged over the ranks: views of communication buffers, so copy one that is
+    to survive the next. Every training forward outside ``no_sync`` begins with rank 0's buffers.
 
-    Without a plan, training begins on DDP's buckets and measures itself: network, gradients and
-    overlap, in its own steps. Several plans take turns; the fastest beyond noise stays and is kept
-    for the next run, which starts with it. What it does and how long it takes is logged.
-    A module may be compiled before or after this; with ``fullgraph=True`` before.
-
-    A loss with parameters is distributed by a call of its own, and so are the models of a GAN; one
-    optimizer may train several. After layers are added, replaced or converted, call
-    ``model.syncopate.detach()`` and distribute again.
+    Without a plan, training measures itself on the way and settles on the fastest of several plans,
+    which the next run starts with. It logs what it does.
 
     Args:
         model: on its device; the same on every rank.
         optimizer: over parameters of the model, and of other distributed models; or a list of
             several, such as Muon for matrices and AdamW for the rest. All ranks take their steps
             in the same order, and leave the same ones out.
-        plan: the plan to run; or the name of a policy, which then makes it during the first
-            iterations; when left out, that of whichever policy is fastest.
+        plan: the plan to run; or the name of a policy, which makes it; the fastest when left out.
         cluster: hosts, levels and links as these, instead of probing them; not beside a plan.
         exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
-            each rank updates its share and weights are gathered while the next forward runs
-            (docs/sharded.md); whichever is faster when left out; not beside a plan.
-        channels: how many collectives may run at once; whatever is best when left out; not beside
-            a plan.
+            each updates its share (docs/sharded.md); the faster when left out; not beside a plan.
+        channels: how many collectives run at once; the best when left out; not beside a plan.
         cache: use the plan that an earlier run kept for this model, these hosts and versions, and
             keep the one found. ``SYNCOPATE_CACHE`` names the folder, or is ``off``.
         deterministic: make no plan that depends on a clock: a kept one, or DDP's buckets. By
             default what ``torch.use_deterministic_algorithms`` says.
         broadcast_buffers: False leaves every rank its own buffers, from the start.
         ignore: names of parameters and buffers that every rank keeps for itself, as are those in
-            the model's ``_ddp_params_and_buffers_to_ignore``: neither broadcast nor exchanged.
+            the model's ``_ddp_params_and_buffers_to_ignore``.
         group: the ranks; all of them when left out.
         timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
 

@@ -169,7 +169,7 @@ def _iterate(
         update_s=clock.between_s(backward_end, end),
         ready_s=stamped.ready_s(),
         module_forward_s=stamped.module_forward_s(),
-        used=stamped.used(),
+        used=stamped.names,
         began_s=began_s,
         host=socket.gethostname(),
     )

@@ -7,66 +7,47 @@ nothing waits inside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from syncopate.profiling.state import trainable
 from syncopate.profiling.uses import Uses
 from syncopate.tracing.clocks import Clock
 
 
-class StampedModel:
-    """Hooks on a model for the length of a ``with`` block.
+class StampedModel(Uses):
+    """Hooks on a model for the length of a ``with`` block, which stamp what they note.
 
     Call ``start_iteration`` before forward and ``start_backward`` after it; read the durations
     after ``clock.finish()``.
     """
 
     def __init__(self, model: nn.Module, clock: Clock) -> None:
+        super().__init__(model)
         self._clock = clock
         self._parameters = trainable(model)
-        self._names = {id(parameter): name for name, parameter in self._parameters.items()}
-        self._model = model
         self._ready: dict[str, Any] = {}
         self._calls: list[tuple[nn.Module, Any, Any, int]] = []
         self._open: list[tuple[nn.Module, Any]] = []
-        self._uses = Uses(model)
         self._backward_start: Any = None
-        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
+        super().__enter__()
         for name, parameter in self._parameters.items():
             hook = self._ready_hook(name)
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-        for module in self._model.modules():
-            if any(id(p) in self._names for p in module._parameters.values()):
-                self._handles.append(
-                    module.register_forward_pre_hook(self._enter_hook, prepend=False)
-                )
-                self._handles.append(module.register_forward_hook(self._leave_hook, prepend=True))
-        self._uses.__enter__()
+        for module in self._modules:
+            self._handles.append(module.register_forward_pre_hook(self._enter_hook, prepend=False))
+            self._handles.append(module.register_forward_hook(self._leave_hook, prepend=True))
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        self._uses.__exit__(kind, error, trace)
 
     def start_iteration(self) -> None:
         """Forget the previous iteration's stamps."""
         self._ready.clear()
         self._calls.clear()
         self._open.clear()
-        self._uses.forget()
+        self.forget()
 
     def start_backward(self) -> Any:
         """Stamp the start of backward and return the stamp."""
@@ -82,10 +63,6 @@ class StampedModel:
             name: self._clock.between_s(self._backward_start, stamp)
             for name, stamp in self._ready.items()
         }
-
-    def used(self) -> tuple[str, ...]:
-        """Return the parameters whose modules ran, in the order in which these began first."""
-        return self._uses.names
 
     def module_forward_s(self) -> dict[str, float]:
         """Return, per parameter, the forward time of the modules that own it.

@@ -7,7 +7,6 @@ no values, so that they wait for nothing, and compiled code leaves them out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -39,12 +38,7 @@ class Uses:
         ]
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

@@ -66,6 +66,19 @@ def simulated(
     return [f"h{i}" for i in range(len(network.racks)) for _ in range(ranks_per_host)], ran
 
 
+def unequal(uplink: float) -> Network:
+    """Racks of 3 and of 5 hosts."""
+    return Network([0, 1, 0, 1, 1, 0, 1, 1], [uplink, uplink], noise=0.03)
+
+
+def require_no_level(where: Topology, rate: tuple[float, ...]) -> None:
+    """Ask that the hosts of :func:`unequal` are one level, placed rack by rack, with a note."""
+    assert (where.names, where.sizes) == (("host",), (8,))
+    assert where.placement == (0, 2, 5, 1, 3, 4, 6, 7)
+    assert "[3, 5]" in where.note
+    assert where.rates_bytes_per_s == pytest.approx([one * UNIT for one in rate], rel=0.05)
+
+
 class TestRacks:
     def test_hosts_in_turn_are_put_rack_by_rack(self, monkeypatch: pytest.MonkeyPatch) -> None:
         network = Network.regular(2, 4, 4.0, "alternating", noise=0.05)
@@ -93,12 +106,8 @@ class TestRacks:
     def test_unequal_racks_are_no_level(
         self, monkeypatch: pytest.MonkeyPatch, uplink: float, rate: tuple[float, ...]
     ) -> None:
-        network = Network([0, 1, 0, 1, 1, 0, 1, 1], [uplink, uplink], noise=0.03)
-        where, _ = discovered(monkeypatch, network)
-        assert (where.names, where.sizes) == (("host",), (8,))
-        assert where.placement == (0, 2, 5, 1, 3, 4, 6, 7)
-        assert "[3, 5]" in where.note
-        assert where.rates_bytes_per_s == pytest.approx([one * UNIT for one in rate], rel=0.05)
+        where, _ = discovered(monkeypatch, unequal(uplink))
+        require_no_level(where, rate)
 
     @pytest.mark.parametrize("hosts", [3, 4, 8])
     def test_flat(self, monkeypatch: pytest.MonkeyPatch, hosts: int) -> None:
@@ -147,12 +156,8 @@ class TestKnownRacks:
     def test_unequal_racks_are_as_if_they_had_been_found(
         self, monkeypatch: pytest.MonkeyPatch, uplink: float, rate: tuple[float, ...]
     ) -> None:
-        network = Network([0, 1, 0, 1, 1, 0, 1, 1], [uplink, uplink], noise=0.03)
-        where, _ = measured(monkeypatch, network)
-        assert (where.names, where.sizes) == (("host",), (8,))
-        assert where.placement == (0, 2, 5, 1, 3, 4, 6, 7)
-        assert "[3, 5]" in where.note
-        assert where.rates_bytes_per_s == pytest.approx([one * UNIT for one in rate], rel=0.05)
+        where, _ = measured(monkeypatch, unequal(uplink))
+        require_no_level(where, rate)
 
     @pytest.mark.parametrize("racks", [[0] * 6, list(range(6))])
     def test_one_rack_and_racks_of_one_host_are_no_level(
