@@ -1,17 +1,23 @@
-"""Zoo: small models, real data and replayed workloads for demos, tests and benchmarks."""
+"""Zoo: models, real data and replayed workloads for demos, tests and benchmarks."""
 
+from syncopate.zoo.alexnet import AlexNet, alexnet
 from syncopate.zoo.char_gpt import CharGPT, char_gpt
 from syncopate.zoo.data import Digits, digits
+from syncopate.zoo.googlenet import GoogLeNet, googlenet
 from syncopate.zoo.lenet5 import LeNet5, lenet5
 from syncopate.zoo.replay import Delivered, Replay, ReplayOptimizer, replay
 from syncopate.zoo.resnet import ResNet20, ResNet50, resnet20, resnet50
 from syncopate.zoo.task import Task
 from syncopate.zoo.text import Text, python_text
+from syncopate.zoo.vgg import VGG11, vgg11
 
 __all__ = [
+    "VGG11",
+    "AlexNet",
     "CharGPT",
     "Delivered",
     "Digits",
+    "GoogLeNet",
     "LeNet5",
     "Replay",
     "ReplayOptimizer",
@@ -19,11 +25,14 @@ __all__ = [
     "ResNet50",
     "Task",
     "Text",
+    "alexnet",
     "char_gpt",
     "digits",
+    "googlenet",
     "lenet5",
     "python_text",
     "replay",
     "resnet20",
     "resnet50",
+    "vgg11",
 ]
