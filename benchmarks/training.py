@@ -11,12 +11,13 @@
 Started plainly it makes a lab (network namespaces, shaped links). In every round each variant
 trains for one turn on all hosts, in processes of its own; the first turn of ``self`` comes after a
 run that lets self-planning settle. Every variant begins a turn with the same weights and data, and
-real models' weights are compared afterwards. ResNet-50 and VGG-16 are replayed at full size: their
-computation is slept, their gradients and traffic and their optimizer are real. ``--ratio`` makes
-that computation so many times what their gradients take at line rate; real models compute what they
-compute. Given ``--json``, every turn is kept as soon as it is taken, and a run that was stopped
-goes on where it was. Variants and models are listed by ``--list``. ResNet-50 takes a quarter of an
-hour; VGG-16, whose step takes 7 s at 1 Gbit/s, most of an hour; the others some minutes each.
+real models' weights are compared afterwards. ResNet-50, VGG-16, VGG-11 and AlexNet are replayed at
+full size: their computation is slept, their gradients and traffic and their optimizer are real.
+``--ratio`` makes that computation so many times what their gradients take at line rate; real models
+compute what they compute. Given ``--json``, every turn is kept as soon as it is taken, and a run
+that was stopped goes on where it was. Variants and models are listed by ``--list``. ResNet-50 takes
+a quarter of an hour; VGG-16 and VGG-11, whose steps take 7 s at 1 Gbit/s, most of an hour each;
+AlexNet about half an hour; the others some minutes each.
 """
 
 from __future__ import annotations

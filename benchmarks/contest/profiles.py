@@ -2,49 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from syncopate.workload import GradientTensor, Workload
-from syncopate.zoo import resnet50
+from syncopate.zoo import VGG11, AlexNet, ResNet50
 
 RESNET50_S = 1.0
 """What an iteration of the replayed ResNet-50 computes unless somebody says otherwise."""
 
-_RESNET50_FORWARD = 0.33
+ALEXNET_S = 0.25
+VGG11_S = 1.85
+"""What these two compute: as many operations a second as that ResNet-50."""
+
+_FORWARD = 0.33
 _SLACK = 1 + 1e-9
 
 
 def resnet50_profile(compute_s: float = RESNET50_S) -> Workload:
     """Return ResNet-50 at full size, a third of it forward, spread over layers by operations."""
-    model, inputs = resnet50().model, torch.zeros(1, 3, 224, 224)
-    operations: dict[nn.Parameter, float] = {}
+    return _by_operations("ResNet-50", ResNet50, compute_s)
+
+
+def alexnet_profile(compute_s: float = ALEXNET_S) -> Workload:
+    """Return SSD-SGD's AlexNet at full size, made as :func:`resnet50_profile` is."""
+    return _by_operations("AlexNet", AlexNet, compute_s)
+
+
+def vgg11_profile(compute_s: float = VGG11_S) -> Workload:
+    """Return VGG-11 at full size, made as :func:`resnet50_profile` is."""
+    return _by_operations("VGG-11", VGG11, compute_s)
+
+
+def operations(build: Callable[[], nn.Module]) -> dict[str, tuple[int, float]]:
+    """Return of each parameter its elements and the multiply-adds of one image forward.
+
+    Args:
+        build: makes a model for images of 224 x 224; without data, so that nothing is computed.
+    """
+    found: dict[nn.Parameter, float] = {}
 
     def count(module: nn.Module, _: Any, output: Tensor) -> None:
         for parameter in module.parameters(recurse=False):
             per_output = parameter.numel() / output.shape[1] if parameter.dim() > 1 else 1.0
-            operations[parameter] = per_output * output.numel()
+            found[parameter] = per_output * output.numel()
 
+    with torch.device("meta"):
+        model, image = build(), torch.empty(1, 3, 224, 224)
     for module in model.modules():
         module.register_forward_hook(count)
-    with torch.no_grad():
-        model(inputs)
-    forward_s = compute_s * _RESNET50_FORWARD
+    model(image)
+    return {name: (tensor.numel(), found[tensor]) for name, tensor in model.named_parameters()}
+
+
+def _by_operations(title: str, build: Callable[[], nn.Module], compute_s: float) -> Workload:
+    counts = operations(build)
+    forward_s = compute_s * _FORWARD
     backward_s = compute_s - forward_s
-    total = sum(operations.values())
+    total = sum(count for _, count in counts.values())
     tensors = (
         GradientTensor(
             name=name,
-            numel=parameter.numel(),
-            forward_s=operations[parameter] / total * forward_s,
-            backward_s=operations[parameter] / total * backward_s,
+            numel=numel,
+            forward_s=count / total * forward_s,
+            backward_s=count / total * backward_s,
         )
-        for name, parameter in model.named_parameters()
+        for name, (numel, count) in counts.items()
     )
-    return _workload("ResNet-50", tensors, forward_s, backward_s)
+    return _workload(title, tensors, forward_s, backward_s)
 
 
 class _Layer(NamedTuple):

@@ -14,7 +14,16 @@ from syncopate.zoo import CharGPT, ResNet20, Task, digits, python_text, replay
 from syncopate.zoo.char_gpt import next_character_loss
 from syncopate.zoo.task import seeded
 
-from .profiles import RESNET50_S, VGG16_S, resnet50_profile, vgg16_profile
+from .profiles import (
+    ALEXNET_S,
+    RESNET50_S,
+    VGG11_S,
+    VGG16_S,
+    alexnet_profile,
+    resnet50_profile,
+    vgg11_profile,
+    vgg16_profile,
+)
 
 GOODPUT = 1448 / 1514
 """TCP's payload in a full Ethernet frame; a lab's rates count frames."""
@@ -108,6 +117,8 @@ WORKS = {
     for row in (
         Work("resnet50", "ResNet-50, replayed", "sgd", resnet50_profile, RESNET50_S),
         Work("vgg16", "VGG-16, replayed", "sgd", vgg16_profile, VGG16_S),
+        Work("vgg11", "VGG-11, replayed", "sgd", vgg11_profile, VGG11_S),
+        Work("alexnet", "AlexNet, replayed", "sgd", alexnet_profile, ALEXNET_S),
         Work("resnet20", "ResNet-20 on digits", "momentum", steps=10, make=_resnet20),
         Work("char-gpt", "character GPT", "adamw", steps=10, make=_char_gpt),
     )

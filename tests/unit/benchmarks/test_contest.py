@@ -8,7 +8,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from benchmarks.contest import grid, session, table, turn, works
-from benchmarks.contest.profiles import resnet50_profile, vgg16_profile
+from benchmarks.contest.profiles import (
+    RESNET50_S,
+    alexnet_profile,
+    operations,
+    resnet50_profile,
+    vgg11_profile,
+    vgg16_profile,
+)
 from benchmarks.contest.results import (
     Cell,
     Place,
@@ -27,6 +34,7 @@ from syncopate.lab import Topology
 from syncopate.plan import Plan, Prediction
 from syncopate.planning import make_plan
 from syncopate.workload import GradientTensor, Workload
+from syncopate.zoo import VGG11, AlexNet, ResNet50
 
 MIB = 1 << 20
 
@@ -183,6 +191,21 @@ def test_profiles_are_the_published_models() -> None:
     # Its log, without the 17.972 ms of loading images.
     assert vgg.forward_s == pytest.approx(0.251874 - 0.017972, rel=1e-3)
     assert vgg.backward_s == pytest.approx(0.438633, rel=1e-3)
+
+
+def test_profiles_by_operations_keep_one_pace() -> None:
+    resnet = sum(count for _, count in operations(ResNet50).values())
+    for build, profile, layers, nbytes in (
+        (AlexNet, alexnet_profile, 8, 203_376_032),
+        (VGG11, vgg11_profile, 11, 531_453_344),
+    ):
+        found = profile()
+        assert (len(found.tensors), found.nbytes) == (2 * layers, nbytes)
+        assert sum(t.forward_s for t in found.tensors) == pytest.approx(found.forward_s)
+        assert sum(t.backward_s for t in found.tensors) == pytest.approx(found.backward_s)
+        counted = sum(count for _, count in operations(build).values())
+        assert found.compute_s == pytest.approx(RESNET50_S * counted / resnet, rel=0.02)
+    assert works.replayed(works.WORKS["alexnet"], None, 4, 1e9).nbytes == 203_376_032
 
 
 def test_a_ratio_is_of_the_time_on_the_wire() -> None:
