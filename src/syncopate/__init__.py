@@ -21,11 +21,13 @@ if TYPE_CHECKING:
         CollectiveError,
         EngineError,
         InvalidValueError,
+        ParameterServerError,
         PlanError,
         ScheduleError,
         SyncopateError,
         UnknownNameError,
     )
+    from syncopate.paramserver.worker import KVStore
     from syncopate.plan import Plan
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
@@ -42,6 +44,8 @@ __all__ = [
     "Communicator",
     "EngineError",
     "InvalidValueError",
+    "KVStore",
+    "ParameterServerError",
     "Plan",
     "PlanError",
     "ScheduleError",
@@ -70,10 +74,12 @@ _MODULES = {
     "CollectiveError": "errors",
     "EngineError": "errors",
     "InvalidValueError": "errors",
+    "ParameterServerError": "errors",
     "PlanError": "errors",
     "ScheduleError": "errors",
     "SyncopateError": "errors",
     "UnknownNameError": "errors",
+    "KVStore": "paramserver.worker",
     "Plan": "plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",

@@ -107,3 +107,16 @@ class CollectiveError(SyncopateError):
 
 class EngineError(SyncopateError):
     """A training set-up or step that the engine cannot carry out."""
+
+
+class ParameterServerError(SyncopateError):
+    """A parameter server, or the job around it, that cannot go on.
+
+    Args:
+        reason: what happened, who did it and what would help.
+        workers: the workers held responsible; empty when there are none.
+    """
+
+    def __init__(self, reason: str, workers: Iterable[int] = ()) -> None:
+        super().__init__(reason)
+        self.workers = tuple(workers)

@@ -16,6 +16,7 @@ from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
+from syncopate.cli.ps import ps
 from syncopate.cli.simulate import simulate
 
 app = typer.Typer(
@@ -37,6 +38,7 @@ app.command()(bench)
 app.command()(choose)
 app.command()(convert)
 app.add_typer(lab)
+app.add_typer(ps)
 
 
 def _show_version(wanted: bool) -> None:

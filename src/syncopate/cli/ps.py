@@ -1,0 +1,203 @@
+"""``syncopate ps``: the scheduler and the servers of a parameter server, or all of it here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncopate.cli.console import err
+from syncopate.cli.options import grouped
+from syncopate.errors import InvalidValueError
+from syncopate.paramserver.job import Job, job_from
+from syncopate.protocol.limits import Limits
+from syncopate.units import parse_bytes
+
+ps = typer.Typer(
+    name="ps",
+    help="Run a parameter server: a scheduler, servers, and workers that are your script.",
+    epilog="Options that are left out come from the DMLC_ variables that launchers set.",
+    no_args_is_help=True,
+)
+
+_COMMAND = {"allow_interspersed_args": False}
+
+_Servers = Annotated[int | None, typer.Option("--servers", help="Number of servers.")]
+_Workers = Annotated[int | None, typer.Option("--workers", help="Number of workers.")]
+_Key = Annotated[
+    Path | None,
+    typer.Option("--key", metavar="FILE", help="The job's key: encrypts, and keeps others out."),
+]
+
+
+def _place(
+    *,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Host or address of the scheduler.")
+    ] = None,
+    port: Annotated[int | None, typer.Option("--port", help="Port of the scheduler.")] = None,
+    servers: _Servers = None,
+    workers: _Workers = None,
+    job_name: Annotated[
+        str | None, typer.Option("--job", help="Name of the job; others are refused.")
+    ] = None,
+    key: _Key = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Allow addresses that are not local without a key.")
+    ] = False,
+) -> dict[str, object]:
+    """Return what the options say, by the name of the job's field."""
+    given: dict[str, object] = {"uri": host, "port": port, "servers": servers, "workers": workers}
+    given |= {"name": job_name, "key": key, "insecure": insecure or None}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _limits(
+    *,
+    silence: Annotated[
+        float, typer.Option(help="Seconds of silence after which a process is lost.")
+    ] = 6.0,
+    join: Annotated[float, typer.Option(help="Seconds to wait for all to come.")] = 300.0,
+    restart: Annotated[
+        float, typer.Option(help="Seconds in which a lost server with state may come back.")
+    ] = 60.0,
+    max_payload: Annotated[str, typer.Option(help="Largest payload that is accepted.")] = "64MiB",
+) -> Limits:
+    """Return the limits that the options describe."""
+    payload_bytes = parse_bytes(max_payload)
+    return Limits(
+        heartbeat_s=min(Limits().heartbeat_s, silence / 4),
+        silence_s=silence,
+        join_s=join,
+        restart_s=restart,
+        payload_bytes=payload_bytes,
+        slice_bytes=min(Limits().slice_bytes, payload_bytes),
+    ).require_valid()
+
+
+@ps.command()
+@grouped(place=_place, limits=_limits)
+def scheduler(*, place: dict[str, object], limits: Limits) -> None:
+    """Run the scheduler of a job, to the job's end.
+
+    For example:
+
+      syncopate ps scheduler --host 10.0.0.1 --servers 2 --workers 4 --key job.key
+    """
+    from syncopate.paramserver.scheduler import Scheduler
+
+    job = _job("scheduler", place)
+
+    def show(here: dict[str, int], complete: bool) -> None:
+        count = (
+            f"{here['server']} of {job.servers} servers, {here['worker']} of {job.workers} workers"
+        )
+        _remark(f"scheduler at {job.uri}:{job.port}: {count}{'' if complete else ', waiting'}")
+
+    Scheduler(job, limits).run(show)
+
+
+@ps.command()
+@grouped(place=_place, limits=_limits)
+def server(
+    *,
+    place: dict[str, object],
+    limits: Limits,
+    own_host: Annotated[
+        str | None, typer.Option("--own-host", help="Where the others reach this server.")
+    ] = None,
+    own_port: Annotated[
+        int, typer.Option("--own-port", help="Port of this server; 0: any free one.")
+    ] = 0,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Keep state here, to go on after a crash."),
+    ] = None,
+) -> None:
+    """Run one server of a job, to the job's end.
+
+    A server that is killed and started again with the same --state goes on where it was; the
+    workers notice nothing but the pause.
+
+    For example:
+
+      syncopate ps server --host 10.0.0.1 --key job.key --state /var/lib/train/server-0
+    """
+    from syncopate.paramserver.faults import faults_from
+    from syncopate.paramserver.server import ParameterServer
+
+    job = _job("server", place | ({} if own_host is None else {"host": own_host}))
+    ParameterServer(
+        job, port=own_port, state=state, limits=limits, faults=faults_from(os.environ)
+    ).run()
+
+
+@ps.command(context_settings=_COMMAND)
+def local(
+    *,
+    command: Annotated[
+        list[str], typer.Argument(metavar="COMMAND", help="What every worker runs.")
+    ],
+    servers: _Servers = 1,
+    workers: _Workers = 2,
+    key: _Key = None,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Keep the servers' state here."),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(help="How often to start servers again that die; needs --state.")
+    ] = 0,
+) -> None:
+    """Run scheduler, servers and workers on this machine.
+
+    When a process fails the others are stopped, and its exit code is this command's.
+
+    For example:
+
+      syncopate ps local --servers 2 --workers 4 -- python train.py
+    """
+    from syncopate.paramserver.launch import LocalJob
+
+    if restarts and state is None:
+        raise InvalidValueError("--restarts", restarts, "0 without --state")
+    job = Job(servers=servers or 1, workers=workers or 1, key=key).require_valid()
+    running = LocalJob(job, command, state=state, restarts=restarts)
+    _remark(
+        f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "
+        f"scheduler at port {running.job.port}"
+    )
+    ended = running.run(_remark)
+    if ended.exit_code:
+        _remark(f"{ended.who} ended with exit code {ended.exit_code}; its last lines:", "red")
+        for line in ended.last_lines:
+            _remark(f"  {line}", "red")
+    raise typer.Exit(ended.exit_code)
+
+
+@ps.command("key")
+def make_key(
+    *, path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.")]
+) -> None:
+    """Make a job key: copy it to every host of the job, and let nobody else read it.
+
+    For example:
+
+      syncopate ps key job.key
+    """
+    from syncopate.paramserver import security
+
+    security.make_key(path)
+    _remark(f"wrote {path}")
+
+
+def _job(role: str, given: dict[str, object]) -> Job:
+    import msgspec
+
+    return msgspec.structs.replace(job_from(os.environ, role), **given).require_valid()
+
+
+def _remark(text: str, style: str = "dim") -> None:
+    err().print(text, style=style, soft_wrap=True, markup=False)

@@ -1,0 +1,55 @@
+"""Store: the parameter server as the engine sees it, so that neither imports the other.
+
+:class:`~syncopate.paramserver.worker.KVStore` is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class StoreHandle(Protocol):
+    """A push or pull that was submitted."""
+
+    def done(self) -> bool:
+        """Say whether it is over, well or badly, without blocking."""
+
+    def wait(self) -> None:
+        """Return when it is over.
+
+        Raises:
+            ParameterServerError: it will never be.
+        """
+
+
+class Store(Protocol):
+    """Weights that servers keep: gradients are pushed to them, weights pulled from them."""
+
+    def init(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the servers worker 0's ``tensors``, and every worker the same values.
+
+        Blocks until all workers have called it. Once per job.
+        """
+
+    def push(self, key: str, tensor: Tensor, priority: int = 0) -> StoreHandle:
+        """Send a gradient in the background; the highest priority goes first.
+
+        Until the handle is done the tensor must not change.
+        """
+
+    def pull(self, key: str, out: Tensor, priority: int = 0) -> StoreHandle:
+        """Receive weights into ``out``, with all in them that this worker pushed before.
+
+        In synchronous modes: exactly as many pushes of every worker. Until the handle is done
+        ``out`` must not be used.
+        """
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Let the servers use ``lr`` for every push from now on."""
+
+    def close(self) -> None:
+        """Wait until all pushes are over, and leave the job."""

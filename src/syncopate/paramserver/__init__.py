@@ -1,0 +1,24 @@
+"""Parameter server: servers keep the weights, workers push gradients and pull weights.
+
+What everybody says, and when, is :mod:`syncopate.protocol`'s; here are sockets, tensors, disks and
+threads. Nothing is imported along with the package, so that a scheduler starts without torch.
+
+===============  ===================================================================================
+file             what it does
+===============  ===================================================================================
+``job``          where the scheduler is, how many take part: the environment's DMLC variables
+``security``     the job's key, CURVE keys derived from it, and who is let in
+``faults``       for tests: messages dropped, doubled or late
+``outbox``       what waits to be sent to one peer, by priority, so many bytes at a time
+``wire``         the ZeroMQ sockets of one process
+``node``         what server and worker share: wire, membership, a loop
+``tensors``      tensors as frames, frames as tensors
+``optimizers``   SGD and Adam on a slice
+``shard``        the slices of one server: weights, optimizer states, gradients that wait
+``state``        a server's state on disk
+``server``       one server
+``scheduler``    the scheduler
+``worker``       the key-value store that a training script uses
+``launch``       all of them on this machine
+===============  ===================================================================================
+"""

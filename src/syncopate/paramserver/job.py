@@ -1,0 +1,185 @@
+"""Job: where the scheduler is and how many take part, as MXNet's launchers tell it.
+
+=========================  =========================================================================
+variable                   what it says
+=========================  =========================================================================
+``DMLC_ROLE``              ``scheduler``, ``server`` or ``worker``
+``DMLC_PS_ROOT_URI``       the scheduler's host
+``DMLC_PS_ROOT_PORT``      the scheduler's port
+``DMLC_NUM_SERVER``        how many servers
+``DMLC_NUM_WORKER``        how many workers
+``DMLC_NODE_HOST``         a server's own address, where the others reach it
+``DMLC_RANK``              the rank that a server or worker wants; else by arrival
+``SYNCOPATE_PS_JOB``       the job's name; processes of another job are refused
+``SYNCOPATE_PS_KEY``       the job's key file: everything is encrypted, nobody else is let in
+=========================  =========================================================================
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+
+import msgspec
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+ROLES = ("scheduler", "server", "worker")
+
+_LOCAL = "127.0.0.1"
+_PORT = 9091
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as each of its processes knows it.
+
+    Attributes:
+        uri: the scheduler's host name or address.
+        port: the scheduler's port.
+        servers: how many.
+        workers: how many.
+        name: of the job.
+        host: this process's own address; empty: found out.
+        rank: the rank it wants; -1: any.
+        key: the job's key file; None: nothing is encrypted.
+        insecure: whether no key is needed where addresses are not local.
+    """
+
+    uri: str = _LOCAL
+    port: int = _PORT
+    servers: int = 1
+    workers: int = 1
+    name: str = "syncopate"
+    host: str = ""
+    rank: int = -1
+    key: Path | None = None
+    insecure: bool = False
+
+    @property
+    def scheduler(self) -> str:
+        """Where the scheduler is, as ZeroMQ writes it."""
+        return endpoint(self.uri, self.port)
+
+    def require_valid(self) -> Job:
+        """Return this job.
+
+        Raises:
+            InvalidValueError: a number is out of range, or a key is missing.
+        """
+        for what, count in (("servers", self.servers), ("workers", self.workers)):
+            if not 0 < count < 2**16:
+                raise InvalidValueError(what, count, "at least 1 and less than 65536")
+        if not 0 < self.port < 2**16:
+            raise InvalidValueError("port", self.port, "from 1 to 65535")
+        if self.rank < -1:
+            raise InvalidValueError("rank", self.rank, "at least 0, or -1 for any")
+        if self.key is None and not self.insecure:
+            for host in (self.uri, self.host):
+                if host and not is_local(host):
+                    rule = "local without a key: give --key FILE (made by `syncopate ps key FILE`)"
+                    raise InvalidValueError("address", host, f"{rule}, or --insecure")
+        return self
+
+    def environment(self, role: str) -> dict[str, str]:
+        """Return the variables from which a process of ``role`` reads this job."""
+        given = {
+            "DMLC_ROLE": role,
+            "DMLC_PS_ROOT_URI": self.uri,
+            "DMLC_PS_ROOT_PORT": str(self.port),
+            "DMLC_NUM_SERVER": str(self.servers),
+            "DMLC_NUM_WORKER": str(self.workers),
+            "DMLC_NODE_HOST": self.host,
+            "SYNCOPATE_PS_JOB": self.name,
+        }
+        if self.rank >= 0:
+            given["DMLC_RANK"] = str(self.rank)
+        if self.key is not None:
+            given["SYNCOPATE_PS_KEY"] = str(self.key)
+        if self.insecure:
+            given["SYNCOPATE_PS_INSECURE"] = "1"
+        return given
+
+
+def job_from(environment: Mapping[str, str], role: str) -> Job:
+    """Return the job that ``environment`` describes to a process of ``role``.
+
+    Raises:
+        UnknownNameError: ``DMLC_ROLE`` is no role.
+        InvalidValueError: it is another role, or a variable has a value that it may not have.
+    """
+    said = environment.get("DMLC_ROLE", role)
+    if said not in ROLES:
+        raise UnknownNameError("role", said, ROLES, "DMLC_ROLE")
+    if said != role:
+        raise InvalidValueError("DMLC_ROLE", said, f"{role!r} for this process, or not set")
+    key = environment.get("SYNCOPATE_PS_KEY")
+    return Job(
+        uri=environment.get("DMLC_PS_ROOT_URI", _LOCAL),
+        port=_number(environment, "DMLC_PS_ROOT_PORT", _PORT),
+        servers=_number(environment, "DMLC_NUM_SERVER", 1),
+        workers=_number(environment, "DMLC_NUM_WORKER", 1),
+        name=environment.get("SYNCOPATE_PS_JOB", "syncopate"),
+        host=environment.get("DMLC_NODE_HOST", ""),
+        rank=_number(environment, "DMLC_RANK", -1),
+        key=Path(key) if key else None,
+        insecure=environment.get("SYNCOPATE_PS_INSECURE", "0") != "0",
+    )
+
+
+def endpoint(host: str, port: int) -> str:
+    """Return the ZeroMQ address of a host and port."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
+def is_local(host: str) -> bool:
+    """Say whether ``host`` is this machine, for this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def numeric(host: str) -> str:
+    """Return the address of a host name, as sockets are bound to it.
+
+    Raises:
+        InvalidValueError: it has none.
+    """
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError as error:
+        rule = f"the name or address of a host ({error.strerror or error})"
+        raise InvalidValueError("host", host, rule) from None
+
+
+def own_host(job: Job) -> str:
+    """Return the address at which the others reach this process: that on the way to the scheduler.
+
+    Raises:
+        InvalidValueError: the scheduler's host name has no address.
+    """
+    if job.host:
+        return job.host
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            job.uri, job.port, type=socket.SOCK_DGRAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        rule = f"a host that can be reached ({error.strerror or error})"
+        raise InvalidValueError("DMLC_PS_ROOT_URI", job.uri, rule) from None
+
+
+def _number(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name)
+    if not text:
+        return default
+    if not text.isdecimal():
+        raise InvalidValueError(name, text, "a whole number")
+    return int(text)

@@ -1,0 +1,198 @@
+"""Launch: scheduler, servers and workers of a job as processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from syncopate.paramserver.job import Job
+
+_POLL_S = 0.05
+_GRACE_S = 5.0
+_STOP_S = 2.0
+_LAST_LINES = 15
+_SIGNALLED = 128
+
+
+class Ended(NamedTuple):
+    """How a job of local processes ended.
+
+    Attributes:
+        exit_code: of the process that failed first, 128 + n after signal n; 0: none did.
+        who: that process, such as ``"worker 1"``; empty: none.
+        last_lines: what it wrote last.
+    """
+
+    exit_code: int
+    who: str = ""
+    last_lines: tuple[str, ...] = ()
+
+
+class _Child:
+    """A process, and the last lines it wrote."""
+
+    def __init__(
+        self, name: str, command: Sequence[str], environment: dict[str, str], quiet: bool = False
+    ) -> None:
+        self.name = name
+        self.command = tuple(command)
+        self.environment = environment
+        self.quiet = quiet
+        self.lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.start()
+
+    def start(self) -> None:
+        """Start it, in a session of its own: Ctrl-C is for this process to pass on."""
+        self.process = subprocess.Popen(
+            self.command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._readers = [
+            threading.Thread(target=self._pass_on, args=streams, daemon=True)
+            for streams in ((self.process.stdout, sys.stdout), (self.process.stderr, sys.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def exit_code(self) -> int | None:
+        """Return how it ended, as a shell says it; None while it runs."""
+        code = self.process.poll()
+        return code if code is None or code >= 0 else _SIGNALLED - code
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to it and whatever it started."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def read(self) -> None:
+        """Wait for what it wrote last."""
+        for reader in self._readers:
+            reader.join(1.0)
+
+    def _pass_on(self, source: IO[bytes], target: IO[str]) -> None:
+        for line in source:
+            text = line.decode(errors="replace")
+            self.lines.append(text.rstrip("\n"))
+            if self.quiet:
+                continue
+            with suppress(ValueError, OSError):
+                target.write(text)
+                target.flush()
+
+
+class LocalJob:
+    """The processes of a job on this machine."""
+
+    def __init__(
+        self, job: Job, command: Sequence[str], *, state: Path | None, restarts: int
+    ) -> None:
+        """Start nothing yet.
+
+        Args:
+            job: how many servers and workers; its port is chosen here.
+            command: what every worker runs.
+            state: a folder with a folder for each server; None: servers keep nothing on disk.
+            restarts: how often servers that die are started again, all together.
+        """
+        self.job = msgspec.structs.replace(job, port=free_port())
+        self._command = tuple(command)
+        self._state = state
+        self._restarts = restarts if state is not None else 0
+        self._children: list[_Child] = []
+        self._helpers: list[_Child] = []
+
+    def run(self, remark: Callable[[str], None]) -> Ended:
+        """Start all, and wait for the end; nothing is left behind however that comes.
+
+        Args:
+            remark: says a line to the user.
+        """
+        # A signal that ends this process shall end the others, too.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            self._start()
+            return self._watch(remark)
+        finally:
+            self._stop()
+            signal.signal(signal.SIGTERM, before)
+
+    def _start(self) -> None:
+        job = self.job
+        syncopate = [sys.executable, "-m", "syncopate", "ps"]
+        self._helpers.append(
+            _Child("scheduler", [*syncopate, "scheduler"], self._told("scheduler"), quiet=True)
+        )
+        for rank in range(job.servers):
+            state = [] if self._state is None else ["--state", str(self._state / f"server-{rank}")]
+            line = [*syncopate, "server", *state]
+            self._helpers.append(_Child(f"server {rank}", line, self._told("server", rank)))
+        for rank in range(job.workers):
+            self._children.append(
+                _Child(f"worker {rank}", self._command, self._told("worker", rank))
+            )
+
+    def _told(self, role: str, rank: int = -1) -> dict[str, str]:
+        job = msgspec.structs.replace(
+            self.job, rank=rank, host="" if role != "server" else "127.0.0.1"
+        )
+        return os.environ | {"DMLC_RANK": ""} | job.environment(role)
+
+    def _watch(self, remark: Callable[[str], None]) -> Ended:
+        ended_s: float | None = None
+        while True:
+            everybody = [*self._children, *self._helpers]
+            codes = {child: child.exit_code() for child in everybody}
+            for child, code in codes.items():
+                if not code:
+                    continue
+                if child.name.startswith("server") and self._restarts > 0:
+                    self._restarts -= 1
+                    remark(f"{child.name} ended with exit code {code}; started again")
+                    child.start()
+                    continue
+                child.read()
+                return Ended(code, child.name, tuple(child.lines))
+            if all(codes[child] == 0 for child in self._children):
+                ended_s = ended_s or time.monotonic()
+                late = time.monotonic() - ended_s > _GRACE_S
+                if late or all(code == 0 for code in codes.values()):
+                    return Ended(0)
+            time.sleep(_POLL_S)
+
+    def _stop(self) -> None:
+        everybody = [*self._children, *self._helpers]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for child in everybody:
+                child.signal(number)
+            until_s = time.monotonic() + _STOP_S
+            while time.monotonic() < until_s:
+                if all(child.exit_code() is not None for child in everybody):
+                    break
+                time.sleep(_POLL_S)
+        for child in everybody:
+            child.read()
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

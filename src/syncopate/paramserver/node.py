@@ -1,0 +1,91 @@
+"""Node: what server and worker share: a wire, membership, and a loop that drives both."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+
+import zmq
+
+from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import SCHEDULER, Action
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.member import MemberMachine
+from syncopate.protocol.messages import Refusal
+
+TICK_S = 0.05
+"""How often machines are asked what is due."""
+
+
+def new_token() -> str:
+    """Return a random number that nobody else has."""
+    return secrets.token_hex(16)
+
+
+class Node:
+    """A member of the job.
+
+    Attributes:
+        member: its side of membership.
+        wire: its sockets.
+    """
+
+    def __init__(self, wire: Wire, register: msg.Register, limits: Limits, scheduler: str) -> None:
+        """Connect to the scheduler.
+
+        Args:
+            wire: on which a server listens already.
+            register: how this process introduces itself.
+            limits: what it waits for.
+            scheduler: the scheduler's address.
+        """
+        self.wire = wire
+        self.member = MemberMachine(register, limits, scheduler)
+        wire.connect(SCHEDULER, scheduler)
+        self._ticked_s = 0.0
+
+    def step(
+        self,
+        do: Callable[[list[Action]], None],
+        take: Callable[[Arrival], None],
+        tick: Callable[[float], None],
+    ) -> None:
+        """Wait for something to happen, for a moment.
+
+        Args:
+            do: carries out what membership asks for.
+            take: takes in what came from anybody but the scheduler.
+            tick: called now and then with the time.
+        """
+        for arrival in self.wire.receive(TICK_S):
+            if arrival.peer == SCHEDULER:
+                try:
+                    message, _ = opened(msg.FromScheduler, arrival.frames)
+                except Refusal:
+                    continue
+                do(self.member.receive(message, time.monotonic()))
+            else:
+                take(arrival)
+        now_s = time.monotonic()
+        if now_s - self._ticked_s >= TICK_S:
+            self._ticked_s = now_s
+            do(self.member.tick(now_s))
+            tick(now_s)
+
+    def send(self, action: act.Send) -> None:
+        """Send a message without a payload."""
+        self.wire.send(action.to, action.message, action.priority)
+
+
+def opened(kinds: object, frames: list[zmq.Frame]) -> tuple[msg.Message, zmq.Frame | None]:
+    """Return the message in ``frames``, and its payload if it has one.
+
+    Raises:
+        Refusal: it is no message.
+    """
+    if not 1 <= len(frames) <= 2:
+        raise Refusal(msg.MALFORMED, f"{len(frames)} frames; a message has 1 or 2")
+    return msg.decode(kinds, frames[0].buffer), frames[1] if len(frames) > 1 else None

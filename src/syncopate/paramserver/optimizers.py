@@ -1,0 +1,95 @@
+"""Optimizers: SGD and Adam on one slice, step for step as torch.optim computes them.
+
+A state is a dict of tensors, so that it can be written to disk and read again like weights. The
+number of steps is a tensor, too.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from syncopate.protocol.rules import SGD, Adam, Compensation
+
+State = dict[str, Tensor]
+"""What an optimizer remembers of one slice; empty at first."""
+
+
+def step(
+    rule: SGD | Adam, lr: float | None, weights: Tensor, gradient: Tensor, state: State
+) -> None:
+    """Update ``weights`` and ``state`` in place.
+
+    Args:
+        rule: the optimizer.
+        lr: the learning rate; None: the rule's own.
+        weights: shape (elements,).
+        gradient: shape (elements,); may be overwritten.
+        state: of the slice.
+    """
+    rate = rule.lr if lr is None else lr
+    if isinstance(rule, Adam):
+        _adam(rule, rate, weights, gradient, state)
+    elif rule.form == "mxnet":
+        _sgd_mxnet(rule, rate, weights, gradient, state)
+    else:
+        _sgd(rule, rate, weights, gradient, state)
+
+
+def compensate(
+    rule: Compensation, gradient: Tensor, weights: Tensor, backup: Tensor, state: State
+) -> Tensor:
+    """Return ``gradient`` as it might be on ``weights``; it was computed on ``backup``.
+
+    All are of shape (elements,). See :class:`~syncopate.protocol.rules.Compensation`.
+    """
+    squared = gradient * gradient
+    mean_square = state.get("mean_square")
+    if mean_square is None:
+        mean_square = state["mean_square"] = torch.zeros_like(weights)
+    mean_square.mul_(rule.decay).add_(squared, alpha=1 - rule.decay)
+    strength = (mean_square + rule.eps).sqrt_().reciprocal_().mul_(rule.lambda_0)
+    return strength.mul_(squared).mul_(weights - backup).add_(gradient)
+
+
+def _sgd(rule: SGD, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
+    if rule.weight_decay != 0:
+        gradient = gradient.add_(weights, alpha=rule.weight_decay)
+    if rule.momentum != 0:
+        velocity = state.get("momentum")
+        if velocity is None:
+            velocity = state["momentum"] = gradient.clone()
+        else:
+            velocity.mul_(rule.momentum).add_(gradient, alpha=1 - rule.dampening)
+        gradient = gradient.add_(velocity, alpha=rule.momentum) if rule.nesterov else velocity
+    weights.add_(gradient, alpha=-lr)
+
+
+def _sgd_mxnet(rule: SGD, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
+    if rule.weight_decay != 0:
+        gradient = gradient.add_(weights, alpha=rule.weight_decay)
+    velocity = state.get("momentum")
+    if velocity is None:
+        velocity = state["momentum"] = torch.zeros_like(weights)
+    velocity.mul_(rule.momentum).add_(gradient, alpha=-lr)
+    weights.add_(velocity)
+
+
+def _adam(rule: Adam, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
+    if "steps" not in state:
+        state["steps"] = torch.zeros(1, dtype=torch.int64)
+        state["mean"] = torch.zeros_like(weights)
+        state["square"] = torch.zeros_like(weights)
+    state["steps"] += 1
+    steps = int(state["steps"].item())
+    first, second = rule.betas
+    if rule.weight_decay != 0:
+        if rule.decoupled:
+            weights.mul_(1 - lr * rule.weight_decay)
+        else:
+            gradient = gradient.add_(weights, alpha=rule.weight_decay)
+    state["mean"].lerp_(gradient, 1 - first)
+    state["square"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+    root = (1 - second**steps) ** 0.5
+    denominator = (state["square"].sqrt() / root).add_(rule.eps)
+    weights.addcdiv_(state["mean"], denominator, value=-(lr / (1 - first**steps)))

@@ -1,0 +1,111 @@
+"""Outbox: what waits to be sent to one peer, by priority, so many bytes at a time.
+
+ZeroMQ sends in the order in which it is given messages. So it is given little: what waits here can
+still be overtaken by something more urgent.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import NamedTuple
+
+import zmq
+
+IN_FLIGHT_BYTES = 4 * 1024 * 1024
+"""Payload bytes that ZeroMQ holds for a peer at most, but for one payload that is larger."""
+
+IN_FLIGHT_MESSAGES = 256
+"""Payloads that ZeroMQ holds for a peer at most."""
+
+
+class Parcel(NamedTuple):
+    """A message to be sent.
+
+    Attributes:
+        header: its first frame.
+        payload: its second frame, tracked; None: there is none.
+        on_sent: called when ZeroMQ has let go of the payload.
+    """
+
+    header: bytes
+    payload: zmq.Frame | None
+    on_sent: Callable[[], None] | None
+
+
+class _Held(NamedTuple):
+    """A payload that ZeroMQ holds; its frame is gone, or it would be held for ever."""
+
+    tracker: zmq.MessageTracker
+    nbytes: int
+    on_sent: Callable[[], None] | None
+
+
+class Outbox:
+    """The messages for one peer."""
+
+    def __init__(self, socket: zmq.Socket[bytes], prefix: tuple[bytes, ...]) -> None:
+        """Send through ``socket``, with ``prefix`` before every message."""
+        self._socket = socket
+        self._prefix = prefix
+        self._waiting: list[tuple[int, int, Parcel]] = []
+        self._in_flight: list[_Held] = []
+        self._in_flight_bytes = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing waits and ZeroMQ holds no payload."""
+        return not self._waiting and not self._in_flight
+
+    def put(self, parcel: Parcel, priority: int) -> None:
+        """Let ``parcel`` wait; among equal priorities the first goes first."""
+        self._count += 1
+        heapq.heappush(self._waiting, (-priority, self._count, parcel))
+
+    def clear(self) -> None:
+        """Drop what waits."""
+        self._waiting.clear()
+
+    def flush(self) -> bool:
+        """Give ZeroMQ what it may have; return whether the peer can still be reached."""
+        self._settle()
+        while self._waiting and self._room():
+            parcel = self._waiting[0][2]
+            frames: list[bytes | zmq.Frame] = [*self._prefix, parcel.header]
+            if parcel.payload is not None:
+                frames.append(parcel.payload)
+            try:
+                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return True
+            except zmq.ZMQError as error:
+                if error.errno == zmq.EHOSTUNREACH:
+                    self.clear()
+                    return False
+                raise
+            heapq.heappop(self._waiting)
+            if parcel.payload is not None:
+                assert parcel.payload.tracker is not None
+                held = _Held(parcel.payload.tracker, len(parcel.payload), parcel.on_sent)
+                self._in_flight.append(held)
+                self._in_flight_bytes += held.nbytes
+            del parcel, frames
+        self._settle()
+        return True
+
+    def _room(self) -> bool:
+        return self._in_flight_bytes < IN_FLIGHT_BYTES and len(self._in_flight) < IN_FLIGHT_MESSAGES
+
+    def _settle(self) -> None:
+        """Take note of payloads that ZeroMQ has let go of."""
+        over = [held for held in self._in_flight if held.tracker.done]
+        if over:
+            self._in_flight = [held for held in self._in_flight if held not in over]
+        for held in over:
+            self._in_flight_bytes -= held.nbytes
+            if held.on_sent is not None:
+                held.on_sent()

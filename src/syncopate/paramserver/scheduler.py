@@ -1,0 +1,91 @@
+"""Scheduler: lets the processes of a job find each other, and notices who is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from syncopate.errors import ParameterServerError
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.node import TICK_S, new_token, opened
+from syncopate.paramserver.security import load_key
+from syncopate.paramserver.wire import Wire
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.scheduler import SchedulerMachine
+
+_DRAIN_S = 2.0
+Progress = Callable[[dict[str, int], bool], None]
+"""Called with how many servers and workers are here, and whether that is all."""
+
+
+class Scheduler:
+    """The scheduler of one run of a job."""
+
+    def __init__(self, job: Job, limits: Limits | None = None) -> None:
+        """Listen.
+
+        Raises:
+            ParameterServerError: it cannot listen.
+            ArtifactError: the key cannot be read.
+        """
+        self._limits = (limits or Limits()).require_valid()
+        job = job.require_valid()
+        self.run_id = new_token()
+        self._machine = SchedulerMachine(
+            job.name, self.run_id, job.servers, job.workers, self._limits
+        )
+        self._wire = Wire(load_key(job.key), self._limits)
+        try:
+            self._wire.listen(job.uri, job.port)
+        except BaseException:
+            self._wire.close(0)
+            raise
+        self._failure: ParameterServerError | None = None
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages were refused so far, by reason."""
+        return dict(self._machine.refused)
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Schedule until the job is over.
+
+        Args:
+            progress: called when somebody comes or goes.
+
+        Raises:
+            ParameterServerError: somebody was lost or failed; the message names it.
+        """
+        shown: dict[str, int] = {}
+        try:
+            while not self._machine.over:
+                for arrival in self._wire.receive(TICK_S):
+                    try:
+                        message, _ = opened(msg.ToScheduler, arrival.frames)
+                    except Refusal as refusal:
+                        self._do(self._machine.refuse(arrival.peer, refusal))
+                        continue
+                    self._do(self._machine.receive(arrival.peer, message, time.monotonic()))
+                self._do(self._machine.tick(time.monotonic()))
+                if progress is not None and shown != self._machine.here:
+                    shown = self._machine.here
+                    progress(shown, self._machine.complete)
+        except KeyboardInterrupt:
+            self._do(self._machine.abort("the scheduler was interrupted"))
+            raise
+        finally:
+            self._wire.drain(_DRAIN_S)
+            self._wire.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, act.Send):
+                self._wire.send(action.to, action.message, action.priority)
+            elif isinstance(action, act.Fail):
+                self._failure = ParameterServerError(action.reason, action.ranks)

@@ -1,0 +1,239 @@
+"""Server: keeps slices of the weights, updates them, and answers pulls."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from syncopate.errors import ParameterServerError
+from syncopate.paramserver.faults import Faults
+from syncopate.paramserver.job import Job, own_host
+from syncopate.paramserver.node import Node, new_token, opened
+from syncopate.paramserver.security import load_key
+from syncopate.paramserver.shard import Shard
+from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.server import Kept, Seat, ServerMachine
+
+_DRAIN_S = 2.0
+_EARLY = 1024
+_log = logging.getLogger("syncopate")
+
+
+class ParameterServer:
+    """One server of a job."""
+
+    def __init__(
+        self,
+        job: Job,
+        *,
+        port: int = 0,
+        state: Path | None = None,
+        limits: Limits | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        """Listen, and read what is on disk.
+
+        Args:
+            job: where the scheduler is.
+            port: to listen on; 0: any free one.
+            state: a folder to keep state in; None: in memory alone.
+            limits: times and sizes.
+            faults: for tests.
+
+        Raises:
+            ParameterServerError: it cannot listen.
+            ArtifactError: key or state cannot be trusted.
+        """
+        self._job = job.require_valid()
+        self._limits = (limits or Limits()).require_valid()
+        self._folder = StateFolder(state) if state is not None else None
+        self._identity = self._folder.identity() if self._folder is not None else None
+        self._records: dict[int, Record] = {}
+        if self._folder is not None and self._identity is not None:
+            self._records = self._folder.load(self._identity.run)
+        self._machine: ServerMachine | None = None
+        self._shard: Shard | None = None
+        self._committer: Committer | None = None
+        self._over = False
+        self._failure: ParameterServerError | None = None
+        self._boot = new_token()
+        self._said = 0
+        # What workers say who heard of this server before it heard of them.
+        self._early: deque[Arrival] = deque(maxlen=_EARLY)
+        wire = Wire(load_key(job.key), self._limits, faults)
+        try:
+            address = wire.listen(own_host(job), port)
+            self._node = Node(wire, self._register(address), self._limits, job.scheduler)
+        except BaseException:
+            wire.close(0)
+            raise
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages were refused so far, by reason."""
+        counts = dict(self._machine.refused) if self._machine is not None else {}
+        away = self._node.wire.turned_away
+        return counts | ({"without the key": away} if away else {})
+
+    def run(self) -> None:
+        """Serve until the job is over.
+
+        Raises:
+            ParameterServerError: it cannot go on; the message says who is to blame.
+            ArtifactError: state cannot be written.
+        """
+        try:
+            while not self._over:
+                self._node.step(self._do, self._take, self._tick)
+                self._commit()
+        except BaseException as error:
+            if not self._node.member.over:
+                reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+                self._do(self._node.member.fail(reason or type(error).__name__))
+            raise
+        finally:
+            self._node.wire.drain(_DRAIN_S if self._failure is None else 0.5)
+            if self._committer is not None:
+                self._committer.close()
+            if self.refused:
+                _log.warning("messages refused: %s", self.refused)
+            self._node.wire.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _register(self, address: str) -> msg.Register:
+        known = self._identity
+        return msg.Register(
+            msg.PROTOCOL,
+            self._job.name,
+            msg.SERVER,
+            self._boot,
+            address,
+            self._job.rank if known is None else known.rank,
+            "" if known is None else known.run,
+            self._folder is not None,
+        )
+
+    def _take(self, arrival: Arrival) -> None:
+        machine = self._machine
+        if machine is None:
+            self._early.append(arrival)
+            return
+        try:
+            message, payload = opened(msg.ToServer, arrival.frames)
+        except Refusal as refusal:
+            self._do(machine.refuse(arrival.peer, refusal))
+            return
+        size = None if payload is None else len(payload)
+        self._do(machine.receive(arrival.peer, message, size), payload)
+
+    def _tick(self, now_s: float) -> None:
+        if self._machine is not None and (count := self._machine.refused.total()) > self._said:
+            if not self._said:
+                _log.warning("first message refused: %s", dict(self._machine.refused))
+            self._said = count
+
+    def _do(self, actions: list[Action], payload: zmq.Frame | None = None) -> None:
+        for action in actions:
+            if self._over:
+                return
+            if isinstance(action, act.Send):
+                self._node.send(action)
+            elif isinstance(action, act.Stage | act.Initialise | act.Update | act.Answer):
+                self._compute(action, payload)
+            else:
+                self._manage(action)
+
+    def _compute(
+        self,
+        action: act.Stage | act.Initialise | act.Update | act.Answer,
+        payload: zmq.Frame | None,
+    ) -> None:
+        shard = self._shard
+        assert shard is not None
+        if isinstance(action, act.Stage):
+            assert payload is not None
+            shard.stage(action.key, action.worker, action.sequence, payload)
+        elif isinstance(action, act.Initialise):
+            shard.initialise(action)
+        elif isinstance(action, act.Update):
+            shard.update(action)
+        else:
+            assert isinstance(action.message, msg.Weights)
+            frame = shard.payload(action.message.key, action.backup_for)
+            self._node.wire.send(action.to, action.message, action.priority, frame)
+
+    def _manage(self, action: Action) -> None:
+        machine = self._machine
+        if isinstance(action, act.Joined):
+            self._join(action.roster)
+        elif isinstance(action, act.Keep):
+            self._keep(action)
+        elif isinstance(action, act.Forget):
+            self._node.wire.forget(action.peer)
+        elif isinstance(action, act.WorkerLost) and machine is not None:
+            self._do(machine.lost(action.rank, action.silent_s))
+        elif isinstance(action, act.WorkerLeft) and machine is not None:
+            self._do(machine.left(action.rank))
+        elif isinstance(action, act.Stop):
+            self._over = True
+        elif isinstance(action, act.Fail):
+            if action.tell:
+                self._do(self._node.member.fail(action.reason))
+            self._failure = ParameterServerError(action.reason, action.ranks)
+            self._over = True
+
+    def _join(self, roster: msg.Roster) -> None:
+        kept = None
+        known = self._identity
+        if known is not None and known.rules is not None:
+            positions = {key: record.position for key, record in self._records.items()}
+            kept = Kept(known.digest, known.rules, known.slices, positions)
+            self._shard = Shard(known.rules, known.slices)
+            for key, record in self._records.items():
+                self._shard.restore(key, record.tensors)
+        self._machine = ServerMachine(
+            Seat(roster, self._boot, self._folder is not None), self._limits, kept
+        )
+        if self._folder is not None:
+            if known is None:
+                self._identity = Identity(job=self._job.name, run=roster.run, rank=roster.rank)
+                self._folder.save_identity(self._identity)
+            self._committer = Committer(self._folder, roster.run, self._node.wire.wake)
+        while self._early:
+            self._take(self._early.popleft())
+
+    def _keep(self, action: act.Keep) -> None:
+        assert self._machine is not None
+        self._shard = Shard(action.rules, action.slices)
+        if self._folder is not None and self._identity is not None:
+            self._identity = msgspec.structs.replace(
+                self._identity,
+                digest=self._machine.digest,
+                rules=action.rules,
+                slices=action.slices,
+            )
+            self._folder.save_identity(self._identity)
+
+    def _commit(self) -> None:
+        """Let what changed be written, and tell the workers what is."""
+        committer, machine, shard = self._committer, self._machine, self._shard
+        if committer is None or machine is None or shard is None:
+            return
+        if positions := committer.finished():
+            self._do(machine.committed(positions))
+        if committer.busy or not shard.changed:
+            return
+        keys = sorted(shard.held if committer.wants_all else shard.changed)
+        at = machine.positions(keys)
+        committer.begin({key: Record(at[key], shard.snapshot(key)) for key in keys})

@@ -1,0 +1,110 @@
+"""Shard: the slices of one server: weights, optimizer states, and gradients that wait."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import zmq
+from torch import Tensor
+
+from syncopate.paramserver import optimizers
+from syncopate.paramserver.tensors import dtype_of, flat_bytes, frame_of, tensor_of
+from syncopate.protocol.actions import Initialise, Update
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.rules import Rules
+
+WEIGHTS = "weights"
+_STATE = "state:"
+_BACKUP = "backup:"
+
+
+class Shard:
+    """The tensors of one server.
+
+    Attributes:
+        changed: keys of slices that changed since :meth:`snapshot` last took them.
+    """
+
+    def __init__(self, rules: Rules, slices: Iterable[Slice]) -> None:
+        """Hold ``slices``, without values yet."""
+        self.changed: set[int] = set()
+        self._rules = rules
+        self._dtypes = {spec.key: dtype_of(spec.dtype) for spec in slices}
+        self._staged: dict[tuple[int, int, int], Tensor] = {}
+        self._weights: dict[int, Tensor] = {}
+        self._states: dict[int, optimizers.State] = {key: {} for key in self._dtypes}
+        self._backups: dict[int, dict[int, Tensor]] = {key: {} for key in self._dtypes}
+        # Weights that ZeroMQ sends lie where they are: who changes them has to know.
+        self._sending: dict[int, list[zmq.MessageTracker]] = {}
+
+    @property
+    def held(self) -> set[int]:
+        """Keys of the slices that have values."""
+        return set(self._weights)
+
+    def stage(self, key: int, worker: int, sequence: int, frame: zmq.Frame) -> None:
+        """Hold a payload until an update takes it."""
+        self._staged[key, worker, sequence] = tensor_of(frame, self._dtypes[key])
+
+    def initialise(self, action: Initialise) -> None:
+        """Take a staged payload as weights."""
+        self._weights[action.key] = self._staged.pop((action.key, action.worker, 0)).clone()
+        self.changed.add(action.key)
+
+    def update(self, action: Update) -> None:
+        """Add the staged gradients in the order given, and apply their mean."""
+        key = action.key
+        gradients = [self._staged.pop((key, *gradient)) for gradient in action.gradients]
+        total = gradients[0]
+        for gradient in gradients[1:]:
+            total.add_(gradient)
+        if len(gradients) > 1:
+            total.div_(len(gradients))
+        weights = self._writable(key)
+        state = self._states[key]
+        if action.compensate is not None:
+            backup = self._backups[key].get(action.compensate, weights)
+            rule = self._rules.compensation
+            total = optimizers.compensate(rule, total, weights, backup, state)
+        optimizers.step(self._rules.optimizer, action.lr, weights, total, state)
+        self.changed.add(key)
+
+    def payload(self, key: int, backup_for: int | None) -> zmq.Frame:
+        """Return a tracked frame with the weights of a slice, as they are now.
+
+        Args:
+            key: of the slice.
+            backup_for: the worker for which a copy is kept; None: for none.
+        """
+        weights = self._weights[key]
+        if backup_for is not None:
+            self._backups[key][backup_for] = weights.clone()
+            self.changed.add(key)
+        frame = frame_of(flat_bytes(weights))
+        assert frame.tracker is not None
+        trackers = [tracker for tracker in self._sending.get(key, []) if not tracker.done]
+        self._sending[key] = [*trackers, frame.tracker]
+        return frame
+
+    def snapshot(self, key: int) -> dict[str, Tensor]:
+        """Return everything that is kept of a slice, by name; not copied."""
+        self.changed.discard(key)
+        found = {WEIGHTS: self._weights[key]}
+        found |= {f"{_STATE}{name}": tensor for name, tensor in self._states[key].items()}
+        found |= {f"{_BACKUP}{rank}": tensor for rank, tensor in self._backups[key].items()}
+        return found
+
+    def restore(self, key: int, tensors: dict[str, Tensor]) -> None:
+        """Take back what :meth:`snapshot` returned."""
+        self._weights[key] = tensors[WEIGHTS]
+        for name, tensor in tensors.items():
+            if name.startswith(_STATE):
+                self._states[key][name.removeprefix(_STATE)] = tensor
+            elif name.startswith(_BACKUP):
+                self._backups[key][int(name.removeprefix(_BACKUP))] = tensor
+
+    def _writable(self, key: int) -> Tensor:
+        """Return weights that may be changed: a copy where the old ones are being sent."""
+        if any(not tracker.done for tracker in self._sending.pop(key, [])):
+            self._weights[key] = self._weights[key].clone()
+        return self._weights[key]

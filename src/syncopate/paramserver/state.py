@@ -1,0 +1,286 @@
+"""State: a server's weights, optimizer states and positions on disk.
+
+A folder holds ``server.json`` (who the server is and what it keeps) and *segments*, numbered from
+1. A commit writes one segment with every slice that changed since the last, so commits are as small
+as what they save; of several records of one slice the one in the highest segment counts. A segment
+appears whole or not at all, and ends in a checksum. Segments of which no record counts are removed;
+when those that stay hold more than three times what counts, the next commit writes everything anew.
+
+A slice's record says which pushes are in its weights. So each slice is consistent by itself,
+whichever commit was the last.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from syncopate.artifacts import Artifact
+from syncopate.errors import ArtifactError
+from syncopate.output import write_output
+from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.rules import Rules
+from syncopate.protocol.slice import Position
+
+_MAGIC = b"SYNCSEG1"
+_LENGTH = struct.Struct("<Q")
+_CHECK = struct.Struct("<I")
+_NAME = re.compile(r"segment-(\d{12})")
+_SLACK = 3
+_IDENTITY = "server.json"
+
+
+class Identity(Artifact, frozen=True, kw_only=True):
+    """Who a server is, and what it keeps."""
+
+    KIND = "parameter_server"
+
+    job: str
+    run: str
+    rank: int
+    digest: str = ""
+    rules: Rules | None = None
+    slices: tuple[Slice, ...] = ()
+
+
+class _Field(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    name: str
+    dtype: str
+    numel: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A slice as it was at a commit."""
+
+    position: Position
+    tensors: dict[str, Tensor]
+
+
+class _Entry(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    key: int
+    position: Position
+    fields: tuple[_Field, ...]
+
+
+class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    schema_version: int
+    run: str
+    entries: tuple[_Entry, ...]
+
+
+class StateFolder:
+    """The folder of one server; one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Use ``path``, which is made when something is written."""
+        self._path = path
+        self._sizes: dict[int, int] = {}
+        self._newest: dict[int, tuple[int, int]] = {}
+        self._next = 1
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next commit should hold all slices, to make the others superfluous."""
+        counts = sum(nbytes for _, nbytes in self._newest.values())
+        return len(self._sizes) > 1 and sum(self._sizes.values()) > _SLACK * counts
+
+    def identity(self) -> Identity | None:
+        """Read who the server is; None where the folder says nothing.
+
+        Raises:
+            ArtifactError: the file cannot be trusted.
+        """
+        path = self._path / _IDENTITY
+        return Identity.load(path) if path.exists() else None
+
+    def save_identity(self, identity: Identity) -> None:
+        """Write who the server is."""
+        identity.save(self._path / _IDENTITY)
+
+    def load(self, run: str) -> dict[int, Record]:
+        """Read the newest record of every slice.
+
+        Raises:
+            ArtifactError: a segment is damaged, or of another run.
+        """
+        found: dict[int, Record] = {}
+        for path in sorted(self._path.iterdir()) if self._path.exists() else ():
+            name = _NAME.fullmatch(path.name)
+            if name is None:
+                continue
+            number = int(name[1])
+            self._next = max(self._next, number + 1)
+            self._sizes[number] = path.stat().st_size
+            for key, record in _decoded(path, run).items():
+                found[key] = record
+                self._newest[key] = (number, _nbytes(record))
+        self._prune()
+        return found
+
+    def write(self, run: str, keys: Mapping[int, int], data: bytes) -> None:
+        """Write a segment.
+
+        Args:
+            run: the run.
+            keys: bytes of each slice in it.
+            data: from :func:`encoded`.
+
+        Raises:
+            ArtifactError: it cannot be written.
+        """
+        number = self._next
+        self._next += 1
+        path = self._path / f"segment-{number:012d}"
+        write_output(path, data + _CHECK.pack(zlib.crc32(data)))
+        self._sizes[number] = len(data)
+        self._newest |= {key: (number, nbytes) for key, nbytes in keys.items()}
+        self._prune()
+
+    def _prune(self) -> None:
+        counts = {number for number, _ in self._newest.values()}
+        for number in [number for number in self._sizes if number not in counts]:
+            del self._sizes[number]
+            (self._path / f"segment-{number:012d}").unlink(missing_ok=True)
+
+
+class Committer:
+    """A thread that writes one segment at a time."""
+
+    def __init__(self, folder: StateFolder, run: str, wake: Callable[[], None]) -> None:
+        """Write to ``folder``; call ``wake`` when a segment is written, or could not be."""
+        self._folder = folder
+        self._run = run
+        self._wake = wake
+        self._work: tuple[dict[int, Position], dict[int, int], bytes] | None = None
+        self._done: dict[int, Position] | None = None
+        self._error: ArtifactError | None = None
+        self._changed = threading.Condition()
+        self._over = False
+        self._thread = threading.Thread(target=self._write, name="syncopate-state", daemon=True)
+        self._thread.start()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a segment is being written, or its end was not taken note of."""
+        return self._work is not None or self._done is not None
+
+    @property
+    def wants_all(self) -> bool:
+        """Whether the next commit should hold all slices."""
+        return self._folder.wants_all
+
+    def begin(self, records: Mapping[int, Record]) -> None:
+        """Write a segment with ``records``; only while not busy."""
+        assert not self.busy
+        sizes = {key: _nbytes(record) for key, record in records.items()}
+        positions = {key: record.position for key, record in records.items()}
+        with self._changed:
+            self._work = (positions, sizes, encoded(self._run, records))
+            self._changed.notify()
+
+    def finished(self) -> dict[int, Position]:
+        """Return the positions that are on disk since the last call.
+
+        Raises:
+            ArtifactError: a segment could not be written.
+        """
+        if self._error is not None:
+            raise self._error
+        done, self._done = self._done, None
+        return done or {}
+
+    def close(self) -> None:
+        """Finish what is being written, and end."""
+        with self._changed:
+            self._over = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _write(self) -> None:
+        while True:
+            with self._changed:
+                while self._work is None and not self._over:
+                    self._changed.wait()
+                if self._work is None:
+                    return
+                positions, sizes, data = self._work
+            try:
+                self._folder.write(self._run, sizes, data)
+                self._done = positions
+            except ArtifactError as error:
+                self._error = error
+            self._work = None
+            self._wake()
+
+
+def encoded(run: str, records: Mapping[int, Record]) -> bytes:
+    """Return a segment, but for its checksum."""
+    entries = tuple(
+        _Entry(
+            key,
+            record.position,
+            tuple(_Field(n, name_of(t.dtype), t.numel()) for n, t in record.tensors.items()),
+        )
+        for key, record in records.items()
+    )
+    head = msgspec.msgpack.encode(_Head(1, run, entries))
+    payloads = [
+        flat_bytes(tensor).numpy().data
+        for record in records.values()
+        for tensor in record.tensors.values()
+        if tensor.numel()
+    ]
+    return b"".join([_MAGIC, _LENGTH.pack(len(head)), head, *payloads])
+
+
+def _decoded(path: Path, run: str) -> dict[int, Record]:
+    try:
+        data = bytearray(path.read_bytes())
+    except OSError as error:
+        raise ArtifactError(path, f"cannot read: {error.strerror or error}") from None
+    body = len(data) - _CHECK.size
+    start = len(_MAGIC) + _LENGTH.size
+    if body < start or data[: len(_MAGIC)] != _MAGIC:
+        raise ArtifactError(path, "not a segment of a parameter server's state")
+    if _CHECK.unpack_from(data, body)[0] != zlib.crc32(memoryview(data)[:body]):
+        raise ArtifactError(path, "damaged: its checksum is another; restore it or start anew")
+    (length,) = _LENGTH.unpack_from(data, len(_MAGIC))
+    try:
+        head = msgspec.msgpack.decode(memoryview(data)[start : start + length], type=_Head)
+    except msgspec.DecodeError as error:
+        raise ArtifactError(path, f"not a segment that this Syncopate reads: {error}") from None
+    if head.schema_version != 1 or head.run != run:
+        found = f"version {head.schema_version} of run {head.run}"
+        raise ArtifactError(path, f"{found}; expected version 1 of run {run}")
+    return _records(path, data, start + length, head)
+
+
+def _records(path: Path, data: bytearray, offset: int, head: _Head) -> dict[int, Record]:
+    found = {}
+    for entry in head.entries:
+        tensors = {}
+        for field in entry.fields:
+            dtype = dtype_of(field.dtype)
+            nbytes = field.numel * dtype.itemsize
+            if offset + nbytes > len(data) - _CHECK.size:
+                raise ArtifactError(path, "truncated", f"slice {entry.key}, {field.name}")
+            part = torch.empty(0, dtype=torch.uint8)
+            if nbytes:
+                part = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=offset)
+            tensors[field.name] = part.clone().view(dtype)  # aligned, and writable
+            offset += nbytes
+        found[entry.key] = Record(entry.position, tensors)
+    return found
+
+
+def _nbytes(record: Record) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in record.tensors.values())

@@ -1,0 +1,252 @@
+"""Wire: the ZeroMQ sockets of one process.
+
+Who listens has a ROUTER; who connects has one DEALER for each listener. A payload is sent from the
+memory where it lies, and received into memory that ZeroMQ made for it: neither is copied here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import zmq
+
+from syncopate.errors import ParameterServerError
+from syncopate.paramserver.faults import Faults
+from syncopate.paramserver.job import endpoint, numeric
+from syncopate.paramserver.outbox import Outbox, Parcel
+from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, secure_listener
+from syncopate.protocol.actions import SCHEDULER, Peer
+from syncopate.protocol.limits import HEADER_BYTES, Limits
+from syncopate.protocol.messages import Message, encode
+
+_RECEIVE_QUEUE = 16
+"""Messages of one peer that wait to be read; beyond, its TCP connection stops it."""
+
+_SEND_QUEUE = 4096
+_BATCH = 64
+_BUSY_MS = 1
+_PROBE_MS = 1000
+_DEAD_MS = 10_000
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 1000
+
+
+class Arrival(NamedTuple):
+    """What came from a peer: one frame or two; more are none of ours."""
+
+    peer: Peer
+    frames: list[zmq.Frame]
+
+
+class Wire:
+    """The sockets of one process; all but :meth:`wake` belong to one thread."""
+
+    def __init__(self, key: JobKey | None, limits: Limits, faults: Faults | None = None) -> None:
+        """Open nothing yet.
+
+        Args:
+            key: of the job; None: nothing is encrypted.
+            limits: how large a frame may be.
+            faults: what goes wrong between workers and servers.
+        """
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._key = key
+        self._limits = limits
+        self._faults = faults
+        self._doorkeeper: Doorkeeper | None = None
+        self._poller = zmq.Poller()
+        self._router: zmq.Socket[bytes] | None = None
+        self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
+        self._outboxes: dict[Peer, Outbox] = {}
+        self._late: list[tuple[float, int, Peer, Parcel, int]] = []
+        self._count = 0
+        self._awake, self._waker = os.pipe()
+        os.set_blocking(self._awake, False)
+        os.set_blocking(self._waker, False)
+        self._poller.register(self._awake, zmq.POLLIN)
+
+    @property
+    def turned_away(self) -> int:
+        """How many callers had not the job's key."""
+        return self._doorkeeper.turned_away if self._doorkeeper is not None else 0
+
+    def listen(self, host: str, port: int) -> str:
+        """Listen on ``host``; return the ZeroMQ address.
+
+        Args:
+            host: a local address.
+            port: 0: any free one.
+
+        Raises:
+            ParameterServerError: it cannot listen there.
+        """
+        if self._key is not None:
+            self._doorkeeper = Doorkeeper(self._context, self._key)
+        socket = self._context.socket(zmq.ROUTER)
+        self._set_up(socket)
+        socket.router_mandatory = True
+        socket.sndhwm = _SEND_QUEUE
+        if self._key is not None:
+            secure_listener(socket, self._key)
+        try:
+            socket.bind(endpoint(numeric(host), port))
+        except zmq.ZMQError as error:
+            socket.close()
+            where = f"port {port} of {host}" if port else host
+            raise ParameterServerError(
+                f"cannot listen on {where}: {error.strerror}; give another host or port"
+            ) from None
+        self._router = socket
+        self._poller.register(socket, zmq.POLLIN)
+        at = socket.last_endpoint
+        return at.decode() if isinstance(at, bytes) else str(at)
+
+    def connect(self, peer: Peer, address: str) -> None:
+        """Connect to ``address``, in the place of an earlier connection to ``peer``.
+
+        Raises:
+            ParameterServerError: that is no address.
+        """
+        before = self._dealers.pop(peer, None)
+        if before is not None:
+            self._poller.unregister(before)
+            before.close()
+        socket = self._context.socket(zmq.DEALER)
+        self._set_up(socket)
+        # What is sent waits in our outbox, where it can be dropped, and not for a connection.
+        socket.immediate = True
+        socket.reconnect_ivl = _RECONNECT_MS
+        socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+        if self._key is not None:
+            secure_caller(socket, self._key)
+        try:
+            socket.connect(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            raise ParameterServerError(f"cannot connect to {address}: {error.strerror}") from None
+        self._dealers[peer] = socket
+        self._outboxes[peer] = Outbox(socket, ())
+        self._poller.register(socket, zmq.POLLIN)
+
+    def send(
+        self,
+        peer: Peer,
+        message: Message,
+        priority: int = 0,
+        payload: zmq.Frame | None = None,
+        on_sent: Callable[[], None] | None = None,
+    ) -> None:
+        """Send ``message`` to ``peer`` when its turn comes.
+
+        Args:
+            peer: a connection of this process, or one that something arrived from.
+            message: what to say.
+            priority: the highest goes first.
+            payload: a tracked frame that follows it.
+            on_sent: called when the payload has left.
+        """
+        parcel = Parcel(encode(message), payload, on_sent)
+        delays = [0.0]
+        if self._faults is not None and peer != SCHEDULER:
+            delays = self._faults.delays()
+        for delay_s in delays:
+            if delay_s > 0:
+                self._count += 1
+                due_s = time.monotonic() + delay_s
+                heapq.heappush(self._late, (due_s, self._count, peer, parcel, priority))
+            else:
+                self._put(peer, parcel, priority)
+
+    def forget(self, peer: Peer) -> None:
+        """Drop what waits to be sent to ``peer``."""
+        if peer in self._outboxes:
+            self._outboxes[peer].clear()
+
+    def receive(self, timeout_s: float) -> list[Arrival]:
+        """Send what can be sent; return what came, waiting for it for a while if nothing has."""
+        self._flush()
+        busy = any(not outbox.empty for outbox in self._outboxes.values())
+        timeout_ms = min(int(timeout_s * 1000), _BUSY_MS if busy or self._late else 1 << 30)
+        arrivals: list[Arrival] = []
+        ready = dict(self._poller.poll(timeout_ms))
+        if self._awake in ready:
+            os.read(self._awake, 1 << 16)
+        if self._router is not None and self._router in ready:
+            for frames in _read(self._router):
+                arrivals.append(Arrival(frames[0].bytes, frames[1:]))
+        for peer, socket in self._dealers.items():
+            if socket in ready:
+                arrivals += [Arrival(peer, frames) for frames in _read(socket)]
+        return arrivals
+
+    def wake(self) -> None:
+        """Make :meth:`receive` return; any thread may."""
+        try:
+            os.write(self._waker, b"!")
+        except OSError:  # full: it will wake anyway; closed: nobody is left to wake
+            return
+
+    def drain(self, limit_s: float) -> None:
+        """Send what waits, for at most ``limit_s``."""
+        until_s = time.monotonic() + limit_s
+        while time.monotonic() < until_s:
+            self._flush()
+            if all(outbox.empty for outbox in self._outboxes.values()):
+                return
+            time.sleep(0.005)
+
+    def close(self, linger_s: float = 0.5) -> None:
+        """Close all sockets; give ZeroMQ ``linger_s`` to send what it holds."""
+        for socket in (self._router, *self._dealers.values()):
+            if socket is not None:
+                socket.close(linger=int(linger_s * 1000))
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+        self._outboxes.clear()
+        self._late.clear()
+        self._context.term()
+        os.close(self._awake)
+        os.close(self._waker)
+
+    def _set_up(self, socket: zmq.Socket[bytes]) -> None:
+        socket.linger = 0
+        socket.ipv6 = True
+        socket.maxmsgsize = max(HEADER_BYTES, self._limits.payload_bytes)
+        socket.rcvhwm = _RECEIVE_QUEUE
+        # ZeroMQ's own thread answers these, whatever Python does.
+        socket.heartbeat_ivl = _PROBE_MS
+        socket.heartbeat_timeout = _DEAD_MS
+        socket.heartbeat_ttl = _DEAD_MS
+
+    def _put(self, peer: Peer, parcel: Parcel, priority: int) -> None:
+        outbox = self._outboxes.get(peer)
+        if outbox is None:
+            if self._router is None or not isinstance(peer, bytes):
+                return  # a connection that is gone
+            outbox = self._outboxes[peer] = Outbox(self._router, (peer,))
+        outbox.put(parcel, priority)
+
+    def _flush(self) -> None:
+        now_s = time.monotonic()
+        while self._late and self._late[0][0] <= now_s:
+            _, _, peer, parcel, priority = heapq.heappop(self._late)
+            self._put(peer, parcel, priority)
+        for peer, outbox in list(self._outboxes.items()):
+            there = outbox.flush()
+            if isinstance(peer, bytes) and (not there or outbox.empty):
+                del self._outboxes[peer]
+
+
+def _read(socket: zmq.Socket[bytes]) -> list[list[zmq.Frame]]:
+    """Read what is there, but not for ever."""
+    found: list[list[zmq.Frame]] = []
+    while len(found) < _BATCH:
+        try:
+            found.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+        except zmq.Again:
+            break
+    return found

@@ -1,0 +1,480 @@
+"""Worker: the key-value store that a training script uses.
+
+Each store has a thread that sends, receives and says that this worker is alive, so that backward
+goes on while gradients travel.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from syncopate.errors import InvalidValueError, ParameterServerError
+from syncopate.paramserver.faults import faults_from
+from syncopate.paramserver.job import Job, job_from
+from syncopate.paramserver.node import Node, new_token, opened
+from syncopate.paramserver.security import load_key
+from syncopate.paramserver.tensors import flat_bytes, frame_of, name_of, tensor_of
+from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action
+from syncopate.protocol.layout import Layout, Slice, TensorSpec
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.rules import Rules
+from syncopate.protocol.slice import FIRST
+from syncopate.protocol.worker import WorkerMachine
+
+QUEUE_BYTES = 1 << 30
+"""Bytes of pushes that may be under way; beyond, a push waits."""
+
+_POLL_S = 0.25
+_DRAIN_S = 2.0
+
+
+class Handle:
+    """A push or pull that was submitted."""
+
+    def __init__(self, parts: int, finish: Callable[[], None] | None = None) -> None:
+        """Wait for ``parts`` slices, then call ``finish``."""
+        self._left = parts
+        self._finish = finish
+        self._over = threading.Event()
+        self._error: ParameterServerError | None = None
+
+    def done(self) -> bool:
+        """Say whether it is over, well or badly, without blocking."""
+        return self._over.is_set()
+
+    def wait(self) -> None:
+        """Return when it is over.
+
+        Raises:
+            ParameterServerError: it will never be; the message says why.
+        """
+        while not self._over.wait(_POLL_S):  # a limit lets Ctrl-C through on every platform
+            pass
+        if self._error is not None:
+            raise self._error
+
+    def part_done(self) -> None:
+        """Take note that one slice is over."""
+        self._left -= 1
+        if self._left == 0:
+            if self._finish is not None:
+                self._finish()
+            self._over.set()
+
+    def fail(self, error: ParameterServerError) -> None:
+        """Take note that it will never be over."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+
+
+class _Call(NamedTuple):
+    """What the store's thread shall do, and who waits for it."""
+
+    function: Callable[[], None]
+    handle: Handle | None = None
+
+
+class _Pushed(NamedTuple):
+    """A slice's gradient that may have to be sent again."""
+
+    data: Tensor
+    handle: Handle
+
+
+class _Pulled(NamedTuple):
+    """Where a slice's weights go."""
+
+    data: Tensor
+    handle: Handle
+
+
+class KVStore:
+    """This worker's view of the parameter server.
+
+    Attributes:
+        rank: of this worker.
+        num_workers: how many there are.
+    """
+
+    def __init__(
+        self,
+        rules: Rules | None = None,
+        *,
+        job: Job | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        """Join the job; return when all servers and workers are there.
+
+        Args:
+            rules: how the servers update, the same on all workers; synchronous SGD without.
+            job: where the scheduler is; without, as the environment says
+                (:mod:`syncopate.paramserver.job`).
+            limits: times and sizes.
+
+        Raises:
+            InvalidValueError, UnknownNameError: a value out of its range.
+            ArtifactError: the key cannot be read.
+            ParameterServerError: the job was not complete in time.
+        """
+        self._rules = (rules or Rules()).require_valid()
+        self._limits = (limits or Limits()).require_valid()
+        job = (job or job_from(os.environ, "worker")).require_valid()
+        self._token = new_token()
+        register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
+        self._wire = Wire(load_key(job.key), self._limits, faults_from(os.environ))
+        self._node = Node(self._wire, register, self._limits, job.scheduler)
+        self._calls: deque[_Call] = deque()
+        self._machine: WorkerMachine | None = None
+        self._layout: Layout | None = None
+        self._roster: msg.Roster | None = None
+        self._shapes: dict[str, tuple[int, torch.dtype]] = {}
+        self._pushed: dict[tuple[int, int], _Pushed] = {}
+        self._pulled: dict[int, _Pulled] = {}
+        self._lr: float | None = None
+        self._queued = 0
+        self._room = threading.Condition()
+        self._error: ParameterServerError | None = None
+        self._joined = threading.Event()
+        self._over = False
+        self.rank = -1
+        self.num_workers = 0
+        self._thread = threading.Thread(target=self._run, name="syncopate-worker", daemon=True)
+        self._thread.start()
+        while not self._joined.wait(_POLL_S):
+            pass
+        if self._error is not None or self._roster is None:
+            self._thread.join()
+            raise self._error or ParameterServerError("the job ended before it began")
+        self.rank = self._roster.rank
+        self.num_workers = len(self._roster.workers)
+
+    def init(self, tensors: Mapping[str, Tensor]) -> None:
+        """Give the servers worker 0's ``tensors``, and every worker the same values.
+
+        Blocks until all workers have called it.
+
+        Args:
+            tensors: by the name that push and pull call them; overwritten with worker 0's values.
+
+        Raises:
+            InvalidValueError: called twice, or there is none.
+            UnknownNameError: an element type that is not sent.
+            ParameterServerError: the workers do not agree on names, types or sizes.
+        """
+        if self._layout is not None:
+            raise InvalidValueError("init", "called again", "called once")
+        assert self._roster is not None
+        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
+        layout = Layout(specs, len(self._roster.servers), self._limits.slice_bytes)
+        self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
+        self._layout = layout
+        self._call(self._begin)
+        handles = []
+        if self.rank == FIRST:
+            handles += [self.push(name, tensor) for name, tensor in tensors.items()]
+        handles += [self.pull(name, tensor) for name, tensor in tensors.items()]
+        for handle in handles:
+            handle.wait()
+
+    def push(self, key: str, tensor: Tensor, priority: int = 0) -> Handle:
+        """Send a gradient in the background.
+
+        Args:
+            key: the tensor's name.
+            tensor: as many elements of the same type; must not change until the handle is done.
+            priority: the highest goes first.
+
+        Returns:
+            A handle that is done when the server has the gradient, and where servers keep state on
+            disk, when that is safe there.
+
+        Raises:
+            UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
+            ParameterServerError: the job is over.
+        """
+        slices = self._slices(key, tensor)
+        data = flat_bytes(tensor.detach().cpu().contiguous())
+        size = tensor.element_size()
+        self._reserve(data.numel())
+        handle = Handle(len(slices), lambda: self._release(data.numel()))
+        lr = self._lr
+
+        def submit() -> None:
+            assert self._machine is not None
+            for piece in slices:
+                begin = piece.begin * size
+                part = data[begin : begin + piece.nbytes]
+                number, actions = self._machine.push(piece.key, priority, lr, time.monotonic())
+                self._pushed[piece.key, number] = _Pushed(part, handle)
+                self._do(actions)
+
+        self._call(submit, handle)
+        return handle
+
+    def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
+        """Receive weights into ``out``, with all in them that this worker pushed before.
+
+        In mode ``ssgd``: with exactly as many pushes of every worker.
+
+        Args:
+            key: the tensor's name.
+            out: as many elements of the same type; not to be used until the handle is done.
+            priority: the highest comes first.
+
+        Raises:
+            UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
+            ParameterServerError: the job is over.
+        """
+        slices = self._slices(key, out)
+        out = out.detach()
+        direct = out.device.type == "cpu" and out.is_contiguous()
+        target = out if direct else torch.empty(out.shape, dtype=out.dtype)
+        data = flat_bytes(target)
+        size = out.element_size()
+        handle = Handle(len(slices), None if direct else lambda: _copy(target, out))
+
+        def submit() -> None:
+            assert self._machine is not None
+            for piece in slices:
+                begin = piece.begin * size
+                part = data[begin : begin + piece.nbytes]
+                request, actions = self._machine.pull(piece.key, priority, time.monotonic())
+                self._pulled[request] = _Pulled(part, handle)
+                self._do(actions)
+
+        self._call(submit, handle)
+        return handle
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Let the servers use ``lr`` for every push from now on.
+
+        In mode ``ssgd`` the learning rate of the lowest rank counts.
+
+        Raises:
+            InvalidValueError: less than 0, or no number.
+        """
+        if not lr >= 0:
+            raise InvalidValueError("lr", lr, "at least 0")
+        self._lr = float(lr)
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Wait until all pushes are over, and leave the job.
+
+        Args:
+            timeout_s: how long to wait; None: until it is over, or the job is.
+
+        Raises:
+            ParameterServerError: the job failed, or the time is over.
+        """
+        began_s = time.monotonic()
+        while not self._over and not self._idle():
+            if timeout_s is not None and time.monotonic() - began_s > timeout_s:
+                break
+            time.sleep(0.002)
+        late = not self._over and not self._idle()
+        if not self._over:
+            self._calls.append(_Call(self._leave))
+            self._wire.wake()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        if late:
+            raise ParameterServerError(f"pushes were not over within {timeout_s:g} s (timeout_s)")
+
+    def __enter__(self) -> KVStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Leave; after an exception, at once and without a word to the servers' weights."""
+        if kind is None:
+            self.close()
+        elif not self._over:
+            reason = f"worker {self.rank} raised {kind.__name__}"
+            self._calls.append(_Call(lambda: self._give_up(ParameterServerError(reason), reason)))
+            self._wire.wake()
+            self._thread.join()
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """How many messages were refused so far, by reason."""
+        return dict(self._machine.refused) if self._machine is not None else {}
+
+    # What callers' threads do.
+
+    def _slices(self, key: str, tensor: Tensor) -> list[Slice]:
+        if self._error is not None:
+            raise self._error
+        if self._layout is None:
+            raise InvalidValueError("key", key, "declared with init() first")
+        slices = self._layout.of_tensor(key)
+        numel, dtype = self._shapes[key]
+        if tensor.numel() != numel or tensor.dtype != dtype:
+            rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
+            raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
+        return slices
+
+    def _reserve(self, nbytes: int) -> None:
+        with self._room:
+            while self._error is None and self._queued > 0 and self._queued + nbytes > QUEUE_BYTES:
+                self._room.wait(_POLL_S)
+            self._queued += nbytes
+
+    def _release(self, nbytes: int) -> None:
+        with self._room:
+            self._queued -= nbytes
+            self._room.notify_all()
+
+    def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
+        """Let the store's thread call ``function``."""
+        if self._error is not None:
+            raise self._error
+        if self._over:
+            raise ParameterServerError("this store is closed")
+        self._calls.append(_Call(function, handle))
+        self._wire.wake()
+        # It may have given up just before, and then looks at no call any more.
+        if self._error is not None and handle is not None:
+            handle.fail(self._error)
+
+    def _idle(self) -> bool:
+        return not self._calls and (self._machine is None or self._machine.idle)
+
+    # What the store's own thread does.
+
+    def _run(self) -> None:
+        try:
+            while not self._over:
+                while self._calls and self._error is None:
+                    self._calls.popleft().function()
+                if not self._over:
+                    self._node.step(self._do, self._take, self._tick)
+        except BaseException as error:  # whoever waits has to hear of it
+            reason = f"worker: {type(error).__name__}: {error}"
+            self._give_up(ParameterServerError(reason), reason)
+        finally:
+            self._over = True
+            self._joined.set()
+            self._wire.drain(_DRAIN_S)
+            self._wire.close()
+
+    def _begin(self) -> None:
+        assert self._roster is not None
+        assert self._layout is not None
+        self._machine = WorkerMachine(
+            self._roster, self._token, self._layout, self._rules, self._limits
+        )
+        for rank, address in enumerate(self._roster.servers):
+            self._wire.connect(rank, address)
+        self._do(self._machine.connect(time.monotonic()))
+
+    def _leave(self) -> None:
+        self._do(self._node.member.leave())
+        self._over = True
+
+    def _take(self, arrival: Arrival) -> None:
+        if self._machine is None or not isinstance(arrival.peer, int):
+            return
+        try:
+            message, payload = opened(msg.FromServer, arrival.frames)
+        except Refusal as refusal:
+            self._machine.refused[refusal.kind] += 1
+            return
+        size = None if payload is None else len(payload)
+        for action in self._machine.receive(arrival.peer, message, size, time.monotonic()):
+            if isinstance(action, act.Fill):
+                assert payload is not None
+                pulled = self._pulled.pop(action.request)
+                pulled.data.copy_(tensor_of(payload, torch.uint8))
+                pulled.handle.part_done()
+            else:
+                self._do([action])
+
+    def _tick(self, now_s: float) -> None:
+        if self._machine is not None:
+            self._do(self._machine.tick(now_s))
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if self._error is not None:
+                return
+            if isinstance(action, act.Send):
+                self._node.send(action)
+            elif isinstance(action, act.SendPush):
+                self._send_push(action)
+            elif isinstance(action, act.Released):
+                self._pushed.pop((action.key, action.sequence)).handle.part_done()
+            elif isinstance(action, act.Forget):
+                self._wire.forget(action.peer)
+            else:
+                self._manage(action)
+
+    def _send_push(self, action: act.SendPush) -> None:
+        push, machine = action.message, self._machine
+        assert isinstance(push, msg.Push)
+        assert machine is not None
+        frame = frame_of(self._pushed[push.key, push.sequence].data)
+        self._wire.send(
+            action.to,
+            push,
+            action.priority,
+            frame,
+            lambda: machine.sent(push.key, time.monotonic()),
+        )
+
+    def _manage(self, action: Action) -> None:
+        machine = self._machine
+        if isinstance(action, act.Joined):
+            self._roster = action.roster
+            self._joined.set()
+        elif isinstance(action, act.Reconnect):
+            if self._roster is not None:
+                servers = list(self._roster.servers)
+                servers[action.rank] = action.address
+                self._roster = msg.Roster(
+                    self._roster.run, self._roster.rank, tuple(servers), self._roster.workers
+                )
+            if machine is not None:
+                self._wire.connect(action.rank, action.address)
+                self._do(machine.moved(action.rank, time.monotonic()))
+        elif isinstance(action, act.WorkerLost):
+            if machine is not None:
+                self._do(machine.lost(action.rank, action.silent_s))
+        elif isinstance(action, act.Stop):
+            self._over = True
+        elif isinstance(action, act.Fail):
+            error = ParameterServerError(action.reason, action.ranks)
+            self._give_up(error, action.reason if action.tell else None)
+
+    def _give_up(self, error: ParameterServerError, tell: str | None) -> None:
+        """Let everybody who waits know that it is over."""
+        if tell is not None and not self._node.member.over:
+            self._do(self._node.member.fail(tell))
+        self._error = error
+        self._over = True
+        for pushed in self._pushed.values():
+            pushed.handle.fail(error)
+        for pulled in self._pulled.values():
+            pulled.handle.fail(error)
+        while self._calls:
+            handle = self._calls.popleft().handle
+            if handle is not None:
+                handle.fail(error)
+        with self._room:
+            self._room.notify_all()
+
+
+def _copy(source: Tensor, target: Tensor) -> None:
+    target.copy_(source)

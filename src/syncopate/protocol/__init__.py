@@ -1,0 +1,20 @@
+"""Protocol: the parameter server as state machines: a message in, actions out.
+
+Nothing here opens a socket, reads a clock or holds a tensor: time comes in as an argument, payloads
+are named by their key and sequence number. Server, worker, scheduler, tests and simulator share it.
+
+===============  ===================================================================================
+file             what it decides
+===============  ===================================================================================
+``messages``     what travels, and which bytes are refused
+``layout``       how tensors are cut into slices, and which server keeps each
+``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
+``limits``       times, sizes and windows
+``actions``      what a machine asks of whoever runs it
+``member``       a server's or worker's side of membership: join, heartbeats, a silent scheduler
+``scheduler``    the scheduler's side: ranks, addresses, who is lost, when the job is over
+``slice``        one slice at its server: which pushes count, when to update, which pulls to answer
+``server``       one server: sessions, slices, refusals
+``worker``       one worker: sequence numbers, windows, what to send again
+===============  ===================================================================================
+"""

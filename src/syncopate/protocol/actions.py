@@ -1,0 +1,149 @@
+"""Actions: what a machine asks of whoever runs it, to be done in their order."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.messages import Message, Roster
+from syncopate.protocol.rules import Rules
+
+Peer = int | bytes | str
+"""Where a message goes: a server's rank, the name of a connection, or ``SCHEDULER``."""
+
+SCHEDULER = "scheduler"
+"""The peer that is the scheduler."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """Base of all actions."""
+
+
+class Send(Action, frozen=True):
+    """Send ``message``; of several that wait, the one with the highest priority first."""
+
+    to: Peer
+    message: Message
+    priority: int = 0
+
+
+class SendPush(Action, frozen=True):
+    """Send ``message`` with the gradient that was given to the push as its payload."""
+
+    to: Peer
+    message: Message
+    priority: int
+
+
+class Answer(Action, frozen=True):
+    """Send ``message`` with the slice's present weights; keep a copy for ``backup_for``."""
+
+    to: Peer
+    message: Message
+    priority: int
+    backup_for: int | None
+
+
+class Forget(Action, frozen=True):
+    """Drop what waits to be sent to ``peer``: it will be sent again."""
+
+    peer: Peer
+
+
+class Joined(Action, frozen=True):
+    """The job is complete."""
+
+    roster: Roster
+
+
+class Reconnect(Action, frozen=True):
+    """The server ``rank`` is at ``address`` from now on."""
+
+    rank: int
+    address: str
+
+
+class WorkerLost(Action, frozen=True):
+    """The worker ``rank`` was lost."""
+
+    rank: int
+    silent_s: float
+
+
+class WorkerLeft(Action, frozen=True):
+    """The worker ``rank`` is done."""
+
+    rank: int
+
+
+class Stop(Action, frozen=True):
+    """The job is over, and all is well."""
+
+
+class Fail(Action, frozen=True):
+    """The job is over.
+
+    Attributes:
+        reason: a sentence.
+        tell: whether the scheduler still has to be told.
+        ranks: the workers held responsible.
+    """
+
+    reason: str
+    tell: bool = False
+    ranks: tuple[int, ...] = ()
+
+
+class Keep(Action, frozen=True):
+    """Keep these slices, updated by these rules, from now on."""
+
+    rules: Rules
+    slices: tuple[Slice, ...]
+
+
+class Stage(Action, frozen=True):
+    """Hold the payload that came with the message until an update or initialisation takes it."""
+
+    key: int
+    worker: int
+    sequence: int
+
+
+class Initialise(Action, frozen=True):
+    """Take the staged payload of ``worker``, sequence 0, as the slice's weights."""
+
+    key: int
+    worker: int
+
+
+class Update(Action, frozen=True):
+    """Update a slice's weights to ``version``, and drop the gradients it takes.
+
+    Attributes:
+        key: of the slice.
+        version: counts updates from 1.
+        gradients: (worker, sequence) in the order in which they are added; their mean is applied.
+        lr: the learning rate; None: that of the rules.
+        compensate: the worker for whose delay to compensate; None: for none.
+    """
+
+    key: int
+    version: int
+    gradients: tuple[tuple[int, int], ...]
+    lr: float | None
+    compensate: int | None
+
+
+class Released(Action, frozen=True):
+    """The push is over: its tensor is the caller's again."""
+
+    key: int
+    sequence: int
+
+
+class Fill(Action, frozen=True):
+    """Copy the payload that came with the message to where the pull ``request`` wants it."""
+
+    key: int
+    request: int
+    version: int

@@ -1,0 +1,104 @@
+"""Member: a server's or worker's side of membership: join, heartbeats, a silent scheduler."""
+
+from __future__ import annotations
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import SCHEDULER, Action
+from syncopate.protocol.limits import Limits
+
+_REGISTER_S = 1.0
+
+
+class MemberMachine:
+    """What a server or worker says to the scheduler, and makes of what it hears.
+
+    Attributes:
+        roster: who everybody is; None until the job is complete.
+        over: whether the job is over for this process.
+    """
+
+    def __init__(self, register: msg.Register, limits: Limits, scheduler: str) -> None:
+        """Begin as nobody.
+
+        Args:
+            register: how this process introduces itself.
+            limits: what it waits for.
+            scheduler: the scheduler's address, for errors.
+        """
+        self.roster: msg.Roster | None = None
+        self.over = False
+        self._register = register
+        self._limits = limits
+        self._scheduler = scheduler
+        self._began_s: float | None = None
+        self._heard_s: float | None = None
+        self._said_s = 0.0
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Say what is due, and notice that the scheduler says nothing; call it often."""
+        if self.over:
+            return []
+        if self._began_s is None:
+            self._began_s = now_s
+            return self._say(self._register, now_s)
+        joined = self.roster is not None
+        silent_s = now_s - (self._heard_s or now_s)
+        if not joined and now_s - self._began_s > self._limits.join_s:
+            return self._give_up(self._why_not_joined())
+        if joined and silent_s > self._limits.silence_s:
+            reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
+            return self._give_up(reason)
+        if now_s - self._said_s < (self._limits.heartbeat_s if joined else _REGISTER_S):
+            return []
+        return self._say(msg.Heartbeat(self._register.token) if joined else self._register, now_s)
+
+    def receive(self, message: msg.Message, now_s: float) -> list[Action]:
+        """Take in what the scheduler said."""
+        self._heard_s = now_s
+        found: list[Action] = []
+        if self.over:
+            return found
+        if isinstance(message, msg.Roster) and self.roster is None:
+            self.roster = message
+            found = [act.Joined(message)]
+        elif isinstance(message, msg.Lost):
+            found = [act.WorkerLost(message.rank, message.silent_s)]
+        elif isinstance(message, msg.Left):
+            found = [act.WorkerLeft(message.rank)]
+        elif isinstance(message, msg.Moved):
+            found = [act.Reconnect(message.rank, message.address)]
+        elif isinstance(message, msg.Finish):
+            self.over = True
+            found = [act.Stop()]
+        elif isinstance(message, msg.Abort):
+            found = self._give_up(message.reason)
+        elif isinstance(message, msg.Refused):
+            found = self._give_up(f"the scheduler at {self._scheduler} refused: {message.reason}")
+        return found
+
+    def leave(self) -> list[Action]:
+        """Say that this process is done."""
+        self.over = True
+        return [act.Send(SCHEDULER, msg.Leave(self._register.token))]
+
+    def fail(self, reason: str) -> list[Action]:
+        """Tell the scheduler that nobody should go on."""
+        self.over = True
+        return [act.Send(SCHEDULER, msg.Failed(self._register.token, reason[:4096]))]
+
+    def _say(self, message: msg.Message, now_s: float) -> list[Action]:
+        self._said_s = now_s
+        return [act.Send(SCHEDULER, message)]
+
+    def _give_up(self, reason: str) -> list[Action]:
+        self.over = True
+        return [act.Fail(reason)]
+
+    def _why_not_joined(self) -> str:
+        limit = f"within {self._limits.join_s:g} s (join_s)"
+        if self._heard_s is None:
+            return (
+                f"no scheduler answered at {self._scheduler} {limit}: is it there, is the key one?"
+            )
+        return f"the job was not complete {limit}: some server or worker did not come"

@@ -1,0 +1,286 @@
+"""Messages: what scheduler, servers and workers say to each other, and which bytes are refused.
+
+A message is one frame of msgpack, decoded strictly, and for those that carry a tensor a second
+frame with its bytes as they lie in memory. Nothing is pickled.
+
+=========  =====================  =================================================================
+from       to                     messages
+=========  =====================  =================================================================
+any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:`Leave`,
+                                  :class:`Failed`
+scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
+                                  :class:`Moved`, :class:`Finish`, :class:`Abort`
+worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` with a payload,
+                                  :class:`Query`, :class:`Pull`
+server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
+                                  :class:`Weights` with a payload, :class:`Abort`
+any        any                    :class:`Refused`
+=========  =====================  =================================================================
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.limits import HEADER_BYTES
+from syncopate.protocol.rules import Rules
+
+PROTOCOL = 1
+"""The version of what follows; processes of another version are refused."""
+
+SERVER: Literal["server"] = "server"
+WORKER: Literal["worker"] = "worker"
+
+Rank = Annotated[int, Meta(ge=0, lt=2**16)]
+Key = Annotated[int, Meta(ge=0, lt=2**31)]
+Number = Annotated[int, Meta(ge=0, lt=2**62)]
+Token = Annotated[str, Meta(max_length=64)]
+Address = Annotated[str, Meta(max_length=256)]
+Text = Annotated[str, Meta(max_length=4096)]
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
+    """Base of all messages."""
+
+
+class Register(Message, frozen=True):
+    """A server or worker asks the scheduler to let it into the job.
+
+    Attributes:
+        protocol: :data:`PROTOCOL` of the sender.
+        job: the job's name.
+        role: what it wants to be.
+        token: a random number of this process.
+        address: where a server can be reached.
+        rank: the rank that it wants, or had; -1: any.
+        run: the run whose state a server brings; empty: none.
+        durable: whether a server keeps its state on disk.
+    """
+
+    protocol: int
+    job: Text
+    role: Literal["server", "worker"]
+    token: Token
+    address: Address = ""
+    rank: Annotated[int, Meta(ge=-1, lt=2**16)] = -1
+    run: Token = ""
+    durable: bool = False
+
+
+class Roster(Message, frozen=True):
+    """Everybody is there: who the receiver is, where the servers are, who the workers are."""
+
+    run: Token
+    rank: Rank
+    servers: tuple[Address, ...]
+    workers: tuple[Token, ...]
+
+
+class Heartbeat(Message, frozen=True):
+    """A sign of life; the scheduler answers with one of its own."""
+
+    token: Token
+
+
+class Lost(Message, frozen=True):
+    """The scheduler gave a worker up."""
+
+    rank: Rank
+    silent_s: float
+
+
+class Left(Message, frozen=True):
+    """A worker is done, and all it pushed is in the weights."""
+
+    rank: Rank
+
+
+class Moved(Message, frozen=True):
+    """A server came back, perhaps at another address."""
+
+    rank: Rank
+    address: Address
+
+
+class Leave(Message, frozen=True):
+    """A worker is done."""
+
+    token: Token
+
+
+class Finish(Message, frozen=True):
+    """All workers are done: the servers may end."""
+
+
+class Failed(Message, frozen=True):
+    """The sender cannot go on, and nobody else should."""
+
+    token: Token
+    reason: Text
+
+
+class Abort(Message, frozen=True):
+    """The job is over, and why."""
+
+    reason: Text
+
+
+class Refused(Message, frozen=True):
+    """The receiver does not belong here, and why."""
+
+    reason: Text
+
+
+class Hello(Message, frozen=True):
+    """A worker says who it is on a new connection to a server."""
+
+    run: Token
+    rank: Rank
+    token: Token
+
+
+class Welcome(Message, frozen=True):
+    """The answer to a hello.
+
+    Attributes:
+        boot: a random number of this server process; another one means that it started again.
+        durable: whether it keeps its state on disk.
+    """
+
+    boot: Token
+    durable: bool
+
+
+class HelloWanted(Message, frozen=True):
+    """The server does not know the sender, or not what it keeps: say hello and declare."""
+
+
+class Declare(Message, frozen=True):
+    """What the receiving server shall keep, and how to update it; the same from every worker."""
+
+    digest: Token
+    rules: Rules
+    slices: tuple[Slice, ...]
+
+
+class Push(Message, frozen=True):
+    """A gradient, with its bytes as payload.
+
+    Attributes:
+        key: of the slice.
+        sequence: counts this worker's pushes of the slice from 1; 0 is rank 0's first value.
+        lr: the learning rate from now on; None: that of the rules.
+    """
+
+    key: Key
+    sequence: Number
+    lr: float | None = None
+
+
+class Ack(Message, frozen=True):
+    """How far a worker's pushes of a slice got.
+
+    Attributes:
+        key: of the slice.
+        received: the last sequence number that the server has, and all before it; -1: none.
+        done: the last one that is in the weights and, where state is kept, on disk; -1: none.
+    """
+
+    key: Key
+    received: Annotated[int, Meta(ge=-1)]
+    done: Annotated[int, Meta(ge=-1)]
+
+
+class Query(Message, frozen=True):
+    """A worker asks for the acknowledgement of a slice again."""
+
+    key: Key
+
+
+class Pull(Message, frozen=True):
+    """A worker wants a slice's weights, with its own first ``after`` pushes in them.
+
+    Attributes:
+        key: of the slice.
+        after: how many.
+        request: a number for the answer.
+        priority: ready answers with a higher one go first.
+    """
+
+    key: Key
+    after: Number
+    request: Number
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
+
+
+class Weights(Message, frozen=True):
+    """The answer to a pull, with the weights' bytes as payload."""
+
+    key: Key
+    version: Number
+    request: Number
+
+
+ToScheduler = Register | Heartbeat | Leave | Failed
+FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
+ToServer = Hello | Declare | Push | Query | Pull
+FromServer = Welcome | HelloWanted | Ack | Weights | Abort | Refused
+
+MALFORMED = "malformed"
+OVERSIZED = "oversized"
+WRONG_SIZE = "wrong size"
+REPLAYED = "replayed"
+EARLY = "early"
+UNKNOWN = "unknown"
+OTHER_RUN = "other run"
+REASONS = (MALFORMED, OVERSIZED, WRONG_SIZE, REPLAYED, EARLY, UNKNOWN, OTHER_RUN)
+"""Why messages are refused; what the counts of refusals are called."""
+
+
+class Refusal(Exception):  # noqa: N818  # no error of the user: it is counted, and the sender told
+    """A message that is not accepted.
+
+    Args:
+        kind: one of :data:`REASONS`.
+        reason: a sentence for the sender.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[object, msgspec.msgpack.Decoder[Message]] = {
+    kinds: msgspec.msgpack.Decoder(kinds)
+    for kinds in (ToScheduler, FromScheduler, ToServer, FromServer)
+}
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of ``message``."""
+    return _ENCODER.encode(message)
+
+
+def decode(kinds: object, frame: bytes | memoryview) -> Message:
+    """Return the message in ``frame``.
+
+    Args:
+        kinds: which messages may come: :data:`ToScheduler`, :data:`FromScheduler`,
+            :data:`ToServer` or :data:`FromServer`.
+        frame: what came.
+
+    Raises:
+        Refusal: it is none of them, damaged, or too long.
+    """
+    if len(frame) > HEADER_BYTES:
+        raise Refusal(OVERSIZED, f"a header of {len(frame)} bytes; at most {HEADER_BYTES}")
+    try:
+        return _DECODERS[kinds].decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refusal(MALFORMED, f"not a message: {error}") from None

@@ -1,0 +1,132 @@
+"""Rules: how the servers turn pushes into weights. Every worker declares the same."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+SSGD, ASGD, DC_ASGD = "ssgd", "asgd", "dc-asgd"
+MODES = (SSGD, ASGD, DC_ASGD)
+"""Synchronous SGD; asynchronous SGD; asynchronous SGD with adaptive delay compensation."""
+
+ABORT, CONTINUE = "abort", "continue"
+ON_WORKER_LOSS = (ABORT, CONTINUE)
+"""What a lost worker means: the job ends, or goes on with the others."""
+
+FORMS = ("torch", "mxnet")
+"""Where momentum takes the learning rate in; see :class:`SGD`."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A part of the rules: frozen, keyword-only, strict when decoded."""
+
+
+class SGD(Rule, frozen=True, tag="sgd"):
+    r"""SGD with momentum and weight decay.
+
+    With gradient g, weights w, weight decay d and momentum m:
+
+    - ``torch``: ``v = m v + (1 - dampening) (g + d w)``; ``w = w - lr v`` (torch.optim.SGD).
+    - ``mxnet``: ``v = m v - lr (g + d w)``; ``w = w + v`` (SSD-SGD, Section 3.2.1).
+
+    Both are the same while the learning rate is. After it changes, ``mxnet`` carries on the old one
+    in its momentum.
+    """
+
+    lr: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+    weight_decay: float = 0.0
+    nesterov: bool = False
+    form: str = "torch"
+
+
+class Adam(Rule, frozen=True, tag="adam"):
+    """Adam, or AdamW where weight decay is decoupled; as torch.optim.Adam and AdamW."""
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled: bool = False
+
+
+class Compensation(Rule, frozen=True):
+    """Adaptive delay compensation, DC-ASGD-a (Zheng et al., 2017, Section 4).
+
+    The gradient g of worker m, computed on weights b, becomes ``g + lambda_t g g (w - b)`` with
+    ``lambda_t = lambda_0 / sqrt(s + eps)`` and ``s = decay s + (1 - decay) g g``, all elementwise.
+    """
+
+    lambda_0: float = 2.0
+    decay: float = 0.95
+    eps: float = 1e-7
+
+
+class Rules(Rule, frozen=True):
+    """How the servers update.
+
+    Attributes:
+        mode: one of :data:`MODES`.
+        optimizer: what an update does.
+        staleness: in asynchronous modes, how many pushes of a slice a worker may be ahead of the
+            slowest one; None: any number.
+        on_worker_loss: one of :data:`ON_WORKER_LOSS`.
+        compensation: of ``dc-asgd``.
+        window: pushes of one slice that a worker may have under way; at least the pull period.
+    """
+
+    mode: str = SSGD
+    optimizer: SGD | Adam = SGD(lr=0.1)
+    staleness: int | None = None
+    on_worker_loss: str = ABORT
+    compensation: Compensation = Compensation()
+    window: int = 8
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether an update waits for the pushes of all workers."""
+        return self.mode == SSGD
+
+    def require_valid(self) -> Rules:
+        """Return these rules.
+
+        Raises:
+            UnknownNameError: no such mode, way to go on, or form.
+            InvalidValueError: a number is out of its range.
+        """
+        if self.mode not in MODES:
+            raise UnknownNameError("mode", self.mode, MODES)
+        if self.on_worker_loss not in ON_WORKER_LOSS:
+            raise UnknownNameError("on_worker_loss", self.on_worker_loss, ON_WORKER_LOSS)
+        if self.staleness is not None and (self.synchronous or self.staleness < 0):
+            rule = "None in mode 'ssgd', else None or at least 0"
+            raise InvalidValueError("staleness", self.staleness, rule)
+        _require_optimizer(self.optimizer)
+        _require("window", self.window, 1)
+        _require("lambda_0", self.compensation.lambda_0, 0.0)
+        _require("decay", self.compensation.decay, 0.0, 1.0)
+        return self
+
+
+def _require_optimizer(optimizer: SGD | Adam) -> None:
+    _require("lr", optimizer.lr, 0.0)
+    _require("weight_decay", optimizer.weight_decay, 0.0)
+    if isinstance(optimizer, Adam):
+        for beta in optimizer.betas:
+            _require("betas", beta, 0.0, 1.0)
+        return
+    _require("momentum", optimizer.momentum, 0.0)
+    if optimizer.form not in FORMS:
+        raise UnknownNameError("form", optimizer.form, FORMS, "SGD")
+    if optimizer.nesterov and not (optimizer.momentum > 0 and optimizer.dampening == 0):
+        raise InvalidValueError("nesterov", True, "False without momentum or with dampening")
+    if optimizer.form == "mxnet" and (optimizer.nesterov or optimizer.dampening):
+        raise InvalidValueError("form", "mxnet", "'torch' with nesterov or dampening")
+
+
+def _require(what: str, value: float, least: float, below: float = float("inf")) -> None:
+    if not least <= value < below:
+        limit = f" and less than {below:g}" if below != float("inf") else ""
+        raise InvalidValueError(what, value, f"at least {least:g}{limit}")

@@ -1,0 +1,234 @@
+"""Scheduler: who takes part, which rank each has, who is lost, and when the job is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Literal
+
+import msgspec
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import SERVER, WORKER, Refusal
+
+
+class Member(msgspec.Struct):
+    """A process that registered."""
+
+    register: msg.Register
+    peer: Peer
+    heard_s: float
+    rank: int = -1
+    state: Literal["here", "lost", "left"] = "here"
+
+
+class SchedulerMachine:
+    """The scheduler of one run of a job.
+
+    Attributes:
+        refused: how many messages were refused, by reason.
+        over: whether the job is over.
+    """
+
+    def __init__(self, job: str, run: str, servers: int, workers: int, limits: Limits) -> None:
+        """Wait for ``servers`` servers and ``workers`` workers.
+
+        Args:
+            job: the job's name.
+            run: a random number of this run.
+            servers: how many.
+            workers: how many.
+            limits: what to wait for.
+        """
+        self.refused: Counter[str] = Counter()
+        self.over = False
+        self._job = job
+        self._run = run
+        self._wanted = {SERVER: servers, WORKER: workers}
+        self._limits = limits
+        self._members: dict[str, Member] = {}
+        self._complete = False
+        self._began_s: float | None = None
+
+    @property
+    def here(self) -> dict[str, int]:
+        """How many servers and workers are here."""
+        return {role: len(self._of(role, "here")) for role in self._wanted}
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody came."""
+        return self._complete
+
+    def receive(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
+        """Take in what ``peer`` said."""
+        try:
+            if isinstance(message, msg.Register):
+                return self._enter(peer, message, now_s)
+            if isinstance(message, msg.Heartbeat | msg.Leave | msg.Failed):
+                return self._hear(peer, message, now_s)
+        except Refusal as refusal:
+            return self.refuse(peer, refusal)
+        return self.refuse(peer, Refusal(msg.UNKNOWN, "a scheduler takes no such message"))
+
+    def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
+        """Count a refusal, and tell ``peer`` unless its message made no sense at all."""
+        self.refused[refusal.kind] += 1
+        if refusal.kind == msg.MALFORMED:
+            return []
+        return [act.Send(peer, msg.Refused(refusal.reason))]
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Notice who is silent, and who did not come; call it often."""
+        if self._began_s is None:
+            self._began_s = now_s
+        if self.over:
+            return []
+        if not self._complete:
+            if now_s - self._began_s > self._limits.join_s:
+                came = " and ".join(
+                    f"{self.here[role]} of {count} {role}s" for role, count in self._wanted.items()
+                )
+                return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
+            for token in [t for t, m in self._members.items() if self._silent_s(m, now_s)]:
+                del self._members[token]  # it may come again
+            return []
+        found: list[Action] = []
+        for member in list(self._members.values()):
+            silent_s = self._silent_s(member, now_s)
+            if silent_s and not self.over:
+                found += self._lose(member, silent_s)
+        return found
+
+    def abort(self, reason: str) -> list[Action]:
+        """End the job; tell everybody why."""
+        self.over = True
+        told = [m.peer for m in self._members.values() if m.state == "here"]
+        return [*(act.Send(peer, msg.Abort(reason)) for peer in told), act.Fail(reason)]
+
+    def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
+        if register.protocol != msg.PROTOCOL:
+            reason = f"protocol version {register.protocol}; this job speaks {msg.PROTOCOL}"
+            raise Refusal(msg.UNKNOWN, reason)
+        if register.job != self._job:
+            raise Refusal(msg.OTHER_RUN, f"job {register.job!r}; this is {self._job!r}")
+        if register.run not in ("", self._run):
+            reason = f"state of run {register.run}; this is run {self._run}: give an empty folder"
+            raise Refusal(msg.OTHER_RUN, reason)
+        member = self._members.get(register.token)
+        if member is not None:
+            member.peer, member.heard_s = peer, now_s
+            return self._welcome([member]) if self._complete else []
+        if self._complete:
+            return self._return(peer, register, now_s)
+        if len(self._of(register.role, "here")) == self._wanted[register.role]:
+            reason = f"there are {self._wanted[register.role]} {register.role}s already"
+            raise Refusal(msg.UNKNOWN, reason)
+        self._members[register.token] = Member(register, peer, now_s)
+        if self.here != self._wanted:
+            return []
+        self._complete = True
+        for role in self._wanted:
+            self._assign(self._of(role, "here"))
+        for member in self._members.values():
+            member.heard_s = now_s
+        return self._welcome(list(self._members.values()))
+
+    def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
+        """Let a server that was killed take its place again."""
+        if register.role != SERVER or register.run != self._run:
+            raise Refusal(msg.UNKNOWN, "the job is complete; nobody may join it any more")
+        for token, member in self._members.items():
+            if member.register.role == SERVER and member.rank == register.rank:
+                del self._members[token]
+                back = Member(register, peer, now_s, member.rank)
+                self._members[register.token] = back
+                moved = msg.Moved(back.rank, register.address)
+                workers = self._of(WORKER, "here")
+                return [
+                    *self._welcome([back]),
+                    *(act.Send(peer, msg.Lost(w.rank, 0.0)) for w in self._of(WORKER, "lost")),
+                    *(act.Send(peer, msg.Left(w.rank)) for w in self._of(WORKER, "left")),
+                    *(act.Send(worker.peer, moved) for worker in workers),
+                ]
+        raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+
+    def _assign(self, members: list[Member]) -> None:
+        """Give every member the rank it wants, or else the lowest that is free."""
+        free = set(range(len(members)))
+        for member in members:
+            if member.register.rank in free:
+                member.rank = member.register.rank
+                free.remove(member.rank)
+        for member in members:
+            if member.rank < 0:
+                member.rank = min(free)
+                free.remove(member.rank)
+
+    def _welcome(self, members: list[Member]) -> list[Action]:
+        servers = {m.rank: m.register.address for m in self._all(SERVER)}
+        workers = {m.rank: m.register.token for m in self._all(WORKER)}
+        addresses = tuple(servers[rank] for rank in sorted(servers))
+        tokens = tuple(workers[rank] for rank in sorted(workers))
+        return [
+            act.Send(member.peer, msg.Roster(self._run, member.rank, addresses, tokens))
+            for member in members
+        ]
+
+    def _hear(
+        self, peer: Peer, message: msg.Heartbeat | msg.Leave | msg.Failed, now_s: float
+    ) -> list[Action]:
+        member = self._members.get(message.token)
+        if member is None:
+            raise Refusal(msg.OTHER_RUN, f"not a member of run {self._run} of job {self._job!r}")
+        if member.state == "lost":
+            name = self._name(member)
+            return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
+        member.peer, member.heard_s = peer, now_s
+        if isinstance(message, msg.Failed):
+            return self.abort(f"{self._name(member)}: {message.reason}")
+        if isinstance(message, msg.Heartbeat):
+            return [act.Send(peer, msg.Heartbeat(""))]
+        member.state = "left"
+        servers = self._of(SERVER, "here")
+        left = [act.Send(server.peer, msg.Left(member.rank)) for server in servers]
+        return [*left, *self._end_if_alone()]
+
+    def _lose(self, member: Member, silent_s: float) -> list[Action]:
+        limits, name = self._limits, self._name(member)
+        if member.register.role == SERVER:
+            if member.register.durable and silent_s <= limits.restart_s:
+                return []
+            kept = f", restart_s {limits.restart_s:g}" if member.register.durable else ""
+            at = member.register.address
+            return self.abort(f"{name} at {at} was silent for {silent_s:.1f} s{kept}")
+        member.state = "lost"
+        if not self._of(WORKER, "here") and not self._of(WORKER, "left"):
+            return self.abort(f"{name} was silent for {silent_s:.1f} s, and no worker is left")
+        told = [m for m in self._members.values() if m.state == "here"]
+        lost = msg.Lost(member.rank, silent_s)
+        return [*(act.Send(m.peer, lost) for m in told), *self._end_if_alone()]
+
+    def _end_if_alone(self) -> list[Action]:
+        if self._of(WORKER, "here"):
+            return []
+        self.over = True
+        servers = self._of(SERVER, "here")
+        return [*(act.Send(server.peer, msg.Finish()) for server in servers), act.Stop()]
+
+    def _silent_s(self, member: Member, now_s: float) -> float:
+        """Return for how long a member that is here was silent, 0 for a time that is usual."""
+        silent_s = now_s - member.heard_s
+        return silent_s if member.state == "here" and silent_s > self._limits.silence_s else 0.0
+
+    def _all(self, role: str) -> list[Member]:
+        return [m for m in self._members.values() if m.register.role == role]
+
+    def _of(self, role: str, state: str) -> list[Member]:
+        return [m for m in self._all(role) if m.state == state]
+
+    @staticmethod
+    def _name(member: Member) -> str:
+        return f"{member.register.role} {member.rank}"

@@ -1,0 +1,248 @@
+"""Server: sessions of workers, the slices that one server keeps, and what it refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.rules import ABORT, Rules
+from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
+
+
+class Seat(msgspec.Struct, frozen=True):
+    """Who a server is.
+
+    Attributes:
+        roster: of the run.
+        boot: a random number of this process.
+        durable: whether it keeps its state on disk.
+    """
+
+    roster: msg.Roster
+    boot: str
+    durable: bool = False
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """What a server found on disk: what it declared, and the position of every slice."""
+
+    digest: str
+    rules: Rules
+    slices: tuple[Slice, ...]
+    positions: dict[int, Position]
+
+
+class ServerMachine:
+    """One server, from the first roster on.
+
+    Attributes:
+        refused: how many messages were refused, by reason.
+        rules: what the workers declared; None before.
+        digest: of the layout that they declared; empty before.
+    """
+
+    def __init__(self, seat: Seat, limits: Limits, kept: Kept | None = None) -> None:
+        """Begin with what was on disk, if anything was."""
+        self.refused: Counter[str] = Counter()
+        self.rules: Rules | None = None
+        self.digest = ""
+        self._seat = seat
+        self._limits = limits
+        self._workers = Workers(here=set(range(len(seat.roster.workers))))
+        self._sessions: dict[Peer, int] = {}
+        self._peers: dict[int, Peer] = {}
+        self._slices: dict[int, SliceMachine] = {}
+        self._durable: dict[int, Position] = {}
+        if kept is not None:
+            self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
+            self._durable = dict(kept.positions)
+
+    def receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
+        """Take in what ``peer`` said.
+
+        Args:
+            peer: the connection.
+            message: what it said.
+            payload_bytes: the size of the payload that came with it; None: none came.
+        """
+        try:
+            return self._receive(peer, message, payload_bytes)
+        except Refusal as refusal:
+            return self.refuse(peer, refusal)
+
+    def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
+        """Count a refusal; tell a worker of another run that it is one."""
+        self.refused[refusal.kind] += 1
+        if refusal.kind == msg.OTHER_RUN or (
+            refusal.kind == msg.WRONG_SIZE and peer in self._sessions
+        ):
+            return [act.Send(peer, msg.Refused(refusal.reason))]
+        return []
+
+    def lost(self, worker: int, silent_s: float) -> list[Action]:
+        """Go on without a lost worker, or end: as the rules say."""
+        self._workers.lost.add(worker)
+        started = self.rules is not None and all(
+            slice_.position.version >= 0 for slice_ in self._slices.values()
+        )
+        go_on = self.rules is not None and self.rules.on_worker_loss != ABORT
+        if not go_on or (worker == FIRST and not started):
+            return [act.Fail(lost_reason(worker, silent_s), True, (worker,))]
+        return self.left(worker)
+
+    def left(self, worker: int) -> list[Action]:
+        """Count on no more pushes of ``worker``."""
+        self._workers.here.discard(worker)
+        self._workers.left.add(worker)
+        self._sessions.pop(self._peers.pop(worker, ""), None)
+        for slice_ in self._slices.values():
+            slice_.drop(worker)
+        return self._advance(self._slices.values())
+
+    def positions(self, keys: Iterable[int]) -> dict[int, Position]:
+        """Return what is in the weights of the slices ``keys``."""
+        return {key: self._slices[key].position for key in keys}
+
+    def committed(self, positions: Mapping[int, Position]) -> list[Action]:
+        """Tell the workers that their pushes up to ``positions`` are safe on disk."""
+        found: list[Action] = []
+        for key, position in positions.items():
+            before = self._durable.get(key, Position())
+            self._durable[key] = position
+            for worker, sequence in position.applied.items():
+                if before.applied.get(worker) != sequence and worker in self._peers:
+                    found.append(self._ack(worker, self._slices[key]))
+        return found
+
+    def _receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
+        if isinstance(message, msg.Push) != (payload_bytes is not None):
+            raise Refusal(msg.MALFORMED, "a push has a payload, and nothing else has")
+        if isinstance(message, msg.Hello):
+            return self._hello(peer, message)
+        worker = self._sessions.get(peer)
+        if worker is None:
+            self.refused[msg.UNKNOWN] += 1
+            return [act.Send(peer, msg.HelloWanted())]
+        if isinstance(message, msg.Declare):
+            return self._declare(worker, message)
+        if not isinstance(message, msg.Push | msg.Pull | msg.Query):
+            raise Refusal(msg.MALFORMED, "a server takes no such message")
+        if self.rules is None:
+            return [act.Send(peer, msg.HelloWanted())]
+        return self._serve(peer, worker, message, payload_bytes or 0)
+
+    def _serve(
+        self, peer: Peer, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
+    ) -> list[Action]:
+        slice_ = self._slices.get(message.key)
+        if slice_ is None:
+            raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
+        if isinstance(message, msg.Push):
+            return self._push(worker, slice_, message, nbytes)
+        if isinstance(message, msg.Pull):
+            return slice_.pull(peer, worker, message)
+        return [self._ack(worker, slice_)]
+
+    def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
+        roster = self._seat.roster
+        if hello.run != roster.run:
+            raise Refusal(msg.OTHER_RUN, f"run {hello.run}; this is run {roster.run}")
+        if hello.rank >= len(roster.workers) or roster.workers[hello.rank] != hello.token:
+            raise Refusal(msg.OTHER_RUN, f"not worker {hello.rank} of run {roster.run}")
+        if hello.rank in self._workers.left:
+            reason = f"worker {hello.rank} was given up, or left; the others went on without it"
+            raise Refusal(msg.OTHER_RUN, reason)
+        before = self._peers.get(hello.rank)
+        if before is not None:
+            del self._sessions[before]
+        self._sessions[peer] = hello.rank
+        self._peers[hello.rank] = peer
+        forget = [act.Forget(before)] if before not in (None, peer) and before else []
+        return [*forget, act.Send(peer, msg.Welcome(self._seat.boot, self._seat.durable))]
+
+    def _declare(self, worker: int, declare: msg.Declare) -> list[Action]:
+        if self.rules is not None:
+            if (declare.digest, declare.rules) == (self.digest, self.rules):
+                return []
+            return [act.Fail(self._why_different(worker, declare), True, (worker,))]
+        for slice_ in declare.slices:
+            if slice_.nbytes > self._limits.payload_bytes:
+                most = self._limits.payload_bytes
+                reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
+                return [act.Fail(f"worker {worker} declared {reason}", True, (worker,))]
+        self._keep(declare.digest, declare.rules, declare.slices, {})
+        return [act.Keep(declare.rules, declare.slices)]
+
+    def _keep(
+        self,
+        digest: str,
+        rules: Rules,
+        slices: Iterable[Slice],
+        positions: Mapping[int, Position],
+    ) -> None:
+        self.digest, self.rules = digest, rules
+        self._slices = {
+            spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
+            for spec in slices
+        }
+
+    def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:
+        before = slice_.position.applied
+        try:
+            found = slice_.push(worker, push, nbytes)
+        except Refusal as refusal:
+            if refusal.kind == msg.WRONG_SIZE:
+                raise
+            # Whoever sends again missed the answer.
+            self.refused[refusal.kind] += 1
+            return [self._ack(worker, slice_)]
+        after = slice_.position.applied
+        told = {worker}
+        if not self._seat.durable:
+            told |= {w for w, sequence in after.items() if before.get(w) != sequence}
+        return [*found, *(self._ack(w, slice_) for w in sorted(told) if w in self._peers)]
+
+    def _ack(self, worker: int, slice_: SliceMachine) -> Action:
+        key = slice_.spec.key
+        position = self._durable.get(key, Position()) if self._seat.durable else slice_.position
+        done = position.applied.get(worker, -1 if worker == FIRST else 0)
+        return act.Send(self._peers[worker], msg.Ack(key, slice_.received(worker), done))
+
+    def _advance(self, slices: Iterable[SliceMachine]) -> list[Action]:
+        found: list[Action] = []
+        for slice_ in slices:
+            before = slice_.position.applied
+            found += slice_.advance()
+            if not self._seat.durable:
+                after = slice_.position.applied
+                moved = sorted(w for w, n in after.items() if before.get(w) != n)
+                found += [self._ack(w, slice_) for w in moved if w in self._peers]
+        return found
+
+    def _why_different(self, worker: int, declare: msg.Declare) -> str:
+        assert self.rules is not None
+        for name in self.rules.__struct_fields__:
+            ours, theirs = getattr(self.rules, name), getattr(declare.rules, name)
+            if ours != theirs:
+                return (
+                    f"worker {worker} declared {name} {theirs!r}, and another worker {ours!r}; "
+                    "all workers declare the same"
+                )
+        return (
+            f"worker {worker} declared other tensors than another worker; names, element types, "
+            "sizes and slice_bytes are the same on all"
+        )
+
+
+def lost_reason(worker: int, silent_s: float) -> str:
+    """Return the sentence about a lost worker that ends the job."""
+    silent = f" (silent for {silent_s:.1f} s)" if silent_s else ""
+    return f"worker {worker} was lost{silent}; on_worker_loss='continue' goes on without"

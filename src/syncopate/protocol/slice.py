@@ -1,0 +1,200 @@
+"""Slice: one slice at its server: which pushes count, when to update, which pulls to answer."""
+
+from __future__ import annotations
+
+import msgspec
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action, Peer
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.messages import Refusal
+from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
+
+FIRST = 0
+"""The worker whose values the servers begin with."""
+
+
+class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is in a slice's weights: its version, and how many pushes of each worker."""
+
+    version: int = -1
+    applied: dict[int, int] = {}
+
+
+class Workers(msgspec.Struct):
+    """Who takes part: shared by the slices of a server.
+
+    Attributes:
+        here: ranks that push and pull.
+        left: ranks that said goodbye, or were lost where the rules say to go on.
+        lost: those of them that were lost.
+    """
+
+    here: set[int]
+    left: set[int] = msgspec.field(default_factory=set)
+    lost: set[int] = msgspec.field(default_factory=set)
+
+
+class _Waiting(msgspec.Struct, frozen=True):
+    peer: Peer
+    pull: msg.Pull
+
+
+class SliceMachine:
+    """One slice.
+
+    A worker's pushes of a slice are numbered. The server takes them in their order only, so one
+    number for each worker says which it has: that makes every push count exactly once.
+
+    Attributes:
+        spec: which slice it is.
+        position: what is in its weights.
+    """
+
+    def __init__(self, spec: Slice, rules: Rules, workers: Workers, position: Position) -> None:
+        """Begin at ``position``.
+
+        Args:
+            spec: which slice it is.
+            rules: how it is updated.
+            workers: who takes part.
+            position: what is in the weights.
+        """
+        self.spec = spec
+        self._rules = rules
+        self._workers = workers
+        self._version = position.version
+        self._applied = dict(position.applied)
+        self._received = dict(position.applied)
+        self._rates: dict[tuple[int, int], float | None] = {}
+        self._waiting: dict[int, _Waiting] = {}
+
+    @property
+    def position(self) -> Position:
+        """What is in the weights."""
+        return Position(self._version, dict(self._applied))
+
+    def received(self, worker: int) -> int:
+        """Return the last sequence number that came from ``worker``; -1: none."""
+        return self._received.get(worker, _before_first(worker))
+
+    def applied(self, worker: int) -> int:
+        """Return the last sequence number of ``worker`` that is in the weights; -1: none."""
+        return self._applied.get(worker, _before_first(worker))
+
+    def push(self, worker: int, push: msg.Push, nbytes: int) -> list[Action]:
+        """Take in a push of ``worker`` with a payload of ``nbytes``.
+
+        Raises:
+            Refusal: it came before, it came too early, or its payload has another size.
+        """
+        name = self.spec.name
+        if nbytes != self.spec.nbytes:
+            reason = f"{nbytes} bytes for {name}; a push of it has {self.spec.nbytes}"
+            raise Refusal(msg.WRONG_SIZE, reason)
+        last = self.received(worker)
+        if push.sequence <= last:
+            raise Refusal(msg.REPLAYED, f"push {push.sequence} of {name} came before")
+        if push.sequence != last + 1:
+            raise Refusal(msg.EARLY, f"push {push.sequence} of {name}; {last + 1} comes first")
+        if push.sequence > max(self.applied(worker), 0) + self._rules.window:
+            raise Refusal(msg.EARLY, f"push {push.sequence} of {name} is beyond the window")
+        self._received[worker] = push.sequence
+        staged = act.Stage(self.spec.key, worker, push.sequence)
+        if push.sequence == 0:
+            self._version = 0
+            self._applied[worker] = 0
+            return [staged, act.Initialise(self.spec.key, worker), *self.advance()]
+        self._rates[worker, push.sequence] = push.lr
+        return [staged, *self.advance()]
+
+    def pull(self, peer: Peer, worker: int, pull: msg.Pull) -> list[Action]:
+        """Answer a pull of ``worker``, now or as soon as its pushes are in the weights."""
+        self._waiting[worker] = _Waiting(peer, pull)
+        return self._answers()
+
+    def drop(self, worker: int) -> None:
+        """Answer no pull of ``worker`` any more."""
+        self._waiting.pop(worker, None)
+
+    def advance(self) -> list[Action]:
+        """Update as often as what is here allows, and answer the pulls that waited for it."""
+        if self._version < 0:
+            return []
+        found: list[Action] = []
+        while (update := self._next()) is not None:
+            found.append(update)
+            if isinstance(update, act.Fail):
+                return found
+            found += self._answers()  # with the version they asked for, before the next one
+        return found + self._answers()
+
+    def _next(self) -> act.Update | act.Fail | None:
+        if self._rules.synchronous:
+            return self._next_synchronous()
+        for worker in sorted(self._received):
+            sequence = self.applied(worker) + 1
+            if sequence <= self.received(worker) and self._near(sequence - 1):
+                self._applied[worker] = sequence
+                compensate = worker if self._rules.mode == DC_ASGD else None
+                return self._update(((worker, sequence),), compensate)
+        return None
+
+    def _next_synchronous(self) -> act.Update | act.Fail | None:
+        version = self._version + 1
+        workers = self._workers
+        there = sorted(w for w in self._received if self.received(w) >= version)
+        if not workers.here.intersection(there):
+            return None
+        missing = {w for w in workers.left - workers.lost if self.received(w) < version}
+        if missing and self._rules.on_worker_loss == ABORT:
+            return act.Fail(self._why_left(min(missing), min(there)), True, tuple(missing))
+        if not workers.here.issubset(there):
+            return None
+        for worker in there:
+            self._applied[worker] = version
+        return self._update(tuple((worker, version) for worker in there), None)
+
+    def _update(self, gradients: tuple[tuple[int, int], ...], compensate: int | None) -> act.Update:
+        self._version += 1
+        rates = [self._rates.pop(gradient) for gradient in gradients]
+        rate = next((rate for rate in rates if rate is not None), None)
+        return act.Update(self.spec.key, self._version, gradients, rate, compensate)
+
+    def _near(self, pushes: int) -> bool:
+        """Say whether a worker with ``pushes`` pushes is within the bound on staleness."""
+        bound = self._rules.staleness
+        slowest = min((max(self.applied(w), 0) for w in self._workers.here), default=0)
+        return bound is None or pushes - slowest <= bound
+
+    def _answers(self) -> list[Action]:
+        ready = [
+            worker for worker, waiting in self._waiting.items() if self._ready(worker, waiting)
+        ]
+        return [self._answer(worker) for worker in ready]
+
+    def _ready(self, worker: int, waiting: _Waiting) -> bool:
+        after = waiting.pull.after
+        if self._rules.synchronous:
+            return self._version >= after
+        return self._version >= 0 and self.applied(worker) >= after and self._near(after)
+
+    def _answer(self, worker: int) -> Action:
+        waiting = self._waiting.pop(worker)
+        pull = waiting.pull
+        weights = msg.Weights(self.spec.key, self._version, pull.request)
+        backup = worker if self._rules.mode == DC_ASGD else None
+        return act.Answer(waiting.peer, weights, pull.priority, backup)
+
+    def _why_left(self, worker: int, other: int) -> str:
+        name = self.spec.name
+        return (
+            f"worker {worker} left after {max(self.received(worker), 0)} pushes of {name!r}, and "
+            f"worker {other} pushed it {self.received(other)} times; in mode 'ssgd' all push as "
+            "often (on_worker_loss='continue' goes on without)"
+        )
+
+
+def _before_first(worker: int) -> int:
+    return -1 if worker == FIRST else 0

@@ -1,0 +1,306 @@
+"""Worker: sequence numbers and windows of pushes, pulls, and what to send again."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+import msgspec
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import Action
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import ABORT, Rules
+from syncopate.protocol.server import lost_reason
+from syncopate.protocol.slice import FIRST
+
+_LONGEST_WAIT = 8
+"""How many times ``retry_s`` a message waits at most before it is sent again."""
+
+
+class _Link(msgspec.Struct):
+    """What is known about one server."""
+
+    boot: str = ""
+    durable: bool = False
+    open: bool = False
+    asked_s: float = 0.0
+
+
+class _Push(msgspec.Struct, frozen=True):
+    message: msg.Push
+    priority: int
+
+
+class _Flow(msgspec.Struct):
+    """The pushes and pulls of one slice.
+
+    Attributes:
+        pushed: the last sequence number given out.
+        sent: the last one sent.
+        received: the last one that the server has.
+        done: the last one that is over for the server.
+        released: the last one that is over for the caller.
+        kept: pushes that are not done.
+        pulls: the first is under way, the others wait.
+        touched_s: when something last happened.
+        wait_s: how long to wait from then on before sending again.
+        queued: pushes that have not left this process yet.
+        queried: whether the server was asked what it has.
+    """
+
+    pushed: int
+    sent: int
+    received: int
+    done: int
+    released: int
+    kept: dict[int, _Push] = msgspec.field(default_factory=dict)
+    pulls: deque[msg.Pull] = msgspec.field(default_factory=deque)
+    touched_s: float = 0.0
+    wait_s: float = 0.0
+    queued: int = 0
+    queried: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waited for."""
+        return not self.pulls and self.done >= self.sent
+
+
+class WorkerMachine:
+    """One worker, from its roster on.
+
+    Attributes:
+        refused: how many messages were refused, by reason.
+    """
+
+    def __init__(
+        self, roster: msg.Roster, token: str, layout: Layout, rules: Rules, limits: Limits
+    ) -> None:
+        """Begin with nothing pushed.
+
+        Args:
+            roster: who is who.
+            token: of this process.
+            layout: slices and their servers.
+            rules: what to declare.
+            limits: windows and times.
+        """
+        self.refused: Counter[str] = Counter()
+        self._roster = roster
+        self._token = token
+        self._layout = layout
+        self._server_of = dict(enumerate(layout.server_of))
+        self._rules = rules
+        self._limits = limits
+        self._links = [_Link() for _ in roster.servers]
+        first = -1 if roster.rank == FIRST else 0
+        self._flows = [_Flow(first, first, first, first, first) for _ in layout.slices]
+        self._request = 0
+        self._busy: set[int] = set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether every push is done and every pull answered."""
+        return not self._busy
+
+    def connect(self, now_s: float) -> list[Action]:
+        """Say hello to every server."""
+        return [action for rank in range(len(self._links)) for action in self._hello(rank, now_s)]
+
+    def push(
+        self, key: int, priority: int, lr: float | None, now_s: float
+    ) -> tuple[int, list[Action]]:
+        """Push a slice; return the sequence number that its payload shall be kept under."""
+        flow = self._flows[key]
+        flow.pushed += 1
+        flow.kept[flow.pushed] = _Push(msg.Push(key, flow.pushed, lr), priority)
+        return flow.pushed, self._send(key, now_s)
+
+    def pull(self, key: int, priority: int, now_s: float) -> tuple[int, list[Action]]:
+        """Pull a slice with all that was pushed before; return the request's number."""
+        flow = self._flows[key]
+        self._request += 1
+        after = max(flow.pushed, 0)
+        flow.pulls.append(msg.Pull(key, after, self._request, priority))
+        return self._request, self._ask(key, now_s) if len(flow.pulls) == 1 else []
+
+    def receive(
+        self, server: int, message: msg.Message, payload_bytes: int | None, now_s: float
+    ) -> list[Action]:
+        """Take in what a server said."""
+        if isinstance(message, msg.Ack | msg.Weights):
+            if self._server_of.get(message.key) != server:
+                return self._refuse(msg.UNKNOWN)
+            if isinstance(message, msg.Ack):
+                return self._acknowledged(message, now_s)
+            return self._answered(message, payload_bytes, now_s)
+        if isinstance(message, msg.Welcome):
+            return self._welcome(server, message, now_s)
+        if isinstance(message, msg.Abort | msg.Refused):
+            return [act.Fail(f"server {server}: {message.reason}", True)]
+        # One hello answers all that a server asked before it came.
+        late = now_s - self._links[server].asked_s >= self._limits.retry_s / 4
+        wanted = isinstance(message, msg.HelloWanted)
+        return self._hello(server, now_s) if wanted and late else []
+
+    def sent(self, key: int, now_s: float) -> None:
+        """Take note that a push of a slice has just left this process."""
+        flow = self._flows[key]
+        flow.touched_s = now_s
+        flow.queued = max(flow.queued - 1, 0)
+
+    def moved(self, server: int, now_s: float) -> list[Action]:
+        """Say hello to a server that came back."""
+        return self._hello(server, now_s)
+
+    def lost(self, worker: int, silent_s: float) -> list[Action]:
+        """Go on without a lost worker, or end: as the rules say."""
+        if self._rules.on_worker_loss == ABORT:
+            return [act.Fail(lost_reason(worker, silent_s), False, (worker,))]
+        return []
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Send again what was not answered for long; call it often."""
+        found: list[Action] = []
+        for rank, link in enumerate(self._links):
+            if not link.open and now_s - link.asked_s >= self._limits.retry_s:
+                found += self._hello(rank, now_s)
+        for key in sorted(self._busy):
+            flow = self._flows[key]
+            link = self._links[self._layout.server_of[key]]
+            if link.open and now_s - flow.touched_s >= flow.wait_s:
+                flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
+                found += self._again(key, now_s)
+        return found
+
+    def _hello(self, server: int, now_s: float) -> list[Action]:
+        link, roster = self._links[server], self._roster
+        link.open, link.asked_s = False, now_s
+        hello = msg.Hello(roster.run, roster.rank, self._token)
+        return [act.Forget(server), act.Send(server, hello, _URGENT)]
+
+    def _welcome(self, server: int, welcome: msg.Welcome, now_s: float) -> list[Action]:
+        """Declare, and send what the server may not have."""
+        link = self._links[server]
+        if link.open:
+            return self._refuse(msg.REPLAYED)
+        again = welcome.boot != link.boot
+        if again and link.boot and not welcome.durable:
+            reason = f"server {server} started again without its state; `--state DIR` keeps it"
+            return [act.Fail(reason, True)]
+        link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
+        declare = msg.Declare(self._layout.digest, self._rules, self._layout.of_server(server))
+        found: list[Action] = [act.Send(server, declare, _URGENT)]
+        for key, flow in enumerate(self._flows):
+            if self._layout.server_of[key] != server:
+                continue
+            if again:
+                flow.received = flow.done
+            flow.sent, flow.queued = flow.received, 0
+            # The pull first, as it was: pushes after it are not to be in its answer.
+            if flow.pulls:
+                found += self._ask(key, now_s)
+            found += self._send(key, now_s)
+        return found
+
+    def _send(self, key: int, now_s: float) -> list[Action]:
+        """Send what the window allows."""
+        flow, server = self._flows[key], self._layout.server_of[key]
+        if flow.done < flow.pushed:
+            self._busy.add(key)
+        found: list[Action] = []
+        last = min(flow.pushed, max(flow.done, 0) + self._rules.window)
+        while self._links[server].open and flow.sent < last:
+            flow.sent += 1
+            flow.queued += 1
+            push = flow.kept[flow.sent]
+            self._touch(flow, now_s)
+            found.append(act.SendPush(server, push.message, push.priority))
+        return found
+
+    def _ask(self, key: int, now_s: float) -> list[Action]:
+        flow, server = self._flows[key], self._layout.server_of[key]
+        self._busy.add(key)
+        if not self._links[server].open:
+            return []
+        self._touch(flow, now_s)
+        return [act.Send(server, flow.pulls[0], _SOON)]
+
+    def _again(self, key: int, now_s: float) -> list[Action]:
+        flow, server = self._flows[key], self._layout.server_of[key]
+        wait_s = flow.wait_s
+        flow.touched_s = now_s
+        found: list[Action] = []
+        if flow.received < flow.sent:
+            if not flow.queued:
+                flow.sent = flow.received
+                found += self._send(key, now_s)
+        elif flow.done < flow.sent:
+            flow.queried = True
+            found.append(act.Send(server, msg.Query(key)))
+        flow.wait_s = wait_s
+        if flow.pulls:
+            found.append(act.Send(server, flow.pulls[0], _SOON))
+        return found
+
+    def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
+        flow = self._flows[ack.key]
+        durable = self._links[self._layout.server_of[ack.key]].durable
+        if ack.received > flow.sent or ack.done > ack.received:
+            return self._refuse(msg.EARLY)
+        queried, flow.queried = flow.queried, False
+        if queried and ack.received < flow.received and durable:
+            # The server is younger than the acknowledgement that was believed.
+            flow.received = flow.sent = max(ack.received, flow.done)
+            return self._send(ack.key, now_s)
+        if ack.received <= flow.received and ack.done <= flow.done:
+            return []
+        flow.received = max(flow.received, ack.received)
+        for sequence in range(flow.done + 1, ack.done + 1):
+            del flow.kept[sequence]
+        flow.done = max(flow.done, ack.done)
+        self._touch(flow, now_s)
+        over = flow.done if durable else flow.received
+        found: list[Action] = [
+            act.Released(ack.key, sequence) for sequence in range(flow.released + 1, over + 1)
+        ]
+        flow.released = max(flow.released, over)
+        found += self._send(ack.key, now_s)
+        self._rest(ack.key)
+        return found
+
+    def _answered(
+        self, weights: msg.Weights, payload_bytes: int | None, now_s: float
+    ) -> list[Action]:
+        flow, spec = self._flows[weights.key], self._layout.slices[weights.key]
+        if payload_bytes != spec.nbytes:
+            return self._refuse(msg.WRONG_SIZE)
+        if not flow.pulls or flow.pulls[0].request != weights.request:
+            return self._refuse(msg.REPLAYED)
+        flow.pulls.popleft()
+        found: list[Action] = [act.Fill(weights.key, weights.request, weights.version)]
+        if flow.pulls:
+            found += self._ask(weights.key, now_s)
+        self._rest(weights.key)
+        return found
+
+    def _rest(self, key: int) -> None:
+        flow = self._flows[key]
+        if flow.idle and flow.sent == flow.pushed:
+            self._busy.discard(key)
+
+    def _touch(self, flow: _Flow, now_s: float) -> None:
+        flow.touched_s, flow.wait_s = now_s, self._limits.retry_s
+
+    def _refuse(self, kind: str) -> list[Action]:
+        self.refused[kind] += 1
+        return []
+
+
+_URGENT = 2**31 + 1
+"""The priority of what must come before everything else on a connection."""
+
+_SOON = 2**31
+"""The priority of requests, which are short; that of their answers is the caller's."""

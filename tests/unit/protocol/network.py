@@ -1,0 +1,270 @@
+"""A job of protocol machines over a network that loses, doubles, delays and reorders messages.
+
+There are no tensors: a slice's weights are the list of the updates that made them, and a gradient
+is the worker and number of its push. So whatever was applied twice, never or in the wrong order
+shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import NamedTuple
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import Rules
+from syncopate.protocol.server import Kept, Seat, ServerMachine
+from syncopate.protocol.slice import Position
+from syncopate.protocol.worker import WorkerMachine
+
+Log = tuple[tuple[tuple[int, int], ...], ...]
+"""Weights: the gradients of each update, in order."""
+
+_MOST_STEPS = 60_000
+
+
+class Trouble(NamedTuple):
+    """What goes wrong: shares of messages, and how often servers die and connections close."""
+
+    drop: float = 0.0
+    duplicate: float = 0.0
+    reorder: float = 0.0
+    crashes: int = 0
+    closes: int = 0
+
+
+class Packet(NamedTuple):
+    """A message under way, over one connection of a worker to a server."""
+
+    worker: int
+    server: int
+    connection: int
+    to_server: bool
+    message: msg.Message
+    payload: object
+
+
+class Server:
+    """A server, its shard and its disk."""
+
+    def __init__(self, seat: Seat, limits: Limits) -> None:
+        self.seat = seat
+        self.limits = limits
+        self.disk: dict[int, tuple[Position, Log]] = {}
+        self.declared: tuple[str, Rules, tuple] | None = None
+        self.boots = 0
+        self.failed: list[act.Fail] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin with what is on disk."""
+        self.boots += 1
+        seat = Seat(self.seat.roster, f"boot {self.boots}", self.seat.durable)
+        kept = None
+        if self.declared is not None:
+            kept = Kept(*self.declared, {key: position for key, (position, _) in self.disk.items()})
+        self.machine = ServerMachine(seat, self.limits, kept)
+        self.weights = {key: log for key, (_, log) in self.disk.items()}
+        self.staged: dict[tuple[int, int, int], object] = {}
+        self.writing: dict[int, tuple[Position, Log]] = {}
+
+
+class World:
+    """Workers, servers and what is between them."""
+
+    def __init__(
+        self,
+        rules: Rules,
+        *,
+        workers: int,
+        servers: int,
+        rounds: int,
+        trouble: Trouble,
+        random: Random,
+        durable: bool = True,
+        retry_s: float = 1.0,
+    ) -> None:
+        self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
+        self.limits = Limits(retry_s=retry_s)
+        tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(3)]
+        self.layout = Layout(tensors, servers, slice_bytes=16)
+        self.now_s = 0.0
+        self.packets: list[Packet] = []
+        tokens = tuple(f"token {rank}" for rank in range(workers))
+        addresses = tuple(f"server {rank}" for rank in range(servers))
+        rosters = [msg.Roster("run", rank, addresses, tokens) for rank in range(workers)]
+        self.servers = [
+            Server(Seat(msg.Roster("run", rank, addresses, tokens), "", durable), self.limits)
+            for rank in range(servers)
+        ]
+        self.workers = [
+            WorkerMachine(rosters[rank], tokens[rank], self.layout, rules, self.limits)
+            for rank in range(workers)
+        ]
+        self.connections = {(w, s): 0 for w in range(workers) for s in range(servers)}
+        self.done = [-1] * workers
+        self.waiting: list[set[int]] = [set() for _ in range(workers)]
+        self.pulled: list[tuple[int, int, int, Log]] = []
+        self.crashes, self.closes = trouble.crashes, trouble.closes
+        for rank, machine in enumerate(self.workers):
+            self.do_worker(rank, machine.connect(self.now_s))
+
+    def run(self) -> dict[int, Log]:
+        """Run to the end; return the weights of every slice."""
+        for step in range(_MOST_STEPS):
+            if all(done == self.rounds for done in self.done) and self.idle():
+                return {key: log for s in self.servers for key, log in s.weights.items()}
+            self.step(calm=step > _MOST_STEPS // 4)
+        raise AssertionError(f"hangs: rounds done {self.done}, {len(self.packets)} packets")
+
+    def idle(self) -> bool:
+        """Say whether all workers know that all is over."""
+        return all(machine.idle for machine in self.workers)
+
+    def step(self, calm: bool) -> None:
+        """Let one thing happen."""
+        kind = self.random.random()
+        if kind < 0.65 and self.packets:
+            self.deliver(calm)
+        elif kind < 0.8:
+            self.go_on(self.random.randrange(len(self.workers)))
+        elif kind < 0.9:
+            self.commit(self.random.choice(self.servers))
+        elif kind < 0.97:
+            self.now_s += 0.3
+            for rank, machine in enumerate(self.workers):
+                self.do_worker(rank, machine.tick(self.now_s))
+        elif kind < 0.985 and self.crashes:
+            self.crashes -= 1
+            self.crash(self.random.randrange(len(self.servers)))
+        elif self.closes:
+            self.closes -= 1
+            self.close(self.random.choice(sorted(self.connections)))
+
+    def deliver(self, calm: bool) -> None:
+        """Let a packet arrive, or not."""
+        random, trouble = self.random, self.trouble
+        index = 0
+        if not calm and random.random() < trouble.reorder:
+            index = random.randrange(len(self.packets))
+        packet = self.packets.pop(index)
+        if not calm and random.random() < trouble.drop:
+            return
+        if not calm and random.random() < trouble.duplicate:
+            self.packets.insert(random.randint(0, len(self.packets)), packet)
+        if self.connections[packet.worker, packet.server] != packet.connection:
+            return
+        size = None
+        if packet.payload is not None:
+            size = self.layout.slices[packet.message.key].nbytes
+        if packet.to_server:
+            machine = self.servers[packet.server].machine
+            peer = f"{packet.worker}.{packet.connection}".encode()
+            actions = machine.receive(peer, packet.message, size)
+            self.do_server(packet.server, actions, packet.payload)
+        else:
+            machine = self.workers[packet.worker]
+            actions = machine.receive(packet.server, packet.message, size, self.now_s)
+            self.do_worker(packet.worker, actions, packet.payload)
+
+    def go_on(self, rank: int) -> None:
+        """Let a worker push and pull everything, once it has what it pulled before."""
+        if self.waiting[rank] or self.done[rank] == self.rounds:
+            return
+        self.done[rank] += 1
+        machine = self.workers[rank]
+        for piece in self.layout.slices:
+            if self.done[rank] or rank == 0:
+                _, actions = machine.push(piece.key, 0, None, self.now_s)
+                self.do_worker(rank, actions)
+            request, actions = machine.pull(piece.key, 0, self.now_s)
+            self.waiting[rank].add(request)
+            self.do_worker(rank, actions)
+
+    def commit(self, server: Server) -> None:
+        """End a write to disk that was begun, or begin one."""
+        if not server.seat.durable or server.machine.rules is None:
+            return
+        if server.writing:
+            server.disk |= server.writing
+            written, server.writing = server.writing, {}
+            actions = server.machine.committed({key: at for key, (at, _) in written.items()})
+            self.do_server(self.servers.index(server), actions)
+            return
+        keys = [key for key in server.weights if self.random.random() < 0.7]
+        positions = server.machine.positions(keys)
+        server.writing = {key: (positions[key], server.weights[key]) for key in keys}
+
+    def crash(self, rank: int) -> None:
+        """Kill a server and start it again with what is on its disk."""
+        self.servers[rank].start()
+        for worker in range(len(self.workers)):
+            self.close((worker, rank))
+            self.do_worker(worker, self.workers[worker].moved(rank, self.now_s))
+
+    def close(self, connection: tuple[int, int]) -> None:
+        """Close a connection; it opens again at once, as another one."""
+        self.connections[connection] += 1
+        self.packets = [
+            p for p in self.packets if self.connections[p.worker, p.server] == p.connection
+        ]
+
+    def do_server(self, rank: int, actions: Iterable[act.Action], payload: object = None) -> None:
+        """Carry out what a server asks for."""
+        server = self.servers[rank]
+        for action in actions:
+            if isinstance(action, act.Send):
+                self.to_worker(rank, action.to, action.message, None)
+            elif isinstance(action, act.Answer):
+                weights = server.weights[action.message.key]
+                self.to_worker(rank, action.to, action.message, weights)
+            elif isinstance(action, act.Keep):
+                server.declared = (server.machine.digest, action.rules, action.slices)
+            elif isinstance(action, act.Stage):
+                server.staged[action.key, action.worker, action.sequence] = payload
+            elif isinstance(action, act.Initialise):
+                assert server.staged.pop((action.key, action.worker, 0)) == (action.worker, 0)
+                server.weights[action.key] = ()
+            elif isinstance(action, act.Update):
+                self.update(server, action)
+            elif isinstance(action, act.Fail):
+                server.failed.append(action)
+            else:
+                assert isinstance(action, act.Forget)
+
+    @staticmethod
+    def update(server: Server, action: act.Update) -> None:
+        """Apply staged gradients."""
+        taken = [server.staged.pop((action.key, *gradient)) for gradient in action.gradients]
+        assert tuple(taken) == action.gradients
+        server.weights[action.key] += (action.gradients,)
+        assert len(server.weights[action.key]) == action.version
+
+    def to_worker(self, rank: int, peer: bytes, message: msg.Message, payload: object) -> None:
+        """Send over the connection that ``peer`` names."""
+        worker, _, connection = peer.decode().partition(".")
+        packet = Packet(int(worker), rank, int(connection), False, message, payload)
+        if self.connections[packet.worker, rank] == packet.connection:
+            self.packets.append(packet)
+
+    def do_worker(self, rank: int, actions: Iterable[act.Action], payload: object = None) -> None:
+        """Carry out what a worker asks for."""
+        machine = self.workers[rank]
+        for action in actions:
+            if isinstance(action, act.Send | act.SendPush):
+                content: object = None
+                if isinstance(action, act.SendPush):
+                    content = (rank, action.message.sequence)
+                    machine.sent(action.message.key, self.now_s)
+                connection = self.connections[rank, action.to]
+                self.packets.append(
+                    Packet(rank, action.to, connection, True, action.message, content)
+                )
+            elif isinstance(action, act.Fill):
+                self.waiting[rank].remove(action.request)
+                self.pulled.append((rank, action.key, self.done[rank], payload))
+            else:
+                assert isinstance(action, act.Forget | act.Released), action

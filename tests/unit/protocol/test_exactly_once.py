@@ -1,0 +1,79 @@
+"""Whatever happens to messages and servers, every push counts once, in its order."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from syncopate.protocol.rules import Rules
+from tests.unit.protocol.network import Trouble, World
+
+TROUBLE = st.builds(
+    Trouble,
+    drop=st.sampled_from([0.0, 0.05, 0.3]),
+    duplicate=st.sampled_from([0.0, 0.05, 0.3]),
+    reorder=st.sampled_from([0.0, 0.1, 0.5]),
+    crashes=st.integers(0, 4),
+    closes=st.integers(0, 4),
+)
+SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": st.integers(1, 5)}
+
+
+def _run(rules, trouble, seed, **given):
+    world = World(rules, trouble=trouble, random=Random(seed), **given)
+    logs = world.run()
+    assert sorted(logs) == list(range(len(world.layout.slices)))
+    assert all(server.failed == [] for server in world.servers)
+    assert all(not server.staged for server in world.servers)
+    return world, logs
+
+
+@settings(max_examples=150)
+@given(trouble=TROUBLE, seed=st.integers(0, 2**32), sizes=st.fixed_dictionaries(SIZES))
+def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes):
+    workers, rounds = sizes["workers"], sizes["rounds"]
+    world, logs = _run(Rules(), trouble, seed, **sizes)
+    versions = tuple(
+        tuple((worker, version) for worker in range(workers)) for version in range(1, rounds + 1)
+    )
+    assert all(log == versions for log in logs.values())
+    assert all(log == versions[:done] for _, _, done, log in world.pulled)
+
+
+@settings(max_examples=150)
+@given(
+    trouble=TROUBLE,
+    seed=st.integers(0, 2**32),
+    staleness=st.sampled_from([None, 0, 1, 3]),
+    sizes=st.fixed_dictionaries(SIZES),
+)
+def test_asynchronous_pushes_count_once_in_their_order(trouble, seed, staleness, sizes):
+    workers, rounds = sizes["workers"], sizes["rounds"]
+    world, logs = _run(Rules(mode="asgd", staleness=staleness), trouble, seed, **sizes)
+    for log in logs.values():
+        assert all(len(gradients) == 1 for gradients in log)
+        for worker in range(workers):
+            mine = [sequence for ((rank, sequence),) in log if rank == worker]
+            assert mine == list(range(1, rounds + 1))
+    for worker, _, done, log in world.pulled:
+        counts = [sum(rank == other for ((rank, _),) in log) for other in range(workers)]
+        assert counts[worker] == max(done, 0)
+        assert staleness is None or counts[worker] - min(counts) <= staleness
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32), drop=st.sampled_from([0.0, 0.2]), closes=st.integers(0, 3))
+def test_servers_that_keep_nothing_on_disk_do_not_need_it_while_they_live(seed, drop, closes):
+    trouble = Trouble(drop=drop, duplicate=0.2, reorder=0.3, closes=closes)
+    _, logs = _run(Rules(), trouble, seed, durable=False, workers=2, servers=2, rounds=4)
+    assert all(len(log) == 4 for log in logs.values())
+
+
+@pytest.mark.parametrize("mode", ["ssgd", "asgd", "dc-asgd"])
+def test_a_quiet_network_needs_no_message_twice(mode):
+    world, _ = _run(Rules(mode=mode), Trouble(), 1, retry_s=1e9, workers=3, servers=2, rounds=4)
+    assert all(not server.machine.refused for server in world.servers)
+    assert all(not worker.refused for worker in world.workers)
