@@ -16,6 +16,7 @@ VOCABULARY = {
     "cluster",
     "decision_table",
     "workload",
+    "optimizers",
     "output",
     "plan",
     "progress",

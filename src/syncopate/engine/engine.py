@@ -21,13 +21,14 @@ from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.kinds import KINDS
-from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
+from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError, InvalidValueError
+from syncopate.optimizers import TENSOR
 from syncopate.plan import EXCHANGES, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge

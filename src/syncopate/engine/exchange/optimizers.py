@@ -1,9 +1,7 @@
 """Optimizers: which of them may update a part of a parameter by itself.
 
-An optimizer that treats every element alike and by itself updates a part of a tensor as it would
-update that part within the whole. One that looks at whole tensors, at their norm or their shape,
-must be given whole tensors. torch does not say which is which, so there is a table; what is not in
-it says so by :func:`declare_optimizer`.
+Those of torch are in a table (:mod:`syncopate.optimizers`); what is not in it says so by
+:func:`declare_optimizer`.
 """
 
 from __future__ import annotations
@@ -16,20 +14,10 @@ import torch
 
 from syncopate.engine.buckets import Trainable
 from syncopate.errors import EngineError, InvalidValueError
-
-ELEMENT, TENSOR = "element", "tensor"
-
-_BY_ELEMENT = (
-    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD",
-    "Rprop",
-)  # fmt: skip
-_BY_TENSOR = ("Adafactor", "Muon")
+from syncopate.optimizers import ELEMENT, KINDS, TENSOR
 
 _KNOWN: dict[type, str] = {
-    getattr(torch.optim, name): kind
-    for kind, names in ((ELEMENT, _BY_ELEMENT), (TENSOR, _BY_TENSOR))
-    for name in names
-    if hasattr(torch.optim, name)
+    getattr(torch.optim, name): kind for name, kind in KINDS.items() if hasattr(torch.optim, name)
 }
 
 

@@ -56,9 +56,10 @@ from syncopate.engine.exchange import groups, weights
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
 from syncopate.engine.exchange.gradients import PartialGradient
 from syncopate.engine.exchange.optimizer_state import OwnedState
-from syncopate.engine.exchange.optimizers import TENSOR, kind_of, trained_by
+from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
+from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.shards import adjoined

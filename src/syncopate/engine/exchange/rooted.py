@@ -15,9 +15,9 @@ from itertools import chain
 from msgspec import structs
 
 from syncopate.engine.buckets import BucketBuffers, Message
-from syncopate.engine.exchange.optimizers import TENSOR
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.tail import Tail
+from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan
 
 
