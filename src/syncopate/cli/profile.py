@@ -19,6 +19,7 @@ from syncopate.cli.console import (
     say_written,
 )
 from syncopate.errors import InvalidValueError
+from syncopate.optimizers import kind_named
 from syncopate.workload import Workload
 
 
@@ -40,6 +41,13 @@ def profile(
     device: Annotated[
         str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
     ] = None,
+    optimizer: Annotated[
+        str | None,
+        typer.Option(
+            help="What will train the model, by its name in torch.optim, or tensor where it is "
+            "another one that looks at whole tensors, which are not cut into shards then."
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the workload as JSON instead of tables.")
     ] = False,
@@ -59,29 +67,42 @@ def profile(
       syncopate profile syncopate.zoo:resnet20
 
       syncopate profile mymodels:build_gpt -o gpt.json --iterations 20 --local 4
+
+      syncopate profile mymodels:build_gpt --optimizer Muon
     """
     for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
         if value < least:
             raise InvalidValueError(option, value, f"an integer >= {least}")
+    if optimizer is not None:
+        kind_named(optimizer)
     require_one_writer(json, ("--output", output))
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)
     with progress_bar("profiling") as progress:
-        workload = _profile(builder, warmup, iterations, device, progress)
+        workload = _profile(builder, (warmup, iterations), device, optimizer, progress)
     if is_leader():
         _show(workload, output, json)
 
 
 def _profile(
-    builder: str, warmup: int, iterations: int, device: str | None, progress: ProgressFunction
+    builder: str,
+    counts: tuple[int, int],
+    device: str | None,
+    optimizer: str | None,
+    progress: ProgressFunction,
 ) -> Workload:
     from syncopate.profiling.builder import load_task
 
     task = load_task(builder)
     with ranks.joined() if ranks.started() else nullcontext():
         return syncopate.profile(
-            task, warmup=warmup, iterations=iterations, device=device, progress=progress
+            task,
+            warmup=counts[0],
+            iterations=counts[1],
+            device=device,
+            optimizer=optimizer,
+            progress=progress,
         )
 
 

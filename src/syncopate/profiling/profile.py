@@ -21,6 +21,7 @@ from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
+from syncopate.profiling.whole import looked_at_whole
 from syncopate.progress import Progress, say
 from syncopate.tracing.clocks import Clock, clock_for
 from syncopate.workload import Workload
@@ -33,7 +34,7 @@ def profile(
     warmup: int = 3,
     iterations: int = 10,
     device: torch.device | str | None = None,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: torch.optim.Optimizer | str | None = None,
     group: dist.ProcessGroup | None = None,
     progress: Progress | None = None,
 ) -> Workload:
@@ -52,25 +53,29 @@ def profile(
         warmup: iterations before measuring.
         iterations: iterations measured.
         device: where to measure; where the model is when left out.
-        optimizer: whose step the update time is; plain SGD when left out.
+        optimizer: whose step the update time is, and which says what tensors are looked at whole.
+            The name of a class of ``torch.optim`` or of a kind (``"tensor"``) says only the latter.
         group: the ranks that measure together; all of them when left out.
         progress: called before every iteration.
 
     Raises:
         CalibrationError: nothing to train, or the ranks have different models.
         InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
+        UnknownNameError: no optimizer of that name.
     """
     parameters = _require_measurable(task, warmup, iterations)
+    whole = looked_at_whole(parameters, optimizer)
+    stepped = None if isinstance(optimizer, str) else optimizer
     home = next(iter(parameters.values())).device
     where = home if device is None else _require_device(device)
     task = task.to(where) if where != home else task
     try:
-        with preserved(task.model, optimizer):
+        with preserved(task.model, stepped):
             measured = _measure(
                 task,
                 warmup=warmup,
                 iterations=iterations,
-                updater=optimizer or torch.optim.SGD(parameters.values(), lr=1e-6),
+                updater=stepped or torch.optim.SGD(parameters.values(), lr=1e-6),
                 group=group,
                 progress=progress,
             )
@@ -81,7 +86,7 @@ def profile(
     finally:
         if where != home:
             task.model.to(home)
-    return _agree(task.title, parameters, measured, facts, group)
+    return _agree(task.title, parameters, (measured, facts, whole), group)
 
 
 def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
@@ -178,22 +183,22 @@ def _iterate(
 def _agree(
     title: str,
     parameters: Mapping[str, Tensor],
-    measured: list[Iteration],
-    facts: dict[str, str],
+    own: tuple[list[Iteration], dict[str, str], frozenset[str]],
     group: dist.ProcessGroup | None,
 ) -> Workload:
-    """Turn every rank's iterations into the one workload that all return."""
+    """Turn every rank's iterations, facts and whole tensors into the workload that all return."""
     sizes = {name: (p.numel(), _dtype_name(p)) for name, p in parameters.items()}
-    ranks = _all_gather((sizes, measured, facts), group)
-    for rank, (theirs, _, _) in enumerate(ranks):
+    ranks = _all_gather((sizes, *own), group)
+    for rank, (theirs, *_) in enumerate(ranks):
         if theirs != ranks[0][0]:
             name = min(set(theirs.items()) ^ set(ranks[0][0].items()))[0]
             raise CalibrationError(
                 f"rank {rank} has another model than rank 0: {name!r} differs in presence, size "
                 "or dtype; every rank must build the same model"
             )
-    together = [slowest(same) for same in zip(*(one for _, one, _ in ranks), strict=True)]
-    return workload(title, sizes, together, ranks[0][2] | {"ranks": str(len(ranks))})
+    together = [slowest(same) for same in zip(*(one for _, one, *_ in ranks), strict=True)]
+    _, _, facts, whole = ranks[0]
+    return workload(title, sizes, together, facts | {"ranks": str(len(ranks))}, whole)
 
 
 def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:

@@ -208,6 +208,7 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("calibrate --local 4 --collectives ,", "it must be all, or some of all_reduce, "),
         ("profile m:f --iterations 0", "--iterations is 0"),
         ("profile m:f --warmup -1", "--warmup is -1"),
+        ("profile m:f --optimizer Adm", "unknown optimizer 'Adm'; known: SGD, Adam, AdamW"),
         ("profile syncopate.zoo:nothing", "nothing"),
     ],
 )
