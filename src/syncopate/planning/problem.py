@@ -105,6 +105,22 @@ class Problem:
         found: list[float] = (self.offsets[:, stop] - self.offsets[:, start]).tolist()
         return found
 
+    def carried(
+        self, start: int, stop: int, elements: tuple[int, int] | None, numel: int
+    ) -> list[float]:
+        """Return the bytes of each dtype that a message carries of the gradients ``[start, stop)``.
+
+        Args:
+            start: the first of them.
+            stop: one past the last.
+            elements: which it carries of a single one; None for all.
+            numel: how many that one has.
+        """
+        sizes = self.sizes(start, stop)
+        if elements is None:
+            return sizes
+        return [size * (elements[1] - elements[0]) / numel for size in sizes]
+
     def carrier(
         self, cost: CostFunction, start: int, stop: int, parts: int = 1
     ) -> tuple[CostFunction, list[float], float]:

@@ -119,17 +119,15 @@ class Question:
         for index, message in enumerate(sent):
             tensors = self.workload.tensors[message.start : message.stop]
             elements = elements_of(tensors[0].numel, message)
-            sizes = problem.sizes(*message[1:3])
-            if elements is not None:
-                sizes = [size * (elements[1] - elements[0]) / tensors[0].numel for size in sizes]
+            sizes = problem.carried(message.start, message.stop, elements, tensors[0].numel)
             root, pull = roots[message.bucket], None
             if kind.pull:
-                pull = _recipe(kind.pull, costs[kind.pull], sizes, root, turns[index])
+                pull = recipe_of(kind.pull, costs[kind.pull], sizes, root, turns[index])
             buckets.append(
                 Bucket(
                     tensors=tuple(tensor.name for tensor in tensors),
                     nbytes=round(sum(sizes)),
-                    push=_recipe(kind.push, costs[kind.push], sizes, root, index % channels),
+                    push=recipe_of(kind.push, costs[kind.push], sizes, root, index % channels),
                     pull=pull,
                     elements=elements,
                 )
@@ -224,9 +222,18 @@ def predict(
     return together
 
 
-def _recipe(
-    collective: str, costs: Envelope, sizes: Sequence[float], root: int, channel: int
+def recipe_of(
+    collective: str, costs: Envelope, sizes: Sequence[float], root: int = 0, channel: int = 0
 ) -> Recipe:
+    """Return how a message travels at the least cost, if its shards are equal.
+
+    Args:
+        collective: what carries it.
+        costs: of the collective.
+        sizes: bytes of each dtype.
+        root: of a rooted collective.
+        channel: which it takes.
+    """
     algorithm, options, _ = costs.bucket(sizes)
     return Recipe(collective, algorithm, root, dict(options), channel)
 

@@ -17,6 +17,10 @@ The ends of buckets are counted in tensors. A tensor larger than a good message 
 (:mod:`syncopate.planning.parts`) where playing that with the best partition, or with buckets filled
 to what a part carries and each large tensor alone, saves time.
 
+All of that counts shards as equal. Where they are not (:mod:`syncopate.planning.uneven`), what was
+found and the best candidates are then played with the shards that they are going to have, and
+improved by that measure, which is the one of the plan's prediction.
+
 Everything is deterministic; at a tie the earlier candidate, then fewer buckets, wins. The number
 of messages played is limited, not the time, so that a plan depends on its inputs alone.
 """
@@ -41,6 +45,7 @@ from syncopate.planning.question import Draft, Question
 from syncopate.planning.shapes import EQUAL_BUCKETS, equal, ramps
 from syncopate.planning.single import single
 from syncopate.planning.threshold import threshold
+from syncopate.planning.uneven import Uneven, is_uneven
 from syncopate.planning.wfbp import wfbp
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import play_traffic
@@ -56,8 +61,18 @@ PLAYED_MESSAGES = 60_000
 _WORTHWHILE = 1e-3
 """Tensors are cut where that is played to save at least such a share of an iteration."""
 
+_UNEVEN_CANDIDATES = 8
+"""How many of the best candidates are played again where shards are unequal."""
+
+_PRICED_MESSAGES = 64
+"""As many messages are played while one with unequal shards is priced."""
+
 _IMPROVED = 3
 """How many of the best candidates are improved: changes of one cut end where none of them helps."""
+
+
+_Prices = dict[tuple[int, int, int, int], tuple[float, float]]
+"""First gradient, one past the last, part and parts of a message -> what it costs."""
 
 
 def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
@@ -73,7 +88,40 @@ def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
     player = Player(problem, question.workload, interference, channels)
     if problem.pulls is not None or channels > 1 or not ideal:
         partition = search(player, partition, most)
-    return question.draft(*split(player, partition, most))
+    partition, grain = split(player, partition, most)
+    if is_uneven(question):
+        partition, grain = search_uneven(question, player, partition, grain, most)
+    return question.draft(partition, grain)
+
+
+def search_uneven(
+    question: Question, player: Player, partition: Partition, grain: float, most: int
+) -> tuple[Partition, float]:
+    """Return the best partition and grain found by playing unequal shards.
+
+    Args:
+        question: whose shards are unequal.
+        player: plays them as if they were equal.
+        partition: the best one by that; what is returned is never worse by the real shards.
+        grain: of its large tensors.
+        most: messages to play, each price worked out counted as ``_PRICED_MESSAGES``.
+    """
+    problem = player.problem
+    stops = _stops(problem, partition)
+    shapes = sorted(dict.fromkeys(_candidates(player, partition, stops)), key=player.score)
+    uneven = player.with_shards(Uneven(question))
+    best, found = uneven.cut_to(grain).score(partition), (partition, grain)
+    for each in dict.fromkeys((grain, WHOLE)):
+        cutting = uneven.cut_to(each)
+        again = [partition, *(alone(problem, one, each) for one in shapes[:_UNEVEN_CANDIDATES])]
+        ranked = sorted(dict.fromkeys(again), key=cutting.score)
+        limit = cutting.played + most // 2
+        for one in ranked[:_IMPROVED]:
+            improved = _improve(one, stops, cutting, limit)
+            score = cutting.score(improved)
+            if score < best:
+                best, found = score, (improved, each)
+    return found
 
 
 def split(
@@ -114,24 +162,29 @@ def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) ->
         partition: what to start from, the exact optimum with ideal overlap on one channel.
         most: messages to play before what has been found has to do; candidates are played anyway.
     """
-    problem, workload = player.problem, player.workload
-    interference, channels = player.interference, player.channels
+    problem = player.problem
     stops = _stops(problem, partition)
-    compute_s = workload.forward_s + workload.backward_s
-    exact = least_disturbing(problem, compute_s, interference, stops)
-    candidates = [partition, exact, single(problem), threshold(problem)]
-    candidates += [mg_wfbp(problem), wfbp(problem)]
-    candidates += [equal(problem, count) for count in EQUAL_BUCKETS if count < problem.length]
-    if problem.pulls is not None:
-        ways = dict.fromkeys((1, channels))
-        candidates += [both_ways(problem, workload.forward_s, compute_s, stops, c) for c in ways]
-        candidates += ramps(problem)
-    ranked = sorted(dict.fromkeys(candidates), key=player.score)
-    one_way = problem.pulls is None and channels == 1 and overlap_pays(interference)
+    ranked = sorted(dict.fromkeys(_candidates(player, partition, stops)), key=player.score)
+    one_way = problem.pulls is None and player.channels == 1 and overlap_pays(player.interference)
     if one_way and len(stops) == problem.length:
         return ranked[0]
     improved = [_improve(one, stops, player, most) for one in ranked[:_IMPROVED]]
     return min(improved, key=player.score)
+
+
+def _candidates(player: Player, partition: Partition, stops: Sequence[int]) -> list[Partition]:
+    """Return what is worth playing, ``partition`` first."""
+    problem, workload = player.problem, player.workload
+    compute_s = workload.forward_s + workload.backward_s
+    exact = least_disturbing(problem, compute_s, player.interference, stops)
+    found = [partition, exact, single(problem), threshold(problem)]
+    found += [mg_wfbp(problem), wfbp(problem)]
+    found += [equal(problem, count) for count in EQUAL_BUCKETS if count < problem.length]
+    if problem.pulls is not None:
+        ways = dict.fromkeys((1, player.channels))
+        found += [both_ways(problem, workload.forward_s, compute_s, stops, c) for c in ways]
+        found += ramps(problem)
+    return found
 
 
 class Player:
@@ -156,10 +209,17 @@ class Player:
         self.workload = workload
         self.interference = interference
         self.channels = channels
-        self._pushes: dict[tuple[int, int, int], tuple[float, float]] = {}
-        self._pulls: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._pushes: _Prices = {}
+        self._pulls: _Prices = {}
+        self._uneven: Uneven | None = None
         self.grain = WHOLE
         self.played = 0
+
+    def with_shards(self, uneven: Uneven) -> Player:
+        """Return a player of messages with the shards that they are going to have."""
+        other = Player(self.problem, self.workload, self.interference, self.channels)
+        other._uneven = uneven
+        return other
 
     def cut_to(self, grain: float) -> Player:
         """Return a player of messages that carry no more than ``grain`` of a tensor alone."""
@@ -197,6 +257,8 @@ class Player:
         """Return the part of all weights that the busiest rank updates."""
         pulls, filled = self.problem.pulls, self.problem.offsets.sum(axis=0)
         assert pulls is not None
+        if self._uneven is not None:
+            return self._uneven.largest_part
         if not pulls.rooted:
             return 1 / pulls.ranks
         held: dict[int, float] = {}
@@ -206,15 +268,24 @@ class Player:
         return max(held.values()) / (float(filled[-1]) or 1.0)
 
     def _price(
-        self,
-        known: dict[tuple[int, int, int], tuple[float, float]],
-        cost: CostFunction,
-        message: Message,
+        self, known: _Prices, cost: CostFunction, message: Message
     ) -> tuple[float, float]:
-        key = (message.start, message.stop, message.parts)
+        if self._uneven is not None:
+            return self._price_uneven(known, message)
+        key = (message.start, message.stop, 0, message.parts)
         if key not in known:
-            carrier, sizes, duration_s = self.problem.carrier(cost, *key)
+            carrier, sizes, duration_s = self.problem.carrier(
+                cost, message.start, message.stop, message.parts
+            )
             known[key] = (duration_s, startup_part_s(carrier, sizes, duration_s))
+        return known[key]
+
+    def _price_uneven(self, known: _Prices, message: Message) -> tuple[float, float]:
+        assert self._uneven is not None
+        key = message[1:]
+        if key not in known:
+            known[key] = self._uneven.price(message, pulled=known is self._pulls)
+            self.played += _PRICED_MESSAGES
         return known[key]
 
 

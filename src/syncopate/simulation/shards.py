@@ -8,14 +8,13 @@ not in flat buffers of their own, each with a collective of its own; so does the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.collective import unequal_factor
 from syncopate.costs.model.functions import CostFunction
-from syncopate.plan import Bucket
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.shards import cut_between, cut_by, levelling, whole_owners
 from syncopate.units import dtype_bytes
@@ -58,20 +57,22 @@ class Part:
 class Shards:
     """Which rank owns what of a plan's buckets, as the engine spreads them.
 
+    That depends on the order in which tensors are launched, and not on where buckets end.
+
     Args:
         workload: whose ``whole`` tensors are not cut.
-        buckets: of the ``sharded`` exchange, in launch order.
+        launched: the names of all tensors in launch order; those of parts may come again.
         world_size: number of ranks.
 
     Attributes:
         largest_part: the part of all bytes that the rank with the most of them owns.
     """
 
-    def __init__(self, workload: Workload, buckets: Sequence[Bucket], world_size: int) -> None:
+    def __init__(self, workload: Workload, launched: Iterable[str], world_size: int) -> None:
         self._tensors = {tensor.name: tensor for tensor in workload.tensors}
         self._world_size = world_size
         kept_whole = {workload.tensors[index].name for index in workload.whole}
-        names = list(dict.fromkeys(name for bucket in buckets for name in bucket.tensors))
+        names = list(dict.fromkeys(launched))
         whole = [name for name in names if name in kept_whole]
         nbytes = [self._tensors[name].nbytes for name in whole]
         self._owners = dict(zip(whole, whole_owners(nbytes, world_size), strict=True))
@@ -85,19 +86,24 @@ class Shards:
         most = max(load + (rest * share / level if level else 0) for load, share in shares)
         self.largest_part = most / total if total else 1 / world_size
 
-    def parts(self, bucket: Bucket) -> list[Part]:
-        """Return what travels of a bucket, one collective each."""
+    def parts(self, names: Sequence[str], elements: tuple[int, int] | None = None) -> list[Part]:
+        """Return what travels of a bucket, one collective each.
+
+        Args:
+            names: of its tensors.
+            elements: of its only tensor the first that it holds, and one past the last; None where
+                it holds whole tensors.
+        """
         groups: dict[tuple[str, bool], list[str]] = {}
-        for name in bucket.tensors:
+        for name in names:
             key = (self._tensors[name].dtype, name in self._owners)
             groups.setdefault(key, []).append(name)
-        return [self._part(bucket, names) for names in groups.values()]
+        return [self._part(group, elements) for group in groups.values()]
 
-    def _part(self, bucket: Bucket, names: Sequence[str]) -> Part:
+    def _part(self, names: Sequence[str], elements: tuple[int, int] | None) -> Part:
         numels = [self._tensors[name].numel for name in names]
-        if bucket.elements is not None:
-            start, stop = bucket.elements
-            numels = [stop - start]
+        if elements is not None:
+            numels = [elements[1] - elements[0]]
         itemsize = dtype_bytes(self._tensors[names[0]].dtype)
         if names[0] not in self._owners:
             bounds = cut_by(sum(numels), self._proportions)

@@ -83,12 +83,12 @@ def traffic_of(
     pushes, pulls = [], []
     shards = None
     if workload.whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
-        shards = Shards(workload, buckets, world_size)
-    price = partial(_price, costs, order, cluster)
+        shards = Shards(workload, held, world_size)
+    price = partial(priced, costs, order, cluster)
     for bucket in buckets:
         indices = [by_name[name] for name in bucket.tensors]
         if shards is not None:
-            parts = shards.parts(bucket)
+            parts = shards.parts(bucket.tensors, bucket.elements)
         else:
             parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
         duration_s, startup_s = price(bucket.push, parts)
@@ -136,14 +136,26 @@ def _equal_parts(bucket: Bucket, tensors: Sequence[GradientTensor]) -> list[Part
     return [Part(size, dtype_bytes(dtype)) for dtype, size in bytes_by_dtype(tensors).items()]
 
 
-def _price(
+def priced(
     costs: Costs,
     order: tuple[int, ...],
     cluster: Cluster | None,
     recipe: Recipe,
     parts: Sequence[Part],
 ) -> tuple[float, float]:
-    """Return the duration of a message, and the part of it that does not share the link."""
+    """Return the duration of a message, and the part of it that does not share the link.
+
+    Args:
+        costs: by collective.
+        order: the plan's order of the ranks; recipes may name one of their own.
+        cluster: the machines; None where all shards count as equal.
+        recipe: how the message travels.
+        parts: of it, one collective each.
+
+    Raises:
+        UnknownNameError: there is no cost for the recipe's collective or algorithm, or it has no
+            such option.
+    """
     if recipe.collective not in costs:
         raise UnknownNameError("collective", recipe.collective, costs, "the costs of this cluster")
     envelope: Envelope = costs[recipe.collective]

@@ -72,8 +72,8 @@ def test_one_bucket_by_hand() -> None:
     """Two ranks have a whole tensor each; the third evens them out, and goes by itself."""
     work = structs.replace(workload((60, 30, 60)), whole=(0, 1))
     plan = make_plan(work, Cluster.preset("1gbe", 2), "single", exchange="sharded")
-    shards = Shards(work, plan.buckets, 2)
-    whole, cut = shards.parts(plan.buckets[0])
+    shards = Shards(work, plan.buckets[0].tensors, 2)
+    whole, cut = shards.parts(plan.buckets[0].tensors)
     assert whole == Part(360, 4, (0, 60, 90))
     # 75 elements each: 15 more for the first, and 45 for the second.
     assert cut == Part(240, 4, (0, 15, 60))
@@ -95,8 +95,8 @@ def test_a_tensor_in_parts_is_cut_in_each_or_has_one_owner_for_all() -> None:
         ((0,), [(0, 30, 30), (0, 30, 30), (0, 0, 40)]),
         ((1,), [(0, 5, 30), (0, 5, 30), (0, 40, 40)]),
     ):
-        shards = Shards(structs.replace(work, whole=whole), [*halves, last], 2)
-        found = [shards.parts(bucket) for bucket in (*halves, last)]
+        shards = Shards(structs.replace(work, whole=whole), (*first.tensors, *last.tensors), 2)
+        found = [shards.parts(b.tensors, b.elements) for b in (*halves, last)]
         bounds = [part.bounds for parts in found for part in parts]
         assert bounds == expected
 
@@ -116,10 +116,10 @@ def test_every_element_belongs_to_one_rank(
     whole = data.draw(st.sets(st.integers(0, len(numels) - 1)))
     work = structs.replace(work, whole=tuple(sorted(whole)))
     plan = make_plan(work, Cluster.preset("1gbe", ranks), filled_to(20_000), exchange="sharded")
-    shards = Shards(work, plan.buckets, ranks)
+    shards = Shards(work, [name for b in plan.buckets for name in b.tensors], ranks)
     owned = [0] * ranks
     for bucket in plan.buckets:
-        parts = shards.parts(bucket)
+        parts = shards.parts(bucket.tensors, bucket.elements)
         assert sum(part.nbytes for part in parts) == bucket.nbytes
         for part in parts:
             assert len(part.bounds) == ranks + 1
