@@ -65,6 +65,9 @@ class Workload(Artifact, frozen=True, kw_only=True):
             empty for the reverse of ready order.
         whole: indices of the tensors that the optimizer looks at whole, ascending. Where ranks own
             shards, one rank has all of such a tensor, and shards are unequal.
+        buffers_nbytes: bytes that the model's buffers take beside its gradients in every iteration,
+            as elements of a float32 sum; None where nobody looked, and then nothing that travels
+            beside gradients is counted.
         metadata: device, batch, versions, clock: whatever makes the figures reproducible.
     """
 
@@ -77,6 +80,7 @@ class Workload(Artifact, frozen=True, kw_only=True):
     update_s: float = 0.0
     forward_order: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
+    buffers_nbytes: int | None = None
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -97,6 +101,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
         if self.whole != tuple(sorted(set(self.whole) & set(range(len(names))))):
             rule = f"ascending indices in 0..{len(names) - 1}"
             raise InvalidValueError("whole", self.whole, rule)
+        if self.buffers_nbytes is not None and self.buffers_nbytes < 0:
+            raise InvalidValueError("buffers_nbytes", self.buffers_nbytes, "an integer >= 0")
         parts = sum(tensor.backward_s for tensor in self.tensors)
         if parts > self.backward_s * (1 + 1e-6) + 1e-12:
             raise InvalidValueError(
@@ -107,6 +113,15 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """Bytes of all gradients."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def beside_nbytes(self, world_size: int) -> int:
+        """Return the bytes that travel beside the gradients: flags and buffers, as float32.
+
+        None, where nobody looked at the model's buffers, and where a rank is alone.
+        """
+        if self.buffers_nbytes is None or world_size == 1:
+            return 0
+        return 4 * flag_count(len(self.tensors), world_size) + self.buffers_nbytes
 
     @property
     def compute_s(self) -> float:
@@ -181,6 +196,14 @@ class Workload(Artifact, frozen=True, kw_only=True):
         It does not depend on the order of the tensors or on any time.
         """
         return fingerprint((tensor.name, tensor.numel, tensor.dtype) for tensor in self.tensors)
+
+
+def flag_count(parameters: int, world_size: int) -> int:
+    """Return how many numbers ranks tell each other in a backward, buffers not counted.
+
+    One for each parameter, two for each rank, and one for all (:mod:`syncopate.engine.tail`).
+    """
+    return parameters + 2 * world_size + 1
 
 
 def fingerprint(tensors: Iterable[tuple[str, int, str]]) -> str:

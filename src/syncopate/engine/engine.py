@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.request import schedule_of
+from syncopate.collectives.riders import riding_bytes
 from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
 from syncopate.engine.agreement import Fact, require_same, together
@@ -387,6 +388,11 @@ class Engine:
         trained = trained_by(self._trainables, self._optimizers)
         pairs = zip(self._trainables, trained, strict=True)
         return frozenset(trainable.name for trainable, by in pairs if by.kind == TENSOR)
+
+    @property
+    def buffers_nbytes(self) -> int:
+        """Bytes that the model's buffers take beside its gradients (:class:`Workload`)."""
+        return riding_bytes(self._buffers.kept.values())
 
     def planning_is_over(self) -> None:
         """Note that self-planning has ended."""

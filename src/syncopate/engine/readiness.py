@@ -210,6 +210,7 @@ class Readiness:
         except EngineError:
             self._absent = self._counted
             raise
+        self._step.called = self._stamp()
         if self._counted:
             self._exchange_buffers()
         self._step.forward_start = self._stamp()

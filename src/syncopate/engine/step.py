@@ -51,6 +51,7 @@ class Step:
             known at the step's end.
         pushes: the collectives of the gradients, in launch order.
         pulls: those of the weights, likewise; the next forward waits for them.
+        called: the model was called, before ranks met; :attr:`forward_start` is after that.
     """
 
     forward_start: Any = None
@@ -63,6 +64,7 @@ class Step:
     closing: tuple[Any, Any] | None = None
     pushes: list[Sent] = field(default_factory=list)
     pulls: list[Sent] = field(default_factory=list)
+    called: Any = None
 
 
 class StepRecorder:

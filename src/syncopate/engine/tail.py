@@ -28,16 +28,13 @@ import torch
 from torch import Tensor
 
 from syncopate.collectives.health.blame import name_ranks
+from syncopate.collectives.riders import ride_of
 from syncopate.engine.state import Buffers
 from syncopate.errors import EngineError
-from syncopate.units import KIB, MIB
+from syncopate.workload import flag_count
 
-_CARRIED_BYTES = 1 * MIB
-_CARRIED_BYTEWISE = 4 * KIB
 _MOST_FORWARDS = 256
 """What even bfloat16 counts exactly."""
-
-_SMALL_EXACT = (torch.bool, torch.uint8, torch.int8)
 
 
 class Said(NamedTuple):
@@ -101,7 +98,7 @@ class Tail:
         self._parameters = parameters
         self._rank = rank
         self._world_size = world_size
-        self._head = parameters + 2 * world_size + 1
+        self._head = flag_count(parameters, world_size)
         self._buffers = buffers
         self._direct: list[Tensor] = []
         self._bytewise: dict[torch.dtype, list[Tensor]] = {}
@@ -117,16 +114,12 @@ class Tail:
         self._tail = torch.zeros(0)
 
     def _carries(self, kept: Tensor, element: torch.dtype) -> bool:
-        lossless = kept.dtype in _SMALL_EXACT or (
-            kept.is_floating_point() and torch.promote_types(kept.dtype, element) == element
-        )
-        if lossless and kept.numel() * element.itemsize <= _CARRIED_BYTES:
+        ride = ride_of(kept, element)
+        if ride is not None and ride.direct:
             self._direct.append(kept)
-        elif not lossless and kept.nbytes <= _CARRIED_BYTEWISE:
+        elif ride is not None:
             self._bytewise.setdefault(kept.dtype, []).append(kept)
-        else:
-            return False
-        return True
+        return ride is not None
 
     def attach(self, tail: Tensor) -> None:
         """Take ``tail``, at least ``elements`` long, as the memory to write to and read from."""

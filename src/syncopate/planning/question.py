@@ -12,7 +12,12 @@ from msgspec import structs
 from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
-from syncopate.costs.model.training import exchange_costs, on_the_wire, weight_sync_s
+from syncopate.costs.model.training import (
+    beside_s,
+    exchange_costs,
+    on_the_wire,
+    weight_sync_s,
+)
 from syncopate.plan import (
     EXCHANGES,
     ROOTED,
@@ -156,13 +161,16 @@ class Question:
             pull_order=draft.pull_order,
             cluster=cluster,
         )
-        bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share)
-        require_possible(played.iteration_s, bound_s, f"a plan for {workload.model!r}")
-        iteration_s = max(played.iteration_s + cluster.interference.unexplained_s, bound_s)
+        beside_nbytes = workload.beside_nbytes(cluster.world_size)
+        bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share, beside_nbytes)
+        more_s = beside_s(cluster, workload, exchange_of(buckets), self.share)
+        played_s = played.iteration_s + more_s
+        require_possible(played_s, bound_s, f"a plan for {workload.model!r}")
+        iteration_s = max(played_s + cluster.interference.unexplained_s, bound_s)
         return Prediction(
             iteration_s=iteration_s,
             compute_s=played.compute_s,
-            communication_s=played.communication_s,
+            communication_s=played.communication_s + more_s,
             exposed_s=max(iteration_s - played.compute_s, 0.0),
             bound_s=bound_s,
         )
@@ -191,9 +199,8 @@ def predict(
 ) -> Prediction:
     """Return what a plan is expected to cost in one iteration.
 
-    Of a broadcast of the weights every so many iterations, each bears an equal part. What rides
-    beside gradients is left out: flags take a few bytes per parameter and rank, and of a model's
-    buffers a workload does not know the bytes.
+    Of a broadcast of the weights every so many iterations, each bears an equal part. Flags and
+    buffers, which travel beside gradients, count where the workload knows the model's buffers.
 
     Args:
         workload: what is computed and made ready.

@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 from torch import Tensor
 
+from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
@@ -86,7 +88,8 @@ def profile(
     finally:
         if where != home:
             task.model.to(home)
-    return _agree(task.title, parameters, (measured, facts, whole), group)
+    looked = whole, riding_bytes(task.model.buffers())
+    return _agree(task.title, parameters, (measured, facts, *looked), group)
 
 
 def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
@@ -183,10 +186,17 @@ def _iterate(
 def _agree(
     title: str,
     parameters: Mapping[str, Tensor],
-    own: tuple[list[Iteration], dict[str, str], frozenset[str]],
+    own: tuple[list[Iteration], dict[str, str], frozenset[str], int],
     group: dist.ProcessGroup | None,
 ) -> Workload:
-    """Turn every rank's iterations, facts and whole tensors into the workload that all return."""
+    """Turn every rank's own into the workload that all return.
+
+    Args:
+        title: of the task.
+        parameters: those that are trained, by name.
+        own: the iterations, facts, names of whole parameters, and bytes of buffers.
+        group: the ranks.
+    """
     sizes = {name: (p.numel(), _dtype_name(p)) for name, p in parameters.items()}
     ranks = _all_gather((sizes, *own), group)
     for rank, (theirs, *_) in enumerate(ranks):
@@ -197,8 +207,10 @@ def _agree(
                 "or dtype; every rank must build the same model"
             )
     together = [slowest(same) for same in zip(*(one for _, one, *_ in ranks), strict=True)]
-    _, _, facts, whole = ranks[0]
-    return workload(title, sizes, together, facts | {"ranks": str(len(ranks))}, whole)
+    _, _, facts, whole, buffers_nbytes = ranks[0]
+    found = workload(title, sizes, together, facts | {"ranks": str(len(ranks))}, whole)
+    known: Workload = structs.replace(found, buffers_nbytes=buffers_nbytes)
+    return known
 
 
 def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:

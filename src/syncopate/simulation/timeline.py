@@ -7,7 +7,12 @@ from typing import Any
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import exchange_costs, on_the_wire, weight_sync_s
+from syncopate.costs.model.training import (
+    beside_s,
+    exchange_costs,
+    on_the_wire,
+    weight_sync_s,
+)
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
@@ -41,8 +46,8 @@ def simulate(
         A timeline with source ``"simulated"``. Per rank and iteration: a forward span from one wait
         for weights to the next, one backward span per tensor, a push span and, where there is one,
         a pull span per bucket (named ``"bucket 0"``, ...), a wait span for each time that
-        computation stands still, and an update span. A broadcast of rank 0's weights is a pull
-        span (``"weights of rank 0"``) and a wait span.
+        computation stands still, and an update span. A push span (``"flags and buffers"``) and a
+        pull span (``"weights of rank 0"``) may end it, each with a wait span.
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
@@ -55,20 +60,20 @@ def simulate(
     traffic = _traffic(workload, plan, cluster, costs, share)
     spans: list[Span] = []
     origin = 0.0
-    for iteration, played in enumerate(
-        play_several(workload, traffic, cluster.interference, iterations)
-    ):
+    told_s = beside_s(cluster, workload, plan.exchange, share)
+    several = play_several(workload, traffic, cluster.interference, iterations)
+    for iteration, played in enumerate(several):
         pattern = _pattern(workload, plan, played, share)
+        pattern += _beside(workload, cluster, played.iteration_s, told_s)
         synced_s = _sync_s(workload, plan, cluster, costs, iteration)
-        if synced_s > 0:
-            pattern += _sync(workload, played.iteration_s, synced_s)
+        pattern += _sync(workload, played.iteration_s + told_s, synced_s)
         for rank in range(cluster.world_size):
             of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
             spans += [
                 Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
                 for start, end, fields in pattern
             ]
-        origin += played.iteration_s + synced_s
+        origin += played.iteration_s + told_s + synced_s
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -131,8 +136,24 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
     return pattern
 
 
+def _beside(workload: Workload, cluster: Cluster, start_s: float, lasts_s: float) -> _Pattern:
+    """What ranks tell each other beside gradients, for which computation waits."""
+    if not lasts_s:
+        return []
+    nbytes, end_s = workload.beside_nbytes(cluster.world_size), start_s + lasts_s
+    return [
+        (start_s, end_s, {"name": name, "lane": lane, "nbytes": held})
+        for name, lane, held in (
+            ("flags and buffers", "push", nbytes),
+            ("wait for flags and buffers", "wait", 0),
+        )
+    ]
+
+
 def _sync(workload: Workload, start_s: float, lasts_s: float) -> _Pattern:
     """The broadcast of rank 0's weights, for which computation waits."""
+    if not lasts_s:
+        return []
     end_s = start_s + lasts_s
     return [
         (start_s, end_s, {"name": name, "lane": lane, "nbytes": nbytes})

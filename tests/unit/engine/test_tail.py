@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from syncopate.collectives.riders import riding_bytes
 from syncopate.engine.state import Buffers
 from syncopate.engine.tail import Tail
+from syncopate.workload import GradientTensor, Workload
 
 RANKS = 3
 PARAMETERS = 4
@@ -179,3 +181,19 @@ def test_delivery_is_no_modification_to_autograd() -> None:
     tail.deliver()
     loss.backward()
     assert norm.running_mean.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_workload_counts_what_the_tail_takes() -> None:
+    module = _Stateful(0)
+    buffers = _buffers(module)
+    tail = Tail(PARAMETERS, 0, RANKS, buffers, torch.float32)
+    workload = Workload(
+        model="stateful",
+        tensors=tuple(GradientTensor(name=f"w{i}", numel=1) for i in range(PARAMETERS)),
+        forward_s=0.0,
+        backward_s=0.0,
+        buffers_nbytes=riding_bytes(module.buffers()),
+    )
+    assert workload.beside_nbytes(RANKS) == 4 * tail.elements
+    assert riding_bytes(buffers.kept.values()) == workload.buffers_nbytes
+    assert set(buffers.kept) - set(buffers.carried) == {"huge", "table"}

@@ -100,7 +100,7 @@ def test_where_shards_are_equal_nothing_changes() -> None:
     workload = random_workload(1)
     assert is_uneven(question(workload))
     assert not is_uneven(question(structs.replace(workload, whole=())))
-    assert not is_uneven(question(workload, cluster=Cluster.flat(1, latency_s=0, bandwidth_bytes_per_s=1e9)))
+    assert not is_uneven(question(workload, cluster=Cluster.preset("1gbe", 1)))
 
 
 def test_the_same_question_has_the_same_answer() -> None:

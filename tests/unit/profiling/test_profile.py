@@ -62,6 +62,13 @@ class TestWhatIsMeasured:
         assert found.needed_s == pytest.approx(given.needed_s)
         assert found.forward_s == pytest.approx(given.forward_s)
 
+    def test_buffers_that_ride_beside_gradients_are_counted(self) -> None:
+        model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.BatchNorm1d(6))
+        model.register_buffer("table", torch.zeros(3_000, 100))
+        found = profile(Task(model, torch.ones(2, 4)), warmup=0, iterations=1)
+        # Means, variances, and 8 bytes of a counter, each an element; the table is too large.
+        assert found.buffers_nbytes == 2 * 4 * (6 + 6 + 8)
+
     def test_ready_order_is_not_definition_order(self) -> None:
         class Backwards(nn.Module):
             def __init__(self) -> None:

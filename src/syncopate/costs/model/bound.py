@@ -110,11 +110,16 @@ def _line(cluster: Cluster) -> tuple[float, float, float]:
 
 def iteration_bound_s(workload: Workload, cluster: Cluster) -> float:
     """Return the physical bound of one training iteration in seconds."""
-    return max(workload.compute_s, wire_s(cluster, workload.nbytes))
+    nbytes = workload.nbytes + workload.beside_nbytes(cluster.world_size)
+    return max(workload.compute_s, wire_s(cluster, nbytes))
 
 
 def plan_bound_s(
-    cluster: Cluster, buckets: Sequence[Bucket], compute_s: float, share: float = 1.0
+    cluster: Cluster,
+    buckets: Sequence[Bucket],
+    compute_s: float,
+    share: float = 1.0,
+    beside_nbytes: int = 0,
 ) -> float:
     """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
 
@@ -123,8 +128,12 @@ def plan_bound_s(
         buckets: of the plan.
         compute_s: forward, backward and update alone.
         share: of their bytes, what goes on the wire when gradients are pushed.
+        beside_nbytes: what all ranks are told besides.
     """
     seconds = 0.0
+    if buckets[0].pull is not None:
+        seconds = wire_s(cluster, beside_nbytes)
+        beside_nbytes = 0
     for phase in ("push", "pull"):
         recipes = [(dict(bucket.recipes).get(phase), bucket.nbytes) for bucket in buckets]
         by_root: Counter[int] = Counter()
@@ -134,7 +143,9 @@ def plan_bound_s(
         first = recipes[0][0]
         if first is None:
             continue
-        nbytes = sum(by_root.values()) * (share if phase == "push" else 1.0)
+        nbytes = float(sum(by_root.values()))
+        if phase == "push":
+            nbytes = share * (nbytes + beside_nbytes)
         whole_s = wire_s(cluster, nbytes, first.collective)
         if first.collective in ROOTED:
             whole_s *= _busiest_root(cluster, by_root)

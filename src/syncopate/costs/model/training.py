@@ -23,6 +23,13 @@ Beyond the ring's sizes the factor stays what it was at the last. Without a ring
 that was measured stands in for it. Where the backend's own all-reduce alone was measured, the
 backend carries the other collectives too, and its time is in proportion to the bytes that each must
 send.
+
+[Note: beside gradients] Every backward ends with what ranks have to tell each other: a flag for
+each parameter and some for each rank, and the small buffers of the model. Under ``allreduce`` they
+ride behind the last bucket, which takes as much longer as the line rate says of their bytes. Where
+ranks own what they update, they are an all-reduce of their own (recursive doubling) behind the last
+push. A model with buffers also has rank 0 say, once an iteration and while nothing else goes on,
+whether it changed them meanwhile: a broadcast (MST) of a few bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +42,12 @@ import numpy as np
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import wire_bytes, wire_s
-from syncopate.costs.model.collective import collective_costs, fixed_cost, variants
+from syncopate.costs.model.collective import (
+    collective_costs,
+    fixed_cost,
+    schedule_cost,
+    variants,
+)
 from syncopate.costs.model.functions import (
     CostFunction,
     Costs,
@@ -51,10 +63,12 @@ from syncopate.plan import EXCHANGES
 from syncopate.recipe import NATIVE
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import algorithms, candidates, keeps_its_peers
+from syncopate.workload import Workload
 
 _MEASURED_MOST = "all_reduce"
 _AFTER_ANOTHER = 1.3
 _LARGEST_BYTES = 1 << 30
+_ASKED_BYTES = 4
 
 
 @remembered
@@ -126,6 +140,31 @@ def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> 
     if NATIVE in found.costs:
         return float(found.of(NATIVE)(nbytes))
     return found.bucket([nbytes]).seconds
+
+
+def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float = 1.0) -> float:
+    """Return what an iteration takes longer for what ranks tell each other beside gradients.
+
+    See [Note: beside gradients].
+
+    Args:
+        cluster: the machines.
+        workload: whose flags and buffers travel.
+        exchange: one of ``EXCHANGES``.
+        share: of the bytes of gradients, what goes on the wire.
+    """
+    nbytes = workload.beside_nbytes(cluster.world_size)
+    if not nbytes:
+        return 0.0
+    asked_s = 0.0
+    if workload.buffers_nbytes:
+        asked_s = float(schedule_cost(cluster, "broadcast", "mst")(_ASKED_BYTES))
+    if EXCHANGES[exchange].pull:
+        alone_s = float(schedule_cost(cluster, _MEASURED_MOST, "recursive_doubling")(nbytes))
+        return asked_s + max(alone_s, wire_s(cluster, nbytes))
+    gradients = workload.nbytes
+    riding_s = wire_s(cluster, share * (gradients + nbytes)) - wire_s(cluster, share * gradients)
+    return asked_s + riding_s
 
 
 def on_the_wire(costs: Costs, share: float) -> Costs:

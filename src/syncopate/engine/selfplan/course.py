@@ -317,9 +317,8 @@ class SelfPlanner:
         clock = {"clock": engine.readiness.clock.name}
         least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
         measured = workload(self._model, sizes, iterations, clock, engine.kept_whole)
-        found = (measured, samples.curves(), least_s)
-        agreed: tuple[Workload, Any, float] = engine.communicator.broadcast_object(found)
-        return agreed
+        measured = replace(measured, buffers_nbytes=engine.buffers_nbytes)
+        return self._agreed((measured, samples.curves(), least_s))
 
     # -- its parts ------------------------------------------------------------------------------
 
@@ -357,7 +356,7 @@ class SelfPlanner:
     def _iteration(self, step: Step, after: _Timed) -> Iteration:
         """Return the computation of ``step``; all up to the next forward is its update."""
         clock = self._engine.readiness.clock
-        began, resumed = step.forward_start, after.step.forward_start
+        began, resumed = step.forward_start, after.step.called
         names = [name for name, _, _ in self._engine.tensors]
         return Iteration(
             forward_s=clock.between_s(began, step.backward_start) if began is not None else 0.0,
