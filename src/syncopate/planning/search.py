@@ -48,7 +48,7 @@ from syncopate.planning.threshold import threshold
 from syncopate.planning.uneven import Uneven, is_uneven
 from syncopate.planning.wfbp import wfbp
 from syncopate.simulation.fluid import Collective
-from syncopate.simulation.iteration import play_traffic
+from syncopate.simulation.iteration import lasts_s
 from syncopate.simulation.traffic import Pull, Traffic
 from syncopate.workload import Workload
 
@@ -212,6 +212,8 @@ class Player:
         self._pushes: _Prices = {}
         self._pulls: _Prices = {}
         self._uneven: Uneven | None = None
+        self._ready_s: list[float] = [0.0, *problem.ready_s.tolist()]
+        self._needed_s: dict[tuple[int, int], float] = {}
         self.grain = WHOLE
         self.played = 0
 
@@ -231,8 +233,8 @@ class Player:
         """Return the iteration time and the number of messages each way."""
         traffic = self._traffic(partition)
         self.played += len(traffic.pushes) + len(traffic.pulls)
-        played = play_traffic(self.workload, traffic, self.interference)
-        return played.iteration_s, len(traffic.pushes)
+        iteration_s = lasts_s(self.workload, traffic, self.interference)
+        return iteration_s, len(traffic.pushes)
 
     def _traffic(self, partition: Partition) -> Traffic:
         problem, channels = self.problem, self.channels
@@ -240,11 +242,11 @@ class Player:
         sent = messages(problem, partition, self.grain)
         for index, message in enumerate(sent):
             duration_s, startup_s = self._price(self._pushes, problem.cost, message)
-            ready_s = float(problem.ready_s[message.stop - 1])
+            ready_s = self._ready_s[message.stop]
             pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
-        needed_s = [min(problem.pulls.needed_s[one.start : one.stop]) for one in sent]
+        needed_s = [self._needed(one.start, one.stop) for one in sent]
         order = pull_order(needed_s)
         turns = pull_channels(order, channels)
         for message, at_s, channel in zip(sent, needed_s, turns, strict=True):
@@ -253,23 +255,31 @@ class Player:
         update_s = self.workload.update_s * self._update_part(partition)
         return Traffic(tuple(pushes), tuple(pulls), update_s, order)
 
+    def _needed(self, start: int, stop: int) -> float:
+        """Return when forward needs the weights of a bucket: the first of them."""
+        found = self._needed_s.get((start, stop))
+        if found is None:
+            assert self.problem.pulls is not None
+            found = min(self.problem.pulls.needed_s[start:stop])
+            self._needed_s[start, stop] = found
+        return found
+
     def _update_part(self, partition: Partition) -> float:
         """Return the part of all weights that the busiest rank updates."""
-        pulls, filled = self.problem.pulls, self.problem.offsets.sum(axis=0)
+        pulls = self.problem.pulls
         assert pulls is not None
         if self._uneven is not None:
             return self._uneven.largest_part
         if not pulls.rooted:
             return 1 / pulls.ranks
+        filled = self.problem.offsets.sum(axis=0)
         held: dict[int, float] = {}
         roots = self.problem.roots(partition)
         for root, (start, stop) in zip(roots, pairwise((0, *partition)), strict=True):
             held[root] = held.get(root, 0.0) + float(filled[stop] - filled[start])
         return max(held.values()) / (float(filled[-1]) or 1.0)
 
-    def _price(
-        self, known: _Prices, cost: CostFunction, message: Message
-    ) -> tuple[float, float]:
+    def _price(self, known: _Prices, cost: CostFunction, message: Message) -> tuple[float, float]:
         if self._uneven is not None:
             return self._price_uneven(known, message)
         key = (message.start, message.stop, 0, message.parts)

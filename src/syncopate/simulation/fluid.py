@@ -12,12 +12,12 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from syncopate.cluster import Interference
 
 
-@dataclass(frozen=True, slots=True)
-class Collective:
+class Collective(NamedTuple):
     """One bucket's communication.
 
     Attributes:
@@ -35,8 +35,7 @@ class Collective:
     piece: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Computation without a wait inside it.
 
     Attributes:
@@ -71,15 +70,18 @@ class _Work:
     """Work that progresses at a rate.
 
     Its anchor moves only when the rate changes, so that undisturbed work is exact: it started at
-    ``since`` with ``done`` and reaches ``amount`` at ``since + (amount - done) / rate``.
+    ``since`` with ``done`` and reaches ``amount`` at ``since + (amount - done) / rate``. When it
+    reaches its own amount, ``ends_s``, is worked out as often, for it is asked at every event.
     """
 
-    __slots__ = ("done", "rate", "since")
+    __slots__ = ("amount", "done", "ends_s", "rate", "since")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, now: float, amount: float) -> None:
         self.since = now
         self.done = 0.0
         self.rate = 1.0
+        self.amount = amount
+        self.ends_s = self.when(amount)
 
     def set_rate(self, now: float, rate: float, at_least: float = 0.0) -> bool:
         """Change the rate from now on; return whether it was another one.
@@ -95,6 +97,7 @@ class _Work:
         self.done = max(self.done + (now - self.since) * self.rate, at_least)
         self.since = now
         self.rate = rate
+        self.ends_s = self.when(self.amount)
         return True
 
     def when(self, amount: float) -> float:
@@ -107,27 +110,20 @@ class _Work:
 class _Job:
     """A running collective: first its start-up, then its share of the link."""
 
-    __slots__ = ("amount", "index", "shares_link", "transfer_s", "work")
+    __slots__ = ("index", "shares_link", "transfer_s", "work")
 
     def __init__(self, index: int, startup_s: float, transfer_s: float, now: float) -> None:
         self.index = index
         self.transfer_s = transfer_s
         self.shares_link = startup_s == 0.0
-        self.amount = transfer_s if self.shares_link else startup_s
-        self.work = _Work(now)
-
-    @property
-    def next_s(self) -> float:
-        """When the present part ends, at the present rate."""
-        return self.work.when(self.amount)
+        self.work = _Work(now, transfer_s if self.shares_link else startup_s)
 
     def ends(self, now: float) -> bool:
         """Return whether it has ended; step from start-up to transfer on the way."""
-        if not self.shares_link and now >= self.next_s:
+        if not self.shares_link and now >= self.work.ends_s:
             self.shares_link = True
-            self.amount = self.transfer_s
-            self.work = _Work(now)
-        return self.shares_link and now >= self.next_s
+            self.work = _Work(now, self.transfer_s)
+        return self.shares_link and now >= self.work.ends_s
 
 
 class _Computation:
@@ -138,7 +134,7 @@ class _Computation:
         self.index = 0
         self.waits = True
         self.arrived = 0  # of what the next piece waits for, this many have ended
-        self.work = _Work(0.0)
+        self.work = _Work(0.0, 0.0)
         self.reached_s = 0.0
         self.begins_s: list[float] = []
         self.finishes_s: list[float] = []
@@ -148,11 +144,6 @@ class _Computation:
     def runs(self) -> bool:
         """Whether it computes: it does not wait, and has not come to its end."""
         return not self.waits and self.index < len(self.pieces)
-
-    @property
-    def next_s(self) -> float:
-        """When the present piece is done; it must run."""
-        return self.work.when(self.pieces[self.index].duration_s)
 
     def advance(self, now: float, ended: Sequence[bool]) -> bool:
         """Finish pieces that are done by now, and begin those that wait for nothing any more.
@@ -169,11 +160,12 @@ class _Computation:
                 if self.arrived < len(after):
                     break
                 self.waits, self.arrived = False, 0
-                self.work, self.reached_s = _Work(now), 0.0
+                duration_s = self.pieces[self.index].duration_s
+                self.work, self.reached_s = _Work(now, duration_s), 0.0
                 self.begins_s.append(now)
                 self.progress.append([(now, 0.0)])
                 advanced = True
-            if now < self.next_s:
+            if now < self.work.ends_s:
                 break
             self.finishes_s.append(now)
             self.index += 1
@@ -209,28 +201,33 @@ class _Machine:
         self.collectives = collectives
         self.interference = interference
         self.computation = _Computation(pieces)
-        self.queues: dict[int, deque[int]] = {}
+        queues: dict[int, deque[int]] = {}
         for index, collective in enumerate(collectives):
-            self.queues.setdefault(collective.channel, deque()).append(index)
+            queues.setdefault(collective.channel, deque()).append(index)
+        self.queues = list(queues.values())
         # Alone on the link a collective is one part, which keeps its end exact.
         self.splits = len(self.queues) > 1
-        self.running: dict[int, _Job] = {}
+        self.running: list[_Job | None] = [None] * len(self.queues)
         self.starts = [0.0] * len(collectives)
         self.ends = [0.0] * len(collectives)
         self.ended = [False] * len(collectives)
+        self.rates_hold = False  # whether nothing has happened since rates were set
 
     def end_collectives(self, now: float) -> None:
-        for channel, job in list(self.running.items()):
+        for place, job in enumerate(self.running):
+            if job is None or now < job.work.ends_s:
+                continue
+            self.rates_hold = False
             if job.ends(now):
                 self.ends[job.index] = now
                 self.ended[job.index] = True
-                del self.running[channel]
+                self.running[place] = None
 
     def start_collectives(self, now: float) -> bool:
         """Start what can start; return whether some took no time and ended at once."""
         at_once = False
-        for channel, queue in self.queues.items():
-            while queue and channel not in self.running:
+        for place, queue in enumerate(self.queues):
+            while queue and self.running[place] is None:
                 index = queue[0]
                 collective = self.collectives[index]
                 if now < self.computation.when(collective):
@@ -241,40 +238,49 @@ class _Machine:
                 if collective.duration_s > 0:
                     whole = collective.duration_s
                     startup = min(collective.startup_s, whole) if self.splits else 0.0
-                    self.running[channel] = _Job(index, startup, whole - startup, now)
+                    self.running[place] = _Job(index, startup, whole - startup, now)
+                    self.rates_hold = False
                 else:
                     self.ended[index] = at_once = True
         return at_once
 
     def set_rates(self, now: float) -> None:
+        if self.rates_hold:
+            return
+        self.rates_hold = True
         computes = self.computation.runs
         stretch = self.interference.collective_stretch if computes else 1.0
-        sharers = sum(job.shares_link for job in self.running.values())
-        for job in self.running.values():
+        running = [job for job in self.running if job is not None]
+        sharers = sum(job.shares_link for job in running)
+        for job in running:
             job.work.set_rate(now, 1.0 / (stretch * (sharers if job.shares_link else 1)))
         if computes:
-            self.computation.set_rate(now, self.interference.compute_rate if self.running else 1.0)
+            self.computation.set_rate(now, self.interference.compute_rate if running else 1.0)
 
     def next_event(self) -> float | None:
         """Return when anything changes next, or None when all is done."""
-        times = [job.next_s for job in self.running.values()]
-        if self.computation.runs:
-            times.append(self.computation.next_s)
-        times += [
-            self.computation.when(self.collectives[queue[0]])
-            for channel, queue in self.queues.items()
-            if queue and channel not in self.running
-        ]
-        event = min(times, default=math.inf)
+        computation = self.computation
+        event = computation.work.ends_s if computation.runs else math.inf
+        for job, queue in zip(self.running, self.queues, strict=True):
+            if job is not None:
+                event = min(event, job.work.ends_s)
+            elif queue:
+                event = min(event, computation.when(self.collectives[queue[0]]))
         return event if event < math.inf else None
 
     def settle(self, now: float) -> None:
         """Do all that happens at one moment: what ends, what begins, and what follows at once."""
         self.end_collectives(now)
         # A collective that is ready as its piece ends starts before the next piece begins.
-        while self.start_collectives(now) | self.computation.advance(now, self.ended):
+        while self.start_collectives(now) | self._advance(now):
             pass
         self.set_rates(now)
+
+    def _advance(self, now: float) -> bool:
+        if self.computation.advance(now, self.ended):
+            self.rates_hold = False
+            return True
+        return False
 
 
 def run(

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -147,6 +147,14 @@ def play_traffic(
     return _played(workload, traffic, interference, 1, pulls_first=True)[0]
 
 
+def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = IDEAL) -> float:
+    """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
+    pieces: list[Piece] = []
+    collectives: list[Collective] = []
+    _add(workload, traffic, pieces, collectives, pulls=True)
+    return run(pieces, collectives, interference).finishes_s[-1]
+
+
 def play_several(
     workload: Workload, traffic: Traffic, interference: Interference, count: int
 ) -> tuple[Iteration, ...]:
@@ -217,7 +225,9 @@ def _add(
     pushes = range(len(collectives), len(collectives) + len(traffic.pushes))
     for push in traffic.pushes:
         ready_s = min(push.ready_s - bases_s[-1], pieces[-1].duration_s)
-        collectives.append(replace(push, ready_s=ready_s, piece=len(pieces) - 1))
+        collectives.append(
+            Collective(ready_s, push.duration_s, push.startup_s, push.channel, len(pieces) - 1)
+        )
     pieces.append(Piece(traffic.update_s, tuple(pushes)))
     return _Layout(
         pieces=range(first, len(pieces)),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
@@ -20,8 +21,7 @@ from syncopate.workload import GradientTensor, Workload
 _SHARDS = EXCHANGES[SHARDED].push
 
 
-@dataclass(frozen=True, slots=True)
-class Pull:
+class Pull(NamedTuple):
     """How the weights of one bucket are pulled.
 
     Attributes:

@@ -168,12 +168,12 @@ def test_pulls_that_cost_nothing_leave_what_backward_costs(
     drawn: tuple[Workload, Traffic], interference: Interference
 ) -> None:
     work, traffic = drawn
-    free = tuple(replace(pull, duration_s=0.0) for pull in traffic.pulls)
+    free = tuple(pull._replace(duration_s=0.0) for pull in traffic.pulls)
     played = play_traffic(work, replace(traffic, pulls=free), interference)
     alone = play_collectives(work, traffic.pushes, interference)
     assert played.waits_s == ()
     assert played.iteration_s == pytest.approx(alone.iteration_s)
-    without = Traffic(tuple(replace(push, duration_s=0.0) for push in traffic.pushes), free)
+    without = Traffic(tuple(push._replace(duration_s=0.0) for push in traffic.pushes), free)
     compute_s = work.forward_s + work.backward_s
     assert play_traffic(work, without).iteration_s == pytest.approx(compute_s)
 
@@ -228,7 +228,7 @@ def test_pulls_on_two_channels_share_the_link_but_not_their_start_ups() -> None:
     pulls = tuple(Pull(0.0, 3.0, 1.0, channel) for channel in (1, 0))
     pushes = tuple(Collective(5.0, 0.0) for _ in pulls)
     assert play_traffic(work, Traffic(pushes, pulls)).pull_ends_s == (5.0, 5.0)
-    one = tuple(replace(pull, channel=0) for pull in pulls)
+    one = tuple(pull._replace(channel=0) for pull in pulls)
     assert play_traffic(work, Traffic(pushes, one)).pull_ends_s == (6.0, 3.0)
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -99,7 +97,7 @@ def test_longer_collectives_never_shorten_an_iteration(data: st.DataObject, by: 
     found = data.draw(collectives(work))
     longer = list(found)
     index = data.draw(st.integers(0, len(found) - 1))
-    longer[index] = replace(longer[index], duration_s=longer[index].duration_s * by)
+    longer[index] = longer[index]._replace(duration_s=longer[index].duration_s * by)
     before = play_collectives(work, found, interference)
     after = play_collectives(work, longer, interference)
     assert after.iteration_s >= before.iteration_s * (1 - 1e-9)
@@ -139,7 +137,7 @@ def test_channels_overlap_start_ups_and_share_the_link() -> None:
     work = workload([1.0, 0.0])
     pair = [Collective(1.0, 3.0, 1.0, channel) for channel in (0, 1)]
     assert play_collectives(work, pair).ends_s == (6.0, 6.0)
-    alone = [replace(collective, channel=0) for collective in pair]
+    alone = [collective._replace(channel=0) for collective in pair]
     assert play_collectives(work, alone).ends_s == (4.0, 7.0)
 
 
@@ -230,7 +228,7 @@ def test_a_start_up_on_any_channel_leaves_the_link_to_the_others(channels: tuple
     assert play(two_gradients(), buckets, {"all_reduce": costs}).ends_s == (5.0, 4.0)
     whole = [Collective(0.0, 4.0, 2.0, channels[0]), Collective(0.0, 3.0, 0.0, channels[1])]
     assert play_collectives(two_gradients(), whole).ends_s == (5.0, 4.0)
-    one_by_one = [replace(one, channel=0) for one in whole]
+    one_by_one = [one._replace(channel=0) for one in whole]
     assert play_collectives(two_gradients(), one_by_one).ends_s == (4.0, 7.0)
 
 
