@@ -30,7 +30,7 @@ from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe
-from syncopate.units import dtype_bytes
+from syncopate.units import MIB, dtype_bytes
 from syncopate.workload import fingerprint
 
 ALLREDUCE, SHARDED, ROOTED = "allreduce", "sharded", "rooted"
@@ -393,6 +393,41 @@ class Plan(Artifact, frozen=True, kw_only=True):
                     f"this plan is damaged: bucket {index} says {bucket.nbytes} bytes, its "
                     f"{len(bucket.tensors)} tensors have {held}. Plan again"
                 )
+
+
+DDP_BUCKET_BYTES = 25 * MIB
+"""``bucket_cap_mb`` of DistributedDataParallel."""
+
+DDP_FIRST_BUCKET_BYTES = 1 * MIB
+"""What DistributedDataParallel fills its first bucket to."""
+
+
+def filled(nbytes: Iterable[float], bucket_bytes: int = DDP_BUCKET_BYTES) -> tuple[int, ...]:
+    """Return the ends of buckets that are filled to a size, as DistributedDataParallel fills them.
+
+    A bucket closes with the gradient that fills it, so it may be larger, and the last one smaller.
+    The first closes at 1 MiB already, so that communication starts early.
+
+    Args:
+        nbytes: of every gradient, in launch order; at least one.
+        bucket_bytes: what buckets are filled to.
+
+    Raises:
+        InvalidValueError: fewer than one byte.
+    """
+    if bucket_bytes < 1:
+        raise InvalidValueError("bucket_bytes", bucket_bytes, "an integer >= 1")
+    ends: list[int] = []
+    held, count = 0.0, 0
+    limit = min(DDP_FIRST_BUCKET_BYTES, bucket_bytes)
+    for count, size in enumerate(nbytes, start=1):
+        held += size
+        if held >= limit:
+            ends.append(count)
+            held, limit = 0.0, bucket_bytes
+    if not ends or ends[-1] != count:
+        ends.append(count)
+    return tuple(ends)
 
 
 def require_all_parts(buckets: Sequence[Bucket], numels: Mapping[str, int]) -> None:

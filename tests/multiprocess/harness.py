@@ -31,7 +31,12 @@ REAL_DTYPES: tuple[torch.dtype, ...] = tuple(
 """Every dtype of a gradient but the complex ones, which not every backend adds."""
 
 _START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
-_PRELOADED = ["torch", "torch.distributed", "torch.nn.parallel", "syncopate.engine"]
+_PRELOADED = [
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "syncopate.engine.selfplan.course",
+]
 """What the fork server imports once, so that no rank has to."""
 
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
 from syncopate.engine.selfplan import cache, contest, course
-from syncopate.engine.selfplan.course import SelfPlanner, Wishes
 from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan.stepwise import Stepwise
 from syncopate.errors import CalibrationError
 from tests.children import environment
 from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, distribute, plan_of
@@ -353,7 +353,7 @@ def test_a_configured_log_gets_the_line_and_standard_error_does_not() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
-        SelfPlanner(Alone, "m", Wishes())._say("hello")  # type: ignore[arg-type]
+        Stepwise(Alone)._say("hello")  # type: ignore[arg-type]
         assert len(logger.handlers) == 1
     finally:
         logger.removeHandler(handler)

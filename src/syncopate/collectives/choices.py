@@ -5,6 +5,9 @@ come. So when a communicator is given a cluster its ranks compare what they were
 works out every decision (:mod:`syncopate.costs.decide.decisions`) for all of them: not even a
 rounding on another processor can make them differ. From then on a choice is a look-up, without
 communication.
+
+[Note: prices are loaded late] Only who asks for ``"auto"`` needs prices, and with them most of the
+pure rooms. So they are loaded by the first communicator that is given a cluster.
 """
 
 from __future__ import annotations
@@ -19,15 +22,15 @@ from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
 from syncopate.collectives.health.blame import name_ranks
-from syncopate.costs.decide.decisions import Decision, decisions, find
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.recipe import Recipe
 from syncopate.schedules.registry import AUTO, collectives
 
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
+    from syncopate.costs.decide.decisions import Decision
 
-Tables = Mapping[str, Sequence[Decision]]
+Tables = Mapping[str, Sequence["Decision"]]
 """Collective -> its decisions by ascending size."""
 
 _KEPT = 4096
@@ -61,6 +64,8 @@ class Choices:
         if known is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
+            from syncopate.costs.decide.decisions import find  # noqa: PLC0415
+
             table = self._tables[recipe.collective]
             decision = table[find(table, nbytes)]
             known = self._known[key] = replace(
@@ -91,6 +96,9 @@ def agree(communicator: Communicator, cluster: Cluster, device: torch.device) ->
             cluster.world_size,
             f"that of the communicator, {communicator.world_size}; calibrate these ranks",
         )
+    # [Note: prices are loaded late]
+    from syncopate.costs.decide.decisions import decisions  # noqa: PLC0415
+
     answer: Tables | str = ""
     if communicator.rank == 0:
         try:

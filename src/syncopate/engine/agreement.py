@@ -1,10 +1,16 @@
-"""Agreement: a check that fails on one rank fails on all of them, and nobody is left waiting."""
+"""Agreement: a check that fails on one rank fails on all of them, and nobody is left waiting.
+
+[Note: one exchange for many checks]
+Ranks meet once for a whole row of checks. Each goes through the row by itself, up to its first
+failure, and tells the others how far it came. What all of them raise is what they would raise had
+they met after every check: the earliest check in the row that failed anywhere decides.
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -17,31 +23,79 @@ T = TypeVar("T")
 Fact = tuple[str, Hashable]
 """What is compared: what it is, such as ``"parameter 'fc.weight'"``, and its value."""
 
+Checks = Generator[Sequence[Fact], None, T]
+"""A row of checks: each ends with a ``yield`` of what must be the same on every rank, if anything,
+the last with its result. None of them communicates."""
+
+
+class _Told(NamedTuple):
+    """What a rank tells the others of a row of checks.
+
+    Attributes:
+        digests: of the facts of each check that passed; empty where there are none.
+        refusal: why the next one failed; None where all passed.
+        beside: what else it says.
+    """
+
+    digests: tuple[str, ...]
+    refusal: str | None
+    beside: Any
+
+
+def agree(
+    communicator: Communicator, checks: Checks[T], beside: object = None
+) -> tuple[T, list[Any]]:
+    """Go through ``checks`` on every rank; see [Note: one exchange for many checks].
+
+    Args:
+        communicator: joins the ranks.
+        checks: the row; values of facts print well.
+        beside: what this rank tells the others along with it.
+
+    Returns:
+        The result of this rank's checks, and what every rank told beside.
+
+    Raises:
+        Exception: the rank's own error where its check failed.
+        EngineError: names the first rank whose check failed, on the others; or the first
+            difference and its rank, on every rank.
+    """
+    facts: list[Sequence[Fact]] = []
+    failure: Exception | None = None
+    result: T
+    try:
+        while True:
+            facts.append(next(checks))
+    except StopIteration as end:
+        result = end.value
+    except Exception as error:  # the other ranks must learn of any failure
+        failure = error
+    refusal = None if failure is None else str(failure)
+    own = _Told(tuple(map(_digest, facts)), refusal, beside)
+    everyone: list[_Told] = communicator.all_gather_object(own)
+    for place in range(1 + max(len(told.digests) for told in everyone)):
+        for rank, told in enumerate(everyone):
+            if told.refusal is not None and len(told.digests) == place:
+                if failure is not None and len(facts) == place:
+                    raise failure
+                raise EngineError(f"rank {rank} refuses: {told.refusal}")
+        digests = [told.digests[place : place + 1] for told in everyone]
+        if len(set(digests)) > 1:
+            raise _different(communicator, facts[place], digests)
+    return result, [told.beside for told in everyone]
+
 
 def together(communicator: Communicator, check: Callable[[], T]) -> T:
     """Run ``check`` on every rank and return its result, or raise on every rank.
 
-    Args:
-        communicator: joins the ranks.
-        check: must not communicate.
-
-    Raises:
-        Exception: the rank's own error where its check failed.
-        EngineError: names the first rank whose check failed, on the others.
+    Arguments and errors as in :func:`agree`, for one check without facts.
     """
-    failure: Exception | None = None
-    result: T
-    try:
-        result = check()
-    except Exception as error:  # the other ranks must learn of any failure
-        failure = error
-    messages = communicator.all_gather_object(None if failure is None else str(failure))
-    if failure is not None:
-        raise failure
-    for rank, message in enumerate(messages):
-        if message is not None:
-            raise EngineError(f"rank {rank} refuses: {message}")
-    return result
+
+    def alone() -> Checks[T]:
+        yield from ()
+        return check()
+
+    return agree(communicator, alone())[0]
 
 
 def require_same(communicator: Communicator, facts: Sequence[Fact]) -> None:
@@ -54,14 +108,25 @@ def require_same(communicator: Communicator, facts: Sequence[Fact]) -> None:
     Raises:
         EngineError: names the first difference and its rank, on every rank.
     """
-    digest = hashlib.sha256(repr(facts).encode()).hexdigest()
-    digests = communicator.all_gather_object(digest)
-    if len(set(digests)) == 1:
-        return
+
+    def known() -> Checks[None]:
+        yield facts
+
+    agree(communicator, known())
+
+
+def _digest(facts: Sequence[Fact]) -> str:
+    return hashlib.sha256(repr(facts).encode()).hexdigest() if facts else ""
+
+
+def _different(
+    communicator: Communicator, facts: Sequence[Fact], digests: Sequence[object]
+) -> EngineError:
+    """Return the error that names the first difference; every rank calls it."""
     everyone: list[Sequence[Fact]] = communicator.all_gather_object(facts)
     rank = next(rank for rank, other in enumerate(digests) if other != digests[0])
     here, there = dict(everyone[0]), dict(everyone[rank])
-    raise EngineError(
+    return EngineError(
         f"rank {rank} differs from rank 0: {_first_difference(here, there)}. Every rank must "
         "call distribute with the same model and arguments"
     )

@@ -14,9 +14,10 @@ be distributed again. A module may be compiled before or after; with ``fullgraph
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack, overload
 
 import torch
 import torch.distributed as dist
@@ -27,16 +28,15 @@ from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.engine import module as modules
 from syncopate.engine import ownership
-from syncopate.engine.agreement import Fact, require_same, tensor_facts, together
+from syncopate.engine.agreement import Checks, Fact, agree, tensor_facts
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
 from syncopate.engine.exchange.optimizers import kind_of
-from syncopate.engine.selfplan import PLANNED, Asked, SelfPlanner, Wishes, first_plan
+from syncopate.engine.selfplan import PLANNED, Asked, Wishes, start
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.plan import EXCHANGES, Plan
-from syncopate.planning.registry import require_policy
 from syncopate.units import dtype_bytes
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -156,57 +156,77 @@ def _begin(
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
-        engine = _build(model, optimizers, asked, communicator, group)
+        checks = _checks(model, optimizers, asked, communicator)
+        sound, hosts = agree(communicator, checks, beside=socket.gethostname())
+        engine = _build(model, sound, asked, communicator, group)
     except BaseException:
         communicator.close()
         raise
     try:
-        _start(engine, model, asked)
+        if asked.plan is not None:
+            engine.install(asked.plan)
+        else:
+            start(engine, asked.wishes, hosts)
+        modules.attach(model, engine)
     except BaseException:
         engine.detach()
         raise
 
 
+class _Sound(NamedTuple):
+    """What was found fit to be trained.
+
+    Attributes:
+        ignored: names of what stays every rank's own.
+        trainables: every parameter whose gradient is exchanged.
+        optimizers: each once.
+    """
+
+    ignored: frozenset[str]
+    trainables: tuple[Trainable, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+
+def _checks(
+    model: nn.Module, optimizers: Sequence[object], asked: _Asked, communicator: Communicator
+) -> Checks[_Sound]:
+    """Check everything that can be checked before anything is built."""
+    ignored = _ignored(model, asked.ignore)
+    yield ()
+    trainables = _require_sound(model, ignored)
+    yield ()
+    known = _sound_optimizers(optimizers, model)
+    yield ()
+    _require_arguments(communicator, asked)
+    yield ()
+    _require_updatable(asked, optimizers)
+    yield _facts(model, asked, ignored)
+    modules.require_extensible(model)
+    return _Sound(ignored, trainables, known)
+
+
 def _build(
     model: nn.Module,
-    optimizers: Sequence[object],
+    sound: _Sound,
     asked: _Asked,
     communicator: Communicator,
     group: dist.ProcessGroup | None,
 ) -> Engine:
-    """Check everything on every rank, make all ranks start alike, and return the engine."""
-    ignored = together(communicator, lambda: _ignored(model, asked.ignore))
-    trainables = together(communicator, lambda: _require_sound(model, ignored))
-    known = together(communicator, lambda: _sound_optimizers(optimizers, model))
-    together(communicator, lambda: _require_arguments(communicator, asked))
-    together(communicator, lambda: _require_updatable(asked, optimizers))
-    require_same(communicator, _facts(model, asked, ignored))
-    buffers = Buffers(
-        model, trainables[0].parameter.device, ignored, shared=asked.broadcast_buffers
-    )
-    parameters = [parameter.data for _, parameter in _considered(model, ignored)]
+    """Make all ranks start alike, and return the engine."""
+    device = sound.trainables[0].parameter.device
+    buffers = Buffers(model, device, sound.ignored, shared=asked.broadcast_buffers)
+    parameters = [parameter.data for _, parameter in _considered(model, sound.ignored)]
     broadcast_tensors(communicator, parameters + buffers.tensors)
     buffers.take(buffers.kept)
     return Engine(
         model,
-        known,
-        trainables=trainables,
+        sound.optimizers,
+        trainables=sound.trainables,
         buffers=buffers,
-        ignored=ignored,
+        ignored=sound.ignored,
         group=group,
         communicator=communicator,
     )
-
-
-def _start(engine: Engine, model: nn.Module, asked: _Asked) -> None:
-    """Give the engine its first plan and attach it."""
-    if asked.plan is not None:
-        engine.install(asked.plan)
-    else:
-        name = type(model).__name__
-        engine.adopt(first_plan(name, engine.tensors, engine.communicator.world_size))
-        SelfPlanner(engine, name, asked.wishes).start()
-    together(engine.communicator, lambda: modules.attach(model, engine))
 
 
 def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
@@ -337,6 +357,9 @@ def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
         rule = "a syncopate.Plan, which Plan.load reads from a file, or the name of a policy"
         raise InvalidValueError("plan", policy, rule)
     if policy is not None:
+        # Loads all of planning, which a kept plan does without.
+        from syncopate.planning.registry import require_policy  # noqa: PLC0415
+
         require_policy(policy)
     if exchange is not None and exchange not in PLANNED:
         raise UnknownNameError("exchange", exchange, PLANNED)

@@ -17,7 +17,7 @@ from syncopate.collectives.request import schedule_of
 from syncopate.collectives.riders import riding_bytes
 from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
-from syncopate.engine.agreement import Fact, require_same, together
+from syncopate.engine.agreement import Checks, Fact, agree
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
@@ -147,8 +147,7 @@ class Engine:
             InvalidValueError: no such value of an option.
             EngineError: the ranks have different plans, or a backward is running.
         """
-        together(self.communicator, lambda: self._require_fit(plan))
-        self._require_same(plan)
+        agree(self.communicator, self._checks(plan))
         self._stop_planning()
         self.adopt(plan)
 
@@ -449,7 +448,8 @@ class Engine:
         ownership.require_alone(self, self._trainables)
         self._inventory.require_unchanged()
 
-    def _require_same(self, plan: Plan) -> None:
+    def _checks(self, plan: Plan) -> Checks[None]:
+        self._require_fit(plan)
         digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
         summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
         facts: list[Fact] = [("the plan", summary)]
@@ -460,7 +460,7 @@ class Engine:
             trained = trained_by(self._trainables, self._optimizers)
             for trainable, (place, _) in zip(self._trainables, trained, strict=True):
                 facts.append((f"the optimizer of {trainable.name!r}", place))
-        require_same(self.communicator, facts)
+        yield facts
 
     def _stop_planning(self) -> None:
         if self._planner is not None:

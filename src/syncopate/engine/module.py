@@ -193,12 +193,28 @@ def register_comm_hook(model: Any) -> Any:
 _OFFERED = (syncopate, module, no_sync, join, join_hook, register_comm_hook)
 
 
+def require_extensible(model: nn.Module) -> None:
+    """Refuse a model that :func:`attach` could not make a distributed module.
+
+    Raises:
+        EngineError: its class cannot be extended (TorchScript).
+    """
+    original = type(model)
+    _extend_class_of(model)
+    model.__class__ = original
+
+
 def attach(model: nn.Module, engine: Engine) -> None:
     """Make ``model`` a distributed module with ``engine``.
 
     Raises:
         EngineError: its class cannot be extended (TorchScript).
     """
+    _extend_class_of(model)
+    model.__dict__[_ENGINE] = _Held(engine)
+
+
+def _extend_class_of(model: nn.Module) -> None:
     original = type(model)
     if original not in _classes:
         try:
@@ -209,7 +225,6 @@ def attach(model: nn.Module, engine: Engine) -> None:
         model.__class__ = _classes[original]
     except TypeError as error:
         raise _not_extensible(original, error) from None
-    model.__dict__[_ENGINE] = _Held(engine)
 
 
 def _extend(original: type) -> type:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.agreement import Fact, require_same, together
+from syncopate.engine.agreement import Checks, Fact, agree, require_same, together
 from syncopate.errors import EngineError, SyncopateError
 
 RANKS = 3
@@ -101,3 +101,53 @@ def test_the_rank_that_differs_is_named_on_all(theirs: Sequence[Fact], differenc
     said = f"rank 2 differs from rank 0: {difference}. Every rank must"
     assert all(isinstance(error, EngineError) and str(error).startswith(said) for error in found)
     assert turns == [2] * RANKS
+
+
+def row(failing: dict[int, int], facts: dict[int, object], rank: int) -> Checks[int]:
+    """Return three checks; ``failing`` says at which a rank fails, the second compares facts."""
+    for place in range(3):
+        if failing.get(rank) == place:
+            raise SyncopateError(f"rank {rank} at {place}")
+        yield [("x", facts.get(rank))] if place == 1 else ()
+    return rank * 10
+
+
+def agreed(
+    failing: dict[int, int], facts: dict[int, object] | None = None
+) -> tuple[list[Any], list[int]]:
+    return on_every_rank(
+        lambda rank: agree(rank, row(failing, facts or {}, rank.rank), f"host {rank.rank}")
+    )
+
+
+def test_many_checks_are_one_exchange_and_tell_something_beside() -> None:
+    found, turns = agreed({})
+    hosts = [f"host {rank}" for rank in range(RANKS)]
+    assert found == [(0, hosts), (10, hosts), (20, hosts)]
+    assert turns == [1] * RANKS
+
+
+@pytest.mark.parametrize(
+    ("failing", "expected"),
+    [
+        ({1: 2}, ["rank 1 refuses: rank 1 at 2", "rank 1 at 2", "rank 1 refuses: rank 1 at 2"]),
+        # The earliest check decides, not the lowest rank nor a rank's own failure.
+        ({0: 2, 1: 1, 2: 0}, ["rank 2 refuses: rank 2 at 0"] * 2 + ["rank 2 at 0"]),
+        ({1: 1, 2: 1}, ["rank 1 refuses: rank 1 at 1", "rank 1 at 1", "rank 2 at 1"]),
+    ],
+)
+def test_the_earliest_check_that_failed_decides(failing, expected) -> None:
+    found, turns = agreed(failing)
+    assert [str(error) for error in found] == expected
+    kinds = [SyncopateError if "refuses" not in said else EngineError for said in expected]
+    assert [type(error) for error in found] == kinds
+    assert turns == [1] * RANKS
+
+
+def test_facts_are_compared_in_their_turn() -> None:
+    found, turns = agreed({0: 2}, {1: "other"})
+    assert all(str(e).startswith("rank 1 differs from rank 0: x is other there") for e in found)
+    assert turns == [2] * RANKS
+    found, turns = agreed({0: 1}, {1: "other"})
+    assert [str(error) for error in found] == ["rank 0 at 1"] + ["rank 0 refuses: rank 0 at 1"] * 2
+    assert turns == [1] * RANKS

@@ -1,13 +1,15 @@
 """Self-planning: from the first steps of a training to the plan that stays.
 
-:mod:`~syncopate.engine.selfplan.course` tells the whole story; the other modules are its parts:
-DDP's own buckets (``safe``), network probes in portions (``portions``), held steps that measure
-(``sampling``), what overlap costs (``interference``), plans that compete (``contest``), what that
-cost (``payback``), plans that were kept (``cache``), and what is said of it all (``words``).
+A run begins in ``start``, with a plan that was kept or with DDP's own buckets.
+:mod:`~syncopate.engine.selfplan.course` tells what follows in the second case; the other modules
+are its parts: what the user asks (``wishes``), DDP's buckets (``safe``), a step at a time
+(``stepwise``), network probes in portions (``portions``), held steps that measure (``sampling``),
+what overlap costs (``interference``), plans that compete (``contest``), what that cost
+(``payback``), plans that were kept (``cache``), and what is said of it all (``words``).
 """
 
-from syncopate.engine.selfplan.contest import PLANNED, Asked
-from syncopate.engine.selfplan.course import SelfPlanner, Wishes
 from syncopate.engine.selfplan.safe import first_plan
+from syncopate.engine.selfplan.start import start
+from syncopate.engine.selfplan.wishes import PLANNED, Asked, Wishes
 
-__all__ = ["PLANNED", "Asked", "SelfPlanner", "Wishes", "first_plan"]
+__all__ = ["PLANNED", "Asked", "Wishes", "first_plan", "start"]

@@ -27,14 +27,14 @@ from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, Interference, robust_mean
 from syncopate.costs.decide.decisions import DRIFT, longer_beyond_noise
-from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.safe import DDP, safe_plan
+from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
 from syncopate.plan import ALLREDUCE, SHARDED, Plan
 from syncopate.planning import Policy, filled_to, make_plan, predict
 from syncopate.units import MIB
 from syncopate.workload import Workload
 
-DDP = "DDP's buckets"
 IDEAL = "ideal overlap"
 MEASURED = "measured overlap"
 EQUAL = "equal buckets"
@@ -50,9 +50,6 @@ RING = "ring"
 
 SMALL_BYTES = 5 * MIB
 """What many set ``bucket_cap_mb`` to where the network is the limit."""
-
-PLANNED = (ALLREDUCE, SHARDED)
-"""The exchanges that self-planning chooses from."""
 
 ROUNDS = ((1, 2), (2, 2), (3, 3))
 """Turns of each plan and counted steps of a turn, round by round."""
@@ -84,21 +81,6 @@ class Contender:
     def step_s(self) -> float:
         """What a step is expected to take, by its samples."""
         return robust_mean(self.samples_s)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the user asked of a plan.
-
-    Attributes:
-        policy: who makes it; None for whichever is best.
-        channels: how many collectives at once; None for whatever is best.
-        exchange: one of :data:`PLANNED`; None for whichever is best.
-    """
-
-    policy: str | None = None
-    channels: int | None = None
-    exchange: str | None = None
 
 
 def proposals(

@@ -1,10 +1,7 @@
 """Course: the steps that self-planning takes a training through, one after the other.
 
-Counted in synchronised backwards, which are the same on every rank whatever else a rank does
-between them (evaluation, logging). All of them train as any other step does; what is measured is
-what they do anyway.
+All of them train as any other step does; what is measured is what they do anyway.
 
-0. A plan that an earlier run kept is installed before the first step, and nothing is measured.
 1. Warm up on the safe plan: DDP's buckets, in reverse order of definition, native all-reduce.
 2. Probe the network after each step, a tenth of a step at a time: hosts, racks, links. Where a
    cluster was given this falls away.
@@ -14,53 +11,47 @@ what they do anyway.
    step among them tells what overlap costs this model here (``interference``), and a plan made for
    it joins.
 5. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
+
+A run for which a plan is kept begins with it (``start``), and takes none of them.
 """
 
 from __future__ import annotations
 
 import datetime
 import functools
-import hashlib
 import math
 import socket
-import statistics
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
-from importlib import metadata
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import torch
 from msgspec.structs import replace
 
 from syncopate.calibration.network import get_ready, probe
 from syncopate.cluster import Cluster, Interference, robust_mean
-from syncopate.collectives.machine import hosts_of
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, words
-from syncopate.engine.selfplan.contest import Asked, Contender
+from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.interference import Observed, interference_of
 from syncopate.engine.selfplan.payback import Costs
 from syncopate.engine.selfplan.portions import Portions
-from syncopate.engine.selfplan.safe import safe_plan, safely_sharded
+from syncopate.engine.selfplan.safe import DDP, safe_plan
 from syncopate.engine.selfplan.sampling import (
     MOST_ALGORITHMS,
     Samples,
     sampling_plans,
     timings,
 )
+from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
 from syncopate.plan import SHARDED, Plan
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.uses import Uses
-from syncopate.units import format_seconds
-from syncopate.workload import Workload, fingerprint
-
-WARMUP = 3
-"""Steps before anything is measured."""
+from syncopate.workload import Workload
 
 PORTION = 0.1
 LEAST_PORTION_S = 0.05
@@ -75,108 +66,45 @@ SAMPLES = 3
 NOTHING_TO_GAIN = 0.02
 """DDP's buckets within this share of the physical bound are left alone."""
 
-CHECKED = 8
-DIFFERENT = 1.25
-"""Steps on a kept plan that are compared with what it took, and the ratio that is worth a word."""
-
 T = TypeVar("T")
 
-Course = Generator[None, Step, T]
-"""Each ``yield`` is one step of training."""
 
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a user asked of self-planning.
-
-    Attributes:
-        cluster: plan for it; measured when None.
-        asked: what is asked of the plan.
-        cache: whether to use and keep plans of other runs.
-        deterministic: whether a plan may depend on nothing that a clock said, unless it was kept.
-    """
-
-    cluster: Cluster | None = None
-    asked: Asked = field(default_factory=Asked)
-    cache: bool = True
-    deterministic: bool = False
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """One step: when the one before was over, planning included, and what it did."""
-
-    began: Any
-    step: Step
-
-
-class SelfPlanner:
+class SelfPlanner(Stepwise):
     """Takes an engine through the course in the module's text.
 
     Args:
         engine: runs the safe plan.
-        model: what to call the model.
         wishes: what the user asked for.
+        facts: what a plan found here is good for; rank 0's is what counts.
     """
 
-    def __init__(self, engine: Engine, model: str, wishes: Wishes) -> None:
-        self._engine = engine
-        self._model = model
+    def __init__(self, engine: Engine, wishes: Wishes, facts: dict[str, str]) -> None:
+        super().__init__(engine)
+        self._model = engine.model_name
         self._wishes = wishes
         self._cluster = wishes.cluster
-        self._facts: dict[str, str] = {}
+        self._facts = facts
         self._costs = Costs()
         self._contest: dict[str, Contender] = {}
-        self._left: Any = None
         self._portions: Portions[Cluster] | None = None
-        self._course = self._run()
 
     def start(self) -> None:
-        """Install a kept plan, or begin with the engine's next step; every rank calls it."""
-        if self._engine.communicator.world_size == 1:
-            return
-        self._facts = self._gather_facts()
-        kept = self._kept()
-        if kept is not None:
-            self._engine.adopt(kept.plan)
-            self._engine.workload = kept.workload
-            self._say(words.of_kept(kept))
-            self._course = self._check(kept)
-        elif self._wishes.deterministic:
-            if self._wishes.asked.exchange == SHARDED:
-                self._engine.adopt(safely_sharded(self._engine.plan))
-            self._say(
-                "no plan is kept for this training, and a deterministic one may not depend on "
-                "clocks: stays on DDP's buckets. One run without the demand measures and keeps one"
-            )
-            return
-        elif self._cluster is None:
+        """Begin with the engine's next step; every rank calls it."""
+        if self._cluster is None:
             # Not in the middle of a step, where all ranks would wait for it.
             get_ready(self._engine.communicator.rank)
-        next(self._course)
-        self._engine.readiness.listeners.append(self._step)
-        self._engine.plan_with(self.stop)
+        self.begin(self._run())
 
     def stop(self) -> None:
         """End here and now, with whatever plan is at work."""
-        self._engine.readiness.held = False
         if self._portions is not None:
             self._portions.stop()
-        if self._step in self._engine.readiness.listeners:
-            self._engine.readiness.listeners.remove(self._step)
-        self._engine.planning_is_over()
+        super().stop()
 
     def _step(self, step: Step) -> None:
         self._costs.step_is_over()
-        try:
-            self._course.send(step)
-        except StopIteration:
-            self.stop()
-        except BaseException:
-            self.stop()
-            raise
+        super()._step(step)
         self._costs.planning_is_over()
-        self._left = self._engine.readiness.clock.stamp()
 
     # -- the course -----------------------------------------------------------------------------
 
@@ -206,7 +134,7 @@ class SelfPlanner:
         bound_s = least_step_s(least_s, measured, cluster)
         enough = safe_s <= (1 + NOTHING_TO_GAIN) * bound_s
         if self._agreed(enough and self._wishes.asked.exchange != SHARDED):
-            only = Contender(contest.DDP, ddp, [safe_s])
+            only = Contender(DDP, ddp, [safe_s])
             self._settle(only, only, f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach")
             return
         contenders = self._on_rank_0(
@@ -227,7 +155,7 @@ class SelfPlanner:
                 by_name[best], tuple(self._contest.values()), measured, self._cluster or cluster
             )
         )
-        self._settle(kept, by_name[contest.DDP], "")
+        self._settle(kept, by_name[DDP], "")
 
     def _compete(
         self, contenders: list[Contender], measured: Workload, cluster: Cluster
@@ -279,7 +207,7 @@ class SelfPlanner:
     def _probe(self, step_s: float) -> Course[tuple[Cluster, float]]:
         """Return the cluster without curves, and what a step takes on the safe plan."""
         budget_s, portion_s = probing_of(step_s)
-        timed: list[_Timed] = []
+        timed: list[Timed] = []
         if self._cluster is None:
             communicator = self._engine.communicator
             self._portions = Portions(
@@ -301,7 +229,7 @@ class SelfPlanner:
         ladders = [plan for plan in plans if len(plan.buckets) > 1] or list(plans)
         wholes = [plan for plan in plans if plan not in ladders]
         samples = Samples()
-        timed: list[_Timed] = []
+        timed: list[Timed] = []
         with Uses(engine.model) as uses:
             for plan in [*ladders * SAMPLES, *wholes]:
                 engine.adopt(plan)
@@ -322,24 +250,6 @@ class SelfPlanner:
 
     # -- its parts ------------------------------------------------------------------------------
 
-    def _steps(self, count: int, *, held: bool = False) -> Course[list[_Timed]]:
-        """Let the training take ``count`` steps; return them."""
-        timed = []
-        for _ in range(count):
-            self._engine.readiness.held = held
-            step = yield
-            timed.append(_Timed(self._left, step))
-        self._engine.readiness.held = False
-        return timed
-
-    def _durations(self, timed: Sequence[_Timed]) -> list[float]:
-        """Return what steps took, in the mean over ranks; what planning did between is left out."""
-        clock = self._engine.readiness.clock
-        clock.finish()
-        own = [clock.between_s(one.began, one.step.end) for one in timed]
-        everyone = self._engine.communicator.all_gather_object(own)
-        return [sum(same) / len(same) for same in zip(*everyone, strict=True)]
-
     def _observe(self, step: Step) -> list[Observed]:
         """Return what every rank saw of a step."""
         clock = self._engine.readiness.clock
@@ -353,7 +263,7 @@ class SelfPlanner:
         everyone: list[Observed] = self._engine.communicator.all_gather_object(own)
         return everyone
 
-    def _iteration(self, step: Step, after: _Timed) -> Iteration:
+    def _iteration(self, step: Step, after: Timed) -> Iteration:
         """Return the computation of ``step``; all up to the next forward is its update."""
         clock = self._engine.readiness.clock
         began, resumed = step.forward_start, after.step.called
@@ -385,11 +295,6 @@ class SelfPlanner:
             raise PlanError(failure)
         made: T = result
         return made
-
-    def _agreed(self, value: T) -> T:
-        """Return rank 0's value: in floating point, another rank might have found another."""
-        agreed: T = self._engine.communicator.broadcast_object(value)
-        return agreed
 
     # -- what stays, and what is said -----------------------------------------------------------
 
@@ -432,54 +337,6 @@ class SelfPlanner:
         where = cache.path_of(self._facts) if self._wishes.cache else None
         self._say(words.announcement(steps, step_s, where.parent if where else None))
 
-    def _check(self, kept: cache.Settled) -> Course[None]:
-        """Say so where a kept plan takes much longer than it took."""
-        timed = yield from self._steps(WARMUP + CHECKED)
-        step_s = self._agreed(statistics.median(self._durations(timed[WARMUP:])))
-        if step_s > DIFFERENT * kept.step_s:
-            self._say(
-                f"steps take {format_seconds(step_s)} where the kept plan took "
-                f"{format_seconds(kept.step_s)} on {kept.date}; if batch or network are others "
-                "now, cache=False measures again"
-            )
-
-    def _kept(self) -> cache.Settled | None:
-        """Return what an earlier run kept for this training, alike on all ranks."""
-        if not self._wishes.cache:
-            return None
-        communicator = self._engine.communicator
-        kept = cache.read(self._facts) if communicator.rank == 0 else None
-        agreed: cache.Settled | None = communicator.broadcast_object(kept)
-        if agreed is not None:
-            agreed.plan.require_fit(self._engine.tensors, communicator.world_size)
-        return agreed
-
-    def _gather_facts(self) -> dict[str, str]:
-        """Return all that could make another plan better, rank 0's on every rank."""
-        engine, wishes = self._engine, self._wishes
-        communicator = engine.communicator
-        cluster = wishes.cluster.to_json() if wishes.cluster else b""
-        facts = {
-            "model": self._model,
-            "gradients": fingerprint(engine.tensors),
-            "ranks": str(communicator.world_size),
-            "hosts": " ".join(hosts_of(communicator)),
-            "device": engine.device.type,
-            "torch": str(torch.__version__),
-            "syncopate": _version(),
-            "policy": wishes.asked.policy or "",
-            "channels": str(wishes.asked.channels or ""),
-            "exchange": wishes.asked.exchange or "",
-            "shardable": str(engine.shardable),
-            "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",
-        }
-        return self._agreed(facts)
-
-    def _say(self, message: str) -> None:
-        """Log one line on rank 0; on standard error where nobody configured logging."""
-        if self._engine.communicator.rank == 0:
-            words.log(message)
-
 
 def probing_of(step_s: float) -> tuple[float, float]:
     """Return the seconds of probing in all, and in each step, for steps of ``step_s``."""
@@ -490,10 +347,3 @@ def probing_of(step_s: float) -> tuple[float, float]:
 def least_step_s(least_s: float, measured: Workload, cluster: Cluster) -> float:
     """Return what a step takes at least: the fastest computation, or the wire."""
     return max(least_s, wire_s(cluster, measured.nbytes))
-
-
-def _version() -> str:
-    try:
-        return metadata.version("syncopate")
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -7,16 +7,13 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from syncopate.cluster import LinearFit
-from syncopate.costs.model.functions import LinearCost
-from syncopate.plan import SHARDED, Bucket, Plan
-from syncopate.planning.problem import Problem
-from syncopate.planning.threshold import DDP_BUCKET_BYTES, threshold
+from syncopate.plan import DDP_BUCKET_BYTES, SHARDED, Bucket, Plan, filled
 from syncopate.recipe import Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
 
-_SILENT = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
+DDP = "DDP's buckets"
+"""What the safe plan is called."""
 
 Tensors = Sequence[tuple[str, int, str]]
 """``(name, numel, dtype)`` of gradients."""
@@ -32,7 +29,7 @@ def safe_plan(
 ) -> Plan:
     """Return DDP's buckets over ``tensors`` in the order given, with the native all-reduce."""
     sizes = [numel * dtype_bytes(dtype) for _, numel, dtype in tensors]
-    ends = threshold(Problem([0.0] * len(sizes), sizes, _SILENT), bucket_bytes)
+    ends = filled(sizes, bucket_bytes)
     groups = [tensors[start:stop] for start, stop in pairwise((0, *ends))]
     return plan_of_groups(model, tensors, world_size, groups)
 

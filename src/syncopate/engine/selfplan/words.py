@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from syncopate.engine.selfplan import cache
-from syncopate.engine.selfplan.contest import DDP, Contender
 from syncopate.engine.selfplan.payback import pays_after
-from syncopate.plan import SHARDED
+from syncopate.engine.selfplan.safe import DDP
+from syncopate.plan import SHARDED, Plan
 from syncopate.units import format_seconds
+
+if TYPE_CHECKING:
+    from syncopate.engine.selfplan.contest import Contender
 
 
 def log(message: str) -> None:
@@ -54,16 +58,17 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
         cost_s: what measuring took.
         why: why there was no contest, if there was none.
     """
+    stays, before = named(best.name, best.plan), named(ddp.name, ddp.plan)
     if why:
-        return f"{named(ddp)}: kept, {why}"
+        return f"{before}: kept, {why}"
     measured = f"measured {format_seconds(best.step_s)} a step"
     if best.name == ddp.name:
-        return f"{named(ddp)}: kept, {measured}, nothing is faster beyond noise"
+        return f"{before}: kept, {measured}, nothing is faster beyond noise"
     prediction = best.plan.prediction
     expected = f"expected {format_seconds(prediction.iteration_s)}, " if prediction else ""
     state = _SPREAD if best.plan.exchange == SHARDED else ""
     return (
-        f"{named(best)}: kept, {expected}{measured}, {named(ddp)} {format_seconds(ddp.step_s)}; "
+        f"{stays}: kept, {expected}{measured}, {before} {format_seconds(ddp.step_s)}; "
         f"measuring took {format_seconds(cost_s)}, which "
         f"{pays_after(cost_s, ddp.step_s, best.step_s)} more steps repay{state}"
     )
@@ -71,16 +76,15 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
 
 def of_kept(kept: cache.Settled) -> str:
     """Say which plan an earlier run kept."""
-    best = Contender(kept.name, kept.plan, [kept.step_s])
     against = "" if kept.name == DDP else f", {DDP} {format_seconds(kept.ddp_step_s)}"
     return (
-        f"{named(best)} of {kept.date}: {format_seconds(kept.step_s)} a step{against}; from "
-        f"{cache.path_of(kept.facts)}, cache=False measures again"
+        f"{named(kept.name, kept.plan)} of {kept.date}: {format_seconds(kept.step_s)} a "
+        f"step{against}; from {cache.path_of(kept.facts)}, cache=False measures again"
         f"{_SPREAD if kept.plan.exchange == SHARDED else ''}"
     )
 
 
-def named(one: Contender) -> str:
-    """Return a contender with its size, such as ``two channels (8 buckets)``."""
-    count = len(one.plan.buckets)
-    return f"{one.name} ({count} bucket{'' if count == 1 else 's'})"
+def named(name: str, plan: Plan) -> str:
+    """Return a plan by name with its size, such as ``two channels (8 buckets)``."""
+    count = len(plan.buckets)
+    return f"{name} ({count} bucket{'' if count == 1 else 's'})"

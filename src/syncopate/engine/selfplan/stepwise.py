@@ -1,0 +1,97 @@
+"""Stepwise: what goes along with a training, a step at a time, and what ranks agree on meanwhile.
+
+Counted in synchronised backwards, which are the same on every rank whatever else a rank does
+between them (evaluation, logging).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from syncopate.engine.engine import Engine
+from syncopate.engine.selfplan import words
+from syncopate.engine.step import Step
+
+WARMUP = 3
+"""Steps before anything is measured."""
+
+T = TypeVar("T")
+
+Course = Generator[None, Step, T]
+"""Each ``yield`` is one step of training."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One step: when the one before was over, planning included, and what it did."""
+
+    began: Any
+    step: Step
+
+
+class Stepwise:
+    """Takes an engine through a course.
+
+    Args:
+        engine: on a plan.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._left: Any = None
+        self._course: Course[None] | None = None
+
+    def begin(self, course: Course[None]) -> None:
+        """Go through ``course`` from the engine's next step on; every rank calls it."""
+        self._course = course
+        next(course)
+        self._engine.readiness.listeners.append(self._step)
+        self._engine.plan_with(self.stop)
+
+    def stop(self) -> None:
+        """End here and now, with whatever plan is at work."""
+        self._engine.readiness.held = False
+        if self._step in self._engine.readiness.listeners:
+            self._engine.readiness.listeners.remove(self._step)
+        self._engine.planning_is_over()
+
+    def _step(self, step: Step) -> None:
+        assert self._course is not None
+        try:
+            self._course.send(step)
+        except StopIteration:
+            self.stop()
+        except BaseException:
+            self.stop()
+            raise
+        self._left = self._engine.readiness.clock.stamp()
+
+    def _steps(self, count: int, *, held: bool = False) -> Course[list[Timed]]:
+        """Let the training take ``count`` steps; return them."""
+        timed = []
+        for _ in range(count):
+            self._engine.readiness.held = held
+            step = yield
+            timed.append(Timed(self._left, step))
+        self._engine.readiness.held = False
+        return timed
+
+    def _durations(self, timed: Sequence[Timed]) -> list[float]:
+        """Return what steps took, in the mean over ranks; what planning did between is left out."""
+        clock = self._engine.readiness.clock
+        clock.finish()
+        own = [clock.between_s(one.began, one.step.end) for one in timed]
+        everyone = self._engine.communicator.all_gather_object(own)
+        return [sum(same) / len(same) for same in zip(*everyone, strict=True)]
+
+    def _agreed(self, value: T) -> T:
+        """Return rank 0's value: in floating point, another rank might have found another."""
+        agreed: T = self._engine.communicator.broadcast_object(value)
+        return agreed
+
+    def _say(self, message: str) -> None:
+        """Log one line on rank 0; on standard error where nobody configured logging."""
+        if self._engine.communicator.rank == 0:
+            words.log(message)

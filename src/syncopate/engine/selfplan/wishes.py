@@ -1,0 +1,43 @@
+"""Wishes: what a user asks of self-planning and of the plan that it makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from syncopate.cluster import Cluster
+from syncopate.plan import ALLREDUCE, SHARDED
+
+PLANNED = (ALLREDUCE, SHARDED)
+"""The exchanges that self-planning chooses from."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asked of a plan.
+
+    Attributes:
+        policy: who makes it; None for whichever is best.
+        channels: how many collectives at once; None for whatever is best.
+        exchange: one of :data:`PLANNED`; None for whichever is best.
+    """
+
+    policy: str | None = None
+    channels: int | None = None
+    exchange: str | None = None
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a user asked of self-planning.
+
+    Attributes:
+        cluster: plan for it; measured when None.
+        asked: what is asked of the plan.
+        cache: whether to use and keep plans of other runs.
+        deterministic: whether a plan may depend on nothing that a clock said, unless it was kept.
+    """
+
+    cluster: Cluster | None = None
+    asked: Asked = field(default_factory=Asked)
+    cache: bool = True
+    deterministic: bool = False
