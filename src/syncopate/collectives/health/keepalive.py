@@ -54,7 +54,7 @@ HUB = 0
 _SHORTEST_S = 2.0
 _CONNECT_S = 1.0
 _PATIENCE_S = 10.0
-_POLL_S = 0.02
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1e-3, 0.02
 _SETTLE_S = 1.0
 _ATTEMPTS = 5
 _READ_BYTES = 64 * 1024
@@ -349,9 +349,11 @@ class Spoke(Unconnected):
         self._line: _Line | None = None
         self._reached = False
         self._attempts_left = _ATTEMPTS
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s, pause_s = time.monotonic() + _PATIENCE_S, _FIRST_PAUSE_S
         while (found := find()) is None and time.monotonic() < deadline_s:
-            time.sleep(_POLL_S)
+            # The hub is a moment behind, and every start waits for it.
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         self._meeting = found
         self._connect()
 
