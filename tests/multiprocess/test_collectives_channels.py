@@ -8,10 +8,12 @@ import threading
 import time
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from syncopate.collectives.runner import widen
 from tests.multiprocess.harness import run_ranks
 
 
@@ -66,9 +68,10 @@ def test_channels_do_not_wait_for_each_other() -> None:
     run_ranks(independence, 2)
 
 
-def crossing(rank: int, world_size: int) -> None:
+def crossing(rank: int, world_size: int, at_first: int) -> None:
     """Many collectives on four channels at once, submitted in a different order on each rank."""
-    with Communicator(timeout_s=60, channels=4) as communicator:
+    with Communicator(timeout_s=60, channels=at_first) as communicator:
+        widen(communicator, 4, None)
         handles = []
         for step in range(10):
             for offset in range(4):
@@ -84,8 +87,9 @@ def crossing(rank: int, world_size: int) -> None:
             assert tensor.unique().tolist() == [value * world_size]
 
 
-def test_four_channels_at_once() -> None:
-    run_ranks(crossing, 4)
+@pytest.mark.parametrize("at_first", [4, 1])
+def test_four_channels_at_once(at_first: int) -> None:
+    run_ranks(crossing, 4, at_first)
 
 
 def late_data(rank: int, world_size: int) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from syncopate.collectives.runner import widen
 from syncopate.errors import CollectiveError
 from syncopate.schedules.registry import NATIVE, algorithms
 from tests.multiprocess.harness import run_ranks
@@ -168,8 +169,9 @@ def test_everything_else_fails_the_same_way(what: str) -> None:
     assert run_ranks(objects, 3, what, may_die=[CULPRIT])[:2] == [(CULPRIT,)] * 2
 
 
-def background(rank: int, world_size: int) -> Any:
-    communicator = Communicator(timeout_s=30, channels=2)
+def background(rank: int, world_size: int, at_first: int) -> Any:
+    communicator = Communicator(timeout_s=30, channels=at_first)
+    widen(communicator, 2, None)
     communicator.barrier()
     if rank == CULPRIT:
         time.sleep(0.5)
@@ -188,8 +190,9 @@ def background(rank: int, world_size: int) -> Any:
     return blamed
 
 
-def test_background_collectives_on_all_channels_fail() -> None:
-    results = run_ranks(background, 4, may_die=[CULPRIT])
+@pytest.mark.parametrize("at_first", [2, 1])
+def test_background_collectives_on_all_channels_fail(at_first: int) -> None:
+    results = run_ranks(background, 4, at_first, may_die=[CULPRIT])
     for rank in (0, 1, 3):
         assert results[rank] == [(CULPRIT,)] * 4, results
 

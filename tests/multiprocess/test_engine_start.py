@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan import cache
+from syncopate.errors import CollectiveError
 from tests.children import environment
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.start_cases import keep, started
@@ -63,7 +68,10 @@ def test_the_ranks_meet_few_times_before_the_first_step(tmp_path: Path) -> None:
 
 _RANK = """
 import os, sys
+import pytest
+import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 rank, port = map(int, sys.argv[1:])
 store = dist.TCPStore("127.0.0.1", port, None, is_master=False)
@@ -115,3 +123,25 @@ def test_a_kept_plan_starts_without_loading_what_plans(tmp_path: Path) -> None:
         for rank in ranks:
             rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(said)
+
+
+def _widened(rank: int, world_size: int) -> None:
+    model = started(cache=False, deterministic=True)
+    engine = model.syncopate
+    before = engine.communicator
+    threads = [thread.name for thread in threading.enumerate()]
+    engine.install(replace(engine.plan, channels=2))
+    assert engine.communicator is before
+    assert before.channels == 2
+    # One failure detector watches over all channels.
+    assert [thread.name for thread in threading.enumerate()] == threads
+    total = torch.ones(3)
+    before.all_reduce(total, channel=1)
+    assert total.tolist() == [world_size] * 3
+    engine.detach()
+    with pytest.raises(CollectiveError, match="closed"):
+        before.all_reduce(total, channel=1)
+
+
+def test_a_plan_of_more_channels_widens_the_communicator_that_is_there() -> None:
+    run_ranks(_widened, 2)

@@ -29,7 +29,7 @@ from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages import Messages
 from syncopate.collectives.request import DTYPES, form_of, require_recipe
-from syncopate.collectives.runner import Runner, Work
+from syncopate.collectives.runner import Runner, Work, undone_on_failure
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import AlgorithmOptions, Recipe
 from syncopate.schedules import registry
@@ -109,7 +109,8 @@ class Communicator:
         self._closed = False
         self._choices: Choices | None = None
         groups = transport.new_groups(group, channels, timeout_s)
-        self._runners, self._detector = _start(groups, timeout_s)
+        runners, self._detector = _start(groups, timeout_s)
+        self._runners = runners
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter, and
         # the sockets with the communicator.
@@ -461,22 +462,12 @@ def _start(
         InvalidValueError: the environment gives no usable time of silence.
     """
     runners: list[Runner] = []
-    try:
+    with undone_on_failure(groups, runners):
         for group in groups:
             runners.append(Runner(group, group.rank(), timeout_s))
         if not runners:
             return runners, None
         return runners, FailureDetector(runners, groups[0].rank(), groups[0].size())
-    except BaseException as error:
-        for group in groups:
-            transport.hang_up(group, [peer for peer in range(group.size()) if peer != group.rank()])
-        for runner in runners:
-            runner.close()
-        for group in groups[len(runners) :]:
-            transport.destroy_group(group)
-        if isinstance(error, RuntimeError):
-            raise CollectiveError("creating the communicator", str(error)) from error
-        raise
 
 
 def _end_threads(channels: list[Channel], detector: FailureDetector | None) -> None:

@@ -9,8 +9,9 @@ is one of all ranks: the messages of a schedule's round may be among few of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
 from syncopate.collectives.backend.narrow import Narrow
+from syncopate.collectives.channel import Channel
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
@@ -27,8 +29,11 @@ from syncopate.collectives.nccl.streams import PinnedStage, StreamQueue, mark, o
 from syncopate.collectives.objects import Objects
 from syncopate.collectives.request import schedule_of
 from syncopate.collectives.shards import PLAIN, Form
-from syncopate.errors import InvalidValueError
+from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import Recipe
+
+if TYPE_CHECKING:
+    from syncopate.collectives.communicator import Communicator
 
 Body = Callable[[torch.Tensor], None]
 """Carries out a collective on the tensor given."""
@@ -255,3 +260,54 @@ class Runner:
             raise InvalidValueError(
                 "tensor device", str(tensor.device), f"one that the group's backend serves: {known}"
             ) from None
+
+
+@contextmanager
+def undone_on_failure(
+    groups: Sequence[dist.ProcessGroup], runners: Sequence[Runner]
+) -> Iterator[None]:
+    """Leave nothing behind of ``groups``, and of the runners of the first of them, on an error.
+
+    Raises:
+        CollectiveError: a rank was lost, or did not come.
+    """
+    try:
+        yield
+    except BaseException as error:
+        for group in groups:
+            transport.hang_up(group, [peer for peer in range(group.size()) if peer != group.rank()])
+        for runner in runners:
+            runner.close()
+        for group in groups[len(runners) :]:
+            transport.destroy_group(group)
+        if isinstance(error, RuntimeError):
+            raise CollectiveError("creating the communicator", str(error)) from error
+        raise
+
+
+def widen(communicator: Communicator, channels: int, group: dist.ProcessGroup | None) -> None:
+    """Give ``communicator`` so many channels, unless it has them; every rank calls it.
+
+    What it has stays, its connections and its failure detector too.
+
+    Args:
+        communicator: with no collective under way.
+        channels: how many it is to have at least.
+        group: what it was made with.
+
+    Raises:
+        CollectiveError: a rank was lost, or did not come.
+    """
+    have, detector = communicator.channels, communicator.detector
+    if have >= channels:
+        return
+    if detector is not None:
+        runners: list[Runner] = []
+        groups = transport.new_groups(group, channels - have, communicator.timeout_s)
+        with undone_on_failure(groups, runners):
+            for each in groups:
+                runners.append(Runner(each, communicator.rank, communicator.timeout_s))
+        for runner in runners:
+            detector.add(runner)
+        communicator._runners += runners
+    communicator._channels += [Channel(index) for index in range(have, channels)]

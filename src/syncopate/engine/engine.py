@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from syncopate.collectives import Communicator
 from syncopate.collectives.request import schedule_of
 from syncopate.collectives.riders import riding_bytes
+from syncopate.collectives.runner import widen
 from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
 from syncopate.engine.agreement import Checks, Fact, agree
@@ -74,7 +75,6 @@ class Engine:
         self._group = group
         self._plan: Plan | None = None
         self._inside = False
-        self._communicators = [communicator]
         self._planner: Callable[[], None] | None = None
         self._plan_before: Plan | None = None
         self.tries_spread = False
@@ -295,8 +295,7 @@ class Engine:
                 hook.remove()
             checkpoint.forget(self)
             modules.detach(self._model)
-            for communicator in self._communicators:
-                communicator.close()
+            self.communicator.close()
 
     # -- what ownership asks --------------------------------------------------------------------
 
@@ -404,15 +403,7 @@ class Engine:
 
     def adopt(self, plan: Plan) -> None:
         """Use ``plan``, which every rank is known to have and which fits."""
-        if plan.channels > self.communicator.channels:
-            # The one before stays open: a user may hold it.
-            before = self.communicator.detector
-            self._readiness.communicator = Communicator(
-                self._group, channels=plan.channels, timeout_s=self.communicator.timeout_s
-            )
-            self._communicators.append(self.communicator)
-            if before is not None and self.communicator.detector is not None:
-                self.communicator.detector.expect(before.expected)
+        widen(self.communicator, plan.channels, self._group)
         self._readiness.require_between()
         if self._exchange is not None:
             self._exchange.leave()

@@ -93,6 +93,12 @@ class FailureDetector:
         if cluster is None or cluster.world_size == self._world_size:
             self._monitor.expected = cluster
 
+    def add(self, carrier: Carrier) -> None:
+        """Watch over a further channel, of the same ranks."""
+        self._groups.append(carrier.group)
+        self._further = (*self._further, carrier.interrupt)
+        self._monitor.add(carrier.sent)
+
     def require_whole(self, call: Call) -> None:
         """Refuse a collective after an earlier one failed.
 

@@ -144,7 +144,7 @@ class Monitor:
         self._rank = rank
         self._in_flight = in_flight
         self._give_up = give_up
-        self._sent = sent
+        self._sent = list(sent)
         self._host = socket.gethostname()
         self._silence_s = keepalive.silence_s()
         self._store_gone = self._given_up = self._warned = False
@@ -163,6 +163,10 @@ class Monitor:
     def limit_s(self) -> float:
         """After how long :meth:`known` knows at the latest that a host is silent."""
         return self._silence_s + STORE_LIMIT_S + 2 * LOOK_S
+
+    def add(self, sent: Sent) -> None:
+        """Note what a further channel sends, too."""
+        self._sent.append(sent)
 
     def stop(self, *, left: bool) -> None:
         """End the thread and the keep-alive; with ``left`` in good order."""
