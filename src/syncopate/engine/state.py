@@ -357,18 +357,18 @@ def broadcast_tensors(
     Raises:
         CollectiveError: a rank is lost or late.
     """
+    # Long elements first, so that each tensor's bytes begin where its dtype may.
+    ordered = sorted(tensors, key=Tensor.element_size, reverse=True)
     with torch.no_grad():
-        for chunk in _chunks(tensors):
+        for chunk in _chunks(ordered):
             flat = torch.cat([_bytes(tensor) for tensor in chunk])
             communicator.broadcast(flat, src=source)
             if communicator.rank == source:
                 continue
-            offset = 0
-            for tensor in chunk:
-                received = flat[offset : offset + tensor.nbytes]
-                offset += tensor.nbytes
-                # A slice may start anywhere; reinterpreting bytes wants an aligned start.
-                tensor.copy_(received.clone().view(tensor.dtype).view(tensor.shape))
+            pieces = torch.split(flat, [tensor.nbytes for tensor in chunk])
+            came = zip(chunk, pieces, strict=True)
+            values = [piece.view(tensor.dtype).view(tensor.shape) for tensor, piece in came]
+            torch._foreach_copy_(chunk, values)
 
 
 def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
