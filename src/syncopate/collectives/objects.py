@@ -24,11 +24,12 @@ _BARRIER, _BROADCAST, _ALL_GATHER = "recursive_doubling", "mst", "recursive"
 _BARRIER_BYTES = 5
 """The all-reduce that a barrier is, of a size that nobody else uses."""
 
-_HEAD = struct.Struct("<Q5s")
+_SHORT_BYTES = 246
+"""What travels along with its own length, which a longer object is sent after."""
+
+_HEAD = struct.Struct(f"<Q5s{_SHORT_BYTES}s")
 _MARK = b"objct"
 """Goes along with the length of every object, so that other collectives are not taken for it."""
-
-_LEAST_BYTES = 64
 
 
 class Objects:
@@ -67,18 +68,20 @@ class Objects:
         """
         here = self._native.rank == src
         payload = pickle.dumps(obj) if here else b""
-        head = self._broadcast(_HEAD.pack(len(payload), _MARK), _HEAD.size, src)
-        length = _length(head)
-        came = self._broadcast(payload, length, src)
-        return obj if here else pickle.loads(came)
+        length, came = _read(self._broadcast(_head(payload), _HEAD.size, src))
+        if length > len(came):
+            came = self._broadcast(payload, _width(length), src)
+        return obj if here else pickle.loads(came[:length])
 
     def all_gather(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks, in rank order."""
         payload = pickle.dumps(obj)
-        heads = self.all_gather_rows(_HEAD.pack(len(payload), _MARK))
-        lengths = [_length(head) for head in heads]
-        rows = self.all_gather_rows(payload, _width(max(lengths)))
-        return [pickle.loads(row[:length]) for row, length in zip(rows, lengths, strict=True)]
+        heads = [_read(head) for head in self.all_gather_rows(_head(payload))]
+        longest = max(length for length, _ in heads)
+        rows = [came for _, came in heads]
+        if longest > _SHORT_BYTES:
+            rows = self.all_gather_rows(payload, _width(longest))
+        return [pickle.loads(row[:length]) for row, (length, _) in zip(rows, heads, strict=True)]
 
     def all_gather_rows(self, row: bytes, width: int | None = None) -> list[bytes]:
         """Return the rows of all ranks, in rank order.
@@ -98,9 +101,9 @@ class Objects:
             self._run(registry.build("all_gather", _ALL_GATHER, world_size), matrix)
         return [found.tobytes() for found in matrix.cpu().numpy()]
 
-    def _broadcast(self, row: bytes, length: int, src: int) -> bytes:
-        """Return rank ``src``'s row, which is ``length`` bytes long."""
-        whole = row.ljust(_width(length), b"\0")[: _width(length)]
+    def _broadcast(self, row: bytes, width: int, src: int) -> bytes:
+        """Return rank ``src``'s row in a buffer of ``width`` bytes."""
+        whole = row.ljust(width, b"\0")[:width]
         tensor = torch.frombuffer(bytearray(whole), dtype=torch.uint8)
         if self._run is None:
             tensor = tensor.to(self._device)
@@ -108,16 +111,21 @@ class Objects:
         else:
             schedule = registry.build("broadcast", _BROADCAST, self._native.world_size, root=src)
             self._run(schedule, tensor)
-        return tensor.cpu().numpy().tobytes()[:length]
+        return tensor.cpu().numpy().tobytes()
 
 
 def _width(nbytes: int) -> int:
     """Return the length of the buffer for so many bytes: of few sizes, as each has its program."""
-    return max(_LEAST_BYTES, 1 << (nbytes - 1).bit_length())
+    return 1 << (nbytes - 1).bit_length()
 
 
-def _length(head: bytes) -> int:
-    length, mark = _HEAD.unpack(head)
+def _head(payload: bytes) -> bytes:
+    return _HEAD.pack(len(payload), _MARK, payload[:_SHORT_BYTES])
+
+
+def _read(head: bytes) -> tuple[int, bytes]:
+    """Return the length of an object, and its first bytes."""
+    length, mark, came = _HEAD.unpack(head)
     if mark != _MARK:
         raise RuntimeError("the ranks run different collectives: an object was expected")
-    return int(length)
+    return length, came
