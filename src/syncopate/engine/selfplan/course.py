@@ -75,7 +75,7 @@ class SelfPlanner(Stepwise):
     Args:
         engine: runs the safe plan.
         wishes: what the user asked for.
-        facts: what a plan found here is good for; rank 0's is what counts.
+        facts: what a plan found here is good for; rank 0 needs them.
     """
 
     def __init__(self, engine: Engine, wishes: Wishes, facts: dict[str, str]) -> None:

@@ -62,7 +62,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
     if world_size == 1:
         engine.adopt(plan)
         return
-    facts = facts_of(engine, wishes, hosts)
+    facts = facts_of(engine, wishes, hosts) if engine.communicator.rank == 0 else {}
     if wishes.cache and _goes_on(engine, facts):
         return
     if wishes.deterministic:
@@ -127,7 +127,7 @@ class Comparison(Stepwise):
 
 
 def facts_of(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> dict[str, str]:
-    """Return all that could make another plan better; rank 0's is what counts."""
+    """Return all that could make another plan better."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
         "model": engine.model_name,
