@@ -115,7 +115,7 @@ def search_uneven(
         cutting = uneven.cut_to(each)
         again = [partition, *(alone(problem, one, each) for one in shapes[:_UNEVEN_CANDIDATES])]
         ranked = sorted(dict.fromkeys(again), key=cutting.score)
-        limit = cutting.played + most // 2
+        limit = cutting.played + most // 4
         for one in ranked[:_IMPROVED]:
             improved = _improve(one, stops, cutting, limit)
             score = cutting.score(improved)

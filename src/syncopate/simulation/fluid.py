@@ -251,9 +251,13 @@ class _Machine:
         computes = self.computation.runs
         stretch = self.interference.collective_stretch if computes else 1.0
         running = [job for job in self.running if job is not None]
-        sharers = sum(job.shares_link for job in running)
+        sharers = 0
         for job in running:
-            job.work.set_rate(now, 1.0 / (stretch * (sharers if job.shares_link else 1)))
+            sharers += job.shares_link
+        for job in running:
+            rate = 1.0 / (stretch * (sharers if job.shares_link else 1))
+            if rate != job.work.rate:
+                job.work.set_rate(now, rate)
         if computes:
             self.computation.set_rate(now, self.interference.compute_rate if running else 1.0)
 
