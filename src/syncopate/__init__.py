@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.calibrate import calibrate
     from syncopate.cluster import Cluster
     from syncopate.collectives.communicator import Communicator
+    from syncopate.delay import Delay
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
     from syncopate.errors import (
@@ -42,6 +43,7 @@ __all__ = [
     "Cluster",
     "CollectiveError",
     "Communicator",
+    "Delay",
     "EngineError",
     "InvalidValueError",
     "KVStore",
@@ -67,6 +69,7 @@ _MODULES = {
     "profile": "profiling.profile",
     "Cluster": "cluster",
     "Communicator": "collectives.communicator",
+    "Delay": "delay",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",
     "ArtifactError": "errors",

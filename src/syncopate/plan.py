@@ -26,8 +26,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
+from msgspec.structs import replace
+
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
+from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe
 from syncopate.units import MIB, dtype_bytes
@@ -227,7 +230,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         buckets: in launch order; together they hold every gradient exactly once.
         exchange: one of ``EXCHANGES``.
         channels: concurrent collectives.
-        pull_period: pull weights every so many iterations; 1 for synchronous training.
+        pull_period: pull weights every so many iterations: the delay's ``k``; 1 without one.
         weight_sync_period: broadcast rank 0's weights every so many iterations, which an exchange
             that pulls nothing can (LP, Algorithm 3); 0 for never.
         prediction: what it is expected to cost, when the planner knew the cluster.
@@ -240,6 +243,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
             empty for the reverse of their order, which is what forward needs where it uses the
             parameters in the reverse of the order in which backward leaves them.
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
+        delay: what ranks train on between pulls, with the ``sharded`` exchange; None for
+            synchronous training.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -260,6 +265,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
     wire_dtype: str = ""
     pull_order: tuple[int, ...] = ()
     reason: str = ""
+    delay: Delay | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -273,8 +279,11 @@ class Plan(Artifact, frozen=True, kw_only=True):
         require_wire_dtype(self.wire_dtype)
         if self.channels < 1:
             raise InvalidValueError("channels", self.channels, "an integer >= 1")
-        if self.pull_period != 1:
-            rule = f"1 with the {self.exchange} exchange, which is synchronous"
+        if self.delay is not None and self.exchange != SHARDED:
+            rule = f"none with the {self.exchange} exchange; only {SHARDED} pulls weights late"
+            raise InvalidValueError("delay", f"one of k = {self.delay.k}", rule)
+        if self.pull_period != (self.delay.k if self.delay else 1):
+            rule = f"{self.delay.k}, the delay's k" if self.delay else "1 without a delay"
             raise InvalidValueError("pull_period", self.pull_period, rule)
         pulls = EXCHANGES[self.exchange].pull
         if self.weight_sync_period < 0 or (self.weight_sync_period and pulls):
@@ -287,6 +296,16 @@ class Plan(Artifact, frozen=True, kw_only=True):
         for index, bucket in enumerate(self.buckets):
             self._require_recipes(index, bucket)
         self._require_disjoint()
+
+    def delayed(self, delay: Delay | None) -> Plan:
+        """Return the plan with a delay, or without one; what it was expected to cost is left out.
+
+        Raises:
+            InvalidValueError: the plan is of another exchange than ``sharded``.
+        """
+        period = delay.k if delay else 1
+        changed: Plan = replace(self, delay=delay, pull_period=period, prediction=None)
+        return changed
 
     def _require_disjoint(self) -> None:
         """Refuse a tensor in two places, and parts that do not follow one another."""

@@ -192,7 +192,7 @@ class FlatBuffer:
                 parameter.grad = grad
 
         *before, last = [partial(_gather, *tensors) for tensors in self._cut(*gathered)]
-        return [*before, partial(_in_turn, last, hand_out)]
+        return [*before, partial(in_turn, last, hand_out)]
 
     def _cut(
         self, absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]
@@ -217,7 +217,8 @@ def _gather(absent: list[Tensor], views: list[Tensor], gradients: list[Tensor]) 
         torch._foreach_copy_(views, gradients)
 
 
-def _in_turn(*calls: Callable[[], None]) -> None:
+def in_turn(*calls: Callable[[], None]) -> None:
+    """Do one after the other."""
     for call in calls:
         call()
 

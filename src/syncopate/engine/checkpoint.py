@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -91,8 +91,14 @@ def whole_state_dict(optimizer: Optimizer, *, keep: bool) -> dict[str, Any]:
 
 
 @contextmanager
-def whole(optimizers: Sequence[Optimizer]) -> Iterator[None]:
+def whole(
+    optimizers: Sequence[Optimizer], weights: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
     """Let optimizers be plain ones in the block, with whole state; all ranks enter it.
+
+    Args:
+        optimizers: which.
+        weights: returns a block in which their parameters hold what is to be saved.
 
     Raises:
         CollectiveError: a rank is lost or late.
@@ -103,7 +109,8 @@ def whole(optimizers: Sequence[Optimizer]) -> Iterator[None]:
         for optimizer in inside:
             for state in _states(optimizer):
                 state.make_whole(optimizer, plain=True)
-        yield
+        with weights():
+            yield
     finally:
         for optimizer in inside:
             for state in _states(optimizer):

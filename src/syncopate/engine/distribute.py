@@ -26,17 +26,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
+from syncopate.delay import Delay, delay_of
 from syncopate.engine import module as modules
 from syncopate.engine import ownership
 from syncopate.engine.agreement import Checks, Fact, agree, tensor_facts
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
+from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.selfplan import PLANNED, Asked, Wishes, start
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import EXCHANGES, SHARDED, Plan
 from syncopate.units import dtype_bytes
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -48,6 +50,7 @@ class _Options(TypedDict, total=False):
     plan: Plan | str | None
     cluster: Cluster | None
     exchange: str | None
+    delay: Delay | int | None
     channels: int | None
     cache: bool
     deterministic: bool | None
@@ -74,6 +77,7 @@ def distribute(
     plan: Plan | str | None = None,
     cluster: Cluster | None = None,
     exchange: str | None = None,
+    delay: Delay | int | None = None,
     channels: int | None = None,
     cache: bool = True,
     deterministic: bool | None = None,
@@ -101,6 +105,9 @@ def distribute(
         cluster: hosts, levels and links as these, instead of probing them; not beside a plan.
         exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
             each updates its share (docs/sharded.md); the faster when left out; not beside a plan.
+        delay: pull weights every so many steps and train on each rank's own between
+            (docs/ssd_sgd.md), a :class:`~syncopate.delay.Delay` or its ``k``; only with the
+            ``sharded`` exchange, which it asks for.
         channels: how many collectives run at once; the best when left out; not beside a plan.
         cache: use the plan that an earlier run kept for this model, these hosts and versions, and
             keep the one found. ``SYNCOPATE_CACHE`` names the folder, or is ``off``.
@@ -129,8 +136,10 @@ def distribute(
     if deterministic is None:
         deterministic = torch.are_deterministic_algorithms_enabled()
     given, policy = (None, plan) if isinstance(plan, str) else (plan, None)
+    if delay is not None and given is None and exchange is None:
+        exchange = SHARDED
     wishes = Wishes(cluster, Asked(policy, channels, exchange), cache, deterministic)
-    asked = _Asked(given, wishes, broadcast_buffers, ignore)
+    asked = _Asked(given, wishes, broadcast_buffers, ignore, delay)
     _begin(model, _listed(optimizer), asked, group, timeout_s)
     return model if optimizer is None else (model, optimizer)
 
@@ -143,6 +152,7 @@ class _Asked:
     wishes: Wishes
     broadcast_buffers: bool
     ignore: Iterable[str]
+    delay: Delay | int | None = None
 
 
 def _begin(
@@ -164,7 +174,7 @@ def _begin(
         raise
     try:
         if asked.plan is not None:
-            engine.install(asked.plan)
+            engine.install(asked.plan.delayed(sound.delay) if sound.delay else asked.plan)
         else:
             start(engine, asked.wishes, hosts)
         modules.attach(model, engine)
@@ -180,11 +190,13 @@ class _Sound(NamedTuple):
         ignored: names of what stays every rank's own.
         trainables: every parameter whose gradient is exchanged.
         optimizers: each once.
+        delay: what was asked for.
     """
 
     ignored: frozenset[str]
     trainables: tuple[Trainable, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
+    delay: Delay | None
 
 
 def _checks(
@@ -200,9 +212,11 @@ def _checks(
     _require_arguments(communicator, asked)
     yield ()
     _require_updatable(asked, optimizers)
+    yield ()
+    delay = _sound_delay(asked, known)
     yield _facts(model, asked, ignored)
     modules.require_extensible(model)
-    return _Sound(ignored, trainables, known)
+    return _Sound(ignored, trainables, known, delay)
 
 
 def _build(
@@ -218,7 +232,7 @@ def _build(
     parameters = [parameter.data for _, parameter in _considered(model, sound.ignored)]
     broadcast_tensors(communicator, parameters + buffers.tensors)
     buffers.take(buffers.kept)
-    return Engine(
+    engine = Engine(
         model,
         sound.optimizers,
         trainables=sound.trainables,
@@ -227,6 +241,8 @@ def _build(
         group=group,
         communicator=communicator,
     )
+    engine.delay = sound.delay
+    return engine
 
 
 def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
@@ -392,6 +408,22 @@ def _require_updatable(asked: _Asked, optimizers: Sequence[Any]) -> None:
         kind_of(optimizer)
 
 
+def _sound_delay(asked: _Asked, optimizers: Sequence[torch.optim.Optimizer]) -> Delay | None:
+    """Return the delay that was asked for, or refuse it."""
+    delay, exchange = delay_of(asked.delay), asked.wishes.asked.exchange
+    if delay is None:
+        return None
+    if asked.plan is not None:
+        exchange = asked.plan.exchange
+        if asked.plan.delay not in (None, delay):
+            raise InvalidValueError("delay", delay, "left out beside a plan that has another one")
+    if exchange != SHARDED:
+        rule = f"left out with the {exchange} exchange; only {SHARDED} pulls weights late"
+        raise InvalidValueError("delay", delay, rule)
+    require_rule(delay, optimizers)
+    return delay
+
+
 def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fact]:
     named = model.named_buffers() if asked.broadcast_buffers else ()
     buffers = [(name, buffer) for name, buffer in named if name not in ignored]
@@ -400,6 +432,7 @@ def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fac
         ("whether cluster= is given", asked.wishes.cluster is not None),
         ("policy", asked.wishes.asked.policy),
         ("exchange", asked.wishes.asked.exchange),
+        ("delay", str(delay_of(asked.delay))),
         ("channels", asked.wishes.asked.channels),
         ("cache", asked.wishes.cache),
         ("deterministic", asked.wishes.deterministic),

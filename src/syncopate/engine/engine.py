@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -13,25 +12,27 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.request import schedule_of
 from syncopate.collectives.riders import riding_bytes
 from syncopate.collectives.runner import widen
+from syncopate.delay import Delay
 from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
-from syncopate.engine.agreement import Checks, Fact, agree
-from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.agreement import agree
+from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.kinds import KINDS
-from syncopate.engine.exchange.optimizers import kind_of, trained_by
+from syncopate.engine.exchange.delay.delayed import count_iteration
+from syncopate.engine.exchange.kinds import kind_for
+from syncopate.engine.exchange.optimizers import trained_by
+from syncopate.engine.fit import checks_of, tensors_of
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
-from syncopate.errors import EngineError, InvalidValueError
+from syncopate.errors import EngineError
 from syncopate.optimizers import TENSOR
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import SHARDED, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.tracing.offsets import clock_offsets
@@ -55,6 +56,7 @@ class Engine:
         workload: what self-planning measured of the model; None until then.
         model_name: the class of the model.
         tries_spread: whether self-planning lets plans compete in which ranks own parts.
+        delay: what plans of the sharded exchange train with; None for synchronous training.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Engine:
         self._planner: Callable[[], None] | None = None
         self._plan_before: Plan | None = None
         self.tries_spread = False
+        self.delay: Delay | None = None
         self._recorder: StepRecorder | None = None
         self._recording = False
         self.model_name = type(model).__name__
@@ -127,9 +130,7 @@ class Engine:
     @property
     def tensors(self) -> tuple[tuple[str, int, str], ...]:
         """``(name, numel, dtype)`` of every exchanged gradient."""
-        return tuple(
-            (t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in self._trainables
-        )
+        return tensors_of(self._trainables)
 
     @property
     def planning(self) -> bool:
@@ -147,8 +148,10 @@ class Engine:
             InvalidValueError: no such value of an option.
             EngineError: the ranks have different plans, or a backward is running.
         """
-        agree(self.communicator, self._checks(plan))
+        ranks = self.communicator.world_size
+        agree(self.communicator, checks_of(plan, self._trainables, self._optimizers, ranks))
         self._stop_planning()
+        self.delay = plan.delay
         self.adopt(plan)
 
     def record(self, on: bool = True) -> None:
@@ -247,11 +250,11 @@ class Engine:
         keep = everywhere or self.communicator.rank == 0
         optimizers = checkpoint.listed(optimizer)
         found = [checkpoint.whole_state_dict(each, keep=keep) for each in optimizers]
+        with self.global_weights():
+            weights = self._model.state_dict()
+            weights.update(checkpoint.copied(dict(weights)) if keep else {})
         if not keep:
             return None
-        weights = self._model.state_dict()
-        copies = checkpoint.copied(dict(weights))
-        weights.update(copies)
         single = isinstance(optimizer, torch.optim.Optimizer)
         return {"model": weights, "optimizer": found[0] if single else found}
 
@@ -272,7 +275,41 @@ class Engine:
             CollectiveError: a rank is lost or late.
             EngineError: the ranks have different state.
         """
-        return checkpoint.whole(checkpoint.listed(optimizer))
+        return checkpoint.whole(checkpoint.listed(optimizer), self.global_weights)
+
+    def global_weights(self) -> AbstractContextManager[None]:
+        """Return a block in which the parameters hold the global weights, on every rank.
+
+        With a delay they hold each rank's own otherwise, and buffers are each rank's own too; here
+        these are rank 0's. To evaluate or to save. What is written to weights inside becomes the
+        global ones, which the ranks then train on. Every rank enters and leaves it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        assert self._exchange is not None
+        return self._exchange.global_weights()
+
+    def local_state(self) -> dict[str, Any]:
+        """Return what this rank alone knows of a training with a delay, as copies on the CPU.
+
+        With it a training goes on with the same bits, on as many ranks and under the same plan;
+        without it, from the global weights. Empty without a delay.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        assert self._exchange is not None
+        return self._exchange.local_state()
+
+    def load_local_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`local_state` returned; model and optimizer are loaded before.
+
+        Raises:
+            EngineError: it is another rank's, or of another rank count, rule or plan.
+        """
+        assert self._exchange is not None
+        self._exchange.load_local_state(state)
 
     def detach(self) -> None:
         """Give the model back as it was, and its optimizer; gradients are no longer exchanged.
@@ -402,56 +439,23 @@ class Engine:
         self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
-        """Use ``plan``, which every rank is known to have and which fits."""
+        """Use ``plan``, which every rank is known to have and which fits, with the delay."""
+        if self.delay is not None and plan.exchange == SHARDED and plan.delay is None:
+            plan = plan.delayed(self.delay)
         widen(self.communicator, plan.channels, self._group)
         self._readiness.require_between()
         if self._exchange is not None:
             self._exchange.leave()
-        self._exchange = KINDS[plan.exchange](
+        self._exchange = kind_for(plan)(
             plan, self._trainables, self.communicator, self._buffers, self._optimizers
         )
         self._exchange.complete = self._readiness.complete
         self._readiness.install(self._exchange)
         self._plan = plan
 
-    def _require_fit(self, plan: object) -> None:
-        if not isinstance(plan, Plan):
-            raise InvalidValueError("plan", plan, "a syncopate.Plan")
-        plan.require_fit(self.tensors, self.communicator.world_size)
-        if plan.weight_sync_period and not self._optimizers:
-            raise EngineError(
-                f"this plan broadcasts the weights after every {plan.weight_sync_period} steps of "
-                "the optimizer (weight_sync_period), and none was given. Give the optimizer to "
-                "distribute, or plan with weight_sync_period=0"
-            )
-        if EXCHANGES[plan.exchange].pull:
-            if not self._optimizers:
-                raise EngineError(
-                    f"the {plan.exchange} exchange updates weights in the optimizer's step; give "
-                    "distribute the optimizer too, or train with exchange='allreduce'"
-                )
-            trained_by(self._trainables, self._optimizers)
-        for bucket in plan.buckets:
-            for _, recipe in bucket.recipes:
-                schedule_of(recipe.in_order(plan.order), plan.world_size)
-
     def _require_trainable(self) -> None:
         ownership.require_alone(self, self._trainables)
         self._inventory.require_unchanged()
-
-    def _checks(self, plan: Plan) -> Checks[None]:
-        self._require_fit(plan)
-        digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
-        summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
-        facts: list[Fact] = [("the plan", summary)]
-        if EXCHANGES[plan.exchange].pull:
-            for place, optimizer in enumerate(self._optimizers):
-                what = f"the shards of optimizer {place}, a {type(optimizer).__name__}"
-                facts.append((what, kind_of(optimizer)))
-            trained = trained_by(self._trainables, self._optimizers)
-            for trainable, (place, _) in zip(self._trainables, trained, strict=True):
-                facts.append((f"the optimizer of {trainable.name!r}", place))
-        yield facts
 
     def _stop_planning(self) -> None:
         if self._planner is not None:
@@ -472,6 +476,9 @@ class Engine:
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
             self._parameters_known[id(optimizer)] = count
+        if self.delay is not None:
+            self._readiness.complete()
+            count_iteration(optimizer)
         self._readiness.step_begins(optimizer)
 
     def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -72,6 +72,7 @@ class Buffers:
         shared: whether any are exchanged at all.
 
     Attributes:
+        model: as given.
         source: the rank whose values count.
         kept: the source's values, by name, as they were last agreed on.
         carried: names of those that ride along with the last bucket.
@@ -88,7 +89,7 @@ class Buffers:
         self.source = 0
         self.carried: tuple[str, ...] = ()
         self.kept: dict[str, Tensor] = {}
-        self._model = model
+        self.model = model
         self._device = torch.device(device)
         self._ignored = frozenset(ignored)
         self._shared = shared
@@ -119,7 +120,7 @@ class Buffers:
         """Whether a module that had no buffer at all has one now."""
         if self._forms or not self._shared:
             return False
-        if any(module._buffers for _, module in _modules(self._model)):
+        if any(module._buffers for _, module in _modules(self.model)):
             return bool(self._look())
         return False
 
@@ -226,7 +227,7 @@ class Buffers:
         self._places = {}
         forms: Forms = {}
         first: dict[int, str] = {}
-        for prefix, module in _modules(self._model):
+        for prefix, module in _modules(self.model):
             for key, tensor in module._buffers.items():
                 name = prefix + key
                 if name in self._ignored:
@@ -289,13 +290,13 @@ class Buffers:
 
     def _owner(self, name: str) -> Tensor | None:
         path, _, key = name.rpartition(".")
-        return self._model.get_submodule(path)._buffers.get(key)
+        return self.model.get_submodule(path)._buffers.get(key)
 
     def _assign(self, name: str, tensor: Tensor | None) -> None:
         """Put ``tensor`` where the buffer ``name`` is; nowhere if its module is not here."""
         path, _, key = name.rpartition(".")
         try:
-            module = self._model.get_submodule(path)
+            module = self.model.get_submodule(path)
         except AttributeError:
             return
         before = module._buffers.get(key)

@@ -166,8 +166,12 @@ class Tail:
             self._bytes[offset : offset + raw.numel()].copy_(raw)
             offset += raw.numel()
 
-    def deliver(self) -> None:
-        """Give every buffer that rode along the source's value; the source has it already."""
+    def deliver(self, *, put: bool = True) -> None:
+        """Keep the source's value of every buffer that rode along; the source has it already.
+
+        Args:
+            put: whether the buffers themselves get it too.
+        """
         if self._rank == self._buffers.source:
             return
         if self._direct:
@@ -180,7 +184,8 @@ class Tail:
             parts = torch.split(raw, [kept.numel() for kept in group])
             shaped = [part.view(t.shape) for part, t in zip(parts, group, strict=True)]
             torch._foreach_copy_(group, shaped)
-        self._buffers.put(self._buffers.carried)
+        if put:
+            self._buffers.put(self._buffers.carried)
 
     def reached(self) -> list[bool]:
         """Return per parameter whether any rank's backward reached it."""

@@ -24,10 +24,11 @@ to be, whoever looks first. On a device the copy is on the stream of backward, w
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -39,11 +40,11 @@ from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.state import Buffers
 from syncopate.engine.step import Sent
 from syncopate.engine.tail import Said, Tail
-from syncopate.errors import CollectiveError
+from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan
 from syncopate.units import MIB
 
-_ASIDE_BYTES = 2 * MIB
+ASIDE_BYTES = 2 * MIB
 """A smaller buffer is gathered before another thread has woken up on a busy machine."""
 
 
@@ -235,6 +236,33 @@ class Exchange(ABC):
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Bring the updated weights to those who need them."""
 
+    # -- weights of each rank's own -------------------------------------------------------------
+
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Let the parameters hold the weights of all ranks in the block; all ranks enter it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        yield
+
+    def local_state(self) -> dict[str, Any]:
+        """Return what this rank alone knows; nothing, where all have the same weights."""
+        return {}
+
+    def load_local_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`local_state` returned.
+
+        Raises:
+            EngineError: there is no place for it.
+        """
+        if state.get("parts"):
+            raise EngineError(
+                "this is the local state of a training with a delay, and the plan at work has "
+                "none; give distribute(delay=...), or go on from the global weights without it"
+            )
+
     def leave(self) -> None:
         """Give parameters and optimizers back as they are without the exchange; all ranks call it.
 
@@ -247,8 +275,8 @@ class Exchange(ABC):
     def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
         """Launch the push of ``bucket``; its gradients are gathered meanwhile."""
         for part in bucket.parts:
-            gathering = [] if empty else part.gathering()
-            aside = part.gradients.is_cpu and part.nbytes >= _ASIDE_BYTES
+            gathering = [] if empty else self._gathering(part)
+            aside = part.gradients.is_cpu and part.nbytes >= ASIDE_BYTES
             for place, message in enumerate(part.messages):
                 copied = None
                 if gathering and aside:
@@ -268,6 +296,10 @@ class Exchange(ABC):
                 )
                 self.pushes.append(Launched(part, message, handle))
 
+    def _gathering(self, part: FlatBuffer) -> list[Callable[[], None]]:
+        """Return what brings gradients into their places, one call a message; or nothing."""
+        return part.gathering()
+
     def _aside(self, gather: Callable[[], None]) -> Callable[[], object]:
         """Begin to gather beside the backward; return what waits for it."""
         if self._copier is None:
@@ -284,8 +316,15 @@ def _both(copied: Callable[[], object] | None, scaled: Callable[[], object] | No
         scaled()
 
 
-def arrived(handle: Handle) -> None:
-    """Wait for a collective of the engine.
+class Work(Protocol):
+    """What weights come from, on its way."""
+
+    def wait(self) -> None:
+        """Return when it is done."""
+
+
+def arrived(handle: Work) -> None:
+    """Wait for a collective of the engine, or for work that depends on one.
 
     Raises:
         CollectiveError: a rank is lost or late; says what that means for the training.

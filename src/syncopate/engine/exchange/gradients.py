@@ -51,19 +51,21 @@ class PartialGradient(Tensor):
         whole: the gradient's memory as a plain tensor of the parameter's shape.
         own: this rank's part of it: ranges, one-dimensional, in the order of memory.
         owner: the exchange, weakly.
+        beside: what changes element by element as this does, of the same shape; None where nothing.
     """
 
     parameter_name: str
     whole: Tensor
     own: tuple[Tensor, ...]
     owner: weakref.ref[Owner]
+    beside: Tensor | None
 
     @classmethod
     def of(cls, name: str, whole: Tensor, own: tuple[Tensor, ...], owner: Owner) -> PartialGradient:
         """Return ``whole`` as a partial gradient; shares its memory."""
         made: PartialGradient = whole.as_subclass(cls)
         made.parameter_name, made.whole = name, whole
-        made.own, made.owner = own, weakref.ref(owner)
+        made.own, made.owner, made.beside = own, weakref.ref(owner), None
         return made
 
     def is_place_of(self, other: object) -> bool:
@@ -178,7 +180,10 @@ def _each_by_itself(name: str) -> Handler:
         whole = not owner.averaged or name == "zero_" or any(other.dim() for other in others)
         whole = whole or id(gradient.whole) in owner.gathered
         args, kwargs = tuple(map(_plain, args)), {k: _plain(v) for k, v in kwargs.items()}
-        for target in (gradient.whole,) if whole else gradient.own:
+        targets = [gradient.whole] if whole else list(gradient.own)
+        if owner.averaged and gradient.beside is not None:
+            targets.append(gradient.beside)
+        for target in targets:
             getattr(target, name)(*args, **kwargs)
         return gradient
 
@@ -211,7 +216,9 @@ def _for_each(name: str) -> Handler:
 def _alias(gradient: PartialGradient) -> PartialGradient:
     owner = gradient.owner()
     assert owner is not None
-    return PartialGradient.of(gradient.parameter_name, gradient.whole, gradient.own, owner)
+    made = PartialGradient.of(gradient.parameter_name, gradient.whole, gradient.own, owner)
+    made.beside = gradient.beside
+    return made
 
 
 # -- over all elements --------------------------------------------------------------------------
@@ -252,6 +259,7 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tens
             # Where the whole is here, every rank unscales it.
             here = id(gradient.whole) in owner.gathered
             parts += [gradient.whole] if here else gradient.own
+            parts += [] if gradient.beside is None else [gradient.beside]
         else:
             parts.append(gradient)
     # What is empty has nothing to say.

@@ -48,7 +48,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         EngineError: nobody said; the error says how to.
     """
     for known in type(optimizer).__mro__:
-        if known in _KNOWN and _step_of(type(optimizer)) is _step_of(known):
+        if known in _KNOWN and same_step(type(optimizer), known):
             return _KNOWN[known]
     name = type(optimizer).__name__
     raise EngineError(
@@ -57,6 +57,11 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         f"syncopate.declare_optimizer({name}, 'tensor') if it looks at whole tensors; or train "
         "with exchange='allreduce', where every rank updates everything"
     )
+
+
+def same_step(one: type, other: type) -> bool:
+    """Say whether optimizers of two classes update by the same ``step``."""
+    return _step_of(one) is _step_of(other)
 
 
 def _step_of(optimizer_class: Any) -> Any:

@@ -53,7 +53,7 @@ from syncopate.engine.buckets import (
     view_like,
 )
 from syncopate.engine.exchange import groups, weights
-from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
+from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, Work, arrived
 from syncopate.engine.exchange.gradients import PartialGradient
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
@@ -142,13 +142,14 @@ class Owned(Exchange):
         self.pieces: list[tuple[Piece, ...]] = [()] * len(self._trainables)
         self._weights: dict[int, Tensor] = {}
         self._part_of: dict[int, int] = {}
+        self._flat: dict[int, FlatBuffer] = {}
         self._index = {id(trainable.parameter): trainable.index for trainable in self._trainables}
         self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
         self._given: list[int] = []
         self._stepper: torch.optim.Optimizer | None = None
         self._compiled = False
         self._stepping: set[int] = set()
-        self._pending: dict[int, list[Launched]] = {}
+        self._pending: dict[int, list[Work]] = {}
         self._note: Any = None
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for bucket in self.buckets:
@@ -186,7 +187,7 @@ class Owned(Exchange):
             )
             offset = end
             self._part_of[trainable.index] = id(part)
-        self._weights[id(part)] = flat
+        self._weights[id(part)], self._flat[id(part)] = flat, part
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -205,9 +206,9 @@ class Owned(Exchange):
         """Wait for the weights of one flat buffer, of the identity ``key``."""
         pending = self._pending.pop(key, [])
         for launched in pending:
-            arrived(launched.handle)
-        for launched in pending[:1]:
-            weights.release(trainable.parameter for trainable in launched.part.trainables)
+            arrived(launched)
+        if pending:
+            weights.release(each.parameter for each in self._flat[key].trainables)
 
     # -- backward -------------------------------------------------------------------------------
 
@@ -255,8 +256,12 @@ class Owned(Exchange):
         self.averaged = True
         self.zeroed.clear()
         self.carried.clear()
-        self._tail.deliver()
+        self._deliver()
         return self._tail.said()
+
+    def _deliver(self) -> None:
+        """Give buffers the values that rode along."""
+        self._tail.deliver()
 
     def everyone(self, values: Tensor) -> Tensor:
         """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
@@ -410,16 +415,20 @@ class Owned(Exchange):
             for piece in self.pieces[index]:
                 piece.parameter.grad = None
         self._given.clear()
-        try:
-            self._module_buffers.refresh(self.communicator)
-        except CollectiveError as error:
-            raise explained(error) from error
+        self._share_buffers()
         for part, message in self._pulled:
             if id(part) in self._stepping:
                 self._pull(part, message)
         self._stepping = set()
         if self._compiled:
             self.ready()
+
+    def _share_buffers(self) -> None:
+        """Agree on the buffers with all ranks, which end the same step."""
+        try:
+            self._module_buffers.refresh(self.communicator)
+        except CollectiveError as error:
+            raise explained(error) from error
 
     def _make_up_for_step(self, *, again: bool = False) -> None:
         """Do after a step that raised what the ranks did on which it did not.
@@ -444,10 +453,13 @@ class Owned(Exchange):
         assert message.pull is not None
         pulled = self._weights[id(part)][message.start : message.stop]
         handle = self.communicator.run(message.pull, pulled, bounds=message.bounds, async_op=True)
-        launched = Launched(part, message, handle)
-        self.pulls.append(launched)
+        self.pulls.append(Launched(part, message, handle))
+        self._expect(part, handle)
+
+    def _expect(self, part: FlatBuffer, work: Work) -> None:
+        """Let whoever looks at the weights of a flat buffer wait for what brings them."""
         pending = self._pending.setdefault(id(part), [])
-        pending.append(launched)
+        pending.append(work)
         if len(pending) == 1:
             parameters = [trainable.parameter for trainable in part.trainables]
             # A graph of before the step must notice that its weights are others now.

@@ -60,7 +60,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
     world_size = engine.communicator.world_size
     plan = first_plan(engine.model_name, engine.tensors, world_size)
     if world_size == 1:
-        engine.adopt(plan)
+        engine.adopt(safely_sharded(plan) if engine.delay else plan)
         return
     facts = facts_of(engine, wishes, hosts) if engine.communicator.rank == 0 else {}
     if wishes.cache and _goes_on(engine, facts):

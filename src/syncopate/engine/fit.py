@@ -1,0 +1,82 @@
+"""Fit: whether a plan can train a model by its optimizers, and whether all ranks have the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+
+from syncopate.collectives.request import schedule_of
+from syncopate.engine.agreement import Checks, Fact
+from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.exchange.delay.rules import require_rule
+from syncopate.engine.exchange.optimizers import kind_of, trained_by
+from syncopate.errors import EngineError, InvalidValueError
+from syncopate.plan import EXCHANGES, Plan
+
+Tensors = tuple[tuple[str, int, str], ...]
+"""``(name, numel, dtype)`` of every exchanged gradient."""
+
+
+def tensors_of(trainables: Sequence[Trainable]) -> Tensors:
+    """Return what a plan has to hold."""
+    return tuple((t.name, t.parameter.numel(), dtype_name(t.parameter)) for t in trainables)
+
+
+def require_fit(
+    plan: object,
+    trainables: Sequence[Trainable],
+    optimizers: Sequence[torch.optim.Optimizer],
+    world_size: int,
+) -> None:
+    """Refuse a plan that cannot train these parameters; asks nobody.
+
+    Raises:
+        InvalidValueError: it is no plan, or an option has no such value.
+        PlanError: it is for another model or rank count.
+        UnknownNameError: no such algorithm, or an option that it does not take.
+        EngineError: it needs optimizers that are not there, or others.
+    """
+    if not isinstance(plan, Plan):
+        raise InvalidValueError("plan", plan, "a syncopate.Plan")
+    plan.require_fit(tensors_of(trainables), world_size)
+    if plan.weight_sync_period and not optimizers:
+        raise EngineError(
+            f"this plan broadcasts the weights after every {plan.weight_sync_period} steps of "
+            "the optimizer (weight_sync_period), and none was given. Give the optimizer to "
+            "distribute, or plan with weight_sync_period=0"
+        )
+    if EXCHANGES[plan.exchange].pull:
+        if not optimizers:
+            raise EngineError(
+                f"the {plan.exchange} exchange updates weights in the optimizer's step; give "
+                "distribute the optimizer too, or train with exchange='allreduce'"
+            )
+        trained_by(trainables, optimizers)
+    if plan.delay is not None:
+        require_rule(plan.delay, optimizers)
+    for bucket in plan.buckets:
+        for _, recipe in bucket.recipes:
+            schedule_of(recipe.in_order(plan.order), plan.world_size)
+
+
+def checks_of(
+    plan: Plan,
+    trainables: Sequence[Trainable],
+    optimizers: Sequence[torch.optim.Optimizer],
+    world_size: int,
+) -> Checks[None]:
+    """Check that the ranks have one plan, which fits; arguments and errors of :func:`require_fit`."""
+    require_fit(plan, trainables, optimizers, world_size)
+    digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
+    summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
+    facts: list[Fact] = [("the plan", summary)]
+    if EXCHANGES[plan.exchange].pull:
+        for place, optimizer in enumerate(optimizers):
+            what = f"the shards of optimizer {place}, a {type(optimizer).__name__}"
+            facts.append((what, kind_of(optimizer)))
+        trained = trained_by(trainables, optimizers)
+        for trainable, (place, _) in zip(trainables, trained, strict=True):
+            facts.append((f"the optimizer of {trainable.name!r}", place))
+    yield facts

@@ -1,0 +1,179 @@
+"""What the tests of a delay share: Algorithms 1 and 2 of SSD-SGD, literally, for p workers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from syncopate.delay import Delay
+from syncopate.engine import distribute
+from syncopate.plan import Plan
+from tests.multiprocess.engine_cases import TIMEOUT_S, in_parts, plan_of
+from tests.multiprocess.exchange_cases import Odd, batch
+
+Loss = Callable[[nn.Module, int, int], Tensor]
+"""From a model, a rank and an iteration to a loss."""
+
+
+def odd64() -> nn.Module:
+    """Return the same :class:`Odd` in float64 every time."""
+    torch.manual_seed(11)
+    return Odd().double()
+
+
+def loss_of(model: nn.Module, rank: int, num: int) -> Tensor:
+    """The loss of an iteration of :class:`Odd`, which differs by rank."""
+    loss: Tensor = model(batch(rank, num, 4, 5, dtype=torch.float64)).square().mean()
+    return loss
+
+
+def two_groups(model: nn.Module, **fields: Any) -> torch.optim.Optimizer:
+    """Momentum SGD with weight decay for matrices alone, at another rate."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    others = [p for p in model.parameters() if p.dim() <= 1]
+    told = {"momentum": 0.9} | fields
+    return torch.optim.SGD(
+        [{"params": matrices, "weight_decay": 0.05, "lr": 0.03}, {"params": others}],
+        lr=0.02,
+        **told,
+    )
+
+
+class Worker:
+    """One worker of Algorithm 1, with the weights that it computes with and those it keeps.
+
+    Args:
+        weights: the global weights at the end of the warm-up.
+        delay: hyper-parameters.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], delay: Delay) -> None:
+        self.delay = delay
+        self.own = [w.clone() for w in weights]  # w'
+        self.pre_weight = [w.clone() for w in weights]
+        self.squares = [torch.zeros_like(w) for w in weights]
+        self.loc_update = 0
+
+    def update(self, gradients: Sequence[Tensor], groups: Sequence[dict[str, Any]]) -> None:
+        """Algorithm 2, or the rule in its place, downhill."""
+        for place, (gradient, group) in enumerate(zip(gradients, groups, strict=True)):
+            own, pre = self.own[place], self.pre_weight[place]
+            step = self._step(place, gradient, own, pre, group)
+            if self.loc_update > 0 and self.loc_update % self.delay.k == 0:
+                self.pre_weight[place] = own.clone()
+            times = 4.0 if self.delay.local_update == "glu" else 1.0
+            loc_lr = times * group["lr"] if self.delay.loc_lr is None else self.delay.loc_lr
+            self.own[place] = own - loc_lr * (step + group["weight_decay"] * own)
+        self.loc_update += 1
+
+    def _step(
+        self, place: int, gradient: Tensor, own: Tensor, pre: Tensor, group: dict[str, Any]
+    ) -> Tensor:
+        delay = self.delay
+        if delay.local_update == "sgd":
+            return gradient
+        if delay.local_update == "glu":
+            grad_sync = (pre - own) * (1 - group["momentum"]) / (group["lr"] * delay.k)
+            return delay.alpha * gradient + delay.beta * grad_sync
+        decay = delay.square_decay
+        self.squares[place] = decay * self.squares[place] + (1 - decay) * gradient**2
+        strength = delay.lambda_0 / torch.sqrt(self.squares[place] + 1e-7)
+        return gradient + strength * gradient**2 * (own - pre)
+
+
+class Reference:
+    """The training of p workers and their server, in one process, iteration by iteration.
+
+    Args:
+        model: whose parameters are the global weights.
+        optimizer: the server's.
+        delay: hyper-parameters.
+        workers: how many.
+        loss: of a worker in an iteration.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        delay: Delay,
+        workers: int,
+        loss: Loss = loss_of,
+    ) -> None:
+        self.model, self.optimizer, self.delay, self.loss = model, optimizer, delay, loss
+        self.replica = copy.deepcopy(model)
+        self.computing = [self._weights() for _ in range(workers)]
+        self.workers: list[Worker] = []
+        self.num = 0
+
+    def _weights(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+    def _gradients(self, rank: int) -> list[Tensor]:
+        parameters = list(self.replica.parameters())
+        with torch.no_grad():
+            for parameter, value in zip(parameters, self.computing[rank], strict=True):
+                parameter.copy_(value)
+        return list(torch.autograd.grad(self.loss(self.replica, rank, self.num), parameters))
+
+    def iterate(self) -> None:
+        """Do one iteration of Algorithm 1 on all workers."""
+        ranks, k = range(len(self.computing)), self.delay.k
+        groups = self._groups()
+        gradients = [self._gradients(rank) for rank in ranks]
+        for parameter, several in zip(
+            self.model.parameters(), zip(*gradients, strict=True), strict=True
+        ):
+            parameter.grad = torch.stack(several).mean(0)
+        self.optimizer.step()
+        last = self.num % k == k - 1
+        if self.num <= self.delay.wp:
+            self.computing = [self._weights() for _ in ranks]
+            if self.num == self.delay.wp:
+                self.workers = [Worker(self._weights(), self.delay) for _ in ranks]
+        elif self.delay.local_update == "none":
+            if last:
+                self.computing = [self._weights() for _ in ranks]
+        else:
+            for rank, worker in enumerate(self.workers):
+                worker.update(gradients[rank], groups)
+                self.computing[rank] = [w.clone() for w in worker.own]
+                if last:
+                    worker.own = self._weights()
+        self.num += 1
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the group of each parameter, as it is before the step."""
+        found = {
+            id(parameter): {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+            for parameter in group["params"]
+        }
+        return [found[id(parameter)] for parameter in self.model.parameters()]
+
+
+def delayed(
+    model: nn.Module,
+    optimizer: Any,
+    world_size: int,
+    delay: Delay | None,
+    *,
+    parts: int = 1,
+    **plan: Any,
+) -> tuple[Any, Any]:
+    """Distribute ``model`` on a sharded plan of one bucket a tensor or part, with a delay."""
+    made: Plan = plan_of(model, world_size, exchange="sharded", **plan)
+    given = in_parts(made, model, parts).delayed(delay)
+    return distribute(model, optimizer, plan=given, timeout_s=TIMEOUT_S)
+
+
+def iterate(model: Any, optimizer: Any, rank: int, nums: Iterable[int]) -> None:
+    """Train the iterations ``nums``."""
+    for num in nums:
+        loss_of(model, rank, num).backward()
+        optimizer.step()
+        optimizer.zero_grad()

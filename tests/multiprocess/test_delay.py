@@ -1,0 +1,177 @@
+"""SSD-SGD on the sharded exchange: the paper's algorithms, counts and order of collectives."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from syncopate.delay import LOCAL_RULES, Delay
+from syncopate.engine import distribute
+from syncopate.engine.exchange import base
+from syncopate.engine.exchange.delay import delayed as engine_delayed
+from tests.multiprocess.delay_cases import (
+    Reference,
+    delayed,
+    iterate,
+    loss_of,
+    odd64,
+    two_groups,
+)
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, in_parts, plan_of
+from tests.multiprocess.exchange_cases import Odd, Spy, batch, sgd
+from tests.multiprocess.harness import run_ranks
+
+STEPS = 30
+
+
+def aside(on: bool) -> None:
+    """Let everything be gathered and updated aside, however small, or nothing."""
+    base.ASIDE_BYTES = engine_delayed.ASIDE_BYTES = 0 if on else 1 << 40  # type: ignore[misc]
+
+
+def as_the_algorithms_say(rank: int, world_size: int) -> int:
+    """Compare the engine with the reference, iteration by iteration; return how many there were."""
+    compared = 0
+    for k in range(1, 6):
+        drawn = LOCAL_RULES[(k + world_size) % len(LOCAL_RULES)]
+        for rule in LOCAL_RULES if world_size == 2 else (drawn,):
+            aside((k + LOCAL_RULES.index(rule)) % 2 == 0)
+            delay = Delay(k=k, warm_up=2 * k - 1, local_update=rule, lambda_0=0.3)
+            alone = odd64()
+            reference = Reference(alone, two_groups(alone), delay, world_size)
+            model: Any = odd64()
+            optimizer = two_groups(model)
+            model, optimizer = delayed(
+                model, optimizer, world_size, delay, channels=2, parts=1 + k % 3
+            )
+            schedules = [
+                torch.optim.lr_scheduler.StepLR(one, 7, 0.5)
+                for one in (optimizer, reference.optimizer)
+            ]
+            for num in range(STEPS):
+                iterate(model, optimizer, rank, [num])
+                reference.iterate()
+                for schedule in schedules:
+                    schedule.step()
+                torch.testing.assert_close(
+                    [p.detach() for p in model.parameters()],
+                    reference.computing[rank],
+                    rtol=1e-9,
+                    atol=1e-11,
+                )
+                compared += 1
+            with model.syncopate.global_weights():
+                theirs = [p.detach().clone() for p in alone.parameters()]
+                ours = [p.detach().clone() for p in model.parameters()]
+            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+            model.syncopate.detach()
+            torch.testing.assert_close([p.detach() for p in model.parameters()], theirs)
+            identical_everywhere(model.parameters())
+    return compared
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_the_engine_does_what_algorithms_1_and_2_say(world_size: int) -> None:
+    trainings = 5 * (len(LOCAL_RULES) if world_size == 2 else 1)
+    assert run_ranks(as_the_algorithms_say, world_size) == [trainings * STEPS] * world_size
+
+
+def nothing_else(rank: int, world_size: int) -> None:
+    for parts in (1, 3):
+        weights = []
+        for delay in (None, Delay(k=1, warm_up=3, local_update="none")):
+            torch.manual_seed(5)
+            model: Any = nn.Sequential(Odd(), nn.BatchNorm1d(3))
+            optimizer = sgd(model.parameters())
+            plan = in_parts(plan_of(model, world_size, exchange="sharded"), model, parts)
+            given = plan.delayed(delay)
+            model, optimizer = distribute(model, optimizer, plan=given, timeout_s=TIMEOUT_S)
+            for num in range(10):
+                model(batch(rank, num, 4, 5)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            weights.append(model.syncopate.state_dict(optimizer, everywhere=True)["model"])
+            model.syncopate.detach()
+        for name, value in weights[0].items():
+            assert torch.equal(value, weights[1][name]), name
+
+
+def test_one_step_without_a_local_update_is_the_sharded_exchange() -> None:
+    run_ranks(nothing_else, 3)
+
+
+def pulled_every_k(rank: int, world_size: int) -> dict[str, list[list[str]]]:
+    found = {}
+    for k, rule in ((1, "glu"), (3, "sgd"), (3, "none"), (4, "dc-asgd-a")):
+        delay = Delay(k=k, warm_up=k - 1, local_update=rule)
+        model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay)
+        exchange = model.syncopate.exchange
+        rounds = []
+        for num in range(4 * k):
+            events: list[Any] = []
+            exchange.communicator, before = (
+                Spy(exchange.communicator, events),
+                exchange.communicator,
+            )
+            iterate(model, optimizer, rank, [num])
+            exchange.communicator = before
+            launched = [event[1:] for event in events if event[0] == "launch"]
+            plan = model.syncopate.plan
+            pushes = [("reduce_scatter", b.nbytes, b.push) for b in plan.buckets]
+            pulls = [("all_gather", b.nbytes, b.pull) for b in reversed(plan.buckets)]
+            last = num < k or num % k == k - 1
+            # Between them goes what the ranks say along with their gradients.
+            assert launched.pop(len(pushes))[0] == "all_reduce"
+            assert launched == [*pushes, *(pulls if last else ())], (k, rule, num)
+            rounds.append([name for name, *_ in launched])
+        found[f"{k} {rule}"] = rounds
+        model.syncopate.detach()
+    return found
+
+
+def test_weights_are_pulled_every_kth_step_in_the_order_of_the_plan() -> None:
+    one, *others = run_ranks(pulled_every_k, 3)
+    assert all(other == one for other in others)
+
+
+def overlapped(rank: int, world_size: int) -> list[bool]:
+    """Hold every gather back until the next iteration has computed; say whether it had to end."""
+    delay = Delay(k=2, warm_up=1)
+    held = []
+    for on in (False, True):
+        aside(on)
+        model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay)
+        iterate(model, optimizer, rank, range(3))
+        computed = threading.Event()
+
+        def hold(computed: threading.Event = computed) -> None:
+            held.append(computed.wait(20.0))
+
+        communicator = model.syncopate.exchange.communicator
+        run = communicator.run
+
+        def holding(
+            recipe: Any, tensor: Any, *, hold: Any = hold, run: Any = run, **told: Any
+        ) -> Any:
+            if recipe.collective == "all_gather":
+                told["before"] = hold
+            return run(recipe, tensor, **told)
+
+        communicator.run = holding
+        iterate(model, optimizer, rank, [3])
+        communicator.run = run
+        loss_of(model, rank, 4).backward()
+        computed.set()
+        optimizer.step()
+        model.syncopate.detach()
+    return held
+
+
+def test_nothing_waits_for_a_gather_before_the_next_local_update() -> None:
+    for held in run_ranks(overlapped, 2):
+        assert held
+        assert all(held)

@@ -1,0 +1,84 @@
+"""Delay: what it refuses, where its warm-up ends, and that it goes with a plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.delay import Delay, delay_of
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import Bucket, Plan
+from syncopate.recipe import Recipe
+
+
+@pytest.mark.parametrize(("k", "wp"), [(1, 500), (2, 501), (3, 500), (4, 503), (5, 504)])
+def test_the_default_warm_up_is_the_first_from_500_on_that_ends_with_a_period(k, wp):
+    delay = Delay(k=k)
+    assert delay.wp == wp
+    assert (1 + delay.wp) % k == 0
+    assert all((1 + shorter) % k for shorter in range(500, wp))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"k": 0}, "k of a delay is 0"),
+        ({"k": True}, "k of a delay is True"),
+        ({"k": 4, "warm_up": 500}, r"warm_up of a delay is 500.*\(1 \+ warm_up\) % k is 0.*k = 4"),
+        ({"k": 1, "warm_up": -1}, "warm_up of a delay is -1"),
+        ({"k": 1, "alpha": -1.0}, "alpha of a delay is -1.0"),
+        ({"k": 1, "beta": float("nan")}, "beta of a delay is nan"),
+        ({"k": 1, "loc_lr": -0.1}, "loc_lr of a delay is -0.1"),
+        ({"k": 1, "square_decay": 1.0}, "square_decay of a delay is 1.0"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, says):
+    with pytest.raises(InvalidValueError, match=says):
+        Delay(**given)
+
+
+def test_unknown_rules_are_refused_with_those_there_are():
+    with pytest.raises(UnknownNameError, match=r"gul.*glu, sgd, dc-asgd-a, none"):
+        Delay(k=2, local_update="gul")
+
+
+def test_a_number_of_steps_stands_for_a_delay():
+    assert delay_of(4) == Delay(k=4)
+    assert delay_of(None) is None
+    with pytest.raises(InvalidValueError, match="delay is 'often'"):
+        delay_of("often")  # type: ignore[arg-type]
+
+
+def _plan(exchange="sharded", **fields):
+    push, pull = ("reduce_scatter", Recipe("all_gather"))
+    if exchange == "allreduce":
+        push, pull = "all_reduce", None
+    return Plan(
+        model="test",
+        fingerprint="0",
+        world_size=2,
+        policy="by hand",
+        buckets=(Bucket(tensors=("a",), nbytes=8, push=Recipe(push), pull=pull),),
+        exchange=exchange,
+        **fields,
+    )
+
+
+def test_a_plan_keeps_the_delay_it_trains_with():
+    delay = Delay(k=3, warm_up=2, local_update="dc-asgd-a", loc_lr=0.5, lambda_0=1.0)
+    plan = _plan().delayed(delay)
+    assert plan.pull_period == 3
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.delayed(None) == _plan()
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"exchange": "allreduce", "delay": Delay(k=2), "pull_period": 2}, "delay is .*allreduce"),
+        ({"delay": Delay(k=2)}, "pull_period is 1.*2, the delay's k"),
+        ({"pull_period": 2}, "pull_period is 2.*1 without a delay"),
+    ],
+)
+def test_a_plan_whose_delay_does_not_fit_is_refused(fields, says):
+    with pytest.raises(InvalidValueError, match=says):
+        _plan(**fields)
