@@ -67,7 +67,7 @@ def checks_of(
     optimizers: Sequence[torch.optim.Optimizer],
     world_size: int,
 ) -> Checks[None]:
-    """Check that the ranks have one plan, which fits; arguments and errors of :func:`require_fit`."""
+    """Check that the ranks have one plan, which fits (:func:`require_fit`)."""
     require_fit(plan, trainables, optimizers, world_size)
     digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
     summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"

@@ -29,6 +29,7 @@ from syncopate.plan import (
     pulled_in,
     wire_share,
 )
+from syncopate.planning.delay import predict_delayed
 from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, Recipe
@@ -199,8 +200,9 @@ def predict(
 ) -> Prediction:
     """Return what a plan is expected to cost in one iteration.
 
-    Of a broadcast of the weights every so many iterations, each bears an equal part. Flags and
-    buffers, which travel beside gradients, count where the workload knows the model's buffers.
+    With a delay that is the mean over its period. Of a broadcast of the weights every so many
+    iterations, each bears an equal part. Flags and buffers, which travel beside gradients, count
+    where the workload knows the model's buffers.
 
     Args:
         workload: what is computed and made ready.
@@ -213,6 +215,8 @@ def predict(
         UnknownNameError: a bucket's algorithm has no cost on this cluster.
         PredictionError: the costs promise an iteration below the physical bound.
     """
+    if plan.delay is not None:
+        return predict_delayed(workload, plan, cluster, costs)
     costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
     question = question_of(workload, cluster, {plan.exchange: costs}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order)

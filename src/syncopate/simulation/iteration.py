@@ -11,13 +11,19 @@ channel is free and computation has come as far as the message asks.
   pulled at once, in the order of the plan. The next forward goes on meanwhile, and waits before a
   layer whose weights have not arrived.
 
+* With a delay (:class:`~syncopate.delay.Delay`) weights are pulled after every k-th update alone.
+  Where ranks train on weights of their own meanwhile, forward does not wait: the update of that
+  iteration does. To the update of a shard comes that of all of the rank's own weights, which is
+  taken to last as long as a whole update.
+
 On one channel without interference, pushes end by the recurrence of MG-WFBP (Eqs. 6-8),
 ``end[k] = max(end[k-1], ready[k]) + T(bucket k)``, reproduced to the last bit.
 
 [Note: one is enough] Nothing is under way when an update begins: it waits for all pushes, and
 backward, which came before them, for a forward that has waited for every pull. So each iteration
 does the same from the end of one update to the end of the next, and the first that starts with
-pulls is the steady one. Only the very first iteration of a training has nothing to pull.
+pulls is the steady one. Only the very first iteration of a training has nothing to pull. With a
+delay the k iterations from one pull to the next are, for the same reason.
 
 [Note: interference] While computation runs beside at least one collective, it progresses at
 ``compute_rate`` and collectives at ``1 / collective_stretch``; where one of the two stands still,
@@ -43,6 +49,7 @@ from numpy.typing import ArrayLike
 from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
+from syncopate.delay import Delay
 from syncopate.plan import Bucket
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.traffic import Traffic, traffic_of
@@ -151,15 +158,29 @@ def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = I
     """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
     pieces: list[Piece] = []
     collectives: list[Collective] = []
-    _add(workload, traffic, pieces, collectives, pulls=True)
+    _add(workload, traffic, pieces, collectives, ahead=False)
     return run(pieces, collectives, interference).finishes_s[-1]
 
 
-def play_several(
-    workload: Workload, traffic: Traffic, interference: Interference, count: int
+def play_period(
+    workload: Workload, traffic: Traffic, delay: Delay, interference: Interference = IDEAL
 ) -> tuple[Iteration, ...]:
-    """Play the first ``count`` iterations of a training; the very first has nothing to pull."""
-    return _played(workload, traffic, interference, count, pulls_first=False)
+    """Play the iterations of one period of a delay, from that which weights arrive in."""
+    return _played(workload, traffic, interference, delay.k, pulls_first=True, delay=delay)
+
+
+def play_several(
+    workload: Workload,
+    traffic: Traffic,
+    interference: Interference,
+    count: int,
+    delay: Delay | None = None,
+) -> tuple[Iteration, ...]:
+    """Play the first ``count`` iterations of a training; the very first has nothing to pull.
+
+    With a delay the first ones after its warm-up.
+    """
+    return _played(workload, traffic, interference, count, pulls_first=False, delay=delay)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,13 +209,19 @@ def _played(
     count: int,
     *,
     pulls_first: bool,
+    delay: Delay | None = None,
 ) -> tuple[Iteration, ...]:
     pieces: list[Piece] = []
     collectives: list[Collective] = []
-    layouts = [
-        _add(workload, traffic, pieces, collectives, pulls=pulls_first or index > 0)
-        for index in range(count)
-    ]
+    period, ahead = (delay.k, delay.runs_ahead) if delay else (1, False)
+    if ahead:
+        traffic = replace(traffic, update_s=traffic.update_s + workload.update_s)
+    layouts = []
+    for index in range(count):
+        pulled = replace(traffic, pulls=() if index % period else traffic.pulls)
+        if not (pulls_first or index):
+            pulled = replace(traffic, pulls=())
+        layouts.append(_add(workload, pulled, pieces, collectives, ahead=ahead))
     result = run(pieces, collectives, interference)
     return tuple(_iteration(workload, traffic, result, layout) for layout in layouts)
 
@@ -205,18 +232,23 @@ def _add(
     pieces: list[Piece],
     collectives: list[Collective],
     *,
-    pulls: bool,
+    ahead: bool,
 ) -> _Layout:
-    """Add one iteration to the program of a run; its pulls start as the update before it ends."""
+    """Add one iteration to the program of a run; its pulls start as the update before it ends.
+
+    Forward waits for them, or its update where ranks run ``ahead``.
+    """
     first, first_pull = len(pieces), len(collectives)
-    order = traffic.pulled if pulls else ()
+    order = traffic.pulled if traffic.pulls else ()
     gates: dict[float, list[int]] = {}
     for index, bucket in enumerate(order, start=first_pull):
         pull = traffic.pulls[bucket]
-        gates.setdefault(pull.needed_s, []).append(index)
+        if not ahead:
+            gates.setdefault(pull.needed_s, []).append(index)
         collectives.append(
             Collective(traffic.update_s, pull.duration_s, pull.startup_s, pull.channel, first - 1)
         )
+    arriving = range(first_pull, len(collectives)) if ahead else range(0)
     last_ready_s = max((push.ready_s for push in traffic.pushes), default=0.0)
     computed_s = max(workload.forward_s + workload.backward_s, last_ready_s)
     bases_s = tuple(dict.fromkeys((0.0, *sorted(gates))))
@@ -228,7 +260,7 @@ def _add(
         collectives.append(
             Collective(ready_s, push.duration_s, push.startup_s, push.channel, len(pieces) - 1)
         )
-    pieces.append(Piece(traffic.update_s, tuple(pushes)))
+    pieces.append(Piece(traffic.update_s, (*arriving, *pushes)))
     return _Layout(
         pieces=range(first, len(pieces)),
         bases_s=bases_s,

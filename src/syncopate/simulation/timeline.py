@@ -32,7 +32,8 @@ def simulate(
     """Play the first iterations of a training by a plan on a cluster.
 
     Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap. The very first has no weights to pull. Where the plan has rank 0's
+    another without a gap. The very first has no weights to pull. Those of a plan with a delay are
+    the first after its warm-up. Where the plan has rank 0's
     weights broadcast, every so many iterations end with that.
 
     Args:
@@ -61,7 +62,7 @@ def simulate(
     spans: list[Span] = []
     origin = 0.0
     told_s = beside_s(cluster, workload, plan.exchange, share)
-    several = play_several(workload, traffic, cluster.interference, iterations)
+    several = play_several(workload, traffic, cluster.interference, iterations, plan.delay)
     for iteration, played in enumerate(several):
         pattern = _pattern(workload, plan, played, share)
         pattern += _beside(workload, cluster, played.iteration_s, told_s)

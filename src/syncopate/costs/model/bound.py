@@ -120,6 +120,7 @@ def plan_bound_s(
     compute_s: float,
     share: float = 1.0,
     beside_nbytes: int = 0,
+    pull_period: int = 1,
 ) -> float:
     """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
 
@@ -129,6 +130,7 @@ def plan_bound_s(
         compute_s: forward, backward and update alone.
         share: of their bytes, what goes on the wire when gradients are pushed.
         beside_nbytes: what all ranks are told besides.
+        pull_period: weights are pulled every so many iterations, of which each bears an equal part.
     """
     seconds = 0.0
     if buckets[0].pull is not None:
@@ -149,7 +151,7 @@ def plan_bound_s(
         whole_s = wire_s(cluster, nbytes, first.collective)
         if first.collective in ROOTED:
             whole_s *= _busiest_root(cluster, by_root)
-        seconds += whole_s
+        seconds += whole_s / (pull_period if phase == "pull" else 1)
     return max(compute_s, seconds)
 
 
