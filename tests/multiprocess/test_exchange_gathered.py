@@ -63,7 +63,7 @@ def beside(rank: int, world_size: int) -> None:
             run.backward(squares(step))
             run.optimizer.step()
 
-    with mock.patch.object(base, "_ASIDE_BYTES", 1):
+    with mock.patch.object(base, "ASIDE_BYTES", 1):
         for exchange, parts in product(("allreduce", *OWNED), (1, 3)):
             run = both(rank, world_size, script, exchange=exchange, parts=parts, channels=2)
             run.model.syncopate.detach()

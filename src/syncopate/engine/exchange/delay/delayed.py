@@ -37,8 +37,8 @@ import torch
 
 from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, in_turn, view_like
-from syncopate.engine.exchange import groups
-from syncopate.engine.exchange.base import ASIDE_BYTES, Launched
+from syncopate.engine.exchange import base, groups
+from syncopate.engine.exchange.base import Launched
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of, require_rule
@@ -213,7 +213,7 @@ class Delayed(Sharded):
     def _begin_update(self, local: Local, runs: Sequence[tuple[int, int, Hyper]]) -> None:
         """Update local weights: aside, where they are large; whoever looks at them waits."""
         part = local.part
-        if not (part.gradients.is_cpu and part.nbytes >= ASIDE_BYTES):
+        if not (part.gradients.is_cpu and part.nbytes >= base.ASIDE_BYTES):
             local.updating(runs)()
             torch.autograd.graph.increment_version([each.parameter for each in part.trainables])
             return
