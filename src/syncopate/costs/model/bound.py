@@ -120,6 +120,7 @@ def plan_bound_s(
     compute_s: float,
     share: float = 1.0,
     beside_nbytes: int = 0,
+    *,
     pull_period: int = 1,
 ) -> float:
     """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
