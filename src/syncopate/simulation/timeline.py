@@ -32,9 +32,8 @@ def simulate(
     """Play the first iterations of a training by a plan on a cluster.
 
     Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap. The very first has no weights to pull. Those of a plan with a delay are
-    the first after its warm-up. Where the plan has rank 0's
-    weights broadcast, every so many iterations end with that.
+    another without a gap. The very first has no weights to pull; with a delay it is the first after
+    the warm-up. Where the plan has rank 0's weights broadcast, every so many end with that.
 
     Args:
         workload: the model's gradients and times.
