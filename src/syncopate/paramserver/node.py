@@ -16,6 +16,7 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.member import MemberMachine
 from syncopate.protocol.messages import Refusal
 
+_DRAIN_S = 0.5
 TICK_S = 0.05
 """How often machines are asked what is due."""
 
@@ -74,6 +75,17 @@ class Node:
             self._ticked_s = now_s
             do(self.member.tick(now_s))
             tick(now_s)
+
+    def part(self) -> None:
+        """Wait until the scheduler has heard the last words; send what is left."""
+        while not self.member.out:
+            self.step(self._only_send, lambda _: None, lambda _: None)
+        self.wire.drain(_DRAIN_S)
+
+    def _only_send(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, act.Send):
+                self.send(action)
 
     def send(self, action: act.Send) -> None:
         """Send a message without a payload."""

@@ -62,7 +62,7 @@ class Scheduler:
         """
         shown: dict[str, int] = {}
         try:
-            while not self._machine.over:
+            while not self._machine.settled:
                 for arrival in self._wire.receive(TICK_S):
                     try:
                         message, _ = opened(msg.ToScheduler, arrival.frames)

@@ -24,7 +24,6 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
-_DRAIN_S = 2.0
 _EARLY = 1024
 _log = logging.getLogger("syncopate")
 
@@ -97,12 +96,11 @@ class ParameterServer:
                 self._node.step(self._do, self._take, self._tick)
                 self._commit()
         except BaseException as error:
-            if not self._node.member.over:
-                reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-                self._do(self._node.member.fail(reason or type(error).__name__))
+            reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            self._do(self._node.member.fail(reason or type(error).__name__))
             raise
         finally:
-            self._node.wire.drain(_DRAIN_S if self._failure is None else 0.5)
+            self._node.part()
             if self._committer is not None:
                 self._committer.close()
             if self.refused:
@@ -188,8 +186,7 @@ class ParameterServer:
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
-            if action.tell:
-                self._do(self._node.member.fail(action.reason))
+            self._do(self._node.member.fail(action.reason))
             self._failure = ParameterServerError(action.reason, action.ranks)
             self._over = True
 

@@ -29,6 +29,7 @@ _RECEIVE_QUEUE = 16
 _SEND_QUEUE = 4096
 _BATCH = 64
 _BUSY_MS = 1
+_LINGER_MS = 500
 _PROBE_MS = 1000
 _DEAD_MS = 10_000
 _RECONNECT_MS = 100
@@ -153,6 +154,8 @@ class Wire:
         delays = [0.0]
         if self._faults is not None and peer != SCHEDULER:
             delays = self._faults.delays()
+            if not delays and on_sent is not None:
+                on_sent()  # lost on the wire, as far as the sender knows
         for delay_s in delays:
             if delay_s > 0:
                 self._count += 1
@@ -213,7 +216,7 @@ class Wire:
         os.close(self._waker)
 
     def _set_up(self, socket: zmq.Socket[bytes]) -> None:
-        socket.linger = 0
+        socket.linger = _LINGER_MS
         socket.ipv6 = True
         socket.maxmsgsize = max(HEADER_BYTES, self._limits.payload_bytes)
         socket.rcvhwm = _RECEIVE_QUEUE

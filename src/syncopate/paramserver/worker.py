@@ -37,7 +37,6 @@ QUEUE_BYTES = 1 << 30
 """Bytes of pushes that may be under way; beyond, a push waits."""
 
 _POLL_S = 0.25
-_DRAIN_S = 2.0
 
 
 class Handle:
@@ -303,7 +302,7 @@ class KVStore:
             self.close()
         elif not self._over:
             reason = f"worker {self.rank} raised {kind.__name__}"
-            self._calls.append(_Call(lambda: self._give_up(ParameterServerError(reason), reason)))
+            self._calls.append(_Call(lambda: self._give_up(ParameterServerError(reason))))
             self._wire.wake()
             self._thread.join()
 
@@ -363,11 +362,11 @@ class KVStore:
                     self._node.step(self._do, self._take, self._tick)
         except BaseException as error:  # whoever waits has to hear of it
             reason = f"worker: {type(error).__name__}: {error}"
-            self._give_up(ParameterServerError(reason), reason)
+            self._give_up(ParameterServerError(reason))
         finally:
             self._over = True
             self._joined.set()
-            self._wire.drain(_DRAIN_S)
+            self._node.part()
             self._wire.close()
 
     def _begin(self) -> None:
@@ -455,13 +454,11 @@ class KVStore:
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
-            error = ParameterServerError(action.reason, action.ranks)
-            self._give_up(error, action.reason if action.tell else None)
+            self._give_up(ParameterServerError(action.reason, action.ranks))
 
-    def _give_up(self, error: ParameterServerError, tell: str | None) -> None:
+    def _give_up(self, error: ParameterServerError) -> None:
         """Let everybody who waits know that it is over."""
-        if tell is not None and not self._node.member.over:
-            self._do(self._node.member.fail(tell))
+        self._do(self._node.member.fail(str(error)))
         self._error = error
         self._over = True
         for pushed in self._pushed.values():

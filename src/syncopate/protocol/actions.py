@@ -85,12 +85,10 @@ class Fail(Action, frozen=True):
 
     Attributes:
         reason: a sentence.
-        tell: whether the scheduler still has to be told.
         ranks: the workers held responsible.
     """
 
     reason: str
-    tell: bool = False
     ranks: tuple[int, ...] = ()
 
 

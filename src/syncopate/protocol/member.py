@@ -1,4 +1,10 @@
-"""Member: a server's or worker's side of membership: join, heartbeats, a silent scheduler."""
+"""Member: a server's or worker's side of membership: join, heartbeats, a silent scheduler.
+
+[Note: last words] A connection that is closed may take what was said last with it, though it had
+left: TCP drops what the other side has not read when something comes that this side will not read.
+So last words are answered, and said again until they are. Whoever leaves or fails waits for the
+answer, for a moment; the scheduler waits for everybody's before it ends.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +14,8 @@ from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
 
 _REGISTER_S = 1.0
+_AGAIN_S = 0.3
+_PART_S = 2.0
 
 
 class MemberMachine:
@@ -16,6 +24,7 @@ class MemberMachine:
     Attributes:
         roster: who everybody is; None until the job is complete.
         over: whether the job is over for this process.
+        out: whether it also has nothing more to say.
     """
 
     def __init__(self, register: msg.Register, limits: Limits, scheduler: str) -> None:
@@ -28,6 +37,9 @@ class MemberMachine:
         """
         self.roster: msg.Roster | None = None
         self.over = False
+        self.out = False
+        self._last_words: msg.Message | None = None
+        self._parted_s: float | None = None
         self._register = register
         self._limits = limits
         self._scheduler = scheduler
@@ -38,7 +50,7 @@ class MemberMachine:
     def tick(self, now_s: float) -> list[Action]:
         """Say what is due, and notice that the scheduler says nothing; call it often."""
         if self.over:
-            return []
+            return self._part(now_s)
         if self._began_s is None:
             self._began_s = now_s
             return self._say(self._register, now_s)
@@ -58,7 +70,7 @@ class MemberMachine:
         self._heard_s = now_s
         found: list[Action] = []
         if self.over:
-            return found
+            return self._answered(message)
         if isinstance(message, msg.Roster) and self.roster is None:
             self.roster = message
             found = [act.Joined(message)]
@@ -69,30 +81,60 @@ class MemberMachine:
         elif isinstance(message, msg.Moved):
             found = [act.Reconnect(message.rank, message.address)]
         elif isinstance(message, msg.Finish):
-            self.over = True
-            found = [act.Stop()]
+            self.over = self.out = True
+            found = [self._goodbye(), act.Stop()]
         elif isinstance(message, msg.Abort):
-            found = self._give_up(message.reason)
+            found = [self._goodbye(), *self._give_up(message.reason)]
         elif isinstance(message, msg.Refused):
             found = self._give_up(f"the scheduler at {self._scheduler} refused: {message.reason}")
         return found
 
     def leave(self) -> list[Action]:
         """Say that this process is done."""
-        self.over = True
-        return [act.Send(SCHEDULER, msg.Leave(self._register.token))]
+        return self._say_last(msg.Leave(self._register.token))
 
     def fail(self, reason: str) -> list[Action]:
-        """Tell the scheduler that nobody should go on."""
+        """Tell the scheduler that nobody should go on, unless it knows."""
+        if self.over:
+            return []
+        return self._say_last(msg.Failed(self._register.token, reason[:4096]))
+
+    def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True
-        return [act.Send(SCHEDULER, msg.Failed(self._register.token, reason[:4096]))]
+        self.out = self._heard_s is None  # nobody is there to hear it
+        self._last_words = message
+        return [act.Send(SCHEDULER, message)]
+
+    def _part(self, now_s: float) -> list[Action]:
+        """Say the last words again until they are answered; see [Note: last words]."""
+        if self.out or self._last_words is None:
+            self.out = True
+            return []
+        if self._parted_s is None:
+            self._parted_s = self._said_s = now_s
+        if now_s - self._parted_s > _PART_S:
+            self.out = True
+            return []
+        return self._say(self._last_words, now_s) if now_s - self._said_s >= _AGAIN_S else []
+
+    def _answered(self, message: msg.Message) -> list[Action]:
+        mine = self.roster is None or getattr(message, "rank", -1) == self.roster.rank
+        if isinstance(message, msg.Left) and mine:
+            self.out = True
+        if isinstance(message, msg.Abort | msg.Finish | msg.Refused) and not self.out:
+            self.out = True
+            return [self._goodbye()]
+        return []
+
+    def _goodbye(self) -> Action:
+        return act.Send(SCHEDULER, msg.Leave(self._register.token))
 
     def _say(self, message: msg.Message, now_s: float) -> list[Action]:
         self._said_s = now_s
         return [act.Send(SCHEDULER, message)]
 
     def _give_up(self, reason: str) -> list[Action]:
-        self.over = True
+        self.over = self.out = True
         return [act.Fail(reason)]
 
     def _why_not_joined(self) -> str:

@@ -13,6 +13,8 @@ from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
+_PART_S = 2.0
+
 
 class Member(msgspec.Struct):
     """A process that registered."""
@@ -30,6 +32,7 @@ class SchedulerMachine:
     Attributes:
         refused: how many messages were refused, by reason.
         over: whether the job is over.
+        settled: whether all who are told so have heard it, or had the time.
     """
 
     def __init__(self, job: str, run: str, servers: int, workers: int, limits: Limits) -> None:
@@ -44,6 +47,10 @@ class SchedulerMachine:
         """
         self.refused: Counter[str] = Counter()
         self.over = False
+        self.settled = False
+        self._over_s: float | None = None
+        self._last_words: msg.Message = msg.Finish()
+        self._parting: set[str] = set()
         self._job = job
         self._run = run
         self._wanted = {SERVER: servers, WORKER: workers}
@@ -65,6 +72,8 @@ class SchedulerMachine:
     def receive(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
         """Take in what ``peer`` said."""
         try:
+            if self.over:
+                return self._part(peer, message)
             if isinstance(message, msg.Register):
                 return self._enter(peer, message, now_s)
             if isinstance(message, msg.Heartbeat | msg.Leave | msg.Failed):
@@ -85,6 +94,9 @@ class SchedulerMachine:
         if self._began_s is None:
             self._began_s = now_s
         if self.over:
+            if self._over_s is None:
+                self._over_s = now_s
+            self.settled = not self._parting or now_s - self._over_s > _PART_S
             return []
         if not self._complete:
             if now_s - self._began_s > self._limits.join_s:
@@ -104,9 +116,25 @@ class SchedulerMachine:
 
     def abort(self, reason: str) -> list[Action]:
         """End the job; tell everybody why."""
+        told = {t: m.peer for t, m in self._members.items() if m.state == "here"}
+        return [*self._end(msg.Abort(reason[:4096]), told), act.Fail(reason)]
+
+    def _end(self, last_words: msg.Message, told: dict[str, Peer]) -> list[Action]:
+        """Say that the job is over, and why; :mod:`.member` notes why it is said again."""
         self.over = True
-        told = [m.peer for m in self._members.values() if m.state == "here"]
-        return [*(act.Send(peer, msg.Abort(reason)) for peer in told), act.Fail(reason)]
+        self._last_words = last_words
+        self._parting = set(told)
+        return [act.Send(peer, last_words) for peer in told.values()]
+
+    def _part(self, peer: Peer, message: msg.Message) -> list[Action]:
+        """Answer whoever did not hear that the job is over."""
+        token = getattr(message, "token", "")
+        if token not in self._members:
+            raise Refusal(msg.OTHER_RUN, f"job {self._job!r} is over")
+        if isinstance(message, msg.Leave):
+            self._parting.discard(token)
+            return [act.Send(peer, msg.Left(max(self._members[token].rank, 0)))]
+        return [act.Send(peer, self._last_words)]
 
     def _enter(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         if register.protocol != msg.PROTOCOL:
@@ -191,10 +219,12 @@ class SchedulerMachine:
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
             return [act.Send(peer, msg.Heartbeat(""))]
+        left = msg.Left(max(member.rank, 0))
+        if member.state == "left":
+            return [act.Send(peer, left)]
         member.state = "left"
-        servers = self._of(SERVER, "here")
-        left = [act.Send(server.peer, msg.Left(member.rank)) for server in servers]
-        return [*left, *self._end_if_alone()]
+        told = [peer, *(server.peer for server in self._of(SERVER, "here"))]
+        return [*(act.Send(each, left) for each in told), *self._end_if_alone()]
 
     def _lose(self, member: Member, silent_s: float) -> list[Action]:
         limits, name = self._limits, self._name(member)
@@ -214,9 +244,9 @@ class SchedulerMachine:
     def _end_if_alone(self) -> list[Action]:
         if self._of(WORKER, "here"):
             return []
-        self.over = True
-        servers = self._of(SERVER, "here")
-        return [*(act.Send(server.peer, msg.Finish()) for server in servers), act.Stop()]
+        members = self._members.items()
+        told = {t: m.peer for t, m in members if m.register.role == SERVER and m.state == "here"}
+        return [*self._end(msg.Finish(), told), act.Stop()]
 
     def _silent_s(self, member: Member, now_s: float) -> float:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""

@@ -95,7 +95,7 @@ class ServerMachine:
         )
         go_on = self.rules is not None and self.rules.on_worker_loss != ABORT
         if not go_on or (worker == FIRST and not started):
-            return [act.Fail(lost_reason(worker, silent_s), True, (worker,))]
+            return [act.Fail(lost_reason(worker, silent_s), (worker,))]
         return self.left(worker)
 
     def left(self, worker: int) -> list[Action]:
@@ -172,12 +172,12 @@ class ServerMachine:
         if self.rules is not None:
             if (declare.digest, declare.rules) == (self.digest, self.rules):
                 return []
-            return [act.Fail(self._why_different(worker, declare), True, (worker,))]
+            return [act.Fail(self._why_different(worker, declare), (worker,))]
         for slice_ in declare.slices:
             if slice_.nbytes > self._limits.payload_bytes:
                 most = self._limits.payload_bytes
                 reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
-                return [act.Fail(f"worker {worker} declared {reason}", True, (worker,))]
+                return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
         self._keep(declare.digest, declare.rules, declare.slices, {})
         return [act.Keep(declare.rules, declare.slices)]
 

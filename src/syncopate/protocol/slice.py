@@ -149,7 +149,7 @@ class SliceMachine:
             return None
         missing = {w for w in workers.left - workers.lost if self.received(w) < version}
         if missing and self._rules.on_worker_loss == ABORT:
-            return act.Fail(self._why_left(min(missing), min(there)), True, tuple(missing))
+            return act.Fail(self._why_left(min(missing), min(there)), tuple(missing))
         if not workers.here.issubset(there):
             return None
         for worker in there:

@@ -139,7 +139,7 @@ class WorkerMachine:
         if isinstance(message, msg.Welcome):
             return self._welcome(server, message, now_s)
         if isinstance(message, msg.Abort | msg.Refused):
-            return [act.Fail(f"server {server}: {message.reason}", True)]
+            return [act.Fail(f"server {server}: {message.reason}")]
         # One hello answers all that a server asked before it came.
         late = now_s - self._links[server].asked_s >= self._limits.retry_s / 4
         wanted = isinstance(message, msg.HelloWanted)
@@ -158,7 +158,7 @@ class WorkerMachine:
     def lost(self, worker: int, silent_s: float) -> list[Action]:
         """Go on without a lost worker, or end: as the rules say."""
         if self._rules.on_worker_loss == ABORT:
-            return [act.Fail(lost_reason(worker, silent_s), False, (worker,))]
+            return [act.Fail(lost_reason(worker, silent_s), (worker,))]
         return []
 
     def tick(self, now_s: float) -> list[Action]:
@@ -189,7 +189,7 @@ class WorkerMachine:
         again = welcome.boot != link.boot
         if again and link.boot and not welcome.durable:
             reason = f"server {server} started again without its state; `--state DIR` keeps it"
-            return [act.Fail(reason, True)]
+            return [act.Fail(reason)]
         link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
         declare = msg.Declare(self._layout.digest, self._rules, self._layout.of_server(server))
         found: list[Action] = [act.Send(server, declare, _URGENT)]
