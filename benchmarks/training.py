@@ -87,7 +87,7 @@ def settled_options(words: Sequence[str] | None = None) -> argparse.Namespace:
     options.model = list(dict.fromkeys(options.model or WORKS))
     chosen = options.only or VARIANTS
     options.only = [name for name in VARIANTS if name in chosen]
-    for what in ("hosts", "rounds", "iterations"):
+    for what in ("hosts", "rounds", "iterations", "warmup"):
         if getattr(options, what) < (2 if what == "hosts" else 1):
             parser().error(f"--{what} must be at least {2 if what == 'hosts' else 1}")
     if options.ratio is not None and not options.ratio > 0:

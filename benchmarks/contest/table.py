@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from syncopate.units import format_bytes, format_seconds
 
 from .results import Cell, Results, WorkResult
-from .variants import ALONE, REFERENCE, SELF, VARIANTS, best_ddp
+from .variants import ALONE, COMPARED, REFERENCE, SELF, VARIANTS, best_ddp
 from .works import WORKS
 
 TOLERANCE = 1e-3
@@ -31,8 +31,9 @@ the step of the fastest DDP of the sweep / step. *Error* is predicted / step - 1
 the most that any rank's process ever held (`VmHWM`), Python and torch with it: what `{ALONE}` holds
 is there without any exchange. What a rank frees it keeps for reuse (glibc's `MALLOC_MMAP_MAX_` is
 0). *Optimizer state* is that of the rank that has most. Weights of real models are compared after
-the last step of every turn: the figure is how far they are from those of `{REFERENCE}`, over how
-far training moved those; *equal* is within {TOLERANCE:g}. *Ranks alike* says whether all ranks'
+the first {COMPARED} steps of every turn, before what rounding leaves has grown: the figure is how
+far they are from those of `{REFERENCE}`, over how far training moved those; *equal* is within
+{TOLERANCE:g}. *Ranks alike* says whether all ranks'
 weights have the same bits. FSDP2 is not among the variants: it does not overlap on CPU, so beating
 it here would prove nothing. Where *alone* says that forward and backward take longer than the
 profile, this machine makes gradients no faster.

@@ -32,7 +32,7 @@ from syncopate.workload import Workload
 
 from . import works
 from .results import Setting, Turn
-from .variants import SELF, VARIANTS, Asked, state_bytes
+from .variants import COMPARED, SELF, VARIANTS, Asked, state_bytes
 
 PREPARE, SETTLE, TRAIN = "prepare", "settle", "train"
 
@@ -76,7 +76,7 @@ class Job(Artifact, frozen=True, kw_only=True):
 
     @property
     def weights(self) -> Path:
-        """Where rank 0 writes the weights of a real model, before and after."""
+        """Where rank 0 writes the weights of a real model, before and after its first steps."""
         return Path(self.folder) / "weights.pt"
 
 
@@ -232,7 +232,12 @@ def _train(job: Job) -> Told:
     several = 1 if job.setting.quick else works.WORKS[job.work].steps
     # Not later: what is still on its way after a step must not get time that nobody counts.
     dist.barrier()
-    for _ in range(job.setting.warmup * several):
+    warmup = job.setting.warmup * several
+    early = min(COMPARED, warmup)
+    for _ in range(early):
+        step()
+    after = _weights(trained.model) if before else {}
+    for _ in range(warmup - early):
         step()
     steps_s = tuple(step() for _ in range(job.setting.iterations * several))
     peak_bytes = _peak_bytes()
@@ -247,7 +252,7 @@ def _train(job: Job) -> Told:
         plan=engine.plan if engine is not None else None,
     )
     if before:
-        torch.save((before, _weights(trained.model)), job.weights)
+        torch.save((before, after), job.weights)
     dist.barrier()
     if engine is not None:
         engine.detach()

@@ -85,6 +85,8 @@ DDP_MB = (25, 5, 1)
 ALONE, SELF = "alone", "self"
 REFERENCE = f"ddp-{DDP_MB[0]}"
 """The variant that the others' weights are compared with."""
+COMPARED = 5
+"""Steps after which they are: later, what was rounded otherwise has grown, in DDP itself too."""
 
 VARIANTS = {
     row.name: row
