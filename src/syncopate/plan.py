@@ -9,6 +9,11 @@ exchange says by which collectives: gradients that are all-reduced are updated e
 nothing is pulled; gradients that are reduce-scattered, or reduced to one rank, are updated where
 they arrive, and the new weights are gathered or broadcast from there.
 
+[Note: replicated buckets] A sharded plan may all-reduce some of its buckets: every rank updates
+their weights, and nothing is pulled. Where backward leaves the network idle and forward does not,
+that carries bytes from the one to the other; the state of those buckets' optimizer is on every
+rank.
+
 [Note: narrow gradients] Gradients can travel in fewer bits than they have, and are summed in the
 type that they have. Weights come back as they are: what is lost of a gradient is noise in one step,
 what is lost of a weight stays lost. bfloat16 has the range of float32, and is what to take unless
@@ -45,15 +50,18 @@ class ExchangeKind(NamedTuple):
     Attributes:
         push: carries gradients.
         pull: brings updated weights back; empty where every rank updates all of them.
+        replicated: carries gradients of buckets whose weights every rank updates, which a plan may
+            have beside the others; see [Note: replicated buckets].
     """
 
     push: str
     pull: str = ""
+    replicated: str = ""
 
 
 EXCHANGES: dict[str, ExchangeKind] = {
     ALLREDUCE: ExchangeKind("all_reduce"),
-    SHARDED: ExchangeKind("reduce_scatter", "all_gather"),
+    SHARDED: ExchangeKind("reduce_scatter", "all_gather", replicated="all_reduce"),
     ROOTED: ExchangeKind("reduce", "broadcast"),
 }
 """The ways of training a plan can ask for."""
@@ -162,19 +170,26 @@ def exchange_of(buckets: Sequence[Bucket]) -> str:
         InvalidValueError: no exchange runs these collectives.
     """
     found = {
-        ExchangeKind(bucket.push.collective, bucket.pull.collective if bucket.pull else "")
+        (bucket.push.collective, bucket.pull.collective if bucket.pull else "")
         for bucket in buckets
     }
     for name, kind in EXCHANGES.items():
-        if found == {kind}:
+        if (kind.push, kind.pull) in found and found <= _carriers(kind):
             return name
     known = ", ".join(f"{name} ({_words(kind)})" for name, kind in EXCHANGES.items())
-    given = ", ".join(sorted(map(_words, found)))
+    given = ", ".join(sorted(f"{push} and {pull}" if pull else push for push, pull in found))
     raise InvalidValueError("collectives of the buckets", given, f"those of one exchange: {known}")
 
 
+def _carriers(kind: ExchangeKind) -> set[tuple[str, str]]:
+    """Return what may push and pull a bucket of an exchange."""
+    carriers = {(kind.push, kind.pull)}
+    return carriers | {(kind.replicated, "")} if kind.replicated else carriers
+
+
 def _words(kind: ExchangeKind) -> str:
-    return f"{kind.push} and {kind.pull}" if kind.pull else kind.push
+    words = f"{kind.push} and {kind.pull}" if kind.pull else kind.push
+    return f"{words}, or {kind.replicated}" if kind.replicated else words
 
 
 def pulled_in(pull_order: Sequence[int], count: int) -> tuple[int, ...]:
@@ -239,8 +254,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
             for that of their numbers.
         wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; empty for
             their own type. See [Note: narrow gradients].
-        pull_order: the buckets, by their indices, in the order in which their weights are pulled;
-            empty for the reverse of their order, which is what forward needs where it uses the
+        pull_order: the buckets, by their indices, in the order in which their weights are pulled,
+            those that are not pulled somewhere among them; empty for the reverse of their order, which is what forward needs where it uses the
             parameters in the reverse of the order in which backward leaves them.
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
         delay: what ranks train on between pulls, with the ``sharded`` exchange; None for
@@ -318,6 +333,9 @@ class Plan(Artifact, frozen=True, kw_only=True):
                 if start != filled:
                     rule = f"one that begins at {filled}, where the parts before it end"
                     raise InvalidValueError(f"elements of bucket {place}", (start, stop), rule)
+                if (self.buckets[place].pull is None) != (self.buckets[places[0]].pull is None):
+                    rule = f"one exactly where bucket {places[0]} has one, of the same tensor"
+                    raise InvalidValueError(f"pull of bucket {place}", held[-1], rule)
                 filled = stop
         if len(set(held)) < len(held):
             twice = next(name for index, name in enumerate(held) if name in held[:index])
@@ -336,14 +354,10 @@ class Plan(Artifact, frozen=True, kw_only=True):
     def _require_recipes(self, index: int, bucket: Bucket) -> None:
         """Refuse a bucket whose recipes are not those of the exchange."""
         kind = EXCHANGES[self.exchange]
-        wanted = {"push": kind.push} | ({"pull": kind.pull} if kind.pull else {})
         given = {phase: recipe.collective for phase, recipe in bucket.recipes}
-        if given != wanted:
-            raise InvalidValueError(
-                f"recipes of bucket {index}",
-                given,
-                f"{wanted}, which the {self.exchange} exchange runs",
-            )
+        if (given["push"], given.get("pull", "")) not in _carriers(kind):
+            rule = f"{_words(kind)}, which the {self.exchange} exchange runs"
+            raise InvalidValueError(f"recipes of bucket {index}", given, rule)
         for phase, recipe in bucket.recipes:
             recipe.require_sound(f"{phase} of bucket {index}")
             if recipe.channel >= self.channels:

@@ -143,6 +143,11 @@ class FlatBuffer:
         self.averaged_before = self.wire_dtype == torch.float16
         self.grads = list(self.views)
 
+    @property
+    def replicated(self) -> bool:
+        """Whether every rank updates its weights, and nothing is pulled."""
+        return self.messages[0].pull is None
+
     def travel(self, recipes: Sequence[tuple[int, Recipe, Recipe | None]]) -> None:
         """Let it travel as so many messages as it has cuts, and one more.
 

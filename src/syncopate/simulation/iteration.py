@@ -65,7 +65,8 @@ class Iteration:
     Attributes:
         starts_s: when each bucket's push started, in the order of the buckets.
         ends_s: when it ended.
-        pull_starts_s: when each bucket's pull started; empty where nothing was pulled.
+        pull_starts_s: when each pull started, in the order of the buckets that are pulled; empty
+            where nothing was.
         pull_ends_s: when it ended.
         waits_s: ``(start, end)`` of each time that forward stood still for weights.
         backward_end_s: when backward ended.
@@ -192,7 +193,7 @@ class _Layout:
         bases_s: the progress of the iteration at which each of them but the update begins.
         computed_s: forward and backward together.
         pushes: its pushes.
-        pulls: the pulls that its forward waits for, in the order of the buckets.
+        pulls: the pulls that its forward waits for, in the order of their buckets.
     """
 
     pieces: range
@@ -243,6 +244,7 @@ def _add(
     gates: dict[float, list[int]] = {}
     for index, bucket in enumerate(order, start=first_pull):
         pull = traffic.pulls[bucket]
+        assert pull is not None
         if not ahead:
             gates.setdefault(pull.needed_s, []).append(index)
         collectives.append(
@@ -266,7 +268,7 @@ def _add(
         bases_s=bases_s,
         computed_s=computed_s,
         pushes=pushes,
-        pulls=tuple(first_pull + order.index(bucket) for bucket in range(len(order))),
+        pulls=tuple(first_pull + order.index(bucket) for bucket in sorted(order)),
     )
 
 
@@ -282,7 +284,8 @@ def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: _Layou
     ends_s = (origin_s, *(result.finishes_s[piece] for piece in computing))
     stalls = zip(ends_s, (result.begins_s[piece] for piece in computing), strict=False)
     costs_s = [push.duration_s for push in traffic.pushes]
-    costs_s += [traffic.pulls[bucket].duration_s for bucket in range(len(layout.pulls))]
+    if layout.pulls:
+        costs_s += [pull.duration_s for pull in traffic.pulls if pull is not None]
     return Iteration(
         starts_s=tuple(result.starts_s[index] - origin_s for index in layout.pushes),
         ends_s=tuple(result.ends_s[index] - origin_s for index in layout.pushes),

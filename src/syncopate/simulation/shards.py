@@ -61,7 +61,8 @@ class Shards:
 
     Args:
         workload: whose ``whole`` tensors are not cut.
-        launched: the names of all tensors in launch order; those of parts may come again.
+        launched: the names of the tensors that are spread over the ranks, in launch order; those of
+            parts may come again. Every rank owns the others.
         world_size: number of ranks.
 
     Attributes:
@@ -81,10 +82,11 @@ class Shards:
             loads[self._owners[name]] += size
         rest = sum(self._tensors[name].nbytes for name in names) - sum(loads)
         self._proportions = levelling(loads, rest)
-        level, total = sum(self._proportions), sum(loads) + rest
+        level, total = sum(self._proportions), sum(each.nbytes for each in workload.tensors)
         shares = zip(loads, self._proportions, strict=True)
         most = max(load + (rest * share / level if level else 0) for load, share in shares)
-        self.largest_part = most / total if total else 1 / world_size
+        replicated = total - sum(loads) - rest
+        self.largest_part = (most + replicated) / total if total else 1 / world_size
 
     def parts(self, names: Sequence[str], elements: tuple[int, int] | None = None) -> list[Part]:
         """Return what travels of a bucket, one collective each.

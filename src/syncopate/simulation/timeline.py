@@ -119,8 +119,9 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
     if played.pull_ends_s:
         phases = {"pull": (played.pull_starts_s, played.pull_ends_s)} | phases
     for lane, (starts, ends) in phases.items():
-        for index, bucket in enumerate(plan.buckets):
-            recipe = dict(bucket.recipes)[lane]
+        carried = [(i, one, dict(one.recipes).get(lane)) for i, one in enumerate(plan.buckets)]
+        there = [(i, one, recipe) for i, one, recipe in carried if recipe is not None]
+        for (index, bucket, recipe), start, end in zip(there, starts, ends, strict=True):
             fields = {
                 "name": f"bucket {index}",
                 "lane": lane,
@@ -128,7 +129,7 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
                 "nbytes": round(bucket.nbytes * (share if lane == "push" else 1)),
                 "detail": recipe.algorithm,
             }
-            pattern.append((starts[index], ends[index], fields))
+            pattern.append((start, end, fields))
     if done > backward_end:
         pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
     if played.update_s > 0:

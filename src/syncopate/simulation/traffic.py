@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from syncopate.cluster import Cluster
@@ -43,20 +44,22 @@ class Traffic:
 
     Attributes:
         pushes: in launch order; ``ready_s`` counts from the start of the forward pass.
-        pulls: of the same buckets in the same order; none where every rank updates all weights.
+        pulls: of the same buckets in the same order, None for one whose weights every rank updates;
+            none at all where that is so of every bucket.
         update_s: the update, on the rank that takes longest.
         pull_order: the plan's; see :class:`~syncopate.plan.Plan`.
     """
 
     pushes: tuple[Collective, ...]
-    pulls: tuple[Pull, ...] = ()
+    pulls: tuple[Pull | None, ...] = ()
     update_s: float = 0.0
     pull_order: tuple[int, ...] = ()
 
     @property
     def pulled(self) -> tuple[int, ...]:
-        """The buckets in the order in which they are pulled."""
-        return pulled_in(self.pull_order, len(self.pulls))
+        """The buckets that are pulled, in that order."""
+        order = pulled_in(self.pull_order, len(self.pulls))
+        return tuple(bucket for bucket in order if self.pulls[bucket] is not None)
 
 
 def traffic_of(
@@ -80,39 +83,43 @@ def traffic_of(
         )
     require_all_parts(buckets, {tensor.name: tensor.numel for tensor in workload.tensors})
     ready, needed = workload.ready_s, workload.needed_s
-    pushes, pulls = [], []
+    pushes: list[Collective] = []
+    pulls: list[Pull | None] = []
     shards = None
     if workload.whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
-        shards = Shards(workload, held, world_size)
+        spread = (bucket.tensors for bucket in buckets if bucket.pull is not None)
+        shards = Shards(workload, chain(*spread), world_size)
     price = partial(priced, costs, order, cluster)
     for bucket in buckets:
         indices = [by_name[name] for name in bucket.tensors]
-        if shards is not None:
+        if shards is not None and bucket.pull is not None:
             parts = shards.parts(bucket.tensors, bucket.elements)
         else:
             parts = _equal_parts(bucket, [workload.tensors[index] for index in indices])
         duration_s, startup_s = price(bucket.push, parts)
         ready_s = max(ready[i] for i in indices)
         pushes.append(Collective(ready_s, duration_s, startup_s, bucket.push.channel))
-        if bucket.pull is not None:
+        if bucket.pull is None:
+            pulls.append(None)
+        else:
             duration_s, startup_s = price(bucket.pull, parts)
             needed_s = min(needed[i] for i in indices)
             pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
     share = shards.largest_part if shards else _update_part(buckets, world_size)
     update_s = workload.update_s * share
-    return Traffic(tuple(pushes), tuple(pulls), update_s, pull_order)
+    return Traffic(tuple(pushes), tuple(pulls) if any(pulls) else (), update_s, pull_order)
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
     """Return the part of all weights that the busiest rank updates.
 
-    All of them where nothing is pulled; else a shard of every bucket, or the buckets of which it is
-    the root.
+    All of a bucket that is not pulled; of one that is, a shard, or all of it at its root.
     """
-    if any(bucket.pull is None for bucket in buckets):
-        return 1.0
     if not any(bucket.push.collective in ROOTED for bucket in buckets):
-        return 1.0 / world_size
+        total = sum(bucket.nbytes for bucket in buckets)
+        pulled = sum(bucket.nbytes for bucket in buckets if bucket.pull is not None)
+        pulled_part = pulled / total if total else float(buckets[0].pull is not None)
+        return 1.0 - pulled_part + pulled_part / world_size
     by_root: Counter[int] = Counter()
     for bucket in buckets:
         by_root[bucket.push.root] += bucket.nbytes

@@ -134,25 +134,23 @@ def plan_bound_s(
         pull_period: weights are pulled every so many iterations, of which each bears an equal part.
     """
     seconds = 0.0
-    if buckets[0].pull is not None:
+    if any(bucket.pull is not None for bucket in buckets):
         seconds = wire_s(cluster, beside_nbytes)
         beside_nbytes = 0
     for phase in ("push", "pull"):
-        recipes = [(dict(bucket.recipes).get(phase), bucket.nbytes) for bucket in buckets]
-        by_root: Counter[int] = Counter()
-        for recipe, held in recipes:
-            if recipe is not None:
-                by_root[recipe.root] += held
-        first = recipes[0][0]
-        if first is None:
-            continue
-        nbytes = float(sum(by_root.values()))
-        if phase == "push":
-            nbytes = share * (nbytes + beside_nbytes)
-        whole_s = wire_s(cluster, nbytes, first.collective)
-        if first.collective in ROOTED:
-            whole_s *= _busiest_root(cluster, by_root)
-        seconds += whole_s / (pull_period if phase == "pull" else 1)
+        by_collective: dict[str, Counter[int]] = {}
+        for bucket in buckets:
+            if (recipe := dict(bucket.recipes).get(phase)) is not None:
+                by_root = by_collective.setdefault(recipe.collective, Counter())
+                by_root[recipe.root] += bucket.nbytes
+        for collective, by_root in by_collective.items():
+            nbytes = float(sum(by_root.values()))
+            if phase == "push":
+                nbytes = share * (nbytes + beside_nbytes)
+            whole_s = wire_s(cluster, nbytes, collective)
+            if collective in ROOTED:
+                whole_s *= _busiest_root(cluster, by_root)
+            seconds += whole_s / (pull_period if phase == "pull" else 1)
     return max(compute_s, seconds)
 
 

@@ -50,6 +50,7 @@ class PartialGradient(Tensor):
         parameter_name: as in ``model.named_parameters()``.
         whole: the gradient's memory as a plain tensor of the parameter's shape.
         own: this rank's part of it: ranges, one-dimensional, in the order of memory.
+        replicated: whether every rank holds all of it.
         owner: the exchange, weakly.
         beside: what changes element by element as this does, of the same shape; None where nothing.
     """
@@ -57,6 +58,7 @@ class PartialGradient(Tensor):
     parameter_name: str
     whole: Tensor
     own: tuple[Tensor, ...]
+    replicated: bool
     owner: weakref.ref[Owner]
     beside: Tensor | None
 
@@ -65,7 +67,8 @@ class PartialGradient(Tensor):
         """Return ``whole`` as a partial gradient; shares its memory."""
         made: PartialGradient = whole.as_subclass(cls)
         made.parameter_name, made.whole = name, whole
-        made.own, made.owner, made.beside = own, weakref.ref(owner), None
+        made.own, made.owner = own, weakref.ref(owner)
+        made.replicated, made.beside = False, None
         return made
 
     def is_place_of(self, other: object) -> bool:
@@ -217,7 +220,7 @@ def _alias(gradient: PartialGradient) -> PartialGradient:
     owner = gradient.owner()
     assert owner is not None
     made = PartialGradient.of(gradient.parameter_name, gradient.whole, gradient.own, owner)
-    made.beside = gradient.beside
+    made.replicated, made.beside = gradient.replicated, gradient.beside
     return made
 
 
@@ -233,7 +236,8 @@ def _norm(func: Any) -> Handler:
         assert owner is not None
         if asked is None or not owner.averaged:
             return NotImplemented
-        return norms.PartialNorm.of(gradient.whole, gradient.own, *asked, owner)
+        spread = None if gradient.replicated else owner
+        return norms.PartialNorm.of(gradient.whole, gradient.own, *asked, spread)
 
     return handler
 

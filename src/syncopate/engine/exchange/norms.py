@@ -58,16 +58,20 @@ class PartialNorm(Tensor):
         own: Sequence[Tensor],
         order: float,
         dtype: torch.dtype | None,
-        owner: Ranks,
+        owner: Ranks | None,
     ) -> PartialNorm:
-        """Return the norm of what ``owner`` has spread: ``whole``, of which ``own`` is here."""
+        """Return the norm of ``whole``, of which ``own`` is here.
+
+        Where nobody has spread it (``owner`` is None), that is all of it, on every rank.
+        """
         wide = _wide(whole.dtype)
         values = [torch.linalg.vector_norm(each, order, dtype=wide) for each in own]
         value = values[0] if values else torch.zeros((), dtype=wide, device=whole.device)
         if len(values) > 1:
             value = torch.linalg.vector_norm(torch.stack(values), order)
         form = torch.empty((), dtype=dtype or whole.dtype, device=whole.device)
-        return cls._made(form, order, [_Part({id(owner): (owner, value)}, [])])
+        part = _Part({}, [value]) if owner is None else _Part({id(owner): (owner, value)}, [])
+        return cls._made(form, order, [part])
 
     @classmethod
     def _made(cls, form: Tensor, order: float, parts: list[_Part]) -> PartialNorm:

@@ -265,9 +265,9 @@ class OwnedState:
                     own.copy_(optimizer.state[piece.parameter][key])
             try:
                 for message in part.messages:
-                    assert message.pull is not None
-                    held = flat[message.start : message.stop]
-                    self._communicator.run(message.pull, held, bounds=message.bounds)
+                    if message.pull is not None:
+                        held = flat[message.start : message.stop]
+                        self._communicator.run(message.pull, held, bounds=message.bounds)
             except CollectiveError as error:
                 raise explained(error) from error
             yield key, flat

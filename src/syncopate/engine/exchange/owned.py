@@ -1,7 +1,8 @@
 """Owned: gradients are summed where their owner is, who updates; the new weights come back.
 
 What ``sharded`` and ``rooted`` have in common. Every rank owns a range of what each message
-carries, which may be empty or all of it. Parameters are views of flat buffers of weights, laid out
+carries, which may be empty or all of it. Of a message that is all-reduced every rank owns all
+(``plan.py``, [Note: replicated buckets]): nothing is pulled of it. Parameters are views of flat buffers of weights, laid out
 as those of the gradients. For an optimizer's step the parameters in its groups are exchanged for
 *pieces*: this rank's ranges of them, as parameters with gradients. There are several of a parameter
 that travels in parts. So the optimizer's state is that of the pieces. Between steps the groups hold
@@ -37,6 +38,7 @@ import weakref
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Container, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -95,12 +97,16 @@ class Owned(Exchange):
     ends_with_backward = False
     meets_in_forward = False
 
-    @abstractmethod
     def own_range(self, message: Message) -> tuple[int, int]:
         """Return which elements of a flat buffer this rank owns of those that ``message`` carries.
 
         The first, and one past the last.
         """
+        return (message.start, message.stop) if message.pull is None else self._share_of(message)
+
+    @abstractmethod
+    def _share_of(self, message: Message) -> tuple[int, int]:
+        """Return this rank's range of a message that is pulled."""
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -157,7 +163,8 @@ class Owned(Exchange):
                 self._adopt(part)
                 for message in part.messages:
                     messages[message.bucket].append((part, message))
-        self._pulled = [one for index in self._pulled_in for one in messages[index]]
+        launched = [one for index in self._pulled_in for one in messages[index]]
+        self._pulled = [(part, message) for part, message in launched if message.pull is not None]
         self.state = OwnedState(self.communicator, self.buckets, self.pieces)
 
     def _adopt(self, part: FlatBuffer) -> None:
@@ -175,6 +182,7 @@ class Owned(Exchange):
             ranges = [(start, stop) for start, stop in ranges if stop > start]
             own = tuple(part.gradients[start:stop] for start, stop in ranges)
             gradient = PartialGradient.of(trainable.name, whole, own, self)
+            gradient.replicated = part.replicated
             part.grads[place] = self.grads[trainable.index] = gradient
             self._around[id(whole)] = part
             weights_of, averages = [flat[start:stop] for start, stop in ranges], own
@@ -218,6 +226,8 @@ class Owned(Exchange):
             return
         for trainable, view in zip(self._trainables, self.grads, strict=True):
             assert isinstance(view, PartialGradient)
+            if view.replicated:
+                continue  # an average is what every rank contributes to the next
             if id(view.whole) in self.zeroed or not view.is_place_of(trainable.parameter.grad):
                 continue
             if trainable.index == entered:
@@ -292,8 +302,8 @@ class Owned(Exchange):
         part = self._around[id(gradient.whole)]
         try:
             for message in part.messages:
-                assert message.pull is not None
-                self.communicator.run(message.pull, message.gradients, bounds=message.bounds)
+                if message.pull is not None:
+                    self.communicator.run(message.pull, message.gradients, bounds=message.bounds)
         except CollectiveError as error:
             raise explained(error) from error
         self.gathered.update(map(id, part.views))
@@ -416,6 +426,9 @@ class Owned(Exchange):
                 piece.parameter.grad = None
         self._given.clear()
         self._share_buffers()
+        for part in chain(*(bucket.parts for bucket in self.buckets)):
+            if part.replicated and id(part) in self._stepping:
+                _renew(part)
         for part, message in self._pulled:
             if id(part) in self._stepping:
                 self._pull(part, message)
@@ -461,10 +474,7 @@ class Owned(Exchange):
         pending = self._pending.setdefault(id(part), [])
         pending.append(work)
         if len(pending) == 1:
-            parameters = [trainable.parameter for trainable in part.trainables]
-            # A graph of before the step must notice that its weights are others now.
-            torch.autograd.graph.increment_version(parameters)
-            weights.expect(parameters, _Waiter(self, id(part)))
+            weights.expect(_renew(part), _Waiter(self, id(part)))
 
     def leave(self) -> None:
         """Give every parameter memory of its own, and optimizers whole state."""
@@ -478,6 +488,13 @@ class Owned(Exchange):
             parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
             if isinstance(parameter.grad, PartialGradient):
                 parameter.grad = None
+
+
+def _renew(part: FlatBuffer) -> list[nn.Parameter]:
+    """Let graphs of before a step notice that the weights are others now; return the parameters."""
+    parameters = [trainable.parameter for trainable in part.trainables]
+    torch.autograd.graph.increment_version(parameters)
+    return parameters
 
 
 class _Waiter:

@@ -34,7 +34,7 @@ class Rooted(Owned):
                     message.pull = message.pull and structs.replace(message.pull, root=root)
         return buckets, tail
 
-    def own_range(self, message: Message) -> tuple[int, int]:
-        """Return all of a message at the root of its bucket, and nothing elsewhere."""
+    def _share_of(self, message: Message) -> tuple[int, int]:
+        # All of it at the root of its bucket, and nothing elsewhere.
         mine = message.push.root == self.communicator.rank
         return message.start, message.stop if mine else message.start

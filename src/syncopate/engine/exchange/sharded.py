@@ -2,7 +2,8 @@
 
 Gradients are reduce-scattered as they become ready, and weights are gathered while the next forward
 runs. On the wire that is what an all-reduce sends, but half of it has forward to hide behind; and
-the optimizer's state is spread over the ranks.
+the optimizer's state is spread over the ranks. Buckets that the plan has all-reduced are every
+rank's.
 
 Shards are cut by element, or between tensors where the optimizer looks at whole ones; so that every
 rank gets as many bytes, over all buckets together (:mod:`syncopate.schedules.shards`). Of a tensor
@@ -28,7 +29,8 @@ class Sharded(Owned):
     def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
         p = self.communicator.world_size
         by_name = {trainable.name: trainable for trainable in self._trainables}
-        names = dict.fromkeys(chain(*(bucket.tensors for bucket in plan.buckets)))
+        spread = [bucket for bucket in plan.buckets if bucket.pull is not None]
+        names = dict.fromkeys(chain(*(bucket.tensors for bucket in spread)))
         planned = [by_name[name] for name in names]
         whole = [trainable for trainable in planned if self._is_whole(trainable)]
         nbytes = [trainable.parameter.nbytes for trainable in whole]
@@ -41,7 +43,8 @@ class Sharded(Owned):
         proportions = levelling(loads, rest)
         buckets, tail = super()._allocate(plan)
         for part in chain(*(bucket.parts for bucket in buckets)):
-            self._cut(part, proportions)
+            if not part.replicated:
+                self._cut(part, proportions)
         return buckets, tail
 
     def _cut(self, part: FlatBuffer, proportions: Sequence[int]) -> None:
@@ -64,8 +67,7 @@ class Sharded(Owned):
         # What stays whole lies in the order of its owners, whose shards lie in theirs.
         return super()._place(trainable)._replace(order=self._owners.get(trainable.index, 0))
 
-    def own_range(self, message: Message) -> tuple[int, int]:
-        """Return this rank's shard of a message."""
+    def _share_of(self, message: Message) -> tuple[int, int]:
         assert message.bounds is not None
         rank = self.communicator.rank
         return message.start + message.bounds[rank], message.start + message.bounds[rank + 1]
