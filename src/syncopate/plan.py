@@ -58,6 +58,11 @@ class ExchangeKind(NamedTuple):
     pull: str = ""
     replicated: str = ""
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The collectives without which it cannot be."""
+        return (self.push, self.pull) if self.pull else (self.push,)
+
 
 EXCHANGES: dict[str, ExchangeKind] = {
     ALLREDUCE: ExchangeKind("all_reduce"),
@@ -255,8 +260,9 @@ class Plan(Artifact, frozen=True, kw_only=True):
         wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; empty for
             their own type. See [Note: narrow gradients].
         pull_order: the buckets, by their indices, in the order in which their weights are pulled,
-            those that are not pulled somewhere among them; empty for the reverse of their order, which is what forward needs where it uses the
-            parameters in the reverse of the order in which backward leaves them.
+            those that are not pulled somewhere among them; empty for the reverse of their order,
+            which is what forward needs where it uses the parameters in the reverse of the order in
+            which backward leaves them.
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
         delay: what ranks train on between pulls, with the ``sharded`` exchange; None for
             synchronous training.

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
 from syncopate.engine import distribute
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
+from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan, joined
 from syncopate.planning import filled_to, make_plan
-from syncopate.recipe import Recipe
+from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload, fingerprint
@@ -110,6 +110,18 @@ def in_parts(plan: Plan, model: nn.Module, parts: int) -> Plan:
     roots = plan.world_size if plan.exchange == ROOTED else 1
     taken = _in_turn(buckets, plan.channels, roots)
     return msgspec.structs.replace(plan, buckets=taken)
+
+
+def replicating(plan: Plan, count: int) -> Plan:
+    """Return a sharded plan with its first ``count`` buckets all-reduced, parts counted as one."""
+    changed = list(plan.buckets)
+    for places in joined(plan.buckets)[:count]:
+        for place in places:
+            push = changed[place].push
+            algorithm = NATIVE if push.algorithm == NATIVE else "ring"
+            push = msgspec.structs.replace(push, collective="all_reduce", algorithm=algorithm)
+            changed[place] = msgspec.structs.replace(changed[place], push=push, pull=None)
+    return msgspec.structs.replace(plan, buckets=tuple(changed))
 
 
 def made_up_workload(model: nn.Module) -> Workload:

@@ -15,7 +15,13 @@ from syncopate.collectives import Handle
 from syncopate.engine import distribute
 from syncopate.engine.exchange.optimizers import declare_optimizer
 from syncopate.recipe import Recipe
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, in_parts, plan_of
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    identical_everywhere,
+    in_parts,
+    plan_of,
+    replicating,
+)
 
 Build = Callable[[], nn.Module]
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
@@ -132,12 +138,14 @@ def both(
     optimizer: MakeOptimizer = sgd,
     tolerance: float = 1e-5,
     parts: int = 1,
+    replicated: int = 0,
     **plan: Any,
 ) -> Run:
     """Run ``script`` spread over the ranks and alone; all that is seen must be equal.
 
     ``plan`` says what :func:`plan_of` is told: exchange, sizes of buckets, algorithms, channels.
-    What is alone in a bucket travels in ``parts``.
+    What is alone in a bucket travels in ``parts``; every rank updates the first ``replicated``
+    buckets.
 
     Returns:
         The run on the ranks, still distributed.
@@ -145,7 +153,7 @@ def both(
     torch.manual_seed(7)
     model = build()
     twin = copy.deepcopy(model)
-    made = in_parts(plan_of(model, world_size, **plan), model, parts)
+    made = replicating(in_parts(plan_of(model, world_size, **plan), model, parts), replicated)
     model, trainer = distribute(
         model, optimizer(model.parameters()), plan=made, timeout_s=TIMEOUT_S
     )

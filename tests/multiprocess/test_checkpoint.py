@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.engine import distribute
+from syncopate.plan import Plan
 from tests.multiprocess.checkpoint_cases import (
     OPTIMIZERS,
     Shapes,
@@ -17,7 +18,7 @@ from tests.multiprocess.checkpoint_cases import (
     groups_of,
     train,
 )
-from tests.multiprocess.engine_cases import TIMEOUT_S, noted
+from tests.multiprocess.engine_cases import TIMEOUT_S, noted, replicating
 from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 3
@@ -26,11 +27,21 @@ CHAIN = (
     ("sharded", [1, 5, 3], 1),
     ("sharded", [9], 1),
     ("sharded", [1] * 9, 4),
+    ("sharded", [1] * 9, 2, 4),
     ("rooted", [2, 3, 4], 1),
     ("rooted", [1] * 9, 3),
     ("allreduce", [9], 1),
 )
-"""Exchanges with the sizes of their buckets, and the parts of tensors, one after the other."""
+"""Exchanges with the sizes of their buckets, the parts of tensors, and how many buckets every rank
+updates, one after the other."""
+
+
+def _planned(
+    model: Any, exchange: str, sizes: Any = None, parts: int = 1, replicated: int = 0
+) -> Plan:
+    return replicating(
+        exchange_plan(model, dist.get_world_size(), exchange, sizes, parts), replicated
+    )
 
 
 def _start(build: Any, exchange: str, *buckets: Any) -> Any:
@@ -38,7 +49,7 @@ def _start(build: Any, exchange: str, *buckets: Any) -> Any:
     torch.manual_seed(0)
     plain = Shapes()
     model = copy.deepcopy(plain)
-    plan = exchange_plan(model, dist.get_world_size(), exchange, *buckets)
+    plan = _planned(model, exchange, *buckets)
     model, optimizer = distribute(model, build(groups_of(model)), plan=plan, timeout_s=TIMEOUT_S)
     return model, optimizer, plain, build(groups_of(plain))
 
@@ -48,7 +59,7 @@ def _survives_switches(rank: int, name: str) -> None:
     model, optimizer, plain, reference = _start(build, *CHAIN[0])
     for place, (exchange, *buckets) in enumerate(CHAIN):
         if place:
-            model.syncopate.install(exchange_plan(model, WORLD_SIZE, exchange, *buckets))
+            model.syncopate.install(_planned(model, exchange, *buckets))
             assert_same(optimizer.state_dict(), reference.state_dict(), f"before {exchange}")
         steps = range(2 * place, 2 * place + 2)
         train(model, optimizer, rank, steps, plain=False)

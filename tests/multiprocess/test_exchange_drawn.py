@@ -22,6 +22,7 @@ from tests.multiprocess.engine_cases import (
     in_parts,
     noted,
     plan_of,
+    replicating,
 )
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_exchange_tensors import Lamb
@@ -128,6 +129,8 @@ def train_drawn(rank: int, seed: int) -> None:
     kept, to_none = draw.random() < 0.3, draw.random() < 0.7
     parts = draw.choice([1, 1, 2, 3, 5])
     plan = in_parts(plan_of(model, RANKS, **options), model, parts)
+    if options["exchange"] == "sharded":
+        plan = replicating(plan, draw.choice([0, 0, 1, 2, len(options["sizes"])]))
     distribute(model, optimizers, plan=plan, timeout_s=TIMEOUT_S)
     for step in range(STEPS):
         losses: Iterable[Tensor] = [alone(step, each) for each in range(RANKS)]

@@ -37,6 +37,13 @@ def _plan(*buckets, **changes):
     return Plan(**{**fields, "fingerprint": fingerprint(MODEL), "buckets": buckets, **changes})
 
 
+def _half_pulled():
+    pulled = structs.replace(
+        _part("a", 0, 1), push=Recipe("reduce_scatter", "ring"), pull=Recipe("all_gather")
+    )
+    return _plan(pulled, _part("a", 1, 4), _bucket("b"), exchange="sharded")
+
+
 def _rooted(push, pull, **changes):
     bucket = _bucket("a", collective="reduce", root=push, pull=Recipe("broadcast", root=pull))
     return _plan(bucket, exchange="rooted", **changes)
@@ -109,7 +116,11 @@ def test_the_distance_to_the_bound():
         (lambda: _plan(_bucket("a", root=1)), "root of the push of bucket 0 is 1.*a root"),
         (lambda: _rooted(4, 4), r"root of the push of bucket 0 is 4.*in 0\.\.3"),
         (lambda: _rooted(1, 2), r"roots of bucket 0 is \[1, 2\].*who updates"),
-        (lambda: _plan(_bucket("a"), exchange="sharded"), "which the sharded exchange runs"),
+        (
+            lambda: _plan(_bucket("a", collective="reduce"), exchange="sharded"),
+            "reduce_scatter and all_gather, or all_reduce, which the sharded exchange runs",
+        ),
+        (_half_pulled, "pull of bucket 1 is 'a'.*exactly where bucket 0 has one"),
         (lambda: _plan(_bucket("a", pull=Recipe("broadcast"))), "which the allreduce exchange"),
         (lambda: _plan(_bucket("a"), weight_sync_period=-1), "weight_sync_period is -1"),
         (lambda: _rooted(1, 1, weight_sync_period=5), "weight_sync_period is 5.*rooted exchange"),
@@ -164,11 +175,13 @@ def test_buckets_tell_their_exchange():
     assert exchange_of([_bucket("a"), _bucket("b")]) == "allreduce"
     assert exchange_of([shards]) == "sharded"
     assert exchange_of([_bucket("a", collective="reduce", pull=Recipe("broadcast"))]) == "rooted"
+    assert exchange_of([_bucket("b"), shards]) == "sharded"
+    rooted = _bucket("a", collective="reduce", pull=Recipe("broadcast"))
     with pytest.raises(
         InvalidValueError,
-        match=r"all_reduce, reduce_scatter and all_gather'.*rooted \(reduce and broadcast\)",
+        match=r"all_reduce, reduce and broadcast'.*rooted \(reduce and broadcast\)",
     ):
-        exchange_of([_bucket("b"), shards])
+        exchange_of([_bucket("b"), rooted])
 
 
 def test_the_parts_of_a_tensor_are_buckets_of_their_own():

@@ -120,7 +120,7 @@ def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[
     if costs is None:
         return tuple(EXCHANGES)
     return tuple(
-        name for name, kind in EXCHANGES.items() if all(c in costs for c in kind if c)
+        name for name, kind in EXCHANGES.items() if all(c in costs for c in kind.needed)
     ) or (ALLREDUCE,)
 
 
@@ -163,10 +163,13 @@ def _costs(
 def _given(costs: Costs | None, exchange: str, algorithm: str | None) -> Costs | None:
     if costs is None:
         return None
-    found = {}
-    for collective in filter(None, EXCHANGES[exchange]):
+    found, kind = {}, EXCHANGES[exchange]
+    for collective in kind.needed:
         if collective not in costs:
             raise UnknownNameError("collective", collective, costs, "the costs given")
         envelope = costs[collective]
         found[collective] = envelope if algorithm is None else envelope.only(algorithm)
+    other = costs.get(kind.replicated)
+    if other is not None and (algorithm is None or algorithm in other.costs):
+        found[kind.replicated] = other if algorithm is None else other.only(algorithm)
     return found

@@ -32,12 +32,15 @@ class Pulls:
         needed_s: shape (L,); the progress of forward at which each tensor's weights are needed.
         ranks: that share the update.
         rooted: whether each bucket is updated by one rank, rather than a shard of it by each.
+        replicated: seconds of the collective that may push a bucket instead, which every rank then
+            updates, so that nothing is pulled; None where there is none.
     """
 
     cost: CostFunction
     needed_s: tuple[float, ...]
     ranks: int
     rooted: bool = False
+    replicated: CostFunction | None = None
 
 
 class Problem:
@@ -176,12 +179,9 @@ def pull_order(needed_s: Sequence[float]) -> tuple[int, ...]:
     return tuple(sorted(range(len(needed_s)), key=lambda index: (needed_s[index], -index)))
 
 
-def pull_channels(order: Sequence[int], channels: int) -> tuple[int, ...]:
+def pull_channels(order: Sequence[int], channels: int) -> dict[int, int]:
     """Return the channel of each bucket's pull: in turn, in the order in which they are pulled."""
-    found = [0] * len(order)
-    for turn, index in enumerate(order):
-        found[index] = turn % channels
-    return tuple(found)
+    return {index: turn % channels for turn, index in enumerate(order)}
 
 
 def _require_sane(what: str, values: FloatArray) -> None:

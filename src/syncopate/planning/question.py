@@ -102,38 +102,42 @@ class Question:
         kind, pulls = EXCHANGES[self.exchange], None
         if kind.pull:
             ranks, rooted = self.cluster.world_size, self.exchange == ROOTED
-            pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted)
+            replicated = costs.get(kind.replicated)
+            pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted, replicated)
         return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)
 
-    def draft(self, partition: Partition, grain: float = WHOLE) -> Draft:
+    def draft(self, partition: Partition, grain: float = WHOLE, replicated: int = 0) -> Draft:
         """Return the plan of a partition: the cheapest algorithm per bucket, channels in turn.
 
         Args:
             partition: where buckets end.
             grain: the most bytes that travel at once of a tensor alone in its bucket.
+            replicated: buckets of the first so many gradients are updated by every rank.
         """
         problem, channels = self.problem, self.channels[0]
         sent, roots = messages(problem, partition, grain), problem.roots(partition)
         kind, costs = EXCHANGES[self.exchange], self.costs[self.exchange]
-        turns: Sequence[int] = ()
+        turns: Mapping[int, int] = {}
         pulled: tuple[int, ...] = ()
         if problem.pulls is not None:
             needed_s = problem.pulls.needed_s
             pulled = pull_order([min(needed_s[one.start : one.stop]) for one in sent])
-            turns = pull_channels(pulled, channels)
+            turns = pull_channels([i for i in pulled if sent[i].stop > replicated], channels)
         buckets = []
         for index, message in enumerate(sent):
             tensors = self.workload.tensors[message.start : message.stop]
             elements = elements_of(tensors[0].numel, message)
             sizes = problem.carried(message.start, message.stop, elements, tensors[0].numel)
-            root, pull = roots[message.bucket], None
-            if kind.pull:
+            root, pushed, pull = roots[message.bucket], kind.push, None
+            if message.stop <= replicated:
+                pushed = kind.replicated
+            elif kind.pull:
                 pull = recipe_of(kind.pull, costs[kind.pull], sizes, root, turns[index])
             buckets.append(
                 Bucket(
                     tensors=tuple(tensor.name for tensor in tensors),
                     nbytes=round(sum(sizes)),
-                    push=recipe_of(kind.push, costs[kind.push], sizes, root, index % channels),
+                    push=recipe_of(pushed, costs[pushed], sizes, root, index % channels),
                     pull=pull,
                     elements=elements,
                 )

@@ -11,7 +11,14 @@ plays candidates and keeps the best:
   overlap, and ramps, whose buckets are small where backward turns into forward;
 * the partitions of all other policies, so that none of them is ever better;
 * k buckets of about equal bytes, for several k;
-* from the best few of these, what single changes improve: a cut removed, added, or moved by one.
+* from the best few of these, what single changes improve: a cut removed, added, or moved by one;
+* where weights are pulled, the best of these with its first buckets all-reduced
+  ([Note: what is replicated]).
+
+[Note: what is replicated] What becomes ready first is needed last. Where backward leaves the link
+idle at its beginning, an all-reduce of the first buckets costs nothing, and spares forward a pull.
+The more of them, the fewer bytes are left for forward, and the more there are for backward: the
+best number is found by playing them all, and the buckets are improved once more for it.
 
 The ends of buckets are counted in tensors. A tensor larger than a good message travels in parts
 (:mod:`syncopate.planning.parts`) where playing that with the best partition, or with buckets filled
@@ -61,6 +68,10 @@ PLAYED_MESSAGES = 60_000
 _WORTHWHILE = 1e-3
 """Tensors are cut where that is played to save at least such a share of an iteration."""
 
+_WORTH_STATE = 0.01
+"""Buckets are all-reduced, with all of their optimizer's state on every rank, where that is played
+to save at least such a share of an iteration."""
+
 _UNEVEN_CANDIDATES = 8
 """How many of the best candidates are played again where shards are unequal."""
 
@@ -91,7 +102,40 @@ def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
     partition, grain = split(player, partition, most)
     if is_uneven(question):
         partition, grain = search_uneven(question, player, partition, grain, most)
-    return question.draft(partition, grain)
+        return question.draft(partition, grain)
+    partition, first = replicate(player.cut_to(grain), partition, most)
+    return question.draft(partition, grain, first)
+
+
+def replicate(player: Player, partition: Partition, most: int) -> tuple[Partition, int]:
+    """Return a partition, and how many of its first gradients every rank is to update.
+
+    See [Note: what is replicated].
+
+    Args:
+        player: plays no bucket as replicated.
+        partition: the best one by that.
+        most: messages to play before what has been found has to do; a quarter of them here.
+    """
+    pulls, limit = player.problem.pulls, player.played + most // 4
+    if pulls is None or pulls.replicated is None:
+        return partition, 0
+    found, first = partition, 0
+    best_s = (1 - _WORTH_STATE) * player.score(partition)[0]
+    while player.played <= limit and len(found) > 1:
+        scores_s = {}
+        for one in found[:-1]:
+            replicating = player.replicating(one)
+            scores_s[one] = replicating.score(found)[0]
+            player.played = replicating.played
+        least_s = min(scores_s.values())
+        if least_s >= best_s:
+            break
+        first = min(one for one in scores_s if scores_s[one] <= (1 + _WORTHWHILE) * least_s)
+        replicating = player.replicating(first)
+        found = _improve(found, _stops(player.problem, found), replicating, limit)
+        best_s, player.played = (1 - _WORTHWHILE) * replicating.score(found)[0], replicating.played
+    return found, first
 
 
 def search_uneven(
@@ -199,6 +243,7 @@ class Player:
     Attributes:
         problem, workload, interference, channels: as given.
         grain: the most that a message carries of a tensor alone in its bucket.
+        replicated: the first gradients, whose buckets every rank updates.
         played: how many messages were played so far.
     """
 
@@ -211,10 +256,12 @@ class Player:
         self.channels = channels
         self._pushes: _Prices = {}
         self._pulls: _Prices = {}
+        self._replicated: _Prices = {}
         self._uneven: Uneven | None = None
         self._ready_s: list[float] = [0.0, *problem.ready_s.tolist()]
         self._needed_s: dict[tuple[int, int], float] = {}
         self.grain = WHOLE
+        self.replicated = 0
         self.played = 0
 
     def with_shards(self, uneven: Uneven) -> Player:
@@ -229,6 +276,12 @@ class Player:
         other.grain = grain
         return other
 
+    def replicating(self, first: int) -> Player:
+        """Return a player in whose plans every rank updates the first gradients."""
+        other = copy(self)
+        other.replicated = first
+        return other
+
     def score(self, partition: Partition) -> tuple[float, int]:
         """Return the iteration time and the number of messages each way."""
         traffic = self._traffic(partition)
@@ -238,22 +291,32 @@ class Player:
 
     def _traffic(self, partition: Partition) -> Traffic:
         problem, channels = self.problem, self.channels
-        pushes, pulls = [], []
+        pushes: list[Collective] = []
+        pulls: list[Pull | None] = []
         sent = messages(problem, partition, self.grain)
         for index, message in enumerate(sent):
-            duration_s, startup_s = self._price(self._pushes, problem.cost, message)
+            duration_s, startup_s = self._push_price(message)
             ready_s = self._ready_s[message.stop]
             pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
         needed_s = [self._needed(one.start, one.stop) for one in sent]
         order = pull_order(needed_s)
-        turns = pull_channels(order, channels)
-        for message, at_s, channel in zip(sent, needed_s, turns, strict=True):
+        turns = pull_channels([i for i in order if sent[i].stop > self.replicated], channels)
+        for index, (message, at_s) in enumerate(zip(sent, needed_s, strict=True)):
+            if index not in turns:
+                pulls.append(None)
+                continue
             duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, message)
-            pulls.append(Pull(at_s, duration_s, startup_s, channel))
+            pulls.append(Pull(at_s, duration_s, startup_s, turns[index]))
         update_s = self.workload.update_s * self._update_part(partition)
-        return Traffic(tuple(pushes), tuple(pulls), update_s, order)
+        return Traffic(tuple(pushes), tuple(pulls) if any(pulls) else (), update_s, order)
+
+    def _push_price(self, message: Message) -> tuple[float, float]:
+        pulls = self.problem.pulls
+        if message.stop <= self.replicated and pulls is not None and pulls.replicated is not None:
+            return self._price(self._replicated, pulls.replicated, message)
+        return self._price(self._pushes, self.problem.cost, message)
 
     def _needed(self, start: int, stop: int) -> float:
         """Return when forward needs the weights of a bucket: the first of them."""
@@ -271,7 +334,12 @@ class Player:
         if self._uneven is not None:
             return self._uneven.largest_part
         if not pulls.rooted:
-            return 1 / pulls.ranks
+            part = 0.0
+            if self.replicated:
+                first = max((stop for stop in partition if stop <= self.replicated), default=0)
+                filled = self.problem.offsets.sum(axis=0)
+                part = float(filled[first]) / (float(filled[-1]) or 1.0)
+            return part + (1 - part) / pulls.ranks
         filled = self.problem.offsets.sum(axis=0)
         held: dict[int, float] = {}
         roots = self.problem.roots(partition)

@@ -58,7 +58,7 @@ class Traffic:
     @property
     def pulled(self) -> tuple[int, ...]:
         """The buckets that are pulled, in that order."""
-        order = pulled_in(self.pull_order, len(self.pulls))
+        order = pulled_in(self.pull_order, len(self.pulls)) if self.pulls else ()
         return tuple(bucket for bucket in order if self.pulls[bucket] is not None)
 
 

@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,8 +122,12 @@ def exchange_costs(
     """
     if exchange not in EXCHANGES:
         raise UnknownNameError("exchange", exchange, EXCHANGES)
-    found = [collective for collective in EXCHANGES[exchange] if collective]
-    return {name: training_costs(cluster, nbytes, names, name) for name in found}
+    kind = EXCHANGES[exchange]
+    found = {name: training_costs(cluster, nbytes, names, name) for name in kind.needed}
+    if kind.replicated:
+        with suppress(UnknownNameError):  # where it has none of these algorithms
+            found[kind.replicated] = training_costs(cluster, nbytes, names, kind.replicated)
+    return found
 
 
 def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> float:

@@ -1,12 +1,11 @@
 """Owned: gradients are summed where their owner is, who updates; the new weights come back.
 
 What ``sharded`` and ``rooted`` have in common. Every rank owns a range of what each message
-carries, which may be empty or all of it. Of a message that is all-reduced every rank owns all
-(``plan.py``, [Note: replicated buckets]): nothing is pulled of it. Parameters are views of flat buffers of weights, laid out
-as those of the gradients. For an optimizer's step the parameters in its groups are exchanged for
-*pieces*: this rank's ranges of them, as parameters with gradients. There are several of a parameter
-that travels in parts. So the optimizer's state is that of the pieces. Between steps the groups hold
-the parameters themselves.
+carries, which may be empty or all of it. What a plan has all-reduced every rank owns, and nothing
+is pulled of it. Parameters are views of flat buffers of weights, laid out as those of the
+gradients. For an optimizer's step the parameters in its groups are exchanged for *pieces*: this
+rank's ranges of them, as parameters with gradients, several of a parameter that travels in parts.
+So the optimizer's state is that of the pieces. Between steps the groups hold the parameters.
 
 A piece is one-dimensional where the optimizer goes by element. Where it looks at whole tensors, a
 parameter is in one rank's range or in none, and its piece has its shape and strides.
@@ -226,9 +225,9 @@ class Owned(Exchange):
             return
         for trainable, view in zip(self._trainables, self.grads, strict=True):
             assert isinstance(view, PartialGradient)
-            if view.replicated:
-                continue  # an average is what every rank contributes to the next
-            if id(view.whole) in self.zeroed or not view.is_place_of(trainable.parameter.grad):
+            zero = id(view.whole) in self.zeroed
+            # Where every rank has the average, it is what every rank contributes to the next.
+            if zero or view.replicated or not view.is_place_of(trainable.parameter.grad):
                 continue
             if trainable.index == entered:
                 raise EngineError(

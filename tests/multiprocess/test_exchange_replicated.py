@@ -1,0 +1,139 @@
+"""Sharded plans that all-reduce some buckets: every rank updates those, and nothing is pulled."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+
+import torch
+from torch import nn
+
+from syncopate.plan import SHARDED
+from tests.multiprocess.engine_cases import noted
+from tests.multiprocess.exchange_cases import Run, batch, both, launches, squares, watched
+from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.test_exchange_gradients import clip_norm, clip_value, scaling, train
+from tests.multiprocess.test_exchange_parts import PARTS, optimizers, steps
+
+BUCKETS = 4
+
+
+def as_one_process(rank: int, world_size: int) -> int:
+    done = 0
+    kinds = product((1, 2, BUCKETS), (1, PARTS), optimizers())
+    for number, (replicated, parts, optimizer) in enumerate(kinds):
+        zero, channels = (True, False, None)[number % 3], 1 + number % 2
+        with noted(f"{replicated} replicated, {parts} parts, {optimizer}, {zero}"):
+            run = both(
+                rank,
+                world_size,
+                partial(steps, zero=zero),
+                optimizer=optimizer,
+                tolerance=1e-4,
+                exchange=SHARDED,
+                sizes=[1, 2, 1, 2],
+                parts=parts,
+                replicated=replicated,
+                channels=channels,
+            )
+        run.model.syncopate.detach()
+        done += 1
+    return done
+
+
+def test_a_plan_with_replicated_buckets_trains_as_one_process() -> None:
+    assert run_ranks(as_one_process, 3) == [18] * 3
+
+
+def norms_and_scaling(rank: int, world_size: int) -> None:
+    """What every rank holds whole counts once in a norm, and not once a rank."""
+    cases = (
+        partial(clip_norm, 2.0, None),
+        partial(clip_norm, 1.0, False),
+        partial(clip_value, None),
+        scaling,
+    )
+    for replicated, case in product((1, 3), cases):
+        with noted(f"{replicated} replicated: {case}"):
+            run = both(
+                rank,
+                world_size,
+                partial(train, between=case),
+                exchange=SHARDED,
+                sizes=[1, 2, 1, 2],
+                replicated=replicated,
+            )
+        run.model.syncopate.detach()
+
+
+def messages(rank: int, world_size: int) -> None:
+    """A replicated bucket is one all-reduce; the others are pushed and pulled as ever."""
+
+    def script(run: Run) -> None:
+        train(run, lambda _: None, steps=1)
+
+    run = both(rank, world_size, script, exchange=SHARDED, sizes=[1, 2, 1, 2], replicated=2)
+    run.optimizer.zero_grad()
+    with watched(run.model) as events:
+        run.backward(squares(0))
+        run.optimizer.step()
+        run.model(batch(rank, 0, 4, 5))
+    flags = ["all_reduce"]
+    pushes = ["all_reduce"] * 2 + ["reduce_scatter"] * 2
+    assert launches(events) == [*pushes, *flags, *["all_gather"] * 2]
+    run.model.syncopate.detach()
+
+
+def state(rank: int, world_size: int) -> None:
+    """Every rank has the state of what it updates: all of a replicated bucket, shards of others."""
+
+    def script(run: Run) -> None:
+        train(run, lambda _: None, steps=1)
+
+    adam = partial(torch.optim.Adam, lr=0.01)
+    run = both(
+        rank, world_size, script, optimizer=adam, exchange=SHARDED, sizes=[6], tolerance=1e-4
+    )
+    spread = held(run)
+    run.model.syncopate.detach()
+    run = both(
+        rank, world_size, script, optimizer=adam, exchange=SHARDED, sizes=[1, 2, 1, 2],
+        replicated=2, tolerance=1e-4,
+    )  # fmt: skip
+    names = [name for b in run.model.syncopate.plan.buckets[:2] for name in b.tensors]
+    sizes = {name: p.numel() for name, p in run.model.named_parameters()}
+    whole = sum(sizes[name] for name in names)
+    rest = sum(sizes.values()) - whole
+    assert 2 * whole <= held(run) <= 2 * (whole + rest // world_size + len(sizes))
+    assert spread <= 2 * (sum(sizes.values()) // world_size + len(sizes))
+    run.model.syncopate.detach()
+
+
+def held(run: Run) -> int:
+    """Elements of an optimizer's moments on this rank."""
+    entries = [value for each in run.optimizer.state.values() for value in each.values()]
+    return sum(v.numel() for v in entries if isinstance(v, torch.Tensor) and v.dim())
+
+
+def a_graph_of_before_the_step_is_refused(rank: int, world_size: int) -> None:
+    """As under DDP: its weights are others now."""
+
+    def script(run: Run) -> None:
+        train(run, lambda _: None, steps=1)
+
+    run = both(rank, world_size, script, exchange=SHARDED, sizes=[1, 2, 1, 2], replicated=BUCKETS)
+    before = {name: p._version for name, p in run.model.named_parameters()}
+    train(run, lambda _: None, steps=1)
+    assert all(p._version > before[name] for name, p in run.model.named_parameters())
+    assert isinstance(run.model, nn.Module)
+    run.model.syncopate.detach()
+
+
+def _others(rank: int, world_size: int) -> None:
+    for case in (norms_and_scaling, messages, state, a_graph_of_before_the_step_is_refused):
+        with noted(f"in {case.__name__}"):
+            case(rank, world_size)
+
+
+def test_norms_messages_and_state_of_replicated_buckets() -> None:
+    run_ranks(_others, 2)
