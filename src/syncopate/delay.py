@@ -89,6 +89,11 @@ class Delay(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Whether ranks train on weights of their own while others are on their way."""
         return self.local_update != NONE
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it is anything but synchronous training."""
+        return self.runs_ahead or self.k > 1
+
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)

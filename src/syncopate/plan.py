@@ -14,12 +14,6 @@ their weights, and nothing is pulled. Where backward leaves the network idle and
 that carries bytes from the one to the other; the state of those buckets' optimizer is on every
 rank.
 
-[Note: narrow gradients] Gradients can travel in fewer bits than they have, and are summed in the
-type that they have. Weights come back as they are: what is lost of a gradient is noise in one step,
-what is lost of a weight stays lost. bfloat16 has the range of float32, and is what to take unless
-there is a reason; float16 has three more bits, and nothing beyond 65504. Gradients of 16 bits, and
-complex ones, travel as they are.
-
 [Note: parts of a tensor] A bucket holds whole tensors, or a part of one. The parts of a tensor are
 buckets one behind the other, each with recipes of its own, so that a tensor larger than a good
 message travels as several, over several channels. They are ready at once, and needed at once.
@@ -27,7 +21,7 @@ message travels as several, over several channels. They are ready at once, and n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import ClassVar, NamedTuple
 
@@ -37,7 +31,7 @@ from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
-from syncopate.recipe import Recipe
+from syncopate.recipe import Recipe, require_wire_dtype
 from syncopate.units import MIB, dtype_bytes
 from syncopate.workload import fingerprint
 
@@ -70,53 +64,6 @@ EXCHANGES: dict[str, ExchangeKind] = {
     ROOTED: ExchangeKind("reduce", "broadcast"),
 }
 """The ways of training a plan can ask for."""
-
-
-WIRE_DTYPES = ("bfloat16", "float16")
-"""What gradients can be narrowed to on the wire."""
-
-NARROWED = ("float32", "float64")
-"""The types of gradients that are narrowed."""
-
-
-def wire_dtype_of(dtype: str, wire_dtype: str) -> str:
-    """Return what gradients of ``dtype`` travel as; see [Note: narrow gradients].
-
-    Args:
-        dtype: of the gradients.
-        wire_dtype: a plan's.
-    """
-    return wire_dtype if wire_dtype and dtype in NARROWED else dtype
-
-
-def wire_share(wire_dtype: str, nbytes: Mapping[str, int]) -> float:
-    """Return the part of all gradients' bytes that goes on the wire.
-
-    Args:
-        wire_dtype: one of ``WIRE_DTYPES``; empty for the gradients' own.
-        nbytes: of the gradients of each dtype. Where there are several, the part is that of all of
-            them together, and no bucket's.
-
-    Raises:
-        UnknownNameError: gradients cannot be narrowed to it.
-    """
-    require_wire_dtype(wire_dtype)
-    total = sum(nbytes.values())
-    sent = sum(
-        held * dtype_bytes(wire_dtype_of(dtype, wire_dtype)) / dtype_bytes(dtype)
-        for dtype, held in nbytes.items()
-    )
-    return sent / total if total else 1.0
-
-
-def require_wire_dtype(wire_dtype: str) -> None:
-    """Refuse what gradients cannot be narrowed to.
-
-    Raises:
-        UnknownNameError: it is not empty, and none of ``WIRE_DTYPES``.
-    """
-    if wire_dtype and wire_dtype not in WIRE_DTYPES:
-        raise UnknownNameError("dtype on the wire", wire_dtype, WIRE_DTYPES)
 
 
 class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -258,7 +205,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         order: the ranks in the order that all schedules follow, so that neighbours are near; empty
             for that of their numbers.
         wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; empty for
-            their own type. See [Note: narrow gradients].
+            their own type. See ``recipe.py``, [Note: narrow gradients].
         pull_order: the buckets, by their indices, in the order in which their weights are pulled,
             those that are not pulled somewhere among them; empty for the reverse of their order,
             which is what forward needs where it uses the parameters in the reverse of the order in
@@ -306,6 +253,10 @@ class Plan(Artifact, frozen=True, kw_only=True):
         if self.pull_period != (self.delay.k if self.delay else 1):
             rule = f"{self.delay.k}, the delay's k" if self.delay else "1 without a delay"
             raise InvalidValueError("pull_period", self.pull_period, rule)
+        late = self.delay is not None and self.delay.is_late
+        if late and (whole := [i for i, bucket in enumerate(self.buckets) if not bucket.pull]):
+            rule = "some, with a delay: weights of its own are what a rank trains on between pulls"
+            raise InvalidValueError(f"pull of bucket {whole[0]}", "none", rule)
         pulls = EXCHANGES[self.exchange].pull
         if self.weight_sync_period < 0 or (self.weight_sync_period and pulls):
             rule = f"an integer >= 0, and 0 with the {self.exchange} exchange"
@@ -321,11 +272,19 @@ class Plan(Artifact, frozen=True, kw_only=True):
     def delayed(self, delay: Delay | None) -> Plan:
         """Return the plan with a delay, or without one; what it was expected to cost is left out.
 
+        With weights that come late every bucket is pulled: one that was all-reduced gets the
+        recipes of the first bucket that is pulled.
+
         Raises:
             InvalidValueError: the plan is of another exchange than ``sharded``.
         """
         period = delay.k if delay else 1
-        changed: Plan = replace(self, delay=delay, pull_period=period, prediction=None)
+        buckets = self.buckets
+        if delay and delay.is_late and self.exchange == SHARDED:
+            buckets = tuple(map(_like_the_first(buckets), buckets))
+        changed: Plan = replace(
+            self, buckets=buckets, delay=delay, pull_period=period, prediction=None
+        )
         return changed
 
     def _require_disjoint(self) -> None:
@@ -467,6 +426,26 @@ def filled(nbytes: Iterable[float], bucket_bytes: int = DDP_BUCKET_BYTES) -> tup
     if not ends or ends[-1] != count:
         ends.append(count)
     return tuple(ends)
+
+
+def _like_the_first(buckets: Sequence[Bucket]) -> Callable[[Bucket], Bucket]:
+    """Return what gives a bucket that is not pulled the recipes of the first that is."""
+    kind = EXCHANGES[SHARDED]
+    pulled = next((bucket for bucket in buckets if bucket.pull is not None), None)
+    push, pull = Recipe(kind.push, "ring"), Recipe(kind.pull, "ring")
+    if pulled is not None and pulled.pull is not None:
+        push, pull = pulled.push, pulled.pull
+
+    def changed(bucket: Bucket) -> Bucket:
+        if bucket.pull is not None:
+            return bucket
+        channel = bucket.push.channel
+        made: Bucket = replace(
+            bucket, push=replace(push, channel=channel), pull=replace(pull, channel=channel)
+        )
+        return made
+
+    return changed
 
 
 def require_all_parts(buckets: Sequence[Bucket], numels: Mapping[str, int]) -> None:

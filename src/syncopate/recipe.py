@@ -1,17 +1,24 @@
 """Recipe: how one message travels: which collective, by which algorithm, told what, where.
 
 It is declared here alone. Plans hold it, costs price it, the communicator runs it.
+
+[Note: narrow gradients] Gradients can travel in fewer bits than they have, and are summed in the
+type that they have. Weights come back as they are: what is lost of a gradient is noise in one step,
+what is lost of a weight stays lost. bfloat16 has the range of float32, and is what to take unless
+there is a reason; float16 has three more bits, and nothing beyond 65504. Gradients of 16 bits, and
+complex ones, travel as they are.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from msgspec.structs import force_setattr, replace
 
 from syncopate.artifacts import Record
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.units import dtype_bytes
 
 NATIVE = "native"
 """The backend's own algorithm: a name that recipes may use, but no schedule."""
@@ -27,6 +34,53 @@ ROOTED = frozenset({"broadcast", "reduce"})
 
 _SHOWN = 40
 """Characters of an option in a label; the order of many ranks is shown by its checksum."""
+
+
+WIRE_DTYPES = ("bfloat16", "float16")
+"""What gradients can be narrowed to on the wire."""
+
+NARROWED = ("float32", "float64")
+"""The types of gradients that are narrowed."""
+
+
+def wire_dtype_of(dtype: str, wire_dtype: str) -> str:
+    """Return what gradients of ``dtype`` travel as; see [Note: narrow gradients].
+
+    Args:
+        dtype: of the gradients.
+        wire_dtype: a plan's.
+    """
+    return wire_dtype if wire_dtype and dtype in NARROWED else dtype
+
+
+def wire_share(wire_dtype: str, nbytes: Mapping[str, int]) -> float:
+    """Return the part of all gradients' bytes that goes on the wire.
+
+    Args:
+        wire_dtype: one of ``WIRE_DTYPES``; empty for the gradients' own.
+        nbytes: of the gradients of each dtype. Where there are several, the part is that of all of
+            them together, and no bucket's.
+
+    Raises:
+        UnknownNameError: gradients cannot be narrowed to it.
+    """
+    require_wire_dtype(wire_dtype)
+    total = sum(nbytes.values())
+    sent = sum(
+        held * dtype_bytes(wire_dtype_of(dtype, wire_dtype)) / dtype_bytes(dtype)
+        for dtype, held in nbytes.items()
+    )
+    return sent / total if total else 1.0
+
+
+def require_wire_dtype(wire_dtype: str) -> None:
+    """Refuse what gradients cannot be narrowed to.
+
+    Raises:
+        UnknownNameError: it is not empty, and none of ``WIRE_DTYPES``.
+    """
+    if wire_dtype and wire_dtype not in WIRE_DTYPES:
+        raise UnknownNameError("dtype on the wire", wire_dtype, WIRE_DTYPES)
 
 
 class Recipe(Record, frozen=True, kw_only=False, omit_defaults=True):

@@ -138,14 +138,13 @@ def both(
     optimizer: MakeOptimizer = sgd,
     tolerance: float = 1e-5,
     parts: int = 1,
-    replicated: int = 0,
     **plan: Any,
 ) -> Run:
     """Run ``script`` spread over the ranks and alone; all that is seen must be equal.
 
-    ``plan`` says what :func:`plan_of` is told: exchange, sizes of buckets, algorithms, channels.
-    What is alone in a bucket travels in ``parts``; every rank updates the first ``replicated``
-    buckets.
+    ``plan`` says what :func:`plan_of` is told: exchange, sizes of buckets, algorithms, channels;
+    and how many of the first buckets are ``replicated``, which every rank updates. What is alone in
+    a bucket travels in ``parts``.
 
     Returns:
         The run on the ranks, still distributed.
@@ -153,6 +152,7 @@ def both(
     torch.manual_seed(7)
     model = build()
     twin = copy.deepcopy(model)
+    replicated = plan.pop("replicated", 0)
     made = replicating(in_parts(plan_of(model, world_size, **plan), model, parts), replicated)
     model, trainer = distribute(
         model, optimizer(model.parameters()), plan=made, timeout_s=TIMEOUT_S

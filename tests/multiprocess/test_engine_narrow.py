@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
 from syncopate.engine import distribute
-from syncopate.plan import EXCHANGES, WIRE_DTYPES
+from syncopate.plan import EXCHANGES
 from syncopate.planning import make_plan
-from syncopate.recipe import NATIVE
+from syncopate.recipe import NATIVE, WIRE_DTYPES
 from syncopate.workload import GradientTensor, Workload
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.errors import EngineError
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, WIRE_DTYPES, Plan
+from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
+from syncopate.recipe import WIRE_DTYPES
 from tests.multiprocess.checkpoint_cases import OPTIMIZERS, Shapes, assert_same, groups_of
 from tests.multiprocess.checkpoint_cases import train as train_shapes
 from tests.multiprocess.engine_cases import (

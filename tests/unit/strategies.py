@@ -16,8 +16,8 @@ from syncopate.cluster import (
     LinearFit,
     LinkProbe,
 )
-from syncopate.plan import EXCHANGES, WIRE_DTYPES, Bucket, Plan, Prediction
-from syncopate.recipe import Recipe
+from syncopate.plan import EXCHANGES, Bucket, Plan, Prediction
+from syncopate.recipe import WIRE_DTYPES, Recipe
 from syncopate.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload

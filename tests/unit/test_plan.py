@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
+from syncopate.delay import Delay
 from syncopate.errors import ArtifactError, InvalidValueError, PlanError, UnknownNameError
 from syncopate.plan import Bucket, Plan, Prediction, exchange_of, joined
 from syncopate.recipe import Recipe
@@ -251,3 +252,19 @@ def test_a_tensor_in_two_places_is_refused_however_the_plan_comes_about():
     fields["buckets"][1]["tensors"] = ["b", "a"]
     with pytest.raises(ArtifactError, match=r"buckets is 'a'.*disjoint"):
         Plan.from_json(json.dumps(fields))
+
+
+def test_a_delay_pulls_every_bucket():
+    pulled = structs.replace(
+        _bucket("b", collective="reduce_scatter", channel=1), pull=Recipe("all_gather", "ring")
+    )
+    plan = _plan(_bucket("a"), pulled, exchange="sharded", channels=2)
+    late = plan.delayed(Delay(k=2))
+    assert [bucket.push.collective for bucket in late.buckets] == ["reduce_scatter"] * 2
+    assert late.buckets[0].push.channel == 0
+    assert late.buckets[0].pull == Recipe("all_gather", "ring")
+    assert late.buckets[1] == plan.buckets[1]
+    with pytest.raises(InvalidValueError, match=r"pull of bucket 0 is 'none'.*with a delay"):
+        structs.replace(late, buckets=plan.buckets)
+    waits = plan.delayed(Delay(k=1, local_update="none"))
+    assert waits.buckets == plan.buckets

@@ -14,7 +14,8 @@ from syncopate.cli.machines import machines_option
 from syncopate.cli.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, WIRE_DTYPES, Plan
+from syncopate.plan import EXCHANGES, Plan
+from syncopate.recipe import WIRE_DTYPES
 from syncopate.workload import Workload
 
 _ALL = "all"

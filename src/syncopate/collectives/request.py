@@ -8,8 +8,7 @@ import torch
 
 from syncopate.collectives.shards import Form
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import NARROWED, WIRE_DTYPES
-from syncopate.recipe import NATIVE, ORDER, Recipe
+from syncopate.recipe import NARROWED, NATIVE, ORDER, WIRE_DTYPES, Recipe
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, checked_bounds
 from syncopate.schedules.conditions import CONDITIONS, conditions

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.errors import EngineError
-from syncopate.plan import Plan, joined, wire_dtype_of
-from syncopate.recipe import Recipe
+from syncopate.plan import Plan, joined
+from syncopate.recipe import Recipe, wire_dtype_of
 
 
 @dataclass(frozen=True)

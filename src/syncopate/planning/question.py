@@ -27,11 +27,10 @@ from syncopate.plan import (
     Prediction,
     exchange_of,
     pulled_in,
-    wire_share,
 )
 from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
-from syncopate.recipe import NATIVE, ORDER, Recipe
+from syncopate.recipe import NATIVE, ORDER, Recipe, wire_share
 from syncopate.simulation.delay import predict_delayed
 from syncopate.simulation.iteration import play
 from syncopate.simulation.traffic import bytes_by_dtype

@@ -18,7 +18,8 @@ from syncopate.costs.model.bound import plan_bound_s, require_possible, wire_s
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, exchange_costs, on_the_wire
 from syncopate.delay import Delay
-from syncopate.plan import Plan, Prediction, wire_share
+from syncopate.plan import Plan, Prediction
+from syncopate.recipe import wire_share
 from syncopate.simulation.iteration import play_period
 from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
 from syncopate.units import format_seconds

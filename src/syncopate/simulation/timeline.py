@@ -14,7 +14,8 @@ from syncopate.costs.model.training import (
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Plan, wire_share
+from syncopate.plan import Plan
+from syncopate.recipe import wire_share
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 from syncopate.timeline import Span, Timeline

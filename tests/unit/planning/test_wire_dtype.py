@@ -11,8 +11,9 @@ from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, on_the_wire, training_costs
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, WIRE_DTYPES, Plan
+from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning import make_plan, predict
+from syncopate.recipe import WIRE_DTYPES
 from syncopate.simulation import simulate
 from syncopate.workload import GradientTensor, Workload
 

@@ -22,7 +22,8 @@ from syncopate.engine.exchange.base import Exchange, Missing, Note, arrived
 from syncopate.engine.state import broadcast_tensors
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
-from syncopate.plan import Plan, wire_dtype_of
+from syncopate.plan import Plan
+from syncopate.recipe import wire_dtype_of
 
 
 class AllReduce(Exchange):

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,27 @@ from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable, view_like
 from syncopate.errors import CollectiveError, EngineError
 
-if TYPE_CHECKING:
-    from syncopate.engine.exchange.owned import Piece
-
 State = dict[str, Any]
 """What an optimizer knows of one parameter."""
 
 _STEP = "step"
 """Counts steps, and is never spread, not even where the parameter is a scalar too."""
+
+
+class Piece(NamedTuple):
+    """What this rank owns of one parameter, or a range of it.
+
+    Attributes:
+        trainable: the parameter it is a part of.
+        start: its first element in the parameter's memory; 0 where it has the parameter's shape.
+        parameter: what an optimizer updates; a view of the flat weights.
+        gradient: the average that belongs to it; a view of the flat gradients.
+    """
+
+    trainable: Trainable
+    start: int
+    parameter: nn.Parameter
+    gradient: Tensor
 
 
 class _Kept(NamedTuple):

@@ -38,7 +38,7 @@ from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Container, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,7 @@ from syncopate.engine.buckets import (
 from syncopate.engine.exchange import groups, weights
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, Work, arrived
 from syncopate.engine.exchange.gradients import PartialGradient
-from syncopate.engine.exchange.optimizer_state import OwnedState
+from syncopate.engine.exchange.optimizer_state import OwnedState, Piece
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
@@ -64,22 +64,6 @@ from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.shards import adjoined
-
-
-class Piece(NamedTuple):
-    """What this rank owns of one parameter, or a range of it.
-
-    Attributes:
-        trainable: the parameter it is a part of.
-        start: its first element in the parameter's memory; 0 where it has the parameter's shape.
-        parameter: what an optimizer updates; a view of the flat weights.
-        gradient: the average that belongs to it; a view of the flat gradients.
-    """
-
-    trainable: Trainable
-    start: int
-    parameter: nn.Parameter
-    gradient: Tensor
 
 
 class Owned(Exchange):
