@@ -90,27 +90,33 @@ class Reference:
 
     Args:
         model: whose parameters are the global weights.
-        optimizer: the server's.
+        optimizers: the server's.
         delay: hyper-parameters.
         workers: how many.
         loss: of a worker in an iteration.
+
+    Attributes:
+        num: the iteration that comes next.
+        scale: from the mean gradients to what all gradients are multiplied by.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizers: Sequence[torch.optim.Optimizer],
         delay: Delay,
         workers: int,
         loss: Loss = loss_of,
     ) -> None:
-        self.model, self.optimizer, self.delay, self.loss = model, optimizer, delay, loss
+        self.model, self.optimizers, self.delay, self.loss = model, optimizers, delay, loss
+        self.scale: Callable[[Sequence[Tensor]], Any] = lambda _: 1.0
         self.replica = copy.deepcopy(model)
-        self.computing = [self._weights() for _ in range(workers)]
+        self.computing = [self.weights() for _ in range(workers)]
         self.workers: list[Worker] = []
         self.num = 0
 
-    def _weights(self) -> list[Tensor]:
+    def weights(self) -> list[Tensor]:
+        """Return copies of the global weights."""
         return [parameter.detach().clone() for parameter in self.model.parameters()]
 
     def _gradients(self, rank: int) -> list[Tensor]:
@@ -123,34 +129,38 @@ class Reference:
     def iterate(self) -> None:
         """Do one iteration of Algorithm 1 on all workers."""
         ranks, k = range(len(self.computing)), self.delay.k
+        if not self.workers and self.num > self.delay.wp and self.num % k == 0:
+            # The last iteration of the warm-up makes the copies; this is the one after it.
+            self.workers = [Worker(self.weights(), self.delay) for _ in ranks]
         groups = self._groups()
         gradients = [self._gradients(rank) for rank in ranks]
-        for parameter, several in zip(
-            self.model.parameters(), zip(*gradients, strict=True), strict=True
-        ):
-            parameter.grad = torch.stack(several).mean(0)
-        self.optimizer.step()
+        means = [torch.stack(several).mean(0) for several in zip(*gradients, strict=True)]
+        scale = self.scale(means)
+        gradients = [[scale * gradient for gradient in own] for own in gradients]
+        for parameter, mean in zip(self.model.parameters(), means, strict=True):
+            parameter.grad = scale * mean
+        for optimizer in self.optimizers:
+            optimizer.step()
         last = self.num % k == k - 1
-        if self.num <= self.delay.wp:
-            self.computing = [self._weights() for _ in ranks]
-            if self.num == self.delay.wp:
-                self.workers = [Worker(self._weights(), self.delay) for _ in ranks]
+        if not self.workers:
+            self.computing = [self.weights() for _ in ranks]
         elif self.delay.local_update == "none":
             if last:
-                self.computing = [self._weights() for _ in ranks]
+                self.computing = [self.weights() for _ in ranks]
         else:
             for rank, worker in enumerate(self.workers):
                 worker.update(gradients[rank], groups)
                 self.computing[rank] = [w.clone() for w in worker.own]
                 if last:
-                    worker.own = self._weights()
+                    worker.own = self.weights()
         self.num += 1
 
     def _groups(self) -> list[dict[str, Any]]:
         """Return the group of each parameter, as it is before the step."""
         found = {
             id(parameter): {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
             for parameter in group["params"]
         }
         return [found[id(parameter)] for parameter in self.model.parameters()]
@@ -177,3 +187,10 @@ def iterate(model: Any, optimizer: Any, rank: int, nums: Iterable[int]) -> None:
         loss_of(model, rank, num).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def close(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> None:
+    """Assert that weights in float64 differ by rounding alone."""
+    torch.testing.assert_close(
+        [one.detach() for one in ours], [one.detach() for one in theirs], rtol=1e-9, atol=1e-11
+    )

@@ -14,6 +14,7 @@ from syncopate.engine import distribute
 from syncopate.engine.exchange import base
 from tests.multiprocess.delay_cases import (
     Reference,
+    close,
     delayed,
     iterate,
     loss_of,
@@ -41,7 +42,7 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
             aside((k + LOCAL_RULES.index(rule)) % 2 == 0)
             delay = Delay(k=k, warm_up=2 * k - 1, local_update=rule, lambda_0=0.3)
             alone = odd64()
-            reference = Reference(alone, two_groups(alone), delay, world_size)
+            reference = Reference(alone, [two_groups(alone)], delay, world_size)
             model: Any = odd64()
             optimizer = two_groups(model)
             model, optimizer = delayed(
@@ -49,26 +50,19 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
             )
             schedules = [
                 torch.optim.lr_scheduler.StepLR(one, 7, 0.5)
-                for one in (optimizer, reference.optimizer)
+                for one in (optimizer, *reference.optimizers)
             ]
             for num in range(STEPS):
                 iterate(model, optimizer, rank, [num])
                 reference.iterate()
                 for schedule in schedules:
                     schedule.step()
-                torch.testing.assert_close(
-                    [p.detach() for p in model.parameters()],
-                    reference.computing[rank],
-                    rtol=1e-9,
-                    atol=1e-11,
-                )
+                close(model.parameters(), reference.computing[rank])
                 compared += 1
             with model.syncopate.global_weights():
-                theirs = [p.detach().clone() for p in alone.parameters()]
-                ours = [p.detach().clone() for p in model.parameters()]
-            torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-11)
+                close(model.parameters(), alone.parameters())
             model.syncopate.detach()
-            torch.testing.assert_close([p.detach() for p in model.parameters()], theirs)
+            close(model.parameters(), alone.parameters())
             identical_everywhere(model.parameters())
     return compared
 

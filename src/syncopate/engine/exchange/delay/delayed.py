@@ -156,7 +156,11 @@ class Delayed(Sharded):
             EngineError: nobody zeroed the gradients; on every rank.
         """
         super().adapt(entered)
-        if self.carried and self._delay.runs_ahead and self._locals:
+        # Of what another rank owns zeros are left here, and what is added to them is this rank's.
+        mine = {
+            id(each.whole) for each in self.grads if isinstance(each, PartialGradient) and each.own
+        }
+        if mine & self.carried and self._delay.runs_ahead and self._locals:
             self.carried.clear()
             raise EngineError(
                 "gradients of the step before are still there, and they are averages: what this "
