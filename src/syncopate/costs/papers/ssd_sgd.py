@@ -30,6 +30,9 @@ Beside the timelines themselves, which tests play:
 
 :func:`steady_iteration_s` is what the timeline takes, whatever the layers.
 
+A delay on the sharded exchange is another timeline: each update waits for its own pushes, and pulls
+begin after the update. :mod:`syncopate.simulation.delay` predicts that one.
+
 Source: Xu, Dong, Zhao, Xu and Liao, "SSD-SGD: communication sparsification for distributed deep
 learning training" (2021), Sections 2.1 to 2.3.
 """
