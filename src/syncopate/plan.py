@@ -270,7 +270,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         self._require_disjoint()
 
     def delayed(self, delay: Delay | None) -> Plan:
-        """Return the plan with a delay, or without one; what it was expected to cost is left out.
+        """Return the plan with a delay, or without one; prediction and reason are left out.
 
         With weights that come late every bucket is pulled: one that was all-reduced gets the
         recipes of the first bucket that is pulled.
@@ -283,7 +283,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         if delay and delay.is_late and self.exchange == SHARDED:
             buckets = tuple(map(_like_the_first(buckets), buckets))
         changed: Plan = replace(
-            self, buckets=buckets, delay=delay, pull_period=period, prediction=None
+            self, buckets=buckets, delay=delay, pull_period=period, prediction=None, reason=""
         )
         return changed
 

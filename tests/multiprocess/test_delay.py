@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from syncopate.delay import LOCAL_RULES, Delay
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
+from syncopate.recipe import Recipe
 from tests.multiprocess.delay_cases import (
     Reference,
     close,
@@ -81,6 +83,10 @@ def nothing_else(rank: int, world_size: int) -> None:
             model: Any = nn.Sequential(Odd(), nn.BatchNorm1d(3))
             optimizer = sgd(model.parameters())
             plan = in_parts(plan_of(model, world_size, exchange="sharded"), model, parts)
+            # Of some tensors every rank updates all.
+            first = replace(plan.buckets[0], push=Recipe("all_reduce"), pull=None)
+            if parts == 1:
+                plan = replace(plan, buckets=(first, *plan.buckets[1:]))
             given = plan.delayed(delay)
             model, optimizer = distribute(model, optimizer, plan=given, timeout_s=TIMEOUT_S)
             for num in range(10):
@@ -129,6 +135,39 @@ def pulled_every_k(rank: int, world_size: int) -> dict[str, list[list[str]]]:
 def test_weights_are_pulled_every_kth_step_in_the_order_of_the_plan() -> None:
     one, *others = run_ranks(pulled_every_k, 3)
     assert all(other == one for other in others)
+
+
+def held(rank: int, world_size: int) -> dict[str, tuple[int, ...]]:
+    """Return the elements of what is kept, by rule: masters, and what is as long as the weights."""
+    found = {}
+    names = ("masters", "gradient", "retrieved", "before", "squares")
+    for rule in LOCAL_RULES:
+        delay = Delay(k=2, warm_up=1, local_update=rule)
+        model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay)
+        kept = model.syncopate.exchange._locals
+        iterate(model, optimizer, rank, range(2))
+        assert not kept  # not in the warm-up
+        iterate(model, optimizer, rank, [2])
+        found[rule] = tuple(
+            sum(getattr(local, name).numel() for local in kept.values()) for name in names
+        )
+        model.syncopate.detach()
+    return found
+
+
+def test_a_rank_holds_what_its_rule_needs() -> None:
+    ranks = run_ranks(held, 3)
+    whole = sum(parameter.numel() for parameter in odd64().parameters())
+    for rule, times in (
+        ("glu", (1, 1, 1, 0)),
+        ("sgd", (1, 1, 0, 0)),
+        ("dc-asgd-a", (1, 1, 1, 1)),
+        ("none", (0, 0, 0, 0)),
+    ):
+        assert sum(kept[rule][0] for kept in ranks) == whole
+        assert max(kept[rule][0] for kept in ranks) < whole / 2
+        for kept in ranks:
+            assert kept[rule][1:] == tuple(each * whole for each in times)
 
 
 def overlapped(rank: int, world_size: int) -> list[bool]:

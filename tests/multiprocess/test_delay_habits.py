@@ -132,7 +132,37 @@ def others(rank: int, world_size: int) -> None:
         )
 
 
-@pytest.mark.parametrize("script", [clips, scales, accumulates, others])
+class Pair(nn.Module):
+    """Two models, as one."""
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        super().__init__()
+        self.one, self.other = one, other
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        found: Tensor = self.one(inputs) - self.other(inputs)
+        return found
+
+
+def together(rank: int, world_size: int) -> None:
+    """Two models with one optimizer, each distributed by itself."""
+    delay = Delay(k=3, warm_up=2, local_update="sgd")
+    alone = Pair(odd64(), odd64())
+    reference = Reference(alone, [two_groups(alone)], delay, world_size)
+    pair = Pair(odd64(), odd64())
+    optimizer = two_groups(pair)
+    delayed(pair.one, optimizer, world_size, delay)
+    delayed(pair.other, optimizer, world_size, delay)
+    iterate(pair, optimizer, rank, range(5))
+    for num in range(5, STEPS):
+        iterate(pair, optimizer, rank, [num])
+        while reference.num <= num:
+            reference.iterate()
+        close(pair.parameters(), reference.computing[rank])
+    assert optimizer.param_groups[1]["syncopate_num"] == STEPS
+
+
+@pytest.mark.parametrize("script", [clips, scales, accumulates, others, together])
 def test_a_script_trains_as_the_algorithms_say(script: Any) -> None:
     run_ranks(script, 2)
 

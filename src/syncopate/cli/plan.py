@@ -8,18 +8,23 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from syncopate.cli.console import out, require_one_writer, say_written
 from syncopate.cli.machines import machines_option
 from syncopate.cli.options import grouped
 from syncopate.cluster import Cluster
-from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.delay import Delay
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import EXCHANGES, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
 from syncopate.workload import Workload
 
 _ALL = "all"
 """What ``--exchange`` says for every exchange."""
+
+_PAYS = "auto"
+"""What ``--pull-period`` says for the smallest that pays."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,12 @@ class _Wanted:
     Attributes:
         exchange: one, or None for all.
         told: the other keywords of ``make_plan``.
+        pull_period: pull weights every so many steps; 0 for what pays; None for none.
     """
 
     exchange: str | None
     told: dict[str, Any]
+    pull_period: int | None = None
 
 
 def _wanted(
@@ -50,11 +57,34 @@ def _wanted(
     wire_dtype: Annotated[
         str, typer.Option(help=f"Send wider gradients as one of {', '.join(WIRE_DTYPES)}.")
     ] = "",
+    pull_period: Annotated[
+        str | None,
+        typer.Option(
+            help="Pull weights every so many steps, with GLU between (docs/ssd_sgd.md); "
+            f"{_PAYS} takes the smallest that pays. Plans the {SHARDED} exchange."
+        ),
+    ] = None,
 ) -> _Wanted:
     if exchange not in (*EXCHANGES, _ALL):
         raise UnknownNameError("exchange", exchange, (*EXCHANGES, _ALL))
+    period = _period_of(pull_period)
+    if period is not None:
+        if exchange not in (SHARDED, _ALL):
+            rule = f"left out with --exchange {exchange}; only {SHARDED} pulls weights late"
+            raise InvalidValueError("--pull-period", pull_period, rule)
+        exchange = SHARDED
     told = {"channels": channels, "algorithm": algorithm, "wire_dtype": wire_dtype}
-    return _Wanted(None if exchange == _ALL else exchange, told)
+    return _Wanted(None if exchange == _ALL else exchange, told, period)
+
+
+def _period_of(given: str | None) -> int | None:
+    if given is None:
+        return None
+    if given == _PAYS:
+        return 0
+    if not given.isdecimal() or int(given) < 1:
+        raise InvalidValueError("--pull-period", given, f"an integer >= 1, or {_PAYS}")
+    return int(given)
 
 
 @grouped(cluster=machines_option, wanted=_wanted)
@@ -88,6 +118,8 @@ def plan(
       syncopate plan -w workload.json --network 10gbe --nodes 64 --policy mg-wfbp -o plan.json
 
       syncopate plan -w workload.json -c cluster.json --exchange sharded --channels 2
+
+      syncopate plan -w workload.json -c cluster.json --pull-period 4
     """
     from syncopate.planning.registry import require_policy
 
@@ -95,8 +127,28 @@ def plan(
     require_one_writer(json, ("--output", output))
     plans = _plans(Workload.load(workload), cluster, wanted)
     chosen = min((plan for plan in plans if plan.policy == policy), key=_expected_s)
+    beside: list[RenderableType] = []
+    if wanted.pull_period is not None:
+        chosen, beside = _delayed(chosen, wanted.pull_period, Workload.load(workload), cluster)
+        plans = (*plans, chosen) if chosen.delay else plans
     chosen.save(output)
-    _show(plans, chosen, output, json)
+    _show(plans, chosen, output, json, beside)
+
+
+def _delayed(
+    plan: Plan, period: int, workload: Workload, cluster: Cluster
+) -> tuple[Plan, list[RenderableType]]:
+    """Return a plan with the delay asked for, and what is to be shown of all delays."""
+    from syncopate.reports.delays import delays_report
+    from syncopate.simulation.delay import delays, limits, proposed, with_delay
+
+    plans = delays(plan, workload, cluster)
+    chosen = (
+        with_delay(plan, Delay(k=period), workload, cluster) if period else proposed((plan, *plans))
+    )
+    if period > len(plans):
+        plans = (*plans, chosen)
+    return chosen, [delays_report(plan, plans, chosen, limits(plan, workload, cluster))]
 
 
 def _plans(workload: Workload, cluster: Cluster, wanted: _Wanted) -> tuple[Plan, ...]:
@@ -122,7 +174,13 @@ def _expected_s(plan: Plan) -> float:
     return plan.prediction.iteration_s
 
 
-def _show(plans: Sequence[Plan], chosen: Plan, output: Path, json: bool) -> None:
+def _show(
+    plans: Sequence[Plan],
+    chosen: Plan,
+    output: Path,
+    json: bool,
+    beside: Sequence[RenderableType] = (),
+) -> None:
     if json:
         objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
         typer.echo(f"[\n{objects}\n]")
@@ -130,6 +188,8 @@ def _show(plans: Sequence[Plan], chosen: Plan, output: Path, json: bool) -> None
     from syncopate.reports.terminal import plan_report, plans_report
 
     console = out(beside=output)
-    console.print(plans_report(plans, chosen=chosen))
+    console.print(plans_report([plan for plan in plans if plan.delay is None], chosen=chosen))
+    for shown in beside:
+        console.print(shown)
     console.print(plan_report(chosen))
     say_written(output)

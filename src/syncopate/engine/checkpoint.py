@@ -125,6 +125,16 @@ def _states(optimizer: Optimizer) -> list[OwnedState]:
     return [state for state in states if state is not None]
 
 
+def counts(optimizer: Optimizer, engine: Engine) -> bool:
+    """Whether ``engine`` is the one that counts the steps of ``optimizer`` under a delay.
+
+    Of several whose models it trains that is the first.
+    """
+    engines = [known() for known in _trained_by.get(optimizer, ())]
+    delayed = [known for known in engines if known is not None and known.delay is not None]
+    return delayed[:1] == [engine]
+
+
 def forget(engine: Engine) -> None:
     """Note that ``engine`` is at work no more."""
     for engines in _trained_by.values():

@@ -476,7 +476,7 @@ class Engine:
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
             self._parameters_known[id(optimizer)] = count
-        if self.delay is not None:
+        if checkpoint.counts(optimizer, self):
             self._readiness.complete()
             count_iteration(optimizer)
         self._readiness.step_begins(optimizer)

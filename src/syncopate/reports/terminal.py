@@ -132,6 +132,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     )
     if plan.wire_dtype:
         lines.append(f", gradients as {plan.wire_dtype}")
+    if plan.delay is not None:
+        lines.append(f", pull period {plan.pull_period} ({plan.delay.local_update})")
     if plan.reason:
         lines.append(f"\n{plan.reason}")
     prediction = plan.prediction

@@ -17,8 +17,8 @@ from syncopate.costs.decide.decisions import NOISE
 from syncopate.costs.model.bound import plan_bound_s, require_possible, wire_s
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, exchange_costs, on_the_wire
-from syncopate.delay import Delay
-from syncopate.plan import Plan, Prediction
+from syncopate.delay import GLU, Delay
+from syncopate.plan import EXCHANGES, SHARDED, Plan, Prediction
 from syncopate.recipe import wire_share
 from syncopate.simulation.iteration import play_period
 from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
@@ -89,15 +89,24 @@ def with_delay(
         InvalidValueError: the plan is of another exchange than ``sharded``.
     """
     changed = plan.delayed(delay)
-    return replace(changed, prediction=predict_delayed(workload, changed, cluster, costs))
+    found = predict_delayed(workload, changed, cluster, costs)
+    reason = f"weights pulled every {delay.k} steps: {format_seconds(found.iteration_s)}"
+    if plan.prediction is not None:
+        reason += f" against {format_seconds(_expected_s(plan))} after every step"
+    return replace(changed, prediction=found, reason=reason)
 
 
 def delays(
-    plan: Plan, delay: Delay, workload: Workload, cluster: Cluster, costs: Costs | None = None
+    plan: Plan,
+    workload: Workload,
+    cluster: Cluster,
+    local_update: str = GLU,
+    *,
+    costs: Costs | None = None,
 ) -> tuple[Plan, ...]:
-    """Return ``plan`` with k = 1 .. ``MOST_STEPS``, and otherwise as ``delay`` says."""
+    """Return ``plan`` with k = 1 .. ``MOST_STEPS`` and a local rule."""
     return tuple(
-        with_delay(plan, replace(delay, k=k, warm_up=None), workload, cluster, costs)
+        with_delay(plan, Delay(k=k, local_update=local_update), workload, cluster, costs)
         for k in range(1, MOST_STEPS + 1)
     )
 
@@ -106,7 +115,7 @@ def proposed(plans: Sequence[Plan]) -> Plan:
     """Return the plan with the smallest k that is within noise of the fastest.
 
     Args:
-        plans: with their predictions, as of :func:`delays`.
+        plans: with their predictions: the synchronous one, and those of :func:`delays`.
     """
     best_s = min(_expected_s(plan) for plan in plans)
     near = [plan for plan in plans if _expected_s(plan) <= (1 + NOISE) * best_s]
@@ -122,7 +131,7 @@ def limits(plan: Plan, workload: Workload, cluster: Cluster) -> str:
         cluster: the machines.
     """
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    pushes_s = wire_s(cluster, workload.nbytes * share, plan.buckets[0].push.collective)
+    pushes_s = wire_s(cluster, workload.nbytes * share, EXCHANGES[SHARDED].push)
     computing_s = workload.forward_s + workload.backward_s
     if pushes_s <= computing_s:
         return ""

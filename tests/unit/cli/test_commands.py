@@ -13,6 +13,7 @@ import syncopate
 from syncopate.cli import calibrate, main
 from syncopate.cluster import Cluster
 from syncopate.decision_table import DecisionTable
+from syncopate.delay import Delay
 from syncopate.errors import PlanError
 from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning.registry import POLICIES
@@ -114,6 +115,30 @@ def test_plan_takes_a_policy_an_algorithm_and_a_file(run):
     # What a ring cannot run is not in the table; of the rest, the best was written.
     assert "rooted" not in out
     assert plan.exchange in ("allreduce", "sharded")
+
+
+def test_plan_pulls_weights_late(run):
+    code, out, _ = run("plan -w workload.json -c cluster.json --pull-period 4")
+    assert code == 0
+    plan = Plan.load("plan.json")
+    assert (plan.exchange, plan.pull_period, plan.delay) == ("sharded", 4, Delay(k=4))
+    assert plan.reason in out
+    assert "> 4 " in out
+    assert "synchronous" in out
+    code, out, _ = run("plan -w workload.json -c cluster.json --pull-period 11 --json")
+    assert json.loads(out)[-1]["delay"]["k"] == 11
+    code, out, _ = run("plan -w workload.json -c cluster.json --pull-period auto")
+    plan = Plan.load("plan.json")
+    assert f"> {plan.pull_period if plan.delay else 'synchronous'} " in out
+    code, out, err = run("simulate -w workload.json -p plan.json -c cluster.json --iterations 9")
+    assert code == 0, err
+    for wrong, says in (
+        ("--pull-period 0", "--pull-period is '0'; it must be an integer >= 1, or auto"),
+        ("--pull-period 2 --exchange rooted", "only sharded pulls weights late"),
+    ):
+        code, _, err = run(f"plan -w workload.json -c cluster.json {wrong}")
+        assert code == 2
+        assert says in " ".join(err.split())
 
 
 def test_plan_on_a_network_that_is_not_there(run):

@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
@@ -70,6 +71,8 @@ class Delayed(Sharded):
     def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super()._prepare(optimizers)
         self._optimizers = tuple(optimizers)
+        for group in chain(*(optimizer.param_groups for optimizer in optimizers)):
+            group.setdefault(_NUM, 0)  # what loads by the keys that are there finds it
         self._locals: dict[int, Local] = {}
         self._own_buffers = False
         self._worker: ThreadPoolExecutor | None = None
@@ -94,7 +97,8 @@ class Delayed(Sharded):
     def _local_of(self, part: FlatBuffer) -> Local | None:
         """Return what is kept of a flat buffer in the iteration that runs; None in the warm-up."""
         local, num = self._locals.get(id(part)), self._taken(part)
-        if local is None and num > self._delay.wp and num % self._delay.k == 0:
+        begins = num > self._delay.wp and num % self._delay.k == 0
+        if local is None and begins and not part.replicated:
             return self._enter(part)
         return local
 
@@ -324,13 +328,13 @@ class Delayed(Sharded):
     def leave(self) -> None:
         """Give every parameter its global weights in memory of its own, and whole state."""
         self._watch.remove()
+        if self._worker is not None:
+            self._worker.shutdown()
         if self._stepper is not None:
             groups.put_back(self._stepper)
         self._gather_global()
         self._exit()
         super().leave()
-        if self._worker is not None:
-            self._worker.shutdown()
 
     # -- to go on where another process left -----------------------------------------------------
 

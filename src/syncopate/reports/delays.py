@@ -1,0 +1,41 @@
+"""Delays: what a plan is expected to take with weights that are pulled every 1, 2, .. steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from syncopate.plan import Plan
+from syncopate.reports.tables import titled_table
+from syncopate.units import format_seconds
+
+
+def delays_report(
+    synchronous: Plan, plans: Sequence[Plan], chosen: Plan, limits: str
+) -> RenderableType:
+    """Return a row for the synchronous plan, and one for each delay.
+
+    Args:
+        synchronous: the plan without a delay.
+        plans: the same with delays.
+        chosen: the plan to mark, by its delay.
+        limits: what no delay can hide; empty where there is nothing of the kind.
+    """
+    table = titled_table("weights pulled every k-th step, in the mean over k iterations")
+    table.add_column("k")
+    for name in ("predicted", "exposed", "above\nbound"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for plan in (synchronous, *plans):
+        marked = plan.delay == chosen.delay
+        prediction = plan.prediction
+        assert prediction is not None
+        table.add_row(
+            f"{'>' if marked else ' '} {plan.pull_period if plan.delay else 'synchronous'}",
+            format_seconds(prediction.iteration_s),
+            format_seconds(prediction.exposed_s),
+            f"{prediction.above_bound:.1%}",
+            style="bold" if marked else None,
+        )
+    return Group(table, Text(f"{limits}\n")) if limits else table

@@ -1,0 +1,145 @@
+"""Iterations whose weights are pulled every k-th time: played, predicted, and chosen among."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from syncopate.cluster import Cluster
+from syncopate.costs.model.bound import plan_bound_s
+from syncopate.delay import Delay
+from syncopate.errors import InvalidValueError
+from syncopate.planning import make_plan, predict
+from syncopate.simulation.delay import delays, limits, proposed, with_delay
+from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
+from syncopate.simulation.timeline import simulate
+from syncopate.workload import GradientTensor, Workload
+from tests.unit.simulation.test_exchanges import traffics
+from tests.unit.simulation.workloads import workloads
+
+
+@given(st.data(), st.integers(1, 4))
+def test_on_one_channel_the_local_update_waits_and_nothing_before(
+    data: st.DataObject, k: int
+) -> None:
+    work = data.draw(workloads())
+    traffic = data.draw(traffics(work))
+    played = play_period(work, traffic, Delay(k=k))
+    arrived_s = sum(pull.duration_s for pull in traffic.pulls)
+    computed_s = work.forward_s + work.backward_s
+    for index, one in enumerate(played):
+        end_s = 0.0 if index else arrived_s
+        for push in traffic.pushes:
+            end_s = max(end_s, push.ready_s) + push.duration_s
+        assert one.backward_end_s == pytest.approx(computed_s)
+        assert one.waits_s == ()
+        # Its own weights are as many as all shards together.
+        update_s = traffic.update_s + work.update_s
+        assert one.update_s == pytest.approx(update_s)
+        assert one.iteration_s == pytest.approx(max(computed_s, end_s) + update_s)
+        assert len(one.pull_ends_s) == (0 if index else len(traffic.pulls))
+    assert len(played) == k
+
+
+@given(st.data(), st.integers(1, 3))
+def test_without_a_local_rule_forward_waits_as_ever(data: st.DataObject, channels: int) -> None:
+    work = data.draw(workloads())
+    traffic = data.draw(traffics(work, channels))
+    first, second = play_period(work, traffic, Delay(k=2, local_update="none"))
+    assert first == play_traffic(work, traffic)
+    assert play_period(work, traffic, Delay(k=1, local_update="none")) == (first,)
+    assert second.pull_ends_s == second.waits_s == ()
+    assert second.update_s == first.update_s
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+def test_periods_follow_one_another_alike(data: st.DataObject, channels: int, k: int) -> None:
+    work = data.draw(workloads())
+    traffic = data.draw(traffics(work, channels))
+    several = play_several(work, traffic, IDEAL, 3 * k, Delay(k=k))
+    period = play_period(work, traffic, Delay(k=k))
+    assert several[0].pull_ends_s == ()
+    for index, one in enumerate(several[1:], start=1):
+        assert one.iteration_s == pytest.approx(period[index % k].iteration_s)
+        assert len(one.pull_ends_s) == len(period[index % k].pull_ends_s)
+
+
+def _work(update_s: float = 0.01) -> Workload:
+    tensors = tuple(
+        GradientTensor(name=f"w{index}", numel=1_000_000, backward_s=0.02) for index in range(8)
+    )
+    return Workload(
+        model="layers", tensors=tensors, forward_s=0.08, backward_s=0.16, update_s=update_s
+    )
+
+
+def _cluster(rate: float) -> Cluster:
+    """Four hosts whose links take ``rate`` times as long as forward and backward for a push."""
+    cluster = Cluster.preset("10gbe", 4)
+    level = cluster.levels[0]
+    bandwidth = 0.75 * _work().nbytes / (rate * 0.24)
+    return replace(cluster, levels=(replace(level, bandwidth_bytes_per_s=bandwidth),))
+
+
+def test_a_prediction_is_that_of_the_period_and_never_below_the_bound() -> None:
+    work, cluster = _work(), _cluster(0.9)
+    plan = make_plan(work, cluster, exchange="sharded", channels=1)
+    assert plan.prediction is not None
+    found = delays(plan, work, cluster)
+    assert [one.pull_period for one in found] == list(range(1, 9))
+    previous_s = float("inf")
+    for one in found:
+        prediction = one.prediction
+        assert prediction is not None
+        assert predict(work, one, cluster) == prediction
+        assert prediction.iteration_s <= previous_s * (1 + 1e-9)
+        assert prediction.iteration_s >= prediction.bound_s
+        assert prediction.bound_s == pytest.approx(
+            plan_bound_s(cluster, plan.buckets, prediction.compute_s, pull_period=one.pull_period)
+        )
+        previous_s = prediction.iteration_s
+    assert found[-1].prediction is not None
+    assert found[-1].prediction.iteration_s < 0.8 * plan.prediction.iteration_s
+    assert found[-1].prediction.bound_s < plan.prediction.bound_s
+    for one in found[:2]:
+        played = simulate(work, one, cluster, iterations=8)
+        pulled = {span.iteration for span in played.spans if span.lane == "pull"}
+        assert pulled == set(range(one.pull_period, 8, one.pull_period))
+        assert not any(span.name == "wait for weights" for span in played.spans)
+
+
+def test_the_smallest_period_within_noise_is_proposed_and_none_where_it_gains_nothing() -> None:
+    work = _work()
+    slow, fast = _cluster(0.9), _cluster(0.05)
+    plan = make_plan(work, slow, exchange="sharded", channels=1)
+    plans = (plan, *delays(plan, work, slow))
+    chosen = proposed(plans)
+    times_s = [one.prediction.iteration_s for one in plans if one.prediction]
+    assert chosen.pull_period > 1
+    assert times_s[plans.index(chosen)] <= 1.05 * min(times_s)
+    assert all(t > 1.05 * min(times_s) for t in times_s[: plans.index(chosen)])
+    plan = make_plan(work, fast, exchange="sharded", channels=1)
+    assert proposed((plan, *delays(plan, work, fast))) is plan
+
+
+def test_where_pushes_alone_outlast_computation_it_is_said_and_what_to_do() -> None:
+    work, cluster = _work(), _cluster(1.5)
+    plan = make_plan(work, cluster, exchange="sharded")
+    said = limits(plan, work, cluster)
+    assert "no k changes that" in said
+    assert "bfloat16" in said
+    narrow = make_plan(work, cluster, exchange="sharded", wire_dtype="bfloat16")
+    assert limits(narrow, work, cluster) == ""
+    assert limits(plan, work, _cluster(0.9)) == ""
+    wider = limits(make_plan(work, _cluster(2.5), exchange="sharded", wire_dtype="bfloat16"),
+                   work, _cluster(2.5))  # fmt: skip
+    assert "bfloat16" not in wider
+    assert "larger batches" in wider
+
+
+def test_only_the_sharded_exchange_has_a_delay() -> None:
+    work, cluster = _work(), _cluster(0.9)
+    with pytest.raises(InvalidValueError, match="only sharded pulls weights late"):
+        with_delay(make_plan(work, cluster), Delay(k=2), work, cluster)
