@@ -16,6 +16,13 @@ from msgspec import Meta
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import DTYPE_BYTES, dtype_bytes
 
+_UNIT = 64
+"""Tensors are cut at multiples of this many elements.
+
+In 16 bits torch rounds the last few elements of an operation, which fill no vector register,
+otherwise than the rest: so slices have no such ends where their tensor has none.
+"""
+
 _Number = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
@@ -110,8 +117,10 @@ def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
     if tensor.dtype not in DTYPE_BYTES:
         raise UnknownNameError("dtype", tensor.dtype, DTYPE_BYTES, tensor.name)
     most = max(1, slice_bytes // dtype_bytes(tensor.dtype))
-    count = max(1, -(-tensor.numel // most))
-    bounds = [tensor.numel * part // count for part in range(count + 1)]
+    unit = min(_UNIT, most)
+    blocks = -(-tensor.numel // unit)
+    count = max(1, -(-blocks // (most // unit)))
+    bounds = [min(blocks * part // count * unit, tensor.numel) for part in range(count + 1)]
     return [
         Slice(first_key + part, tensor.name, tensor.dtype, bounds[part], end - bounds[part])
         for part, end in enumerate(bounds[1:])

@@ -1,0 +1,79 @@
+"""Layouts: every element on one server, bytes balanced, the same whoever computes it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.protocol.layout import Layout, TensorSpec
+
+SIZES = st.lists(st.integers(0, 5000), min_size=1, max_size=20)
+
+
+def _specs(sizes):
+    return [TensorSpec(f"t{i}", ("float32", "float16")[i % 2], n) for i, n in enumerate(sizes)]
+
+
+@given(sizes=SIZES, servers=st.integers(1, 5), slice_bytes=st.integers(1, 9000))
+def test_every_element_is_in_one_slice_and_no_slice_is_too_large(sizes, servers, slice_bytes):
+    layout = Layout(_specs(sizes), servers, slice_bytes)
+    assert [piece.key for piece in layout.slices] == list(range(len(layout.slices)))
+    for spec in _specs(sizes):
+        at = 0
+        for piece in layout.of_tensor(spec.name):
+            assert (piece.begin, piece.dtype) == (at, spec.dtype)
+            assert piece.nbytes <= max(slice_bytes, 4)
+            at += piece.numel
+        assert at == spec.numel
+    assert sorted(s.key for rank in range(servers) for s in layout.of_server(rank)) == list(
+        range(len(layout.slices))
+    )
+
+
+@given(sizes=SIZES, servers=st.integers(1, 5), slice_bytes=st.integers(1, 9000))
+def test_the_servers_bytes_differ_by_no_more_than_a_slice(sizes, servers, slice_bytes):
+    layout = Layout(_specs(sizes), servers, slice_bytes)
+    loads = [sum(s.nbytes for s in layout.of_server(rank)) for rank in range(servers)]
+    assert max(loads) - min(loads) <= max(s.nbytes for s in layout.slices)
+
+
+@given(sizes=SIZES, seed=st.randoms())
+def test_the_order_of_the_tensors_does_not_matter(sizes, seed):
+    specs = _specs(sizes)
+    shuffled = specs.copy()
+    seed.shuffle(shuffled)
+    one, two = Layout(specs, 3, 1000), Layout(shuffled, 3, 1000)
+    assert (one.slices, one.server_of, one.digest) == (two.slices, two.server_of, two.digest)
+
+
+def test_layouts_that_differ_have_other_digests():
+    base = [TensorSpec("a", "float32", 10), TensorSpec("b", "float32", 20)]
+    digests = {
+        Layout(base, 1, 100).digest,
+        Layout(base, 2, 100).digest,
+        Layout(base, 1, 40).digest,
+        Layout([base[0], TensorSpec("b", "int32", 20)], 1, 100).digest,
+        Layout([base[0], TensorSpec("c", "float32", 20)], 1, 100).digest,
+    }
+    assert len(digests) == 5
+
+
+@pytest.mark.parametrize(
+    ("specs", "servers", "error", "words"),
+    [
+        ([], 1, InvalidValueError, "tensors"),
+        ([TensorSpec("a", "float32", 1)] * 2, 1, InvalidValueError, "a name of its own"),
+        ([TensorSpec("a", "float32", 1)], 0, InvalidValueError, "servers"),
+        ([TensorSpec("a", "bool", 1)], 1, UnknownNameError, "unknown dtype 'bool'"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_refused(specs, servers, error, words):
+    with pytest.raises(error, match=words):
+        Layout(specs, servers, 100)
+
+
+def test_an_unknown_tensor_is_refused():
+    with pytest.raises(UnknownNameError, match="unknown key 'b'; known: a"):
+        Layout([TensorSpec("a", "float32", 1)], 1, 100).of_tensor("b")

@@ -1,0 +1,281 @@
+"""Membership: who is in, who is lost, and when it is over, by times passed in."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.errors import InvalidValueError
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import SCHEDULER
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.member import MemberMachine
+from syncopate.protocol.scheduler import SchedulerMachine
+
+LIMITS = Limits(heartbeat_s=1, silence_s=5, join_s=20, restart_s=30)
+
+
+def _register(role, token, rank=-1, **given):
+    address = f"tcp://{token}" if role == "server" else ""
+    return msg.Register(msg.PROTOCOL, "job", role, token, address, rank, **given)
+
+
+def _complete(durable=False, workers=2):
+    machine = SchedulerMachine("job", "run", 1, workers, LIMITS)
+    machine.tick(0.0)
+    sent = machine.receive("s", _register("server", "s", durable=durable), 0.0)
+    for rank in range(workers):
+        sent += machine.receive(f"w{rank}", _register("worker", f"w{rank}"), 0.0)
+    assert machine.complete
+    return machine, sent
+
+
+def _said(actions):
+    return {action.to: action.message for action in actions if isinstance(action, act.Send)}
+
+
+def _beat(machine, now_s, *tokens):
+    for token in tokens:
+        assert _said(machine.receive(token, msg.Heartbeat(token), now_s)) == {
+            token: msg.Heartbeat("")
+        }
+
+
+def test_everybody_hears_who_is_who_when_the_last_one_comes():
+    machine, sent = _complete()
+    servers, workers = ("tcp://s",), ("w0", "w1")
+    assert _said(sent) == {
+        "s": msg.Roster("run", 0, servers, workers),
+        "w0": msg.Roster("run", 0, servers, workers),
+        "w1": msg.Roster("run", 1, servers, workers),
+    }
+    assert machine.here == {"server": 1, "worker": 2}
+
+
+def test_ranks_are_those_that_were_wanted_where_they_are_free():
+    machine = SchedulerMachine("job", "run", 1, 4, LIMITS)
+    machine.receive("s", _register("server", "s"), 0.0)
+    for token, rank in (("a", 2), ("b", -1), ("c", 2)):
+        machine.receive(token, _register("worker", token, rank), 0.0)
+    said = _said(machine.receive("d", _register("worker", "d", 0), 0.0))
+    assert {token: said[token].rank for token in "abcd"} == {"a": 2, "b": 1, "c": 3, "d": 0}
+
+
+def test_who_asks_again_is_told_again():
+    machine, _ = _complete()
+    assert _said(machine.receive("elsewhere", _register("worker", "w1"), 1.0)) == {
+        "elsewhere": msg.Roster("run", 1, ("tcp://s",), ("w0", "w1"))
+    }
+
+
+@pytest.mark.parametrize(
+    ("register", "words"),
+    [
+        (msg.Register(9, "job", "worker", "x"), "protocol version 9"),
+        (msg.Register(1, "another", "worker", "x"), "job 'another'; this is 'job'"),
+        (_register("server", "x", run="old"), "state of run old"),
+        (_register("worker", "x"), "the job is complete"),
+        (_register("server", "x", rank=7, run="run"), "no server 7"),
+    ],
+)
+def test_who_does_not_belong_is_refused(register, words):
+    machine, _ = _complete()
+    assert words in _said(machine.receive("x", register, 1.0))["x"].reason
+    assert machine.refused.total() == 1
+
+
+def test_one_too_many_is_refused_while_others_are_missing():
+    machine = SchedulerMachine("job", "run", 1, 2, LIMITS)
+    machine.receive("s", _register("server", "s"), 0.0)
+    assert (
+        "1 servers already"
+        in _said(machine.receive("t", _register("server", "t"), 0.0))["t"].reason
+    )
+
+
+def test_who_did_not_come_is_said():
+    machine = SchedulerMachine("job", "run", 2, 3, LIMITS)
+    machine.tick(0.0)
+    machine.receive("s", _register("server", "s"), 18.0)
+    assert machine.tick(20.0) == []
+    fail = machine.tick(21.0)[-1]
+    assert fail.reason == "1 of 2 servers and 0 of 3 workers came within 20 s (join_s)"
+
+
+def test_a_silent_worker_is_given_up_and_named_to_all_others():
+    machine, _ = _complete()
+    _beat(machine, 4.0, "s", "w0")
+    assert machine.tick(4.9) == []
+    found = machine.tick(5.5)
+    assert _said(found) == {"s": msg.Lost(1, 5.5), "w0": msg.Lost(1, 5.5)}
+    assert machine.tick(5.6) == []
+    came_back = _said(machine.receive("w1", msg.Heartbeat("w1"), 6.0))
+    assert "worker 1 was silent and given up" in came_back["w1"].reason
+
+
+def test_when_no_worker_is_left_the_job_is_over():
+    machine, _ = _complete(workers=1)
+    _beat(machine, 4.0, "s")
+    found = machine.tick(6.0)
+    assert "worker 0 was silent for 6.0 s, and no worker is left" in found[-1].reason
+    assert isinstance(_said(found)["s"], msg.Abort)
+
+
+@pytest.mark.parametrize(("durable", "until_s"), [(False, 5.0), (True, 30.0)])
+def test_a_silent_server_ends_the_job_unless_it_may_come_back(durable, until_s):
+    machine, _ = _complete(durable)
+    for now_s in range(1, 40):
+        _beat(machine, float(now_s), "w0", "w1")
+        found = machine.tick(float(now_s))
+        if found:
+            break
+    assert now_s == int(until_s) + 1
+    assert f"server 0 at tcp://s was silent for {now_s}.0 s" in found[-1].reason
+    assert set(_said(found)) == {"s", "w0", "w1"}
+
+
+def test_a_server_that_comes_back_takes_its_place_and_the_workers_hear_where():
+    machine, _ = _complete(durable=True, workers=3)
+    machine.receive("w2", msg.Leave("w2"), 1.0)
+    back = msg.Register(1, "job", "server", "new", "tcp://new", 0, "run", True)
+    said = machine.receive("n", back, 9.0)
+    assert said == [
+        act.Send("n", msg.Roster("run", 0, ("tcp://new",), ("w0", "w1", "w2"))),
+        act.Send("n", msg.Left(2)),
+        act.Send("w0", msg.Moved(0, "tcp://new")),
+        act.Send("w1", msg.Moved(0, "tcp://new")),
+    ]
+
+
+def test_the_job_ends_when_all_workers_left_and_the_servers_heard_it():
+    machine, _ = _complete()
+    assert _said(machine.receive("w0", msg.Leave("w0"), 1.0)) == {
+        "w0": msg.Left(0),
+        "s": msg.Left(0),
+    }
+    assert _said(machine.receive("w0", msg.Leave("w0"), 1.1)) == {"w0": msg.Left(0)}
+    found = machine.receive("w1", msg.Leave("w1"), 2.0)
+    assert found[-2:] == [act.Send("s", msg.Finish()), act.Stop()]
+    machine.tick(2.0)
+    assert machine.over
+    assert not machine.settled
+    assert _said(machine.receive("s", msg.Heartbeat("s"), 2.5)) == {"s": msg.Finish()}
+    machine.receive("s", msg.Leave("s"), 2.6)
+    machine.tick(2.7)
+    assert machine.settled
+
+
+def test_the_scheduler_waits_for_the_deaf_only_for_a_moment():
+    machine, _ = _complete()
+    machine.abort("why")
+    for now_s in (3.0, 4.9):
+        machine.tick(now_s)
+        assert not machine.settled
+    machine.tick(5.1)
+    assert machine.settled
+
+
+def test_a_failure_is_passed_on():
+    machine, _ = _complete()
+    found = machine.receive("w1", msg.Failed("w1", "no memory"), 1.0)
+    assert set(_said(found).values()) == {msg.Abort("worker 1: no memory")}
+    assert found[-1] == act.Fail("worker 1: no memory")
+
+
+@pytest.mark.parametrize("message", [msg.Heartbeat("x"), msg.Leave("x"), msg.Failed("x", "lie")])
+def test_strangers_are_not_heard(message):
+    machine, _ = _complete()
+    assert "not a member of run run" in _said(machine.receive("x", message, 1.0))["x"].reason
+    assert not machine.over
+    assert machine.refused == {msg.OTHER_RUN: 1}
+
+
+# The member's side.
+
+
+def _member(limits=LIMITS):
+    member = MemberMachine(_register("worker", "me"), limits, "tcp://there")
+    assert member.tick(0.0) == [act.Send(SCHEDULER, _register("worker", "me"))]
+    return member
+
+
+def _joined():
+    member = _member()
+    roster = msg.Roster("run", 0, ("tcp://s",), ("me",))
+    assert member.receive(roster, 1.0) == [act.Joined(roster)]
+    assert member.receive(roster, 1.0) == []
+    return member
+
+
+def test_a_member_registers_until_it_is_let_in_and_then_says_it_lives():
+    member = _member()
+    assert member.tick(0.5) == []
+    assert member.tick(1.0) == [act.Send(SCHEDULER, _register("worker", "me"))]
+    member.receive(msg.Roster("run", 0, ("tcp://s",), ("me",)), 1.2)
+    assert member.tick(2.1) == [act.Send(SCHEDULER, msg.Heartbeat("me"))]
+
+
+def test_a_member_gives_up_on_a_scheduler_that_does_not_answer():
+    fail = _member().tick(21.0)[0]
+    assert "no scheduler answered at tcp://there within 20 s" in fail.reason
+
+
+def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
+    member = _joined()
+    assert not any(isinstance(action, act.Fail) for action in member.tick(6.0))
+    fail = member.tick(6.1)[0]
+    assert fail.reason == "the scheduler at tcp://there was silent for 5.1 s"
+    assert member.out
+
+
+@pytest.mark.parametrize(
+    ("message", "action"),
+    [
+        (msg.Lost(2, 6.0), act.WorkerLost(2, 6.0)),
+        (msg.Left(2), act.WorkerLeft(2)),
+        (msg.Moved(1, "tcp://x"), act.Reconnect(1, "tcp://x")),
+    ],
+)
+def test_a_member_passes_on_what_it_hears(message, action):
+    assert _joined().receive(message, 2.0) == [action]
+
+
+@pytest.mark.parametrize(
+    ("message", "action"),
+    [(msg.Finish(), act.Stop()), (msg.Abort("why"), act.Fail("why"))],
+)
+def test_a_member_answers_the_last_words(message, action):
+    member = _joined()
+    assert member.receive(message, 2.0) == [act.Send(SCHEDULER, msg.Leave("me")), action]
+    assert member.out
+
+
+@pytest.mark.parametrize("answer", [msg.Left(0), msg.Abort("why"), None])
+def test_a_member_says_its_last_words_until_they_are_answered(answer):
+    member = _joined()
+    failed = act.Send(SCHEDULER, msg.Failed("me", "no memory"))
+    assert member.fail("no memory") == [failed]
+    assert member.fail("something else") == []
+    said = [action for i in range(5) for action in member.tick(2.0 + 0.2 * i)]
+    assert said == [failed, failed]
+    assert not member.out
+    if answer is None:
+        member.tick(4.2)
+    else:
+        member.receive(msg.Left(5), 3.0)
+        assert not member.out
+        member.receive(answer, 3.0)
+    assert member.out
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"heartbeat_s": 0}, "heartbeat_s is 0"),
+        ({"silence_s": 0.6}, "at least twice heartbeat_s"),
+        ({"slice_bytes": 2**40}, "at most payload_bytes"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(given, words):
+    with pytest.raises(InvalidValueError, match=words):
+        Limits(**given).require_valid()

@@ -1,0 +1,219 @@
+"""One server's machine: what it refuses, counts and asks for."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import SGD, Adam, Compensation, Rules
+from syncopate.protocol.server import Kept, Seat, ServerMachine
+from syncopate.protocol.slice import Position
+
+SLICES = (Slice(0, "a", "float32", 0, 2), Slice(3, "b", "float32", 0, 4))
+SIZES = {0: 8, 3: 16}
+
+
+def _server(rules=None, workers=2, *, durable=False, kept=None, limits=None, greeted=True):
+    tokens = tuple(f"t{rank}" for rank in range(workers))
+    seat = Seat(msg.Roster("run", 0, ("tcp://s",), tokens), "boot", durable)
+    machine = ServerMachine(seat, limits or Limits(), kept)
+    for rank in range(workers if greeted else 0):
+        machine.receive(b"p%d" % rank, msg.Hello("run", rank, tokens[rank]), None)
+        machine.receive(b"p%d" % rank, msg.Declare("d", rules or Rules(), SLICES), None)
+    return machine
+
+
+def _push(machine, worker, key, sequence, lr=None):
+    return machine.receive(b"p%d" % worker, msg.Push(key, sequence, lr), SIZES[key])
+
+
+def _pull(machine, worker, key, after, *, request=1, priority=0):
+    return machine.receive(b"p%d" % worker, msg.Pull(key, after, request, priority), None)
+
+
+def _of(actions, kind):
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def _acks(actions):
+    return {
+        a.to: (a.message.received, a.message.done)
+        for a in _of(actions, act.Send)
+        if isinstance(a.message, msg.Ack)
+    }
+
+
+def test_an_update_waits_for_all_workers_and_adds_in_their_order():
+    machine = _server(workers=3)
+    _push(machine, 0, 0, 0)
+    assert _of(_push(machine, 2, 0, 1), act.Update) == []
+    assert _of(_push(machine, 0, 0, 1, lr=0.5), act.Update) == []
+    assert _of(_pull(machine, 1, 0, 0), act.Answer)[0].message == msg.Weights(0, 0, 1)
+    assert _pull(machine, 2, 0, 1, request=7, priority=4) == []
+    found = _push(machine, 1, 0, 1, lr=0.25)
+    assert _of(found, act.Update) == [act.Update(0, 1, ((0, 1), (1, 1), (2, 1)), 0.5, None)]
+    assert _of(found, act.Answer) == [act.Answer(b"p2", msg.Weights(0, 1, 7), 4, None)]
+    assert _acks(found) == {b"p0": (1, 1), b"p1": (1, 1), b"p2": (1, 1)}
+
+
+def test_a_push_that_came_before_is_acknowledged_again_and_counted():
+    machine = _server()
+    _push(machine, 0, 0, 0)
+    _push(machine, 0, 0, 1)
+    assert _push(machine, 0, 0, 1) == [act.Send(b"p0", msg.Ack(0, 1, 0))]
+    assert _push(machine, 0, 0, 3) == [act.Send(b"p0", msg.Ack(0, 1, 0))]
+    assert machine.refused == {msg.REPLAYED: 1, msg.EARLY: 1}
+
+
+def test_a_worker_has_no_more_pushes_here_than_its_window():
+    machine = _server(Rules(window=2))
+    for sequence in range(3):
+        assert _of(_push(machine, 0, 0, sequence), act.Stage)
+    assert _of(_push(machine, 0, 0, 3), act.Stage) == []
+    assert machine.refused == {msg.EARLY: 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "size", "kind"),
+    [
+        (msg.Push(0, 1), None, msg.MALFORMED),
+        (msg.Pull(0, 1, 1), 4, msg.MALFORMED),
+        (msg.Push(0, 1), 7, msg.WRONG_SIZE),
+        (msg.Push(1, 1), 8, msg.UNKNOWN),
+        (msg.Hello("other", 0, "t0"), None, msg.OTHER_RUN),
+        (msg.Hello("run", 0, "t1"), None, msg.OTHER_RUN),
+        (msg.Hello("run", 9, "t0"), None, msg.OTHER_RUN),
+        (msg.Heartbeat("t0"), None, msg.MALFORMED),
+    ],
+)
+def test_what_does_not_fit_is_refused_and_counted(message, size, kind):
+    machine = _server()
+    found = machine.receive(b"p0", message, size)
+    assert all(isinstance(a, act.Send) and isinstance(a.message, msg.Refused) for a in found)
+    assert machine.refused == {kind: 1}
+
+
+def test_who_did_not_say_hello_is_asked_to_and_served_nothing():
+    machine = _server()
+    assert machine.receive(b"x", msg.Pull(0, 0, 1), None) == [act.Send(b"x", msg.HelloWanted())]
+    assert machine.receive(b"x", msg.Push(0, 1), 8) == [act.Send(b"x", msg.HelloWanted())]
+    assert machine.refused == {msg.UNKNOWN: 2}
+
+
+def test_who_did_not_declare_is_asked_to():
+    machine = _server(greeted=False)
+    machine.receive(b"p0", msg.Hello("run", 0, "t0"), None)
+    assert machine.receive(b"p0", msg.Pull(0, 0, 1), None) == [act.Send(b"p0", msg.HelloWanted())]
+
+
+def test_a_worker_on_a_new_connection_leaves_the_old_one():
+    machine = _server()
+    found = machine.receive(b"new", msg.Hello("run", 0, "t0"), None)
+    assert found == [act.Forget(b"p0"), act.Send(b"new", msg.Welcome("boot", False))]
+    assert machine.receive(b"p0", msg.Query(0), None) == [act.Send(b"p0", msg.HelloWanted())]
+
+
+@pytest.mark.parametrize(
+    ("declare", "words"),
+    [
+        (msg.Declare("d", Rules(mode="asgd"), SLICES), "mode 'asgd', and another worker 'ssgd'"),
+        (msg.Declare("other", Rules(), SLICES), "other tensors"),
+    ],
+)
+def test_workers_that_do_not_agree_end_the_job(declare, words):
+    fail = _server().receive(b"p1", declare, None)[0]
+    assert words in fail.reason
+    assert fail.ranks == (1,)
+
+
+def test_a_slice_that_is_too_large_ends_the_job():
+    limits = Limits(payload_bytes=10, slice_bytes=10)
+    machine = _server(limits=limits, greeted=False)
+    machine.receive(b"p0", msg.Hello("run", 0, "t0"), None)
+    fail = machine.receive(b"p0", msg.Declare("d", Rules(), SLICES), None)[0]
+    assert "a slice of 16 bytes; at most 10 (payload_bytes)" in fail.reason
+
+
+def test_a_lost_worker_ends_the_job_or_not_as_the_rules_say():
+    fail = _server().lost(1, 6.0)[0]
+    assert "worker 1 was lost (silent for 6.0 s)" in fail.reason
+    assert fail.ranks == (1,)
+    machine = _server(Rules(on_worker_loss="continue"))
+    for key in SIZES:
+        _push(machine, 0, key, 0)
+        _push(machine, 0, key, 1)
+    found = machine.lost(1, 6.0)
+    assert _of(found, act.Update) == [
+        act.Update(key, 1, ((0, 1),), None, None) for key in sorted(SIZES)
+    ]
+    refused = machine.receive(b"again", msg.Hello("run", 1, "t1"), None)[0]
+    assert "worker 1 was given up" in refused.message.reason
+
+
+def test_who_gives_the_first_values_may_not_be_lost_before_it_did():
+    machine = _server(Rules(on_worker_loss="continue"))
+    assert isinstance(machine.lost(0, 6.0)[0], act.Fail)
+
+
+def test_a_push_that_came_from_a_lost_worker_counts():
+    machine = _server(Rules(on_worker_loss="continue"), workers=3)
+    for key in SIZES:
+        _push(machine, 0, key, 0)
+    for worker in (0, 2):
+        _push(machine, worker, 0, 1)
+    found = machine.lost(2, 6.0)
+    assert _of(found, act.Update) == []
+    update = _of(_push(machine, 1, 0, 1), act.Update)[0]
+    assert update.gradients == ((0, 1), (1, 1), (2, 1))
+
+
+def test_with_state_on_disk_a_push_is_done_when_it_is_there():
+    machine = _server(durable=True, workers=1)
+    _push(machine, 0, 0, 0)
+    assert _acks(_push(machine, 0, 0, 1)) == {b"p0": (1, -1)}
+    assert machine.positions([0]) == {0: Position(1, {0: 1})}
+    assert _acks(machine.committed({0: Position(0, {0: 0})})) == {b"p0": (1, 0)}
+    assert _acks(machine.committed({0: Position(1, {0: 1})})) == {b"p0": (1, 1)}
+    assert machine.committed({0: Position(1, {0: 1})}) == []
+
+
+def test_what_was_on_disk_counts_and_nothing_that_came_later():
+    kept = Kept("d", Rules(), SLICES, {0: Position(4, {0: 4, 1: 4})})
+    machine = _server(kept=kept, durable=True)
+    assert _acks(_push(machine, 0, 0, 4)) == {b"p0": (4, 4)}
+    assert machine.refused == {msg.REPLAYED: 1}
+    _push(machine, 1, 0, 5)
+    update = _of(_push(machine, 0, 0, 5), act.Update)[0]
+    assert (update.version, update.gradients) == (5, ((0, 5), (1, 5)))
+
+
+def test_delay_compensation_names_the_worker_and_keeps_its_backup():
+    machine = _server(Rules(mode="dc-asgd"))
+    _push(machine, 0, 0, 0)
+    assert _of(_pull(machine, 1, 0, 0), act.Answer)[0].backup_for == 1
+    assert _of(_push(machine, 1, 0, 1), act.Update)[0].compensate == 1
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        (Rules(mode="gossip"), "unknown mode 'gossip'; known: ssgd, asgd, dc-asgd"),
+        (Rules(on_worker_loss="panic"), "unknown on_worker_loss 'panic'"),
+        (Rules(staleness=1), "staleness is 1"),
+        (Rules(mode="asgd", staleness=-1), "staleness is -1"),
+        (Rules(window=0), "window is 0"),
+        (Rules(optimizer=SGD(lr=-1)), "lr is -1"),
+        (Rules(optimizer=SGD(lr=1, form="caffe")), "unknown form 'caffe'"),
+        (Rules(optimizer=SGD(lr=1, nesterov=True)), "nesterov"),
+        (Rules(optimizer=SGD(lr=1, form="mxnet", dampening=0.1)), "form"),
+        (Rules(optimizer=Adam(betas=(0.9, 1.0))), "betas is 1.0"),
+        (Rules(mode="dc-asgd", compensation=Compensation(decay=1.0)), "decay is 1.0"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(rules, words):
+    with pytest.raises((InvalidValueError, UnknownNameError), match=words):
+        rules.require_valid()
