@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from syncopate.errors import InvalidValueError
 from syncopate.paramserver.job import Job
 
 _POLL_S = 0.05
@@ -111,8 +113,13 @@ class LocalJob:
             command: what every worker runs.
             state: a folder with a folder for each server; None: servers keep nothing on disk.
             restarts: how often servers that die are started again, all together.
+
+        Raises:
+            InvalidValueError: there is no such command.
         """
         self.job = msgspec.structs.replace(job, port=free_port())
+        if shutil.which(command[0]) is None:
+            raise InvalidValueError("COMMAND", command[0], "a program that is there")
         self._command = tuple(command)
         self._state = state
         self._restarts = restarts if state is not None else 0
@@ -153,7 +160,9 @@ class LocalJob:
         job = msgspec.structs.replace(
             self.job, rank=rank, host="" if role != "server" else "127.0.0.1"
         )
-        return os.environ | {"DMLC_RANK": ""} | job.environment(role)
+        # As torchrun does: workers share the cores, and with torch's default each would use all.
+        threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.job.workers))}
+        return threads | os.environ | {"DMLC_RANK": ""} | job.environment(role)
 
     def _watch(self, remark: Callable[[str], None]) -> Ended:
         ended_s: float | None = None
@@ -168,14 +177,29 @@ class LocalJob:
                     remark(f"{child.name} ended with exit code {code}; started again")
                     child.start()
                     continue
-                child.read()
-                return Ended(code, child.name, tuple(child.lines))
+                return self._blame(child)
             if all(codes[child] == 0 for child in self._children):
                 ended_s = ended_s or time.monotonic()
                 late = time.monotonic() - ended_s > _GRACE_S
                 if late or all(code == 0 for code in codes.values()):
                     return Ended(0)
             time.sleep(_POLL_S)
+
+    def _blame(self, first: _Child) -> Ended:
+        """Say who failed: of those that end now, whom the scheduler names, or else the first."""
+        everybody = [*self._children, *self._helpers]
+        until_s = time.monotonic() + _STOP_S
+        while time.monotonic() < until_s and any(c.exit_code() is None for c in everybody):
+            time.sleep(_POLL_S)
+        scheduler = self._helpers[0]
+        failed = [child for child in everybody if child.exit_code() and child is not scheduler]
+        if scheduler.exit_code() and failed:
+            scheduler.read()
+            said = scheduler.lines[-1] if scheduler.lines else ""
+            named = [child for child in failed if child.name in said]
+            first = min(named, key=lambda child: said.index(child.name), default=first)
+        first.read()
+        return Ended(first.exit_code() or 1, first.name, tuple(first.lines))
 
     def _stop(self) -> None:
         everybody = [*self._children, *self._helpers]

@@ -125,7 +125,8 @@ class ParameterServer:
     def _take(self, arrival: Arrival) -> None:
         machine = self._machine
         if machine is None:
-            self._early.append(arrival)
+            if len(arrival.frames) == 1:
+                self._early.append(arrival)
             return
         try:
             message, payload = opened(msg.ToServer, arrival.frames)

@@ -27,6 +27,7 @@ _RECEIVE_QUEUE = 16
 """Messages of one peer that wait to be read; beyond, its TCP connection stops it."""
 
 _SEND_QUEUE = 4096
+_MOST_WAITING = 1 << 16
 _BATCH = 64
 _BUSY_MS = 1
 _LINGER_MS = 500
@@ -231,6 +232,8 @@ class Wire:
             if self._router is None or not isinstance(peer, bytes):
                 return  # a connection that is gone
             outbox = self._outboxes[peer] = Outbox(self._router, (peer,))
+        if isinstance(peer, bytes) and len(outbox) >= _MOST_WAITING:
+            return  # a peer that does not read; one of ours asks again
         outbox.put(parcel, priority)
 
     def _flush(self) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from syncopate.protocol.messages import Refusal
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.worker import WorkerMachine
+
+if TYPE_CHECKING:
+    from syncopate.collectives.store import Store
 
 QUEUE_BYTES = 1 << 30
 """Bytes of pushes that may be under way; beyond, a push waits."""
@@ -297,11 +300,11 @@ class KVStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Leave; after an exception, at once and without a word to the servers' weights."""
+        """Leave; after an exception at once, and end the job."""
         if kind is None:
             self.close()
         elif not self._over:
-            reason = f"worker {self.rank} raised {kind.__name__}"
+            reason = f"worker {self.rank} raised {kind.__name__}: {error}"
             self._calls.append(_Call(lambda: self._give_up(ParameterServerError(reason))))
             self._wire.wake()
             self._thread.join()
@@ -357,7 +360,11 @@ class KVStore:
         try:
             while not self._over:
                 while self._calls and self._error is None:
-                    self._calls.popleft().function()
+                    call = self._calls[0]
+                    call.function()
+                    # Only now: until then close() must not take this worker for idle.
+                    if self._calls and self._calls[0] is call:
+                        self._calls.popleft()
                 if not self._over:
                     self._node.step(self._do, self._take, self._tick)
         except BaseException as error:  # whoever waits has to hear of it
@@ -475,3 +482,7 @@ class KVStore:
 
 def _copy(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
+
+
+if TYPE_CHECKING:
+    _STORE: type[Store] = KVStore  # what the engine sees of it

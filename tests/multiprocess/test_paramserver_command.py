@@ -1,0 +1,141 @@
+"""``syncopate ps``: all processes of a job started, ended and named by the command line."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.children import environment
+from tests.multiprocess.paramserver import wait_for
+
+MARK = "SYNCOPATE_TEST_MARK"
+
+TRAIN = """
+    import os, sys, time, torch
+    from syncopate import KVStore
+
+    with KVStore() as store:
+        weights = torch.zeros(1000)
+        store.init({"w": weights})
+        for step in range(20):
+            if step == 10 and store.rank == 1 and sys.argv[1] == "fail":
+                print("this is the reason", file=sys.stderr)
+                sys.exit(7)
+            if step == 10 and store.rank == 0 and sys.argv[1] == "kill":
+                for process in os.listdir("/proc"):
+                    if process.isdecimal():
+                        line = open(f"/proc/{process}/cmdline").read()
+                        if line.endswith("\\0server-1\\0") or f"{sys.argv[2]}/server-1" in line:
+                            os.kill(int(process), 9)
+            store.push("w", torch.full((1000,), float(store.rank))).wait()
+            store.pull("w", weights).wait()
+        print(f"rank {store.rank} of {store.num_workers}: {weights[0].item():.4f}")
+"""
+
+
+def _script(folder, text):
+    path = folder / "train.py"
+    path.write_text(textwrap.dedent(text))
+    return [sys.executable, str(path)]
+
+
+def _start(mark, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "syncopate", "ps", *map(str, arguments)],
+        env=environment(**{MARK: mark}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _ran(*arguments):
+    mark = secrets.token_hex(8)
+    process = _start(mark, *arguments)
+    out, errors = process.communicate(timeout=60)
+    assert _left(mark) == []
+    return process.returncode, out, errors
+
+
+def _left(mark):
+    """Return the command lines of processes that carry ``mark``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes():
+                found.append((folder / "cmdline").read_text())
+        except OSError:
+            continue
+    return found
+
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+
+def test_a_local_job_runs_to_its_end(tmp_path):
+    line = [*_script(tmp_path, TRAIN), "run"]
+    code, out, errors = _ran("local", "--servers", 2, "--workers", 2, "--", *line)
+    assert code == 0, errors
+    # Twenty steps of the mean of 0 and 1, at a learning rate of 0.1.
+    assert sorted(out.splitlines()) == ["rank 0 of 2: -1.0000", "rank 1 of 2: -1.0000"]
+    assert len(errors.splitlines()) == 1
+    assert "1 worker" not in errors
+
+
+def test_a_server_that_is_killed_is_started_again(tmp_path):
+    line = [*_script(tmp_path, TRAIN), "kill", tmp_path]
+    state = ("--state", tmp_path, "--restarts", 1)
+    code, out, errors = _ran("local", "--servers", 2, "--workers", 2, *state, "--", *line)
+    assert code == 0, errors
+    assert sorted(out.splitlines()) == ["rank 0 of 2: -1.0000", "rank 1 of 2: -1.0000"]
+    assert "server 1 ended with exit code 137; started again" in errors
+
+
+def test_a_worker_that_fails_stops_the_rest_and_is_shown(tmp_path):
+    line = [*_script(tmp_path, TRAIN), "fail"]
+    code, _, errors = _ran("local", "--workers", 2, "--", *line)
+    assert code == 7
+    shown = errors[errors.index("worker 1 ended with exit code 7; its last lines:") :]
+    assert "this is the reason" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
+    line = _script(tmp_path, "import time, sys; open(sys.argv[1], 'w'); time.sleep(60)")
+    mark = secrets.token_hex(8)
+    process = _start(mark, "local", "--workers", 1, "--", *line, tmp_path / "here")
+    wait_for((tmp_path / "here").exists)
+    assert len(_left(mark)) == 4
+    began_s = time.monotonic()
+    os.kill(process.pid, number)
+    process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert time.monotonic() - began_s < 10
+    assert _left(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("scheduler", "--host", "10.0.0.1"), "address is '10.0.0.1'"),
+        (("scheduler", "--workers", "0"), "workers is 0"),
+        (("scheduler", "--key", "missing.key"), "missing.key: cannot read this job key"),
+        (("server", "--max-payload", "many"), "size is 'many'"),
+        (("local", "--restarts", "1", "--", "true"), "--restarts is 1"),
+        (("local", "--", "no-such-program"), "no-such-program"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_one_line(arguments, words):
+    code, out, errors = _ran(*arguments)
+    assert code == 2
+    assert words in errors
+    assert out == ""
+    assert "Traceback" not in errors
