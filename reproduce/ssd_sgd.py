@@ -391,8 +391,10 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         if options.train is not None:
             # Refused here, before any rank starts.
-            resumed(options, {name: WORKLOADS[name]() for name in options.workload})
-            code = start_ranks(options.ranks, words)
+            workloads = {name: WORKLOADS[name]() for name in options.workload}
+            places = asked(options.workload, options.rows, options.seeds, workloads)
+            left = missing(resumed(options, workloads), places)
+            code = start_ranks(options.ranks, words) if left else 0
             if code:
                 return code
         study = shown_study(options.results or options.train)

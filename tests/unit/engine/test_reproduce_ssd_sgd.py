@@ -151,6 +151,23 @@ class TestWhatIsLeft:
         with pytest.raises(SystemExit):
             ssd_sgd.main(["--seeds", "0"])
 
+    def test_nothing_starts_where_nothing_is_left(
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        path = tmp_path / "study.json"
+        SMALL.save(path)
+        started: list[int] = []
+        monkeypatch.setattr(ssd_sgd, "start_ranks", lambda ranks, _: started.append(ranks) or 0)
+        asked_for = ["--train", str(path), "--workload", "digits", "--rows", "ssgd", "glu-1"]
+        assert ssd_sgd.main([*asked_for, "--seeds", "2"]) == 0
+        assert started == []
+        assert ssd_sgd.main([*asked_for, "--seeds", "3"]) == 0
+        assert started == [4]
+        assert "Table 2" in capsys.readouterr().out
+
     def test_a_failed_training_shows_no_table(
         self,
         tmp_path: Path,
