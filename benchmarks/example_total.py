@@ -2,12 +2,14 @@
 
     python benchmarks/example_total.py                    # 506 steps on 4 ranks, three turns
     python benchmarks/example_total.py --rounds 1 --json example_total.json
+    python benchmarks/example_total.py --rounds 1 --short 12     # how a training begins
 
 ``examples/train.py`` runs as a user runs it, without options of its own but the number of epochs,
 in turns: with ``--ddp``; with an empty cache, so that self-planning measures; and with the cache
 that the run before filled. Times count from before the model is built and wrapped, testing after
 each epoch included. What is printed is the median over turns after some numbers of steps; the time
-to start Python and torch, alike for all, is left out.
+to start Python and torch, alike for all, is left out. After each turn of all three come short ones
+of DDP and of the plan that was kept, in turns: who leads from the first step.
 """
 
 from __future__ import annotations
@@ -30,6 +32,11 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 DDP, FIRST, NEXT = "DDP", "first run", "next run"
 _LINE = re.compile(r"(\d+) steps in ([\d.]+) s")
 _SHOWN = (1, 2, 5, 10, 20, 30)
+_SHORT_EPOCHS = 5
+
+
+Samples = dict[str, list[dict[int, float]]]
+"""How -> of each turn the seconds by steps done."""
 
 
 def environment(cache: Path) -> dict[str, str]:
@@ -38,11 +45,11 @@ def environment(cache: Path) -> dict[str, str]:
     return kept | {"SYNCOPATE_CACHE": str(cache)}
 
 
-def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[dict[int, float], str]:
+def train(ranks: int, epochs: int, how: str, cache: Path) -> tuple[dict[int, float], str]:
     """Run the example once; return seconds by steps done, and what Syncopate said."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(options.ranks), str(EXAMPLE), "--epochs"]
-    command += [str(options.epochs), *(["--ddp"] if how == DDP else [])]
+    command += ["--nproc-per-node", str(ranks), str(EXAMPLE), "--epochs"]
+    command += [str(epochs), *(["--ddp"] if how == DDP else [])]
     done = subprocess.run(
         command,
         env=environment(cache),
@@ -56,7 +63,7 @@ def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[dict[int,
     return {int(steps): float(s) for steps, s in _LINE.findall(done.stdout)}, "\n".join(said)
 
 
-def tell(samples: dict[str, list[dict[int, float]]]) -> None:
+def tell(samples: Samples) -> None:
     """Print medians after some epochs and after the last."""
     steps = sorted(samples[DDP][0])
     shown = [steps[epoch - 1] for epoch in _SHOWN if epoch < len(steps)] + steps[-1:]
@@ -75,25 +82,34 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=46, help="of 11 steps on four ranks")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    parser.add_argument("--short", type=int, default=4, help="short turns after each of these")
     parser.add_argument("--quick", action="store_true", help="one short turn, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
     options = parser.parse_args()
     # As the installation of a package does.
     compileall.compile_dir(Path(syncopate.__file__).parent, quiet=1)
     if options.quick:
-        options.rounds, options.epochs = 1, 12
-    samples: dict[str, list[dict[int, float]]] = {DDP: [], FIRST: [], NEXT: []}
+        options.rounds, options.epochs, options.short = 1, 12, 1
+    samples: Samples = {DDP: [], FIRST: [], NEXT: []}
+    short: Samples = {DDP: [], NEXT: []}
     for _ in range(options.rounds):
         with tempfile.TemporaryDirectory() as folder:
             for how, runs in samples.items():
-                seconds, said = train(options, how, Path(folder))
+                seconds, said = train(options.ranks, options.epochs, how, Path(folder))
                 runs.append(seconds)
                 print(f"{how}: {max(seconds.values()):.2f} s\n{said}".rstrip(), flush=True)
+            for _ in range(options.short):
+                for how, runs in short.items():
+                    runs.append(train(options.ranks, _SHORT_EPOCHS, how, Path(folder))[0])
         if options.json:
             # Turn by turn: a run that fails later takes nothing away.
             found = {"ranks": options.ranks, "epochs": options.epochs, "seconds_by_steps": samples}
+            found["short_seconds_by_steps"] = short
             write_output(options.json, json.dumps(found, indent=1).encode() + b"\n")
     tell(samples)
+    if options.short:
+        print(f"\nMedians of {options.rounds * options.short} short turns:")
+        tell(short)
     return 0
 
 

@@ -7,10 +7,10 @@ collective alone was measured.
 [Note: one after the other] Calibration measures collectives alone, from agreed starts. A long
 reduce-scatter or all-gather whose ranks turn to other peers from round to round takes longer where
 another one goes before it: ranks enter it apart, and messages of two rounds meet on a link while
-another one idles. On four hosts at 1 Gbit/s, 13 MiB one after another took recursive ones 1.2 to
-1.4 times and hierarchical ones 1.1 to 1.6 times what the wire does, where alone they took as long;
-rings took up to 1.07 times. So on a measured cluster a byte of theirs takes ``_AFTER_ANOTHER``
-times its share of the bound.
+another one idles. On four hosts at 1 Gbit/s, recursive and hierarchical ones of 13 MiB took 1.03 to
+1.12 times what the wire does alone, and 1.32 times one after another; rings took 1.02 to 1.03 times
+(``benchmarks/one_after_another.py``). So on a measured cluster a byte of theirs takes
+``_AFTER_ANOTHER`` times its share of the bound.
 
 [Note: collectives nobody measured] Calibration measures all-reduces unless told to measure more. A
 reduce-scatter or all-gather that was not measured is believed to take its schedule's price, times
