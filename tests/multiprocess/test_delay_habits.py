@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from syncopate.delay import Delay
 from syncopate.engine import distribute
+from syncopate.engine.exchange import base
 from syncopate.errors import EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     Reference,
@@ -255,6 +257,48 @@ def raises_alone(rank: int, world_size: int) -> None:
 
 def test_a_step_that_raises_on_one_rank_leaves_all_in_step() -> None:
     run_ranks(raises_alone, 2)
+
+
+def compiled(rank: int, world_size: int) -> None:
+    """Compiled code finds weights that are there, although their update runs aside."""
+    base.ASIDE_BYTES = 0
+    model, optimizer, reference = pair(world_size)
+    code: Any = torch.compile(model, backend="eager")
+    for num in range(STEPS):
+        loss_of(code, rank, num).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        reference.iterate()
+        close(model.parameters(), reference.computing[rank])
+
+
+def recorded(rank: int, world_size: int) -> None:
+    """The timeline shows which iterations pulled; a copy of the model is a plain one."""
+    base.ASIDE_BYTES = 0
+    model, optimizer, _ = pair(world_size)
+    iterate(model, optimizer, rank, range(3))
+    model.syncopate.record()
+    iterate(model, optimizer, rank, range(3, STEPS))
+    spans = model.syncopate.timeline().spans
+    count = len(model.syncopate.plan.buckets)
+    for iteration, num in enumerate(range(3, STEPS)):
+        here = [span.lane for span in spans if (span.iteration, span.rank) == (iteration, rank)]
+        assert here.count("push") == count
+        assert here.count("pull") == (count if num % 3 == 2 else 0)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is Odd
+    before = [p.detach().clone() for p in model.parameters()]
+    loaded.load_state_dict({name: torch.zeros_like(v) for name, v in loaded.state_dict().items()})
+    assert all(map(torch.equal, before, model.parameters()))
+    iterate(model, optimizer, rank, range(STEPS, STEPS + 3))
+
+
+@pytest.mark.parametrize("script", [compiled, recorded])
+def test_what_looks_at_a_model_finds_its_weights(script: Any) -> None:
+    run_ranks(script, 2)
 
 
 def refusals(rank: int, world_size: int) -> None:
