@@ -72,6 +72,9 @@ _WORTH_STATE = 0.01
 """Buckets are all-reduced, with all of their optimizer's state on every rank, where that is played
 to save at least such a share of an iteration."""
 
+_REPLICATED = 12
+"""How many numbers of replicated gradients are played at a time."""
+
 _UNEVEN_CANDIDATES = 8
 """How many of the best candidates are played again where shards are unequal."""
 
@@ -122,12 +125,10 @@ def replicate(player: Player, partition: Partition, most: int) -> tuple[Partitio
         return partition, 0
     found, first = partition, 0
     best_s = (1 - _WORTH_STATE) * player.score(partition)[0]
+    if best_s <= player.workload.compute_s:
+        return partition, 0  # computing alone takes as long
     while player.played <= limit and len(found) > 1:
-        scores_s = {}
-        for one in found[:-1]:
-            replicating = player.replicating(one)
-            scores_s[one] = replicating.score(found)[0]
-            player.played = replicating.played
+        scores_s = _replicating(player, found)
         least_s = min(scores_s.values())
         if least_s >= best_s:
             break
@@ -136,6 +137,31 @@ def replicate(player: Player, partition: Partition, most: int) -> tuple[Partitio
         found = _improve(found, _stops(player.problem, found), replicating, limit)
         best_s, player.played = (1 - _WORTHWHILE) * replicating.score(found)[0], replicating.played
     return found, first
+
+
+def _replicating(player: Player, partition: Partition) -> dict[int, float]:
+    """Return the iteration time by the number of gradients replicated, at some ends of buckets.
+
+    First at ends far apart, then at those between the neighbours of the best.
+    """
+    scores_s: dict[int, float] = {}
+    ends = partition[:-1]
+    while wanted := [one for one in _spread(ends) if one not in scores_s]:
+        for one in wanted:
+            replicating = player.replicating(one)
+            scores_s[one] = replicating.score(partition)[0]
+            player.played = replicating.played
+        tried = sorted(scores_s)
+        place = tried.index(min(tried, key=lambda one: scores_s[one]))
+        low, high = tried[max(place - 1, 0)], tried[min(place + 1, len(tried) - 1)]
+        ends = tuple(end for end in partition[:-1] if low <= end <= high)
+    return scores_s
+
+
+def _spread(ends: Sequence[int]) -> list[int]:
+    """Return at most ``_REPLICATED`` of some ends, evenly spread."""
+    count = min(len(ends), _REPLICATED)
+    return [ends[round(i)] for i in np.linspace(0, len(ends) - 1, count)]
 
 
 def search_uneven(
