@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from syncopate.delay import Delay
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
+from syncopate.engine.selfplan import words
 from syncopate.errors import EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     Reference,
@@ -332,10 +333,16 @@ def test_what_cannot_be_is_refused_on_every_rank() -> None:
 
 def planned(rank: int, world_size: int) -> list[float]:
     """Without a plan: what the training settles on is sharded, and has the delay."""
+    said: list[str] = []
+    words.log = said.append  # type: ignore[assignment]
     model: Any = odd64()
     model, optimizer = distribute(
         model, two_groups(model), delay=GLU, cache=False, deterministic=True, timeout_s=TIMEOUT_S
     )
+    if rank == 0:
+        assert "after 3 iterations weights are pulled every 3 steps" in "".join(said)
+    # What loads by the keys that are there finds the iteration.
+    assert all(group["syncopate_num"] == 0 for group in optimizer.param_groups)
     alone = odd64()
     reference = Reference(alone, [two_groups(alone)], GLU, world_size)
     plan = model.syncopate.plan

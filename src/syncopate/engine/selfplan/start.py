@@ -58,6 +58,8 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
         CollectiveError: a rank is lost or late.
     """
     world_size = engine.communicator.world_size
+    if engine.delay is not None and engine.communicator.rank == 0:
+        words.log(words.of_delay(engine.delay))
     plan = first_plan(engine.model_name, engine.tensors, world_size)
     if world_size == 1:
         engine.adopt(safely_sharded(plan) if engine.delay else plan)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syncopate.delay import Delay
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.payback import pays_after
 from syncopate.engine.selfplan.safe import DDP
@@ -67,10 +68,22 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
     prediction = best.plan.prediction
     expected = f"expected {format_seconds(prediction.iteration_s)}, " if prediction else ""
     state = _SPREAD if best.plan.exchange == SHARDED else ""
+    steps = pays_after(cost_s, ddp.step_s, best.step_s)
+    # What was asked for stays, faster or not.
+    repaid = "" if steps is None else f", which {steps} more steps repay"
     return (
         f"{stays}: kept, {expected}{measured}, {before} {format_seconds(ddp.step_s)}; "
-        f"measuring took {format_seconds(cost_s)}, which "
-        f"{pays_after(cost_s, ddp.step_s, best.step_s)} more steps repay{state}"
+        f"measuring took {format_seconds(cost_s)}{repaid}{state}"
+    )
+
+
+def of_delay(delay: Delay) -> str:
+    """Say what a delay changes, and when."""
+    meanwhile = "ranks train on weights of their own" if delay.runs_ahead else "weights stay"
+    return (
+        f"after {delay.wp + 1} iterations weights are pulled every {delay.k} steps, and between "
+        f"{meanwhile} ({delay.local_update}); evaluate and save in `with "
+        "model.syncopate.global_weights():`, on every rank"
     )
 
 
