@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from syncopate.errors import InvalidValueError, ParameterServerError, UnknownNameError
 from syncopate.paramserver import optimizers
+from syncopate.paramserver import worker as worker_module
 from syncopate.protocol.rules import SGD, Adam, Rules
 from tests.multiprocess.paramserver import LocalServers
 
@@ -80,3 +82,69 @@ def test_synchronous_training_is_bitwise_that_of_one_process(optimizer, workers,
     expected = alone(rules, workers, schedule=schedule)
     assert all(same(found, expected) for found in results)
     assert refused == [{}] * servers
+
+
+def push_more_than_fits(store):
+    """Push without waiting, with room for two pushes at a time."""
+    worker_module.QUEUE_BYTES = 2 * 40_000
+    weights = torch.zeros(10_000)
+    store.init({"w": weights})
+    gradients = [torch.full((10_000,), float(i)) for i in range(30)]
+    handles = [store.push("w", gradient) for gradient in gradients]
+    assert all(handle.done() for handle in handles[:-10])
+    store.pull("w", weights).wait()
+    return weights
+
+
+def test_a_push_waits_where_too_much_is_under_way():
+    rules = Rules(mode="asgd", optimizer=SGD(lr=1.0))
+    with LocalServers(servers=1, workers=1, rules=rules) as job:
+        found = job.start(push_more_than_fits)[0].result()
+    assert torch.equal(found, torch.full((10_000,), -float(sum(range(30)))))
+
+
+def misuse(store):
+    """Return what a worker's mistakes are answered with."""
+    said = []
+
+    def refused(kind, call, *args):
+        with pytest.raises(kind) as error:
+            call(*args)
+        said.append(str(error.value))
+
+    refused(InvalidValueError, store.push, "w", torch.ones(3))
+    refused(UnknownNameError, store.init, {"w": torch.ones(3, dtype=torch.bool)})
+    refused(InvalidValueError, store.init, {})
+    strided = torch.zeros(6)[::2]
+    store.init({"w": strided})
+    refused(InvalidValueError, store.init, {"w": torch.ones(3)})
+    refused(UnknownNameError, store.push, "v", torch.ones(3))
+    refused(InvalidValueError, store.push, "w", torch.ones(4))
+    refused(InvalidValueError, store.pull, "w", torch.ones(3, dtype=torch.float64))
+    refused(InvalidValueError, store.set_learning_rate, -1)
+    store.set_learning_rate(0.5)
+    store.push("w", torch.arange(6.0)[::2]).wait()
+    store.pull("w", strided).wait()
+    assert strided.tolist() == [0, -1, -2]
+    store.close()
+    store.close()
+    refused(ParameterServerError, store.push, "w", torch.ones(3))
+    return said
+
+
+def test_mistakes_are_refused_and_do_no_harm():
+    with LocalServers(servers=1, workers=1) as job:
+        said = job.start(misuse)[0].result()
+        assert job.ended() is None
+    assert said == [
+        "key is 'w'; it must be declared with init() first",
+        "unknown dtype 'bool' for w; known: float64, float32, bfloat16, float16, complex128, "
+        "complex64, int64, int32, int16, int8, uint8",
+        "tensors is []; it must be at least one, each with a name of its own",
+        "init is 'called again'; it must be called once",
+        "unknown key 'v'; known: w",
+        "w is '4 of float32'; it must be 3 elements of float32, as init() was given",
+        "w is '3 of float64'; it must be 3 elements of float32, as init() was given",
+        "lr is -1; it must be at least 0",
+        "this store is closed",
+    ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import zmq
 
 from syncopate.paramserver.security import load_key, make_key
 from syncopate.protocol import messages as msg
 from syncopate.protocol.layout import Slice
 from syncopate.protocol.rules import Rules
+from syncopate.units import MIB
 from tests.multiprocess import test_paramserver as case
-from tests.multiprocess.paramserver import LocalServers, wait_for
+from tests.multiprocess.paramserver import QUICK, LocalServers, wait_for
 from tests.multiprocess.test_paramserver_loss import train_on
 
 FRAMES = 3000
@@ -79,6 +81,21 @@ def test_nonsense_leaves_everybody_serving(tmp_path):
         assert sum(job.scheduler.refused.values()) > 500
         for socket in sockets:
             socket.close()
+
+
+def test_a_frame_that_is_too_large_is_not_read(tmp_path):
+    limits = msgspec.structs.replace(QUICK, payload_bytes=4 * MIB)
+    with LocalServers(servers=1, workers=1, limits=limits) as job, zmq.Context() as context:
+        worker = job.start(train_on, tmp_path, 40)[0]
+        wait_for((tmp_path / "0-0").exists)
+        socket = stranger(context, address_of_server(job))
+        watch = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        socket.send_multipart([msg.encode(msg.Push(0, 1)), bytes(4 * MIB + 1)])
+        assert watch.poll(10_000)
+        assert case.same(worker.result(), case.alone(job.rules, 1, 40))
+        assert job.servers[0].result() == {}
+        socket.disable_monitor()
+        socket.close()
 
 
 def test_with_a_key_training_is_the_same_and_strangers_get_nothing(tmp_path):

@@ -86,6 +86,7 @@ class World:
         random: Random,
         durable: bool = True,
         retry_s: float = 1.0,
+        period: int = 1,
     ) -> None:
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
         self.limits = Limits(retry_s=retry_s)
@@ -106,8 +107,9 @@ class World:
         ]
         self.connections = {(w, s): 0 for w in range(workers) for s in range(servers)}
         self.done = [-1] * workers
-        self.waiting: list[set[int]] = [set() for _ in range(workers)]
+        self.waiting: list[dict[int, int]] = [{} for _ in range(workers)]
         self.pulled: list[tuple[int, int, int, Log]] = []
+        self.period = period
         self.crashes, self.closes = trouble.crashes, trouble.closes
         for rank, machine in enumerate(self.workers):
             self.do_worker(rank, machine.connect(self.now_s))
@@ -147,9 +149,10 @@ class World:
     def deliver(self, calm: bool) -> None:
         """Let a packet arrive, or not."""
         random, trouble = self.random, self.trouble
-        index = 0
-        if not calm and random.random() < trouble.reorder:
-            index = random.randrange(len(self.packets))
+        index = random.randrange(len(self.packets))
+        if calm or random.random() >= trouble.reorder:
+            # What goes one way over one connection stays in its order.
+            index = [p[:4] for p in self.packets].index(self.packets[index][:4])
         packet = self.packets.pop(index)
         if not calm and random.random() < trouble.drop:
             return
@@ -171,8 +174,12 @@ class World:
             self.do_worker(packet.worker, actions, packet.payload)
 
     def go_on(self, rank: int) -> None:
-        """Let a worker push and pull everything, once it has what it pulled before."""
-        if self.waiting[rank] or self.done[rank] == self.rounds:
+        """Let a worker push everything, and in every so many rounds pull everything.
+
+        It goes on before it has what it pulled, until it wants to pull again.
+        """
+        pulls = (self.done[rank] + 1) % self.period == 0
+        if (self.waiting[rank] and pulls) or self.done[rank] == self.rounds:
             return
         self.done[rank] += 1
         machine = self.workers[rank]
@@ -180,8 +187,10 @@ class World:
             if self.done[rank] or rank == 0:
                 _, actions = machine.push(piece.key, 0, None, self.now_s)
                 self.do_worker(rank, actions)
+            if not pulls:
+                continue
             request, actions = machine.pull(piece.key, 0, self.now_s)
-            self.waiting[rank].add(request)
+            self.waiting[rank][request] = self.done[rank]
             self.do_worker(rank, actions)
 
     def commit(self, server: Server) -> None:
@@ -264,7 +273,7 @@ class World:
                     Packet(rank, action.to, connection, True, action.message, content)
                 )
             elif isinstance(action, act.Fill):
-                self.waiting[rank].remove(action.request)
-                self.pulled.append((rank, action.key, self.done[rank], payload))
+                done = self.waiting[rank].pop(action.request)
+                self.pulled.append((rank, action.key, done, payload))
             else:
                 assert isinstance(action, act.Forget | act.Released), action

@@ -77,3 +77,15 @@ def test_a_quiet_network_needs_no_message_twice(mode):
     world, _ = _run(Rules(mode=mode), Trouble(), 1, retry_s=1e9, workers=3, servers=2, rounds=4)
     assert all(not server.machine.refused for server in world.servers)
     assert all(not worker.refused for worker in world.workers)
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), sizes=st.fixed_dictionaries(SIZES), period=st.integers(2, 4))
+def test_a_pull_has_what_was_pushed_before_it_and_nothing_that_was_pushed_later(
+    seed, sizes, period
+):
+    """Workers push on while they wait for a pull, as in SSD-SGD."""
+    world, logs = _run(Rules(), Trouble(), seed, period=period, **sizes)
+    versions = next(iter(logs.values()))
+    assert len(versions) == sizes["rounds"]
+    assert all(log == versions[:done] for _, _, done, log in world.pulled)

@@ -1,0 +1,94 @@
+"""Outboxes: the urgent first, and no more under way than may be."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import zmq
+
+from syncopate.paramserver import outbox as module
+from syncopate.paramserver.outbox import Outbox, Parcel
+
+
+class Socket:
+    """A socket that takes so many messages, and keeps their frames until told to let go."""
+
+    def __init__(self, room=1000):
+        self.room, self.sent, self.held, self.gone = room, [], [], False
+
+    def send_multipart(self, frames, flags, copy):
+        assert flags == zmq.NOBLOCK
+        assert copy is False
+        if self.gone:
+            raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        if not self.room:
+            raise zmq.Again
+        self.room -= 1
+        self.sent.append(bytes(frames[0]))
+        self.held += frames[1:]
+
+
+def _payload(nbytes):
+    return zmq.Frame(np.zeros(nbytes, np.uint8), track=True, copy=False)
+
+
+def test_the_urgent_goes_first_and_equals_in_their_order():
+    socket = Socket()
+    box = Outbox(socket, ())
+    for name, priority in ((b"a", 0), (b"b", 5), (b"c", -1), (b"d", 5), (b"e", 0)):
+        box.put(Parcel(name, None, None), priority)
+    assert box.flush()
+    assert socket.sent == [b"b", b"d", b"a", b"e", b"c"]
+    assert box.empty
+
+
+def test_what_waits_can_be_overtaken_and_dropped():
+    socket = Socket(room=1)
+    box = Outbox(socket, ())
+    for name, priority in ((b"a", 1), (b"b", 0), (b"c", 0)):
+        box.put(Parcel(name, None, None), priority)
+    assert box.flush()
+    box.put(Parcel(b"late", None, None), 7)
+    socket.room = 1
+    assert box.flush()
+    assert socket.sent == [b"a", b"late"]
+    assert len(box) == 2
+    box.clear()
+    socket.room = 9
+    assert box.flush()
+    assert socket.sent == [b"a", b"late"]
+
+
+def test_no_more_bytes_are_under_way_than_may_be():
+    socket, sent = Socket(), []
+    box = Outbox(socket, ())
+    each = module.IN_FLIGHT_BYTES // 2
+    for number in range(4):
+        box.put(Parcel(b"%d" % number, _payload(each), lambda n=number: sent.append(n)), 0)
+    box.flush()
+    assert socket.sent == [b"0", b"1"]
+    assert sent == []
+    for expected in ([0, 1], [0, 1, 2, 3]):
+        socket.held.clear()
+        _wait(lambda expected=expected: box.flush() and sent == expected)
+    assert socket.sent == [b"0", b"1", b"2", b"3"]
+    assert box.empty
+
+
+def test_a_peer_that_is_gone_gets_nothing_more():
+    socket = Socket()
+    box = Outbox(socket, ())
+    box.put(Parcel(b"a", None, None), 0)
+    socket.gone = True
+    assert not box.flush()
+    assert box.empty
+
+
+def _wait(condition):
+    """ZeroMQ says from a thread of its own that it let go."""
+    for _ in range(1000):
+        if condition():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it does not come about")
