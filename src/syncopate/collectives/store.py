@@ -44,8 +44,8 @@ class Store(Protocol):
     def pull(self, key: str, out: Tensor, priority: int = 0) -> StoreHandle:
         """Receive weights into ``out``, with all in them that this worker pushed before.
 
-        In synchronous modes: exactly as many pushes of every worker. Until the handle is done
-        ``out`` must not be used.
+        In synchronous modes: exactly as many pushes of every worker, unless this worker pushes on
+        and loses its connection meanwhile. Until the handle is done ``out`` must not be used.
         """
 
     def set_learning_rate(self, lr: float) -> None:

@@ -229,7 +229,8 @@ class KVStore:
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
         """Receive weights into ``out``, with all in them that this worker pushed before.
 
-        In mode ``ssgd``: with exactly as many pushes of every worker.
+        In mode ``ssgd``: with exactly as many pushes of every worker. Who pushes on before the
+        handle is done, and loses the connection to a server meanwhile, may get more.
 
         Args:
             key: the tensor's name.
