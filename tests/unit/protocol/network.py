@@ -27,13 +27,14 @@ _MOST_STEPS = 60_000
 
 
 class Trouble(NamedTuple):
-    """What goes wrong: shares of messages, and how often servers die and connections close."""
+    """What goes wrong: shares of messages, how often servers die and connections close, and patience."""
 
     drop: float = 0.0
     duplicate: float = 0.0
     reorder: float = 0.0
     crashes: int = 0
     closes: int = 0
+    retry_s: float = 1.0
 
 
 class Packet(NamedTuple):
@@ -85,11 +86,10 @@ class World:
         trouble: Trouble,
         random: Random,
         durable: bool = True,
-        retry_s: float = 1.0,
         period: int = 1,
     ) -> None:
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
-        self.limits = Limits(retry_s=retry_s)
+        self.limits = Limits(retry_s=trouble.retry_s)
         tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(3)]
         self.layout = Layout(tensors, servers, slice_bytes=16)
         self.now_s = 0.0

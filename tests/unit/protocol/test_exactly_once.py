@@ -74,7 +74,7 @@ def test_servers_that_keep_nothing_on_disk_do_not_need_it_while_they_live(seed, 
 
 @pytest.mark.parametrize("mode", ["ssgd", "asgd", "dc-asgd"])
 def test_a_quiet_network_needs_no_message_twice(mode):
-    world, _ = _run(Rules(mode=mode), Trouble(), 1, retry_s=1e9, workers=3, servers=2, rounds=4)
+    world, _ = _run(Rules(mode=mode), Trouble(retry_s=1e9), 1, workers=3, servers=2, rounds=4)
     assert all(not server.machine.refused for server in world.servers)
     assert all(not worker.refused for worker in world.workers)
 
