@@ -27,7 +27,7 @@ _MOST_STEPS = 60_000
 
 
 class Trouble(NamedTuple):
-    """What goes wrong: shares of messages, how often servers die and connections close, and patience."""
+    """What goes wrong with messages, servers and connections, and when messages are sent again."""
 
     drop: float = 0.0
     duplicate: float = 0.0
