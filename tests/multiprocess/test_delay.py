@@ -47,9 +47,8 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
             reference = Reference(alone, [two_groups(alone)], delay, world_size)
             model: Any = odd64()
             optimizer = two_groups(model)
-            model, optimizer = delayed(
-                model, optimizer, world_size, delay, channels=2, parts=1 + k % 3
-            )
+            cut: dict[str, Any] = {"parts": 1 + k % 2} if world_size == 2 else {"sizes": [2, 4]}
+            model, optimizer = delayed(model, optimizer, world_size, delay, channels=2, **cut)
             schedules = [
                 torch.optim.lr_scheduler.StepLR(one, 7, 0.5)
                 for one in (optimizer, *reference.optimizers)
