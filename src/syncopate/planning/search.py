@@ -72,6 +72,9 @@ _WORTH_STATE = 0.01
 """Buckets are all-reduced, with all of their optimizer's state on every rank, where that is played
 to save at least such a share of an iteration."""
 
+_SHAPES = (16, 32, 64)
+"""Numbers of equal buckets that are played with some of them replicated."""
+
 _REPLICATED = 12
 """How many numbers of replicated gradients are played at a time."""
 
@@ -123,19 +126,29 @@ def replicate(player: Player, partition: Partition, most: int) -> tuple[Partitio
     pulls, limit = player.problem.pulls, player.played + most // 4
     if pulls is None or pulls.replicated is None:
         return partition, 0
-    found, first = partition, 0
     best_s = (1 - _WORTH_STATE) * player.score(partition)[0]
     if best_s <= player.workload.compute_s:
         return partition, 0  # computing alone takes as long
-    while player.played <= limit and len(found) > 1:
-        scores_s = _replicating(player, found)
-        least_s = min(scores_s.values())
+    found, first = partition, 0
+    shapes = [equal(player.problem, count) for count in _SHAPES if count < player.problem.length]
+    shapes = [partition, *(alone(player.problem, one, player.grain) for one in shapes)]
+    while player.played <= limit:
+        scores_s = {
+            (seconds, one, shape)
+            for shape in shapes
+            for one, seconds in _replicating(player, shape).items()
+        }
+        least_s = min(scores_s)[0] if scores_s else best_s
         if least_s >= best_s:
             break
-        first = min(one for one in scores_s if scores_s[one] <= (1 + _WORTHWHILE) * least_s)
+        _, first, found = min(
+            (each for each in scores_s if each[0] <= (1 + _WORTHWHILE) * least_s),
+            key=lambda each: each[1:],
+        )
         replicating = player.replicating(first)
         found = _improve(found, _stops(player.problem, found), replicating, limit)
         best_s, player.played = (1 - _WORTHWHILE) * replicating.score(found)[0], replicating.played
+        shapes = [found]
     return found, first
 
 
