@@ -29,7 +29,7 @@ GLU_LR = 4.0
 """GLU's learning rate is so many times the global one (Section 4.1)."""
 
 
-class Delay(Record, frozen=True, kw_only=True, omit_defaults=True):
+class Delay(Record, frozen=True, kw_only=True):
     """How weights are pulled late; see the module.
 
     Attributes:

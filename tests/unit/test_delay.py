@@ -68,6 +68,8 @@ def test_a_plan_keeps_the_delay_it_trains_with():
     plan = _plan().delayed(delay)
     assert plan.pull_period == 3
     assert Plan.from_json(plan.to_json()) == plan
+    # What another version takes for granted does not change what a saved plan does.
+    assert b'"alpha": 2.0' in plan.to_json()
     assert plan.delayed(None) == _plan()
 
 
