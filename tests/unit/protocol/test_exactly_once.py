@@ -18,6 +18,7 @@ TROUBLE = st.builds(
     reorder=st.sampled_from([0.0, 0.1, 0.5]),
     crashes=st.integers(0, 4),
     closes=st.integers(0, 4),
+    retry_s=st.just(1.0),
 )
 SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": st.integers(1, 5)}
 
