@@ -1,0 +1,1 @@
+"""Serving: times a parameter server, and kills it."""

@@ -1,0 +1,241 @@
+"""Loopback: a worker and a server on this machine, against ZeroMQ alone and torch's RPC.
+
+- ``syncopate``: one worker, one server.
+- ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a slice in each message;
+  a push is over when the last message is acknowledged, and nobody adds or copies anything.
+- ``rpc``: ``torch.distributed.rpc``, a tensor in a call (push) or an answer (pull), all of them
+  under way at once; it moves memory that both processes share, and adds nothing either.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+import zmq
+from torch import Tensor
+
+from serving import work
+from syncopate import KVStore
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.launch import free_port
+from syncopate.paramserver.scheduler import Scheduler
+from syncopate.paramserver.server import ParameterServer
+
+try:
+    from torch.distributed import rpc
+except ImportError:  # torch was built without it
+    rpc = None  # type: ignore[assignment]
+
+PLACE = "loopback"
+CALLS = 50
+"""Calls in a row that make one sample of a small operation."""
+
+_PUSH, _PULL, _END = b"push", b"pull", b"end"
+_HEADER_BYTES = 16
+_CONTEXT = multiprocessing.get_context("spawn")
+_WAIT_S = 60.0
+
+Operations = dict[str, Callable[[], None]]
+"""Operation -> what does it, for one set of tensors."""
+
+
+@contextmanager
+def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
+    """Start all contenders; give what runs one round, and returns one sample of every cell."""
+    torch.set_num_threads(1)
+    sets = work.all_tensors(quick)
+    with ExitStack() as stack:
+        contenders: dict[str, dict[str, Operations]] = {
+            "syncopate": stack.enter_context(_syncopate(sets)),
+            "pyzmq": stack.enter_context(_pyzmq(sets)),
+        }
+        if rpc is not None and rpc.is_available():
+            contenders["rpc"] = stack.enter_context(_rpc(sets))
+        for by_set in contenders.values():
+            for operations in by_set.values():
+                for function in operations.values():
+                    function()
+
+        def one_round() -> list[work.Cell]:
+            return [
+                _sample(contender, what, name, contenders[contender][what][name])
+                for what in sets
+                for name in work.OPERATIONS
+                for contender in contenders
+            ]
+
+        yield one_round
+
+
+def _sample(contender: str, what: str, name: str, function: Callable[[], None]) -> work.Cell:
+    calls = CALLS if what == work.SMALL else 1
+
+    def run() -> None:
+        for _ in range(calls):
+            function()
+
+    began_s, ended_s = work.timed(run)
+    return work.Cell(
+        place=PLACE,
+        contender=contender,
+        workers=1,
+        servers=1,
+        what=what,
+        operation=name,
+        samples_s=((ended_s - began_s) / calls,),
+    )
+
+
+@contextmanager
+def _process(function: Callable[..., None], *args: Any) -> Iterator[BaseProcess]:
+    process = _CONTEXT.Process(target=function, args=args, daemon=True)
+    process.start()
+    try:
+        yield process
+        process.join(_WAIT_S)
+    finally:
+        if process.is_alive():
+            process.kill()
+
+
+def _serve(job: Job) -> None:
+    torch.set_num_threads(1)
+    ParameterServer(job, limits=work.LIMITS).run()
+
+
+@contextmanager
+def _syncopate(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
+    job = Job(port=free_port())
+    scheduler = threading.Thread(target=Scheduler(job, work.LIMITS).run, daemon=True)
+    scheduler.start()
+    with _process(_serve, job):
+        with KVStore(work.RULES, job=job, limits=work.LIMITS) as store:
+            store.init(work.flattened(sets))
+            yield {
+                what: {name: work.operation(store, tensors, name) for name in work.OPERATIONS}
+                for what, tensors in sets.items()
+            }
+        scheduler.join(_WAIT_S)
+
+
+def _zmq_serve(told: Connection) -> None:
+    """Acknowledge what is pushed; answer a pull with as many bytes as its header says."""
+    context = zmq.Context()
+    socket = context.socket(zmq.ROUTER)
+    told.send(socket.bind_to_random_port("tcp://127.0.0.1"))
+    kept: dict[int, bytearray] = {}
+    while True:
+        peer, header, *payload = socket.recv_multipart(copy=False)
+        kind, size = header.bytes[:4].rstrip(b"\0"), int.from_bytes(header.bytes[4:], "big")
+        if kind == _END[:4]:
+            break
+        if kind == _PUSH:
+            assert len(payload[0]) == size
+            socket.send_multipart([peer, header], copy=False)
+        else:
+            data = kept.setdefault(size, bytearray(size))
+            socket.send_multipart([peer, header, zmq.Frame(data)], copy=False)
+    context.destroy(linger=0)
+
+
+@contextmanager
+def _pyzmq(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
+    ours, theirs = _CONTEXT.Pipe()
+    layout = work.layout_of(sets, 1)
+    with _process(_zmq_serve, theirs), zmq.Context() as context:
+        socket = context.socket(zmq.DEALER)
+        socket.connect(f"tcp://127.0.0.1:{ours.recv()}")
+        by_set = {}
+        for what, tensors in sets.items():
+            sizes = work.slices_bytes(layout, tensors)
+            by_set[what] = {name: _zmq_operation(socket, sizes, name) for name in work.OPERATIONS}
+        yield by_set
+        socket.send(_header(_END, 0))
+        socket.close(linger=1000)
+
+
+def _header(kind: bytes, size: int) -> bytes:
+    return kind.ljust(4, b"\0") + size.to_bytes(_HEADER_BYTES - 4, "big")
+
+
+def _zmq_operation(socket: zmq.Socket[bytes], sizes: list[int], name: str) -> Callable[[], None]:
+    data = {size: bytearray(size) for size in sizes}
+
+    def run() -> None:
+        answers = 0
+        if name != "pull":
+            for size in sizes:
+                socket.send_multipart([_header(_PUSH, size), zmq.Frame(data[size])], copy=False)
+            answers += len(sizes)
+        if name != "push":
+            for size in sizes:
+                socket.send(_header(_PULL, size))
+            answers += len(sizes)
+        for _ in range(answers):
+            socket.recv_multipart(copy=False)
+
+    return run
+
+
+_held: dict[str, Tensor] = {}
+
+
+def _put(name: str, tensor: Tensor) -> None:
+    _held[name] = tensor
+
+
+def _get(name: str) -> Tensor:
+    return _held[name]
+
+
+def _rpc_join(rank: int, port: int) -> None:
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("TP_SOCKET_IFNAME", "lo")
+    torch.set_num_threads(1)
+    options = rpc.TensorPipeRpcBackendOptions(init_method=f"tcp://127.0.0.1:{port}")
+    with warnings.catch_warnings():  # torch warns of how its own RPC uses its own groups
+        warnings.simplefilter("ignore", UserWarning)
+        name = ("worker", "server")[rank]
+        rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+
+
+def _rpc_serve(port: int) -> None:
+    _rpc_join(1, port)
+    rpc.shutdown()
+
+
+@contextmanager
+def _rpc(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
+    port = free_port()
+    with _process(_rpc_serve, port):
+        _rpc_join(0, port)
+        by_set = {}
+        for what, tensors in sets.items():
+            by_set[what] = {name: _rpc_operation(tensors, name) for name in work.OPERATIONS}
+            by_set[what]["push"]()
+        yield by_set
+        rpc.shutdown()
+
+
+def _rpc_operation(tensors: Mapping[str, Tensor], name: str) -> Callable[[], None]:
+    def run() -> None:
+        futures = []
+        if name != "pull":
+            for key, tensor in tensors.items():
+                futures.append(rpc.rpc_async("server", _put, (key, tensor)))
+        if name != "push":
+            for key in tensors:
+                futures.append(rpc.rpc_async("server", _get, (key,)))
+        for future in futures:
+            future.wait()
+
+    return run

@@ -1,0 +1,234 @@
+"""Processes: scheduler, servers and workers of a small job, any of which may be killed."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from msgspec import structs
+from torch import Tensor, nn
+
+from syncopate import KVStore
+from syncopate.errors import SyncopateError
+from syncopate.paramserver import faults
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.launch import free_port
+from syncopate.paramserver.scheduler import Scheduler
+from syncopate.paramserver.server import ParameterServer
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import SGD, Rules
+
+WORKERS, SERVERS, STEPS = 2, 2, 30
+LIMITS = Limits(
+    heartbeat_s=0.1, silence_s=4.0, join_s=30.0, restart_s=20.0, retry_s=0.3, slice_bytes=4096
+)
+"""Small slices, so that each server has several; who is lost is noticed soon."""
+
+JOINED, DECLARED = 1, 2
+"""Progress of a worker: it is in the job; ``init`` is over; then one more for every step."""
+
+END = DECLARED + STEPS
+
+_PRELOAD = ["torch", "syncopate.paramserver.worker", "syncopate.paramserver.server"]
+_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+_ELEMENTS = 3000
+
+
+class Outcome(NamedTuple):
+    """How a process ended.
+
+    Attributes:
+        kind: ``"result"``, ``"refused"`` (an error for the user), ``"bug"``, ``"dead"`` or
+            ``"late"``.
+        value: its result, or the error's message.
+    """
+
+    kind: str
+    value: Any = None
+
+
+def _main(told: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        outcome = Outcome("result", function(*args))
+    except SyncopateError as error:
+        outcome = Outcome("refused", str(error))
+    except Exception as error:
+        outcome = Outcome("bug", f"{type(error).__name__}: {error}")
+    told.send(outcome)
+
+
+class Child:
+    """A function in a process of its own."""
+
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
+        """Start it."""
+        if sys.platform == "linux":
+            _CONTEXT.set_forkserver_preload(_PRELOAD)
+        self._ours, theirs = _CONTEXT.Pipe(duplex=False)
+        self._process = _CONTEXT.Process(target=_main, args=(theirs, function, args), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def outcome(self, until_s: float) -> Outcome:
+        """Wait until the time ``until_s`` of the monotonic clock; return how it ended."""
+        if not self._ours.poll(max(0.0, until_s - time.monotonic())):
+            return Outcome("late")
+        try:
+            return self._ours.recv()
+        except EOFError:
+            return Outcome("dead")
+
+    def kill(self) -> bool:
+        """Kill it with -9; return whether it still ran."""
+        ran = self._process.is_alive()
+        self._process.kill()
+        self._process.join()
+        return ran
+
+
+class SmallJob:
+    """A job of two servers and two workers; leaving the block leaves nothing behind.
+
+    Attributes:
+        progress: of each worker.
+    """
+
+    def __init__(
+        self, rules: Rules, state: Path | None, *, servers: int = SERVERS, workers: int = WORKERS
+    ) -> None:
+        """Start scheduler and servers.
+
+        Args:
+            rules: of the workers.
+            state: where servers keep theirs; None: nowhere.
+            servers: how many.
+            workers: how many.
+        """
+        self.job = Job(port=free_port(), servers=servers, workers=workers)
+        self.rules, self._state = rules, state
+        self.progress = _CONTEXT.RawArray(ctypes.c_int, workers)
+        self.ports = [free_port() for _ in range(servers)]
+        self.scheduler = Child(_schedule, self.job)
+        self.servers = [self._server(rank) for rank in range(servers)]
+        self.workers: list[Child] = []
+        self._all = [self.scheduler, *self.servers]
+
+    def __enter__(self) -> SmallJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for child in self._all:
+            child.kill()
+
+    def work(self, function: Callable[..., Any], *args: Any, wire: str = "") -> None:
+        """Run ``function(store, progress, *args)`` on every worker, with ``wire`` for faults."""
+        for rank in range(self.job.workers):
+            job = structs.replace(self.job, rank=rank)
+            call = (job, self.rules, self.progress, wire, function, *args)
+            self.workers.append(Child(_work, *call))
+        self._all += self.workers
+
+    def restart(self, rank: int) -> None:
+        """Start a server again that was killed."""
+        self.servers[rank] = self._server(rank)
+        self._all.append(self.servers[rank])
+
+    def _server(self, rank: int) -> Child:
+        job = structs.replace(self.job, rank=rank)
+        state = None if self._state is None else self._state / f"server-{rank}"
+        return Child(_serve, job, self.ports[rank], state)
+
+
+def _schedule(job: Job) -> None:
+    Scheduler(job, LIMITS).run()
+
+
+def _serve(job: Job, port: int, state: Path | None) -> dict[str, int]:
+    server = ParameterServer(job, port=port, state=state, limits=LIMITS)
+    server.run()
+    return server.refused
+
+
+def _work(job: Job, rules: Rules, progress: Any, wire: str, *call: Any) -> Any:
+    function, *args = call
+    if wire:
+        os.environ[faults.VARIABLE] = wire
+    with KVStore(rules, job=job, limits=LIMITS) as store:
+        progress[store.rank] = JOINED
+        return function(store, progress, *args)
+
+
+def digest(tensors: dict[str, Tensor]) -> str:
+    """Return a hash of the bits of some tensors."""
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(tensors[name].contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+SYNCHRONOUS = Rules(mode="ssgd", optimizer=SGD(lr=0.1, momentum=0.9))
+ASYNCHRONOUS = Rules(mode="asgd", optimizer=SGD(lr=1.0))
+
+
+def train(store: KVStore, progress: Any, alike: bool) -> str:
+    """Train a small model; return the hash of the weights.
+
+    Args:
+        store: of this worker.
+        progress: of all workers.
+        alike: whether all workers have the same data: then the mean of their gradients has the
+            same bits whoever is there.
+    """
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))
+    weights = {name: p.detach() for name, p in model.named_parameters()}
+    store.init(weights)
+    progress[store.rank] = DECLARED
+    for step in range(STEPS):
+        own = torch.Generator().manual_seed(step * WORKERS + (0 if alike else store.rank))
+        inputs = torch.randn(16, 32, generator=own)
+        labels = torch.randint(10, (16,), generator=own)
+        model.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        handles = [store.push(name, gradient) for name, gradient in gradients.items()]
+        handles += [store.pull(name, weight) for name, weight in weights.items()]
+        for handle in handles:
+            handle.wait()
+        progress[store.rank] = DECLARED + step + 1
+    return digest(weights)
+
+
+def count(store: KVStore, progress: Any) -> str:
+    """Push whole numbers, which add up without rounding in any order; return the hash of the sum.
+
+    With learning rate 1 the weights end at minus the sum of all pushes.
+    """
+    total = torch.zeros(_ELEMENTS)
+    store.init({"sum": total})
+    progress[store.rank] = DECLARED
+    gradient = torch.arange(_ELEMENTS, dtype=torch.float32) * (store.rank + 1)
+    for step in range(STEPS):
+        store.push("sum", gradient).wait()
+        store.pull("sum", total).wait()
+        progress[store.rank] = DECLARED + step + 1
+    while min(progress) < END:
+        time.sleep(0.001)
+    store.pull("sum", total).wait()
+    return digest({"sum": total})
+
+
+def counted() -> str:
+    """Return the hash that :func:`count` ends with when every push counts once."""
+    shares = sum(rank + 1 for rank in range(WORKERS))
+    return digest({"sum": torch.arange(_ELEMENTS, dtype=torch.float32) * -(shares * STEPS)})
