@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import multiprocessing
 import os
 import sys
@@ -58,6 +59,7 @@ class Outcome(NamedTuple):
 
 def _main(told: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
+    logging.getLogger("syncopate").setLevel(logging.ERROR)  # refusals are many, and expected
     try:
         outcome = Outcome("result", function(*args))
     except SyncopateError as error:
@@ -96,6 +98,11 @@ class Child:
         return ran
 
 
+def shared_flags(count: int) -> Any:
+    """Return zeros that all processes see."""
+    return _CONTEXT.RawArray(ctypes.c_int, count)
+
+
 class SmallJob:
     """A job of two servers and two workers; leaving the block leaves nothing behind.
 
@@ -116,7 +123,7 @@ class SmallJob:
         """
         self.job = Job(port=free_port(), servers=servers, workers=workers)
         self.rules, self._state = rules, state
-        self.progress = _CONTEXT.RawArray(ctypes.c_int, workers)
+        self.progress = shared_flags(workers)
         self.ports = [free_port() for _ in range(servers)]
         self.scheduler = Child(_schedule, self.job)
         self.servers = [self._server(rank) for rank in range(servers)]
@@ -217,7 +224,7 @@ def count(store: KVStore, progress: Any) -> str:
     total = torch.zeros(_ELEMENTS)
     store.init({"sum": total})
     progress[store.rank] = DECLARED
-    gradient = torch.arange(_ELEMENTS, dtype=torch.float32) * (store.rank + 1)
+    gradient = _whole_numbers() * (store.rank + 1)
     for step in range(STEPS):
         store.push("sum", gradient).wait()
         store.pull("sum", total).wait()
@@ -231,4 +238,8 @@ def count(store: KVStore, progress: Any) -> str:
 def counted() -> str:
     """Return the hash that :func:`count` ends with when every push counts once."""
     shares = sum(rank + 1 for rank in range(WORKERS))
-    return digest({"sum": torch.arange(_ELEMENTS, dtype=torch.float32) * -(shares * STEPS)})
+    return digest({"sum": _whole_numbers() * -(shares * STEPS)})
+
+
+def _whole_numbers() -> Tensor:
+    return torch.arange(1, _ELEMENTS + 1, dtype=torch.float32)

@@ -1,0 +1,168 @@
+"""Faults of a parameter server: servers and workers killed at random moments, and nonsense.
+
+    python benchmarks/paramserver_faults.py --json faults.json      # 50 runs, a few minutes
+    python benchmarks/paramserver_faults.py --runs 1000 --seed 7 --json faults.json
+    python benchmarks/paramserver_faults.py --runs 0 --frames       # 100,000 malformed messages
+    python benchmarks/paramserver_faults.py --quick                 # to see that it runs
+
+A run trains for 30 steps on two servers that keep state and two workers. Servers, killed with -9 up
+to three times and started again, must leave no trace: synchronous runs end with the bits of an
+undisturbed one, and asynchronous ones, which add whole numbers, with their exact sum. A killed
+worker ends the job with an error that names it, or the other goes on: it has the same data, so the
+weights are the same, whoever is there. A third of the runs also lose, double and delay messages.
+Anything else is a violation, such as a process that goes on after a minute; then the exit code
+is 1.
+
+Seed and number of a run say all that happens in it. Every run is kept in the file as soon as it is
+over; one that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from msgspec import structs
+
+from serving import disturbed, nonsense
+from syncopate.artifacts import Artifact
+from syncopate.errors import ArtifactError
+
+RUNS, FRAMES = 50, 100_000
+
+
+class Results(Artifact, frozen=True, kw_only=True):
+    """Every run.
+
+    Attributes:
+        seed: of all of them.
+        runs: by number.
+        onslaughts: of nonsense.
+        metadata: versions.
+    """
+
+    KIND: ClassVar[str] = "paramserver-faults"
+
+    seed: int
+    runs: tuple[disturbed.Run, ...] = ()
+    onslaughts: tuple[nonsense.Onslaught, ...] = ()
+    metadata: dict[str, str] = {}
+
+    @property
+    def violations(self) -> list[str]:
+        """What should not have happened."""
+        found = [f"run {run.number} ({run.case}): {run.violation}" for run in self.runs]
+        found = [text for text, run in zip(found, self.runs, strict=True) if run.violation]
+        return found + [f"nonsense: {o.violation}" for o in self.onslaughts if o.violation]
+
+
+def resumed(path: Path | None, seed: int) -> Results:
+    """Return the runs that a file keeps, or none.
+
+    Raises:
+        ArtifactError: the file holds something else, or runs of another seed.
+    """
+    if path is None or not path.exists():
+        return Results(seed=seed)
+    known = Results.load(path)
+    if known.seed != seed:
+        raise ArtifactError(path, f"has runs of seed {known.seed}, not {seed}; name another file")
+    return known
+
+
+def with_runs(results: Results, options: argparse.Namespace) -> Results:
+    """Return the results with those runs that are missing, and keep each."""
+    done = {run.number for run in results.runs}
+    missing = [number for number in range(options.runs) if number not in done]
+    expected = disturbed.references() if missing else {}
+    for number in missing:
+        run = disturbed.disturbed(disturbed.planned(options.seed, number), expected)
+        results = kept(structs.replace(results, runs=(*results.runs, run)), options)
+        wire = ", bad wire" if run.wire else ""
+        said = run.violation and f"VIOLATION: {run.violation}"
+        print(
+            f"run {number:4d}  {run.case:17s} {len(run.kills)} killed{wire:10s}"
+            f"{run.duration_s:6.1f} s  {said or run.outcome}",
+            flush=True,
+        )
+    return results
+
+
+def with_nonsense(results: Results, options: argparse.Namespace) -> Results:
+    """Return the results with one onslaught more, and keep it."""
+    seed = options.seed + len(results.onslaughts)
+    found = nonsense.onslaught(options.frames, seed)
+    print(
+        f"nonsense: {found.frames} messages to the server, {found.to_scheduler} to the scheduler, "
+        f"{found.duration_s:.1f} s; {found.pushes} pushes meanwhile; refused: {found.refused}"
+    )
+    return kept(structs.replace(results, onslaughts=(*results.onslaughts, found)), options)
+
+
+def kept(results: Results, options: argparse.Namespace) -> Results:
+    """Return the results, written where the options say."""
+    facts = results.metadata | {"torch": str(torch.__version__)}
+    results = structs.replace(results, metadata=facts)
+    if options.json:
+        results.save(options.json)
+    return results
+
+
+def tell(results: Results) -> None:
+    """Print how often each case ended how, and every violation."""
+    counts = Counter((run.case, run.outcome or "VIOLATION") for run in results.runs)
+    if counts:
+        print(f"\n{'killed, rules':20s}{'outcome':40s}{'runs':>6s}")
+    for (case, outcome), number in sorted(counts.items()):
+        print(f"{case:20s}{outcome:40s}{number:6d}")
+    for violation in results.violations:
+        print(f"VIOLATION: {violation}")
+    print(f"{len(results.violations)} violations in {len(results.runs)} runs")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    lines = (__doc__ or "").split("\n\n")
+    found = argparse.ArgumentParser(
+        description=lines[0],
+        epilog="for example:\n" + lines[1],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    found.add_argument("--runs", type=int, default=RUNS, help=f"in all ({RUNS})")
+    found.add_argument("--seed", type=int, default=1, help="of everything that is drawn (1)")
+    found.add_argument(
+        "--frames",
+        type=int,
+        nargs="?",
+        const=FRAMES,
+        default=0,
+        metavar="N",
+        help=f"also send N malformed messages to a server ({FRAMES})",
+    )
+    found.add_argument("--quick", action="store_true", help="a few runs, to see that it runs")
+    found.add_argument("--json", type=Path, help="where every run is kept, and goes on from")
+    return found
+
+
+def main() -> int:
+    """Run, print, and return 1 if anything happened that should not."""
+    options = parser().parse_args()
+    if options.quick:
+        options.runs, options.frames = 5, 1000
+    try:
+        results = resumed(options.json, options.seed)
+    except ArtifactError as error:
+        parser().error(str(error))
+    results = with_runs(results, options)
+    if options.frames:
+        results = with_nonsense(results, options)
+    tell(results)
+    return 1 if results.violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
