@@ -28,8 +28,11 @@ from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
 
-QUICK = Limits(heartbeat_s=0.1, silence_s=2.0, join_s=30.0, restart_s=15.0, retry_s=0.3)
-"""Limits with which a lost process is noticed soon, and no busy one is taken for lost."""
+CALM = Limits(heartbeat_s=0.1, silence_s=30.0, join_s=60.0, restart_s=60.0, retry_s=0.3)
+"""Limits with which no process is taken for lost, however busy the machine is."""
+
+QUICK = msgspec.structs.replace(CALM, silence_s=4.0)
+"""Limits with which a lost process is noticed soon."""
 
 _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
@@ -57,7 +60,7 @@ class Child:
         self.process.start()
         theirs.close()
 
-    def outcome(self, timeout_s: float = 40.0) -> tuple[str, Any]:
+    def outcome(self, timeout_s: float = 60.0) -> tuple[str, Any]:
         """Return ``(kind, value)``: its result, a refusal or an error; or how it died."""
         if not self._ours.poll(timeout_s):
             return ("late", None)
@@ -115,7 +118,7 @@ class LocalServers:
         workers: int = 2,
         rules: Rules | None = None,
         state: Path | None = None,
-        limits: Limits = QUICK,
+        limits: Limits = CALM,
         key: Path | None = None,
         faults: str = "",
     ) -> None:
@@ -153,7 +156,7 @@ class LocalServers:
         self.servers[rank] = self._server(rank)
         self._children.append(self.servers[rank])
 
-    def ended(self, timeout_s: float = 20.0) -> str | None:
+    def ended(self, timeout_s: float = 60.0) -> str | None:
         """Wait for the end of the job; return what the scheduler says went wrong."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the scheduler goes on"
@@ -171,7 +174,7 @@ class LocalServers:
             self.error = str(error)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Return when ``condition()`` holds."""
     until_s = time.monotonic() + timeout_s
     while not condition():

@@ -71,7 +71,7 @@ def test_a_server_killed_twice_leaves_no_trace_in_the_weights(tmp_path, knobs):
 
 
 def test_a_server_that_keeps_no_state_is_named(tmp_path):
-    with LocalServers() as job:
+    with LocalServers(limits=QUICK) as job:
         workers = job.start(train_on, tmp_path, 10_000)
         wait_for((tmp_path / "1-2").exists)
         job.servers[1].kill()
@@ -84,7 +84,7 @@ def test_a_server_that_keeps_no_state_is_named(tmp_path):
 
 
 def test_a_lost_worker_is_named(tmp_path):
-    with LocalServers(workers=3) as job:
+    with LocalServers(workers=3, limits=QUICK) as job:
         workers = job.start(train_until_killed, tmp_path, 1, 10_000)
         wait_for((tmp_path / "1-2").exists)
         workers[1].kill()
@@ -95,7 +95,7 @@ def test_a_lost_worker_is_named(tmp_path):
 
 def test_training_goes_on_without_a_lost_worker(tmp_path):
     rules = Rules(on_worker_loss="continue", optimizer=SGD(lr=0.1))
-    with LocalServers(workers=3, rules=rules) as job:
+    with LocalServers(workers=3, rules=rules, limits=QUICK) as job:
         workers = job.start(train_until_killed, tmp_path, 1, 6)
         wait_for((tmp_path / "1-2").exists)
         workers[1].kill()

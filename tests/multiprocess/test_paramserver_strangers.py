@@ -13,7 +13,7 @@ from syncopate.protocol.layout import Slice
 from syncopate.protocol.rules import Rules
 from syncopate.units import MIB
 from tests.multiprocess import test_paramserver as case
-from tests.multiprocess.paramserver import QUICK, LocalServers, wait_for
+from tests.multiprocess.paramserver import CALM, LocalServers, wait_for
 from tests.multiprocess.test_paramserver_loss import train_on
 
 FRAMES = 3000
@@ -84,7 +84,7 @@ def test_nonsense_leaves_everybody_serving(tmp_path):
 
 
 def test_a_frame_that_is_too_large_is_not_read(tmp_path):
-    limits = msgspec.structs.replace(QUICK, payload_bytes=4 * MIB)
+    limits = msgspec.structs.replace(CALM, payload_bytes=4 * MIB)
     with LocalServers(servers=1, workers=1, limits=limits) as job, zmq.Context() as context:
         worker = job.start(train_on, tmp_path, 40)[0]
         wait_for((tmp_path / "0-0").exists)
