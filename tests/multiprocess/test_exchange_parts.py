@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -59,25 +59,28 @@ def optimizers() -> Iterable[Any]:
     yield partial(torch.optim.Adafactor, lr=0.05)
 
 
-def as_one_process(rank: int, world_size: int) -> int:
-    done = 0
-    kinds = product(EXCHANGES, (2, 4, 100), optimizers())
-    for number, (exchange, parts, optimizer) in enumerate(kinds):
+def trained(rank: int, world_size: int, kinds: Sequence[dict[str, Any]]) -> int:
+    """Train by each kind of plan, as ``both`` is told, with each optimizer; return how many."""
+    every = list(product(kinds, optimizers()))
+    for number, (kind, optimizer) in enumerate(every):
         zero, channels = (True, False, None)[(number // 3) % 3], 1 + number % 2
-        with noted(f"{exchange}, {parts} parts, {channels} channels, {optimizer}, {zero}"):
+        with noted(f"{kind}, {channels} channels, {optimizer}, {zero}"):
             run = both(
                 rank,
                 world_size,
                 partial(steps, zero=zero),
                 optimizer=optimizer,
                 tolerance=1e-4,
-                exchange=exchange,
-                parts=parts,
                 channels=channels,
+                **kind,
             )
         run.model.syncopate.detach()
-        done += 1
-    return done
+    return len(every)
+
+
+def as_one_process(rank: int, world_size: int) -> int:
+    kinds = [{"exchange": e, "parts": parts} for e, parts in product(EXCHANGES, (2, 4, 100))]
+    return trained(rank, world_size, kinds)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

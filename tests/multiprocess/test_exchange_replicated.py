@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,32 +14,15 @@ from tests.multiprocess.engine_cases import noted
 from tests.multiprocess.exchange_cases import Run, batch, both, launches, squares, watched
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.test_exchange_gradients import clip_norm, clip_value, scaling, train
-from tests.multiprocess.test_exchange_parts import PARTS, optimizers, steps
+from tests.multiprocess.test_exchange_parts import PARTS, trained
 
 BUCKETS = 4
+PLAN: dict[str, Any] = {"exchange": SHARDED, "sizes": [1, 2, 1, 2]}
 
 
 def as_one_process(rank: int, world_size: int) -> int:
-    done = 0
-    kinds = product((1, 2, BUCKETS), (1, PARTS), optimizers())
-    for number, (replicated, parts, optimizer) in enumerate(kinds):
-        zero, channels = (True, False, None)[number % 3], 1 + number % 2
-        with noted(f"{replicated} replicated, {parts} parts, {optimizer}, {zero}"):
-            run = both(
-                rank,
-                world_size,
-                partial(steps, zero=zero),
-                optimizer=optimizer,
-                tolerance=1e-4,
-                exchange=SHARDED,
-                sizes=[1, 2, 1, 2],
-                parts=parts,
-                replicated=replicated,
-                channels=channels,
-            )
-        run.model.syncopate.detach()
-        done += 1
-    return done
+    kinds = product((1, 2, BUCKETS), (1, PARTS))
+    return trained(rank, world_size, [{**PLAN, "replicated": r, "parts": p} for r, p in kinds])
 
 
 def test_a_plan_with_replicated_buckets_trains_as_one_process() -> None:
@@ -56,12 +40,7 @@ def norms_and_scaling(rank: int, world_size: int) -> None:
     for replicated, case in product((1, 3), cases):
         with noted(f"{replicated} replicated: {case}"):
             run = both(
-                rank,
-                world_size,
-                partial(train, between=case),
-                exchange=SHARDED,
-                sizes=[1, 2, 1, 2],
-                replicated=replicated,
+                rank, world_size, partial(train, between=case), replicated=replicated, **PLAN
             )
         run.model.syncopate.detach()
 
@@ -72,7 +51,7 @@ def messages(rank: int, world_size: int) -> None:
     def script(run: Run) -> None:
         train(run, lambda _: None, steps=1)
 
-    run = both(rank, world_size, script, exchange=SHARDED, sizes=[1, 2, 1, 2], replicated=2)
+    run = both(rank, world_size, script, replicated=2, **PLAN)
     run.optimizer.zero_grad()
     with watched(run.model) as events:
         run.backward(squares(0))
@@ -96,10 +75,7 @@ def state(rank: int, world_size: int) -> None:
     )
     spread = held(run)
     run.model.syncopate.detach()
-    run = both(
-        rank, world_size, script, optimizer=adam, exchange=SHARDED, sizes=[1, 2, 1, 2],
-        replicated=2, tolerance=1e-4,
-    )  # fmt: skip
+    run = both(rank, world_size, script, optimizer=adam, replicated=2, tolerance=1e-4, **PLAN)
     names = [name for b in run.model.syncopate.plan.buckets[:2] for name in b.tensors]
     sizes = {name: p.numel() for name, p in run.model.named_parameters()}
     whole = sum(sizes[name] for name in names)
@@ -121,7 +97,7 @@ def a_graph_of_before_the_step_is_refused(rank: int, world_size: int) -> None:
     def script(run: Run) -> None:
         train(run, lambda _: None, steps=1)
 
-    run = both(rank, world_size, script, exchange=SHARDED, sizes=[1, 2, 1, 2], replicated=BUCKETS)
+    run = both(rank, world_size, script, replicated=BUCKETS, **PLAN)
     before = {name: p._version for name, p in run.model.named_parameters()}
     train(run, lambda _: None, steps=1)
     assert all(p._version > before[name] for name, p in run.model.named_parameters())

@@ -13,12 +13,13 @@ torchvision's has other widths, and 61,100,840.
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 from torch import Tensor, nn
 from torch.nn import functional
 
 from syncopate.errors import InvalidValueError
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, image_task
 
 SMALLEST_IMAGE = 67
 """Of smaller ones nothing is left after the last pooling."""
@@ -81,11 +82,10 @@ def alexnet(batch_size: int = 8, *, image_size: int = 224, seed: int = 0) -> Tas
         image_size: of the images, and so of the first linear layer.
         seed: of weights and images. Dropout is drawn as training goes.
     """
-    with seeded(seed):
-        return Task(
-            model=AlexNet(image_size=image_size),
-            inputs=torch.randn(batch_size, 3, image_size, image_size),
-            targets=torch.randint(1000, (batch_size,)),
-            loss_fn=functional.cross_entropy,
-            name="alexnet",
-        )
+    return image_task(
+        partial(AlexNet, image_size=image_size),
+        "alexnet",
+        batch_size=batch_size,
+        image_size=image_size,
+        seed=seed,
+    )

@@ -10,13 +10,14 @@ layer as in ``reproduce/data/googlenet_k80.csv``, whose log rounds biases up to 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, image_task
 
 _AUXILIARY_WEIGHT = 0.3
 
@@ -143,11 +144,11 @@ def googlenet(
         auxiliary: whether it has those.
         seed: of weights and images. Dropout is drawn as training goes.
     """
-    with seeded(seed):
-        return Task(
-            model=GoogLeNet(auxiliary=auxiliary),
-            inputs=torch.randn(batch_size, 3, image_size, image_size),
-            targets=torch.randint(1000, (batch_size,)),
-            loss_fn=googlenet_loss,
-            name="googlenet",
-        )
+    return image_task(
+        partial(GoogLeNet, auxiliary=auxiliary),
+        "googlenet",
+        batch_size=batch_size,
+        image_size=image_size,
+        seed=seed,
+        loss_fn=googlenet_loss,
+    )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, image_task, seeded
 
 
 class BasicBlock(nn.Module):
@@ -130,14 +130,7 @@ def resnet20(batch_size: int = 32, *, seed: int = 0) -> Task:
 
 def resnet50(batch_size: int = 8, *, image_size: int = 224, seed: int = 0) -> Task:
     """Return ResNet-50 with a random batch of ImageNet shape; equal seeds give equal tasks."""
-    with seeded(seed):
-        return Task(
-            model=ResNet50(),
-            inputs=torch.randn(batch_size, 3, image_size, image_size),
-            targets=torch.randint(1000, (batch_size,)),
-            loss_fn=functional.cross_entropy,
-            name="resnet50",
-        )
+    return image_task(ResNet50, "resnet50", batch_size=batch_size, image_size=image_size, seed=seed)
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:

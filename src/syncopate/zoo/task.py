@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from syncopate.errors import InvalidValueError
 
@@ -105,3 +106,32 @@ def seeded(seed: int) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         yield
+
+
+def image_task(
+    build: Callable[[], nn.Module],
+    name: str,
+    *,
+    batch_size: int,
+    image_size: int,
+    seed: int,
+    loss_fn: Loss = functional.cross_entropy,
+) -> Task:
+    """Return a model with a random batch of ImageNet shape; equal seeds give equal tasks.
+
+    Args:
+        build: makes the model.
+        name: of the task.
+        batch_size: images of three channels in the batch.
+        image_size: their height and width.
+        seed: of weights and images.
+        loss_fn: of output and targets, one of 1000 classes.
+    """
+    with seeded(seed):
+        return Task(
+            model=build(),
+            inputs=torch.randn(batch_size, 3, image_size, image_size),
+            targets=torch.randint(1000, (batch_size,)),
+            loss_fn=loss_fn,
+            name=name,
+        )

@@ -8,12 +8,12 @@ column B (532.2 MB).
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+
 from torch import Tensor, nn
-from torch.nn import functional
 
 from syncopate.errors import InvalidValueError
-from syncopate.zoo.task import Task, seeded
+from syncopate.zoo.task import Task, image_task
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))
 _SHRINKS = 2 ** len(_STAGES)
@@ -70,11 +70,10 @@ def vgg11(batch_size: int = 8, *, image_size: int = 224, seed: int = 0) -> Task:
         image_size: of the images, and so of the first linear layer.
         seed: of weights and images. Dropout is drawn as training goes.
     """
-    with seeded(seed):
-        return Task(
-            model=VGG11(image_size=image_size),
-            inputs=torch.randn(batch_size, 3, image_size, image_size),
-            targets=torch.randint(1000, (batch_size,)),
-            loss_fn=functional.cross_entropy,
-            name="vgg11",
-        )
+    return image_task(
+        partial(VGG11, image_size=image_size),
+        "vgg11",
+        batch_size=batch_size,
+        image_size=image_size,
+        seed=seed,
+    )
