@@ -54,7 +54,12 @@ def _reason(best: Draft, reached: Prediction, others: dict[str, Prediction]) -> 
     if rivals:
         rival = min(rivals, key=lambda name: rivals[name].iteration_s)
         text += f" against {format_seconds(rivals[rival].iteration_s)} ({rival})"
-    return f"{text}, {_why(exchange, reached)}; bound {format_seconds(reached.bound_s)}"
+    why = _why(exchange, reached)
+    total = sum(bucket.nbytes for bucket in best.buckets) or 1
+    pulled = sum(bucket.nbytes for bucket in best.buckets if bucket.pull is not None)
+    if EXCHANGES[exchange].pull and pulled < total:
+        why += f", {1 - pulled / total:.0%} of the bytes all-reduced"
+    return f"{text}, {why}; bound {format_seconds(reached.bound_s)}"
 
 
 def _why(exchange: str, reached: Prediction) -> str:

@@ -148,7 +148,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     table = titled_table("buckets")
     shown = plan.buckets[:most]
     told = any(recipe.options for bucket in shown for _, recipe in bucket.recipes)
-    phases = [phase for phase, _ in plan.buckets[0].recipes]
+    phases = list(dict.fromkeys(phase for bucket in plan.buckets for phase, _ in bucket.recipes))
     _columns(table, *(phases if len(phases) > 1 else ["algorithm"]))
     _columns(table, *(["options"] if told else []), "tensors")
     _columns(table, right=("#", "size", "channel"))
@@ -158,6 +158,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
         options = dict.fromkeys(options_text(recipe.options) for recipe in recipes)
         table.add_row(
             *(recipe.algorithm for recipe in recipes),
+            *[""] * (len(phases) - len(recipes)),
             *([" / ".join(options)] if told else []),
             _tensors(bucket),
             str(index),

@@ -57,6 +57,12 @@ def test_the_first_buckets_are_replicated_where_backward_leaves_the_network_idle
     assert plan.prediction.iteration_s < 0.98 * without.prediction.iteration_s
 
 
+def test_the_reason_says_how_much_is_replicated() -> None:
+    plan = make_plan(layers(1.0), CLUSTER, "auto")
+    share = sum(plan.buckets[index].nbytes for index in replicated(plan)) / layers(1.0).nbytes
+    assert f"gathers hide in forward, {share:.0%} of the bytes all-reduced; bound" in plan.reason
+
+
 @pytest.mark.parametrize("ratio", [0.3, 3.0])
 def test_nothing_is_replicated_where_that_saves_nothing(ratio: float) -> None:
     """The network has no time to spare in backward, or forward waits for nothing."""

@@ -159,6 +159,17 @@ def test_one_plan_shows_its_first_buckets():
     assert "11.1% above the bound of 27.00 ms" in shown
 
 
+def test_a_bucket_that_is_not_pulled_leaves_its_cell_empty():
+    first, last = examples.plan().buckets[:2]
+    pulled = msgspec.structs.replace(
+        last, push=Recipe("reduce_scatter", "ring"), pull=Recipe("all_gather", "recursive")
+    )
+    plan = msgspec.structs.replace(examples.plan(), exchange="sharded", buckets=(first, pulled))
+    (table,) = examples.tables(terminal.plan_report(plan))
+    assert [column.header for column in table.columns][:3] == ["push", "pull", "tensors"]
+    assert [row[:2] for row in _rows(table)] == [["ring", ""], ["ring", "recursive"]]
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_reports_fit_any_terminal(width):
     for report in (
