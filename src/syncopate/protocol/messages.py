@@ -35,6 +35,12 @@ PROTOCOL = 1
 SERVER: Literal["server"] = "server"
 WORKER: Literal["worker"] = "worker"
 
+SOON = 2**31
+"""The priority of requests and acknowledgements: short, and before all tensors.
+
+A push whose acknowledgement waits behind weights would be sent again, as if it was lost.
+"""
+
 Rank = Annotated[int, Meta(ge=0, lt=2**16)]
 Key = Annotated[int, Meta(ge=0, lt=2**31)]
 Number = Annotated[int, Meta(ge=0, lt=2**62)]

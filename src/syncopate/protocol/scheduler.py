@@ -17,13 +17,24 @@ _PART_S = 2.0
 
 
 class Member(msgspec.Struct):
-    """A process that registered."""
+    """A process that registered.
+
+    Attributes:
+        register: what it said.
+        peer: its connection.
+        heard_s: when it last said anything.
+        rank: that it has; -1: none yet.
+        state: whether it is here.
+        settled: whether it said that it lives since it knows its rank. A server that keeps state
+            has by then written down whose it is.
+    """
 
     register: msg.Register
     peer: Peer
     heard_s: float
     rank: int = -1
     state: Literal["here", "lost", "left"] = "here"
+    settled: bool = False
 
 
 class SchedulerMachine:
@@ -152,6 +163,8 @@ class SchedulerMachine:
         if self._complete:
             return self._return(peer, register, now_s)
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
+            if self._predecessor(register) is not None:
+                return []  # it registers again: until the first is given up, or all are there
             reason = f"there are {self._wanted[register.role]} {register.role}s already"
             raise Refusal(msg.UNKNOWN, reason)
         self._members[register.token] = Member(register, peer, now_s)
@@ -165,8 +178,9 @@ class SchedulerMachine:
         return self._welcome(list(self._members.values()))
 
     def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
-        """Let a server that was killed take its place again."""
-        if register.role != SERVER or register.run != self._run:
+        """Let a server that was killed take its place again, with its state if it had any yet."""
+        before = self._predecessor(register)
+        if register.role != SERVER or (register.run != self._run and before is None):
             raise Refusal(msg.UNKNOWN, "the job is complete; nobody may join it any more")
         for token, member in self._members.items():
             if member.register.role == SERVER and member.rank == register.rank:
@@ -182,6 +196,16 @@ class SchedulerMachine:
                     *(act.Send(worker.peer, moved) for worker in workers),
                 ]
         raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+
+    def _predecessor(self, register: msg.Register) -> Member | None:
+        """Return the server in whose place one without state may come, that had none yet either."""
+        if register.role != SERVER or not register.durable or register.rank < 0:
+            return None
+        for member in self._of(SERVER, "here"):
+            rank = member.rank if self._complete else member.register.rank
+            if rank == register.rank and member.register.durable and not member.settled:
+                return member
+        return None
 
     def _assign(self, members: list[Member]) -> None:
         """Give every member the rank it wants, or else the lowest that is free."""
@@ -214,7 +238,7 @@ class SchedulerMachine:
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
-        member.peer, member.heard_s = peer, now_s
+        member.peer, member.heard_s, member.settled = peer, now_s, True
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):

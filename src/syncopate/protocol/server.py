@@ -12,7 +12,7 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.messages import Refusal
+from syncopate.protocol.messages import SOON, Refusal
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
 
@@ -214,7 +214,7 @@ class ServerMachine:
         key = slice_.spec.key
         position = self._durable.get(key, Position()) if self._seat.durable else slice_.position
         done = position.applied.get(worker, -1 if worker == FIRST else 0)
-        return act.Send(self._peers[worker], msg.Ack(key, slice_.received(worker), done))
+        return act.Send(self._peers[worker], msg.Ack(key, slice_.received(worker), done), SOON)
 
     def _advance(self, slices: Iterable[SliceMachine]) -> list[Action]:
         found: list[Action] = []

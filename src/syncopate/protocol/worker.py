@@ -226,7 +226,7 @@ class WorkerMachine:
         if not self._links[server].open:
             return []
         self._touch(flow, now_s)
-        return [act.Send(server, flow.pulls[0], _SOON)]
+        return [act.Send(server, flow.pulls[0], msg.SOON)]
 
     def _again(self, key: int, now_s: float) -> list[Action]:
         flow, server = self._flows[key], self._layout.server_of[key]
@@ -242,7 +242,7 @@ class WorkerMachine:
             found.append(act.Send(server, msg.Query(key)))
         flow.wait_s = wait_s
         if flow.pulls:
-            found.append(act.Send(server, flow.pulls[0], _SOON))
+            found.append(act.Send(server, flow.pulls[0], msg.SOON))
         return found
 
     def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
@@ -299,8 +299,5 @@ class WorkerMachine:
         return []
 
 
-_URGENT = 2**31 + 1
+_URGENT = msg.SOON + 1
 """The priority of what must come before everything else on a connection."""
-
-_SOON = 2**31
-"""The priority of requests, which are short; that of their answers is the caller's."""

@@ -147,6 +147,32 @@ def test_a_server_that_comes_back_takes_its_place_and_the_workers_hear_where():
     ]
 
 
+def test_a_server_killed_before_it_wrote_anything_is_replaced_by_one_without_state():
+    machine, _ = _complete(durable=True)
+    again = _register("server", "n", rank=0, durable=True)
+    other = _register("server", "o", rank=0)
+    assert "the job is complete" in _said(machine.receive("o", other, 0.5))["o"].reason
+    said = _said(machine.receive("n", again, 0.5))
+    assert said["n"] == msg.Roster("run", 0, ("tcp://n",), ("w0", "w1"))
+    assert said["w1"] == msg.Moved(0, "tcp://n")
+    _beat(machine, 0.6, "n")  # from here on it has state, which must not be lost
+    third = _register("server", "m", rank=0, durable=True)
+    assert "the job is complete" in _said(machine.receive("m", third, 0.7))["m"].reason
+
+
+def test_a_server_killed_while_others_are_missing_is_waited_out():
+    machine = SchedulerMachine("job", "run", 1, 1, LIMITS)
+    machine.tick(0.0)
+    machine.receive("s", _register("server", "s", rank=0, durable=True), 0.0)
+    again = _register("server", "n", rank=0, durable=True)
+    assert machine.receive("n", again, 1.0) == []
+    machine.tick(6.0)
+    assert machine.here == {"server": 0, "worker": 0}
+    machine.receive("n", again, 6.0)
+    said = _said(machine.receive("w", _register("worker", "w"), 6.0))
+    assert said["w"] == msg.Roster("run", 0, ("tcp://n",), ("w",))
+
+
 def test_the_job_ends_when_all_workers_left_and_the_servers_heard_it():
     machine, _ = _complete()
     assert _said(machine.receive("w0", msg.Leave("w0"), 1.0)) == {

@@ -64,8 +64,8 @@ def test_a_push_that_came_before_is_acknowledged_again_and_counted():
     machine = _server()
     _push(machine, 0, 0, 0)
     _push(machine, 0, 0, 1)
-    assert _push(machine, 0, 0, 1) == [act.Send(b"p0", msg.Ack(0, 1, 0))]
-    assert _push(machine, 0, 0, 3) == [act.Send(b"p0", msg.Ack(0, 1, 0))]
+    assert _push(machine, 0, 0, 1) == [act.Send(b"p0", msg.Ack(0, 1, 0), msg.SOON)]
+    assert _push(machine, 0, 0, 3) == [act.Send(b"p0", msg.Ack(0, 1, 0), msg.SOON)]
     assert machine.refused == {msg.REPLAYED: 1, msg.EARLY: 1}
 
 
@@ -217,3 +217,17 @@ def test_delay_compensation_names_the_worker_and_keeps_its_backup():
 def test_rules_that_make_no_sense_are_refused(rules, words):
     with pytest.raises((InvalidValueError, UnknownNameError), match=words):
         rules.require_valid()
+
+
+@pytest.mark.parametrize("durable", [False, True])
+def test_an_acknowledgement_goes_before_all_weights(durable):
+    machine = _server(durable=durable)
+    _push(machine, 0, 0, 0)
+    most = 2**31 - 1
+    assert _pull(machine, 0, 0, 1, priority=most) == []
+    found = _push(machine, 0, 0, 1) + _push(machine, 1, 0, 1)
+    found += machine.committed({0: Position(1, {0: 1, 1: 1})})
+    acks = [a for a in _of(found, act.Send) if isinstance(a.message, msg.Ack)]
+    assert {a.to for a in acks} == {b"p0", b"p1"}
+    assert [a.priority for a in _of(found, act.Answer)] == [most]
+    assert min(a.priority for a in acks) > most
