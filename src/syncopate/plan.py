@@ -7,7 +7,8 @@ the costs price it and the simulator plays it.
 [Note: exchanges] Every way of training pushes gradients, updates weights and pulls them. An
 exchange says by which collectives: gradients that are all-reduced are updated everywhere, and
 nothing is pulled; gradients that are reduce-scattered, or reduced to one rank, are updated where
-they arrive, and the new weights are gathered or broadcast from there.
+they arrive, and the new weights are gathered or broadcast from there; gradients that are sent to
+parameter servers are updated by these, and the new weights are received from them.
 
 [Note: replicated buckets] A sharded plan may all-reduce some of its buckets: every rank updates
 their weights, and nothing is pulled. Where backward leaves the network idle and forward does not,
@@ -35,7 +36,7 @@ from syncopate.recipe import Recipe, require_wire_dtype
 from syncopate.units import MIB, dtype_bytes
 from syncopate.workload import fingerprint
 
-ALLREDUCE, SHARDED, ROOTED = "allreduce", "sharded", "rooted"
+ALLREDUCE, SHARDED, ROOTED, SERVED = "allreduce", "sharded", "rooted", "served"
 
 
 class ExchangeKind(NamedTuple):
@@ -46,11 +47,13 @@ class ExchangeKind(NamedTuple):
         pull: brings updated weights back; empty where every rank updates all of them.
         replicated: carries gradients of buckets whose weights every rank updates, which a plan may
             have beside the others; see [Note: replicated buckets].
+        asks_servers: whether there are parameter servers, which no plan chooses by itself.
     """
 
     push: str
     pull: str = ""
     replicated: str = ""
+    asks_servers: bool = False
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -62,8 +65,12 @@ EXCHANGES: dict[str, ExchangeKind] = {
     ALLREDUCE: ExchangeKind("all_reduce"),
     SHARDED: ExchangeKind("reduce_scatter", "all_gather", replicated="all_reduce"),
     ROOTED: ExchangeKind("reduce", "broadcast"),
+    SERVED: ExchangeKind("send", "receive", asks_servers=True),
 }
 """The ways of training a plan can ask for."""
+
+SERVERLESS = tuple(name for name, kind in EXCHANGES.items() if not kind.asks_servers)
+"""Those that need nobody but the ranks."""
 
 
 class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from syncopate.protocol.rules import SGD, Adam, Rules
+
 
 class StoreHandle(Protocol):
-    """A push or pull that was submitted."""
+    """A push or pull that was submitted.
+
+    Attributes:
+        finished_s: when it was over, by ``time.perf_counter``; 0 until then.
+    """
+
+    finished_s: float
 
     def done(self) -> bool:
         """Say whether it is over, well or badly, without blocking."""
@@ -27,12 +35,21 @@ class StoreHandle(Protocol):
 
 
 class Store(Protocol):
-    """Weights that servers keep: gradients are pushed to them, weights pulled from them."""
+    """Weights that servers keep: gradients are pushed to them, weights pulled from them.
 
-    def init(self, tensors: Mapping[str, Tensor]) -> None:
+    Attributes:
+        num_workers: how many workers there are.
+        rules: how the servers update.
+    """
+
+    num_workers: int
+    rules: Rules
+
+    def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
-        Blocks until all workers have called it. Once per job.
+        Blocks until all workers have called it. Once per job. The servers update by ``optimizer``,
+        where one is given, and not by that of the rules.
         """
 
     def push(self, key: str, tensor: Tensor, priority: int = 0) -> StoreHandle:

@@ -142,7 +142,10 @@ def forget(engine: Engine) -> None:
 
 
 def _refuse_pieces(optimizer: Optimizer) -> None:
-    if any(state.is_cut(optimizer) for state in _states(optimizer)):
+    cut = [state for state in _states(optimizer) if state.is_cut(optimizer)]
+    for state in cut:
+        state.require_here(optimizer)
+    if cut:
         raise EngineError(
             "this rank holds the state of its own parts of the parameters alone, so that "
             f"{type(optimizer).__name__}.state_dict() has nothing to return that could be loaded. "

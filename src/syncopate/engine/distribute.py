@@ -26,6 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
+from syncopate.collectives.store import Store
 from syncopate.delay import Delay, delay_of
 from syncopate.engine import module as modules
 from syncopate.engine import ownership
@@ -35,10 +36,11 @@ from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of
+from syncopate.engine.exchange.servers import Servers, served_by
 from syncopate.engine.selfplan import PLANNED, Asked, Wishes, start
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SHARDED, Plan
+from syncopate.plan import EXCHANGES, SERVED, SHARDED, Plan
 from syncopate.units import dtype_bytes
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
@@ -58,6 +60,7 @@ class _Options(TypedDict, total=False):
     ignore: Iterable[str]
     group: dist.ProcessGroup | None
     timeout_s: float | None
+    store: Store | None
 
 
 @overload
@@ -85,6 +88,7 @@ def distribute(
     ignore: Iterable[str] = (),
     group: dist.ProcessGroup | None = None,
     timeout_s: float | None = None,
+    store: Store | None = None,
 ) -> Any:
     """Train ``model`` data-parallel: the call that stands where DistributedDataParallel stood.
 
@@ -105,6 +109,7 @@ def distribute(
         cluster: hosts, levels and links as these, instead of probing them; not beside a plan.
         exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
             each updates its share (docs/sharded.md); the faster when left out; not beside a plan.
+            ``"served"``, where servers update, with a store.
         delay: pull weights every so many steps and train on each rank's own between
             (docs/ssd_sgd.md), a :class:`~syncopate.delay.Delay` or its ``k``; only with the
             ``sharded`` exchange, which it asks for.
@@ -118,6 +123,8 @@ def distribute(
             the model's ``_ddp_params_and_buffers_to_ignore``.
         group: the ranks; all of them when left out.
         timeout_s: how long a rank waits for another in a collective; by default as ``group`` does.
+        store: parameter servers that hold and update the weights, a :class:`~syncopate.KVStore`
+            (docs/paramserver.md); asks for the ``served`` exchange, which needs it.
 
     Returns:
         The model and the optimizer or optimizers as given; the model alone where none was.
@@ -138,8 +145,10 @@ def distribute(
     given, policy = (None, plan) if isinstance(plan, str) else (plan, None)
     if delay is not None and given is None and exchange is None:
         exchange = SHARDED
+    if store is not None and given is None and exchange is None:
+        exchange = SERVED
     wishes = Wishes(cluster, Asked(policy, channels, exchange), cache, deterministic)
-    asked = _Asked(given, wishes, broadcast_buffers, ignore, delay)
+    asked = _Asked(given, wishes, broadcast_buffers, ignore, delay, store)
     _begin(model, _listed(optimizer), asked, group, timeout_s)
     return model if optimizer is None else (model, optimizer)
 
@@ -153,6 +162,7 @@ class _Asked:
     broadcast_buffers: bool
     ignore: Iterable[str]
     delay: Delay | int | None = None
+    store: Store | None = None
 
 
 def _begin(
@@ -173,6 +183,7 @@ def _begin(
         communicator.close()
         raise
     try:
+        engine.servers = sound.servers
         if asked.plan is not None:
             engine.install(asked.plan.delayed(sound.delay) if sound.delay else asked.plan)
         else:
@@ -191,12 +202,14 @@ class _Sound(NamedTuple):
         trainables: every parameter whose gradient is exchanged.
         optimizers: each once.
         delay: what was asked for.
+        servers: what holds the weights, if servers do.
     """
 
     ignored: frozenset[str]
     trainables: tuple[Trainable, ...]
     optimizers: tuple[torch.optim.Optimizer, ...]
     delay: Delay | None
+    servers: Servers | None
 
 
 def _checks(
@@ -214,9 +227,10 @@ def _checks(
     _require_updatable(asked, optimizers)
     yield ()
     delay = _sound_delay(asked, known)
+    servers = _sound_servers(asked, known, communicator.world_size)
     yield _facts(model, asked, ignored)
     modules.require_extensible(model)
-    return _Sound(ignored, trainables, known, delay)
+    return _Sound(ignored, trainables, known, delay, servers)
 
 
 def _build(
@@ -377,8 +391,14 @@ def _require_arguments(communicator: Communicator, asked: _Asked) -> None:
         from syncopate.planning.registry import require_policy  # noqa: PLC0415
 
         require_policy(policy)
-    if exchange is not None and exchange not in PLANNED:
-        raise UnknownNameError("exchange", exchange, PLANNED)
+    if exchange is not None and exchange not in (*PLANNED, SERVED):
+        raise UnknownNameError("exchange", exchange, (*PLANNED, SERVED))
+    if exchange == SERVED:
+        asked_too = (("plan", policy), ("cluster", cluster), ("channels", channels))
+        for what, given in asked_too:
+            if given is not None:
+                rule = f"left out with the {SERVED} exchange, or a plan that make_plan returned"
+                raise InvalidValueError(f"{what}=", what, rule)
     if channels is not None and (not isinstance(channels, int) or channels < 1):
         raise InvalidValueError("channels", channels, "an integer >= 1")
     if cluster is None:
@@ -401,8 +421,8 @@ def _require_updatable(asked: _Asked, optimizers: Sequence[Any]) -> None:
         return
     if not optimizers:
         raise EngineError(
-            f"the {exchange} exchange spreads the optimizer's step over the ranks; give the "
-            "optimizer, too: distribute(model, optimizer, ...)"
+            f"the {exchange} exchange takes the optimizer's step out of this rank's hands; give "
+            "the optimizer, too: distribute(model, optimizer, ...)"
         )
     for optimizer in optimizers:
         kind_of(optimizer)
@@ -422,6 +442,18 @@ def _sound_delay(asked: _Asked, optimizers: Sequence[torch.optim.Optimizer]) -> 
         raise InvalidValueError("delay", delay, rule)
     require_rule(delay, optimizers)
     return delay
+
+
+def _sound_servers(
+    asked: _Asked, optimizers: Sequence[torch.optim.Optimizer], ranks: int
+) -> Servers | None:
+    """Return the servers that were asked for, or refuse them."""
+    exchange = asked.plan.exchange if asked.plan is not None else asked.wishes.asked.exchange
+    if (exchange == SERVED) != (asked.store is not None):
+        given = "none" if asked.store is None else type(asked.store).__name__
+        rule = f"a syncopate.KVStore with the {SERVED} exchange, and left out with any other"
+        raise InvalidValueError("store", given, rule)
+    return None if asked.store is None else served_by(asked.store, optimizers, ranks)
 
 
 def _facts(model: nn.Module, asked: _Asked, ignored: frozenset[str]) -> list[Fact]:

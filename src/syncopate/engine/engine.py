@@ -24,6 +24,7 @@ from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.delayed import count_iteration
 from syncopate.engine.exchange.kinds import kind_for
 from syncopate.engine.exchange.optimizers import trained_by
+from syncopate.engine.exchange.servers import Servers
 from syncopate.engine.fit import checks_of, tensors_of
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
@@ -32,7 +33,7 @@ from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
 from syncopate.optimizers import TENSOR
-from syncopate.plan import SHARDED, Plan
+from syncopate.plan import SERVED, SHARDED, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.tracing.offsets import clock_offsets
@@ -57,6 +58,7 @@ class Engine:
         model_name: the class of the model.
         tries_spread: whether self-planning lets plans compete in which ranks own parts.
         delay: what plans of the sharded exchange train with; None for synchronous training.
+        servers: parameter servers that hold the weights; None where ranks do.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Engine:
         self._plan_before: Plan | None = None
         self.tries_spread = False
         self.delay: Delay | None = None
+        self.servers: Servers | None = None
         self._recorder: StepRecorder | None = None
         self._recording = False
         self.model_name = type(model).__name__
@@ -150,6 +153,11 @@ class Engine:
         """
         ranks = self.communicator.world_size
         agree(self.communicator, checks_of(plan, self._trainables, self._optimizers, ranks))
+        if (plan.exchange == SERVED) != (self.servers is not None):
+            raise EngineError(
+                "weights are on parameter servers or on the ranks for good: a plan of the "
+                f"{SERVED} exchange goes with distribute(store=...), and no other does"
+            )
         self._stop_planning()
         self.delay = plan.delay
         self.adopt(plan)
@@ -446,7 +454,7 @@ class Engine:
         self._readiness.require_between()
         if self._exchange is not None:
             self._exchange.leave()
-        self._exchange = kind_for(plan)(
+        self._exchange = kind_for(plan, self.servers)(
             plan, self._trainables, self.communicator, self._buffers, self._optimizers
         )
         self._exchange.complete = self._readiness.complete

@@ -13,7 +13,7 @@ from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import EXCHANGES, SERVED, Plan
 
 Tensors = tuple[tuple[str, int, str], ...]
 """``(name, numel, dtype)`` of every exchanged gradient."""
@@ -56,7 +56,7 @@ def require_fit(
         trained_by(trainables, optimizers)
     if plan.delay is not None:
         require_rule(plan.delay, optimizers)
-    for bucket in plan.buckets:
+    for bucket in plan.buckets if plan.exchange != SERVED else ():
         for _, recipe in bucket.recipes:
             schedule_of(recipe.in_order(plan.order), plan.world_size)
 

@@ -5,13 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from syncopate.collectives import Handle
 from syncopate.recipe import Recipe
 from syncopate.timeline import Span
 from syncopate.tracing import Recorder
 from syncopate.tracing.clocks import Clock
+
+
+class Ran(Protocol):
+    """What carried a message."""
+
+    @property
+    def started_s(self) -> float:
+        """When it began, by ``time.perf_counter``."""
+
+    @property
+    def finished_s(self) -> float:
+        """When it was over, on the same clock."""
+
+    def wait(self) -> None:
+        """Return when it is over."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +42,7 @@ class Sent:
     bucket: int
     recipe: Recipe
     nbytes: int
-    handle: Handle
+    handle: Ran
 
 
 @dataclass

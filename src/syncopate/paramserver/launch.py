@@ -118,6 +118,7 @@ class LocalJob:
             InvalidValueError: there is no such command.
         """
         self.job = msgspec.structs.replace(job, port=free_port())
+        self._port = free_port()
         if shutil.which(command[0]) is None:
             raise InvalidValueError("COMMAND", command[0], "a program that is there")
         self._command = tuple(command)
@@ -161,8 +162,16 @@ class LocalJob:
             self.job, rank=rank, host="" if role != "server" else "127.0.0.1"
         )
         # As torchrun does: workers share the cores, and with torch's default each would use all.
+        ranks = {} if role != "worker" else self._torchrun(rank)
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.job.workers))}
-        return threads | os.environ | {"DMLC_RANK": ""} | job.environment(role)
+        return threads | os.environ | {"DMLC_RANK": ""} | ranks | job.environment(role)
+
+    def _torchrun(self, rank: int) -> dict[str, str]:
+        """Return what torchrun would tell a worker, so that the workers are ranks, too."""
+        told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port)}
+        for who, count in (("RANK", "WORLD_SIZE"), ("LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+            told |= {who: str(rank), count: str(self.job.workers)}
+        return told
 
     def _watch(self, remark: Callable[[str], None]) -> Ended:
         ended_s: float | None = None

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -29,7 +30,7 @@ from syncopate.protocol.actions import Action
 from syncopate.protocol.layout import Layout, Slice, TensorSpec
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.worker import WorkerMachine
 
@@ -51,6 +52,7 @@ class Handle:
         self._finish = finish
         self._over = threading.Event()
         self._error: ParameterServerError | None = None
+        self.finished_s = 0.0
 
     def done(self) -> bool:
         """Say whether it is over, well or badly, without blocking."""
@@ -73,6 +75,7 @@ class Handle:
         if self._left == 0:
             if self._finish is not None:
                 self._finish()
+            self.finished_s = time.perf_counter()
             self._over.set()
 
     def fail(self, error: ParameterServerError) -> None:
@@ -109,6 +112,7 @@ class KVStore:
     Attributes:
         rank: of this worker.
         num_workers: how many there are.
+        rules: how the servers update.
     """
 
     def __init__(
@@ -131,7 +135,7 @@ class KVStore:
             ArtifactError: the key cannot be read.
             ParameterServerError: the job was not complete in time.
         """
-        self._rules = (rules or Rules()).require_valid()
+        self.rules = (rules or Rules()).require_valid()
         self._limits = (limits or Limits()).require_valid()
         job = (job or job_from(os.environ, "worker")).require_valid()
         self._token = new_token()
@@ -163,22 +167,25 @@ class KVStore:
         self.rank = self._roster.rank
         self.num_workers = len(self._roster.workers)
 
-    def init(self, tensors: Mapping[str, Tensor]) -> None:
+    def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
         Blocks until all workers have called it.
 
         Args:
             tensors: by the name that push and pull call them; overwritten with worker 0's values.
+            optimizer: what the servers update by, instead of that of the rules.
 
         Raises:
-            InvalidValueError: called twice, or there is none.
+            InvalidValueError: called twice, or there is none; or a value is out of its range.
             UnknownNameError: an element type that is not sent.
             ParameterServerError: the workers do not agree on names, types or sizes.
         """
         if self._layout is not None:
             raise InvalidValueError("init", "called again", "called once")
         assert self._roster is not None
+        if optimizer is not None:
+            self.rules = msgspec.structs.replace(self.rules, optimizer=optimizer).require_valid()
         specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
         layout = Layout(specs, len(self._roster.servers), self._limits.slice_bytes)
         self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
@@ -381,7 +388,7 @@ class KVStore:
         assert self._roster is not None
         assert self._layout is not None
         self._machine = WorkerMachine(
-            self._roster, self._token, self._layout, self._rules, self._limits
+            self._roster, self._token, self._layout, self.rules, self._limits
         )
         for rank, address in enumerate(self._roster.servers):
             self._wire.connect(rank, address)

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.collectives import Communicator, Handle
+from syncopate.collectives import Communicator
 from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.state import Buffers
-from syncopate.engine.step import Sent
+from syncopate.engine.step import Ran, Sent
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan
@@ -53,7 +53,7 @@ class Launched(NamedTuple):
 
     part: FlatBuffer
     message: Message
-    handle: Handle
+    handle: Ran
 
     def pushed(self) -> Sent:
         """Return it for the record of a step, as one that carried gradients."""

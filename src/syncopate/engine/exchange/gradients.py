@@ -81,10 +81,10 @@ class PartialGradient(Tensor):
         if func in WITHOUT_VALUES or func is Tensor.untyped_storage:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func in _DESCRIPTIONS:
+        if func in DESCRIPTIONS:
             return _describe(args[0])
         partial = [g for g in tensors_in((args, kwargs)) if isinstance(g, PartialGradient)]
-        if func in _LIKE and len(partial) == 1:
+        if func in LIKE and len(partial) == 1:
             return func(args[0].whole, *args[1:], **kwargs)
         if func in _MOVING:
             raise EngineError(
@@ -143,9 +143,10 @@ def _describe(gradient: PartialGradient) -> str:
     )
 
 
-_DESCRIPTIONS = (Tensor.__repr__, Tensor.__format__)
+DESCRIPTIONS = (Tensor.__repr__, Tensor.__format__)
+"""Functions that tell a gradient's form in words."""
 
-_LIKE = frozenset(
+LIKE = frozenset(
     getattr(torch, f"{name}_like") for name in ("zeros", "ones", "empty", "full", "rand", "randn")
 )
 """Functions that make another tensor of the same form; values do not matter."""
@@ -219,7 +220,7 @@ def _for_each(name: str) -> Handler:
 def _alias(gradient: PartialGradient) -> PartialGradient:
     owner = gradient.owner()
     assert owner is not None
-    made = PartialGradient.of(gradient.parameter_name, gradient.whole, gradient.own, owner)
+    made = type(gradient).of(gradient.parameter_name, gradient.whole, gradient.own, owner)
     made.replicated, made.beside = gradient.replicated, gradient.beside
     return made
 

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from syncopate.engine.exchange.allreduce import AllReduce
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.delayed import Delayed
 from syncopate.engine.exchange.rooted import Rooted
+from syncopate.engine.exchange.served import Served
+from syncopate.engine.exchange.servers import Servers
 from syncopate.engine.exchange.sharded import Sharded
-from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, ROOTED, SERVED, SHARDED, Plan
 
 KINDS: dict[str, type[Exchange]] = {
     ALLREDUCE: AllReduce,
     SHARDED: Sharded,
     ROOTED: Rooted,
 }
-"""Name in ``plan.EXCHANGES`` -> what runs it, synchronously."""
+"""Name in ``plan.EXCHANGES`` -> what runs it, synchronously and without servers."""
 
 
-def kind_for(plan: Plan) -> type[Exchange]:
-    """Return what runs ``plan``."""
+def kind_for(plan: Plan, servers: Servers | None = None) -> Callable[..., Exchange]:
+    """Return what runs ``plan``, with parameter servers where it has them."""
+    if plan.exchange == SERVED:
+        assert servers is not None
+        return partial(Served, servers=servers)
     return KINDS[plan.exchange] if plan.delay is None else Delayed

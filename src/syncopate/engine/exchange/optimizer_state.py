@@ -117,6 +117,13 @@ class OwnedState:
         """Whether the state of ``optimizer`` is to stay whole for now."""
         return optimizer in self._plain
 
+    def require_here(self, optimizer: Optimizer) -> None:
+        """Refuse to look for state of ``optimizer`` that no rank has.
+
+        Raises:
+            EngineError: servers keep it.
+        """
+
     @torch.no_grad()
     def cut(self, optimizer: Optimizer) -> None:
         """Keep of whole state what belongs to this rank's pieces; asks nobody."""

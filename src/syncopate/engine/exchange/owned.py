@@ -77,6 +77,7 @@ class Owned(Exchange):
 
     state: OwnedState
 
+    gradient_kind = PartialGradient
     ends_with_backward = False
     meets_in_forward = False
 
@@ -164,7 +165,7 @@ class Owned(Exchange):
             ranges = [(max(low, offset), min(high, end)) for low, high in owned]
             ranges = [(start, stop) for start, stop in ranges if stop > start]
             own = tuple(part.gradients[start:stop] for start, stop in ranges)
-            gradient = PartialGradient.of(trainable.name, whole, own, self)
+            gradient = self.gradient_kind.of(trainable.name, whole, own, self)
             gradient.replicated = part.replicated
             part.grads[place] = self.grads[trainable.index] = gradient
             self._around[id(whole)] = part

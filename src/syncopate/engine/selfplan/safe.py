@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from syncopate.plan import DDP_BUCKET_BYTES, SHARDED, Bucket, Plan, filled
+from syncopate.plan import DDP_BUCKET_BYTES, SERVED, SHARDED, Bucket, Plan, filled
 from syncopate.recipe import Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
@@ -41,6 +41,16 @@ def safely_sharded(plan: Plan) -> Plan:
         for bucket in plan.buckets
     )
     changed: Plan = replace(plan, exchange=SHARDED, buckets=buckets)
+    return changed
+
+
+def safely_served(plan: Plan) -> Plan:
+    """Return a plan of the same buckets for the ``served`` exchange."""
+    buckets = tuple(
+        replace(bucket, push=Recipe("send", SERVED), pull=Recipe("receive", SERVED))
+        for bucket in plan.buckets
+    )
+    changed: Plan = replace(plan, exchange=SERVED, buckets=buckets)
     return changed
 
 

@@ -17,7 +17,7 @@ import torch
 
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
-from syncopate.engine.selfplan.safe import first_plan, safely_sharded
+from syncopate.engine.selfplan.safe import first_plan, safely_served, safely_sharded
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.plan import SHARDED, Plan
@@ -61,6 +61,9 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
     if engine.delay is not None and engine.communicator.rank == 0:
         words.log(words.of_delay(engine.delay))
     plan = first_plan(engine.model_name, engine.tensors, world_size)
+    if engine.servers is not None:
+        engine.adopt(safely_served(plan))
+        return
     if world_size == 1:
         engine.adopt(safely_sharded(plan) if engine.delay else plan)
         return

@@ -1,0 +1,216 @@
+"""Servers: what a parameter server is told of a model and of its optimizer.
+
+Servers update by one rule: that of the only optimizer, whose groups are alike. The learning rate
+may change from step to step, as schedulers let it; it goes along with the gradients. Nothing else
+may.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from syncopate.collectives.store import Store, StoreHandle
+from syncopate.engine.buckets import Trainable
+from syncopate.engine.exchange.groups import parameters_of
+from syncopate.engine.exchange.optimizers import same_step
+from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
+from syncopate.protocol.rules import SGD, Adam
+
+_LR = "lr"
+
+
+def _sgd(group: Mapping[str, Any]) -> SGD:
+    return SGD(
+        lr=float(group[_LR]),
+        momentum=float(group["momentum"]),
+        dampening=float(group["dampening"]),
+        weight_decay=float(group["weight_decay"]),
+        nesterov=bool(group["nesterov"]),
+    )
+
+
+def _adam(group: Mapping[str, Any], *, decoupled: bool = False) -> Adam:
+    first, second = group["betas"]
+    return Adam(
+        lr=float(group[_LR]),
+        betas=(float(first), float(second)),
+        eps=float(group["eps"]),
+        weight_decay=float(group["weight_decay"]),
+        decoupled=decoupled or bool(group.get("decoupled_weight_decay")),
+    )
+
+
+def _adamw(group: Mapping[str, Any]) -> Adam:
+    return _adam(group, decoupled=True)
+
+
+_RULES: dict[type[torch.optim.Optimizer], Callable[[Mapping[str, Any]], SGD | Adam]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.AdamW: _adamw,
+    torch.optim.Adam: _adam,
+}
+"""Optimizer of torch -> how servers do what it does; a subclass before its base."""
+
+_REFUSED = ("maximize", "amsgrad")
+"""What servers cannot do."""
+
+
+def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
+    """Return how servers do what the optimizer of a model does.
+
+    Args:
+        optimizers: of the model; one.
+
+    Raises:
+        UnknownNameError: servers do not know it; lists those they know.
+        EngineError: they cannot do it as it is set up.
+    """
+    if len(optimizers) != 1:
+        raise EngineError(
+            f"servers update all weights by one rule, and {len(optimizers)} optimizers were given; "
+            "give one, or train with exchange='sharded'"
+        )
+    optimizer = optimizers[0]
+    known = next(
+        (k for k in _RULES if isinstance(optimizer, k) and same_step(type(optimizer), k)), None
+    )
+    if known is None:
+        names = [each.__name__ for each in reversed(_RULES)]
+        raise UnknownNameError("optimizer of servers", type(optimizer).__name__, names)
+    rules = [_RULES[known](group) for group in optimizer.param_groups]
+    for place, (group, rule) in enumerate(zip(optimizer.param_groups, rules, strict=True)):
+        for what in _REFUSED:
+            if group.get(what):
+                raise EngineError(f"servers cannot do {what}=True; leave it out")
+        if rule != rules[0]:
+            raise EngineError(
+                f"servers update all weights by one rule, and group {place} of the optimizer has "
+                f"other values than group 0 ({rule} against {rules[0]}). Give all groups the same "
+                "values, or train with exchange='sharded'"
+            )
+    return rules[0]
+
+
+def require_no_state(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that knows something of its parameters already.
+
+    Raises:
+        EngineError: it does.
+    """
+    for held in parameters_of(optimizer):
+        for parameter in held:
+            if any(value is not None for value in optimizer.state.get(parameter, {}).values()):
+                raise EngineError(
+                    f"the state of {type(optimizer).__name__} is on the servers, which begin "
+                    "without any, and this one has state already. Give a new one: what it knew is "
+                    "lost; or train with exchange='sharded'"
+                )
+
+
+class Transfer:
+    """What one flat buffer sends to servers or receives, on its way."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self._handles: list[StoreHandle] = []
+        self.started_s = time.perf_counter()
+
+    def add(self, handle: StoreHandle) -> None:
+        """Note a part of it."""
+        self._handles.append(handle)
+
+    @property
+    def finished_s(self) -> float:
+        """When it was over, by ``time.perf_counter``; as it began until then."""
+        return max((each.finished_s for each in self._handles), default=0.0) or self.started_s
+
+    def wait(self) -> None:
+        """Return when it is over.
+
+        Raises:
+            ParameterServerError: it will never be.
+        """
+        for handle in self._handles:
+            handle.wait()
+
+
+class Servers(NamedTuple):
+    """What servers are told once, whatever the plan.
+
+    Attributes:
+        store: reaches them.
+        optimizer: what they do in the place of it.
+        declared: names of the weights that they have; none before the first plan.
+    """
+
+    store: Store
+    optimizer: torch.optim.Optimizer
+    declared: set[str]
+
+    def declare(self, weights: Mapping[str, Tensor]) -> None:
+        """Give them ``weights``, flat, unless they have them; all ranks call it.
+
+        Raises:
+            ParameterServerError: the job is over.
+        """
+        if not self.declared:
+            self.store.init(weights, rule_of((self.optimizer,)))
+            self.declared.update(weights)
+
+    def require_rule(self) -> float:
+        """Refuse an optimizer that servers no longer do; return its learning rate.
+
+        Raises:
+            EngineError: a value other than the learning rate has changed, or there are now groups
+                of different values.
+        """
+        rule = rule_of((self.optimizer,))
+        told = self.store.rules.optimizer
+        changed = [
+            f"{name}: {getattr(told, name)} before, {getattr(rule, name)} now"
+            for name in rule.__struct_fields__
+            if name != _LR and getattr(told, name) != getattr(rule, name)
+        ]
+        if changed:
+            raise EngineError(
+                "servers were told the optimizer's values when training began, and take changes of "
+                f"the learning rate alone ({'; '.join(changed)}). A scheduler that cycles momentum "
+                "does that; tell it not to"
+            )
+        return rule.lr
+
+
+def served_by(store: Store, optimizers: Sequence[torch.optim.Optimizer], ranks: int) -> Servers:
+    """Return the servers that ``store`` reaches, as those of a model's optimizer.
+
+    Raises:
+        InvalidValueError: they have another number of workers than there are ranks, or update by
+            what only some of the workers pushed.
+        UnknownNameError, EngineError: they cannot do what the optimizer does.
+    """
+    if store.num_workers != ranks:
+        rule = f"one of {ranks} workers, as many as there are ranks"
+        rule += ": start them by `syncopate ps local`, or by torchrun with the variables of the job"
+        raise InvalidValueError("store", f"of {store.num_workers} workers", rule)
+    if not store.rules.synchronous:
+        rule = "one with Rules(mode='ssgd'): the ranks of a model train in step"
+        raise InvalidValueError("store", f"of mode {store.rules.mode!r}", rule)
+    if store.rules.on_worker_loss != "abort":
+        rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
+        raise InvalidValueError("store", f"on_worker_loss={store.rules.on_worker_loss!r}", rule)
+    rule_of(optimizers)
+    require_no_state(optimizers[0])
+    return Servers(store, optimizers[0], set())
+
+
+def trained_indices(
+    trainables: Sequence[Trainable], optimizer: torch.optim.Optimizer
+) -> frozenset[int]:
+    """Return the indices of the parameters that ``optimizer`` trains."""
+    held = {id(parameter) for several in parameters_of(optimizer) for parameter in several}
+    return frozenset(each.index for each in trainables if id(each.parameter) in held)

@@ -1,0 +1,340 @@
+"""The served exchange: real servers, real ranks, and the training of one process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+import syncopate
+from syncopate.errors import SyncopateError
+from syncopate.protocol.rules import Rules
+from syncopate.recipe import Recipe
+from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.paramserver import QUICK, LocalServers
+
+STEPS = 20
+BATCH = 8
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1),
+    "momentum": lambda p: torch.optim.SGD(
+        p, lr=0.1, momentum=0.9, weight_decay=1e-2, nesterov=True
+    ),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+}
+
+
+class Net(nn.Module):
+    """Frozen, normalised and rarely used parts, and a tensor of several slices' worth of parts."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.first = nn.Linear(6, 700)
+        self.frozen = nn.Linear(700, 700)
+        self.frozen.requires_grad_(False)
+        self.norm = nn.BatchNorm1d(700)
+        self.middle = nn.Linear(700, 500)
+        self.rare = nn.Linear(500, 500)
+        self.last = nn.Linear(500, 3)
+
+    def forward(self, x, rare=False):
+        x = torch.relu(self.middle(self.norm(self.frozen(self.first(x)))))
+        return self.last(self.rare(x) if rare else x)
+
+
+def batch(step, rank):
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(BATCH, 6, generator=generator)
+
+
+def loss_of(model, x, rare=False):
+    return model(x, rare=rare).square().mean()
+
+
+def store_of(job, rank):
+    return syncopate.KVStore(Rules(), job=msgspec.structs.replace(job, rank=rank), limits=QUICK)
+
+
+def prepared(job, rank, name, **options):
+    model = Net().eval()
+    model.train()
+    model.norm.eval()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    store = store_of(job, rank)
+    return store, *syncopate.distribute(model, optimizer, store=store, **options)
+
+
+def trained(rank, _world, job, name, accumulate):
+    """Train; some parameters are reached on some ranks in some steps, and in others nowhere."""
+    store, model, optimizer = prepared(job, rank, name)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    waiting = []
+    with store:
+        for step in range(STEPS):
+            optimizer.zero_grad(set_to_none=step % 2 == 0)
+            for micro in range(accumulate - 1):
+                with model.no_sync():
+                    loss_of(model, batch(1000 + micro + step, rank)).backward()
+            loss_of(model, batch(step, rank), rare=step % 4 == 1 and rank == 1).backward()
+            optimizer.step()
+            schedule.step()
+            waiting.append(type(model.last.weight) is not nn.Parameter)
+        weights = {key: value.clone() for key, value in model.state_dict().items()}
+        assert not any(optimizer.state.values())
+    return weights, waiting, optimizer.param_groups[0]["lr"]
+
+
+def alone(name, world, accumulate):
+    """Return the weights of one process that adds the ranks' gradients in their order."""
+    torch.set_num_threads(1)  # as on the ranks
+    model = Net()
+    model.norm.eval()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
+    for step in range(STEPS):
+        found = []
+        for rank in range(world):
+            optimizer.zero_grad()
+            for micro in range(accumulate - 1):
+                loss_of(model, batch(1000 + micro + step, rank)).backward()
+            loss_of(model, batch(step, rank), rare=step % 4 == 1 and rank == 1).backward()
+            found.append([parameter.grad for parameter in model.parameters()])
+        for parameter, *grads in zip(model.parameters(), *found, strict=True):
+            there = [grad for grad in grads if grad is not None]
+            parameter.grad = sum(there[1:], there[0]) / world if there else None
+        optimizer.step()
+        schedule.step()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("name", "servers", "world", "accumulate"),
+    [("sgd", 1, 2, 1), ("momentum", 2, 3, 1), ("adam", 2, 2, 2), ("adamw", 3, 2, 1)],
+)
+def test_servers_train_as_one_process_does(name, servers, world, accumulate):
+    with LocalServers(servers=servers, workers=world) as job:
+        results = run_ranks(trained, world, job.job, name, accumulate, timeout_s=60)
+        assert job.ended() is None
+    expected = alone(name, world, accumulate)
+    for weights, waiting, lr in results:
+        assert [key for key in expected if not torch.equal(weights[key], expected[key])] == []
+        assert any(waiting)  # a step returned before the weights were back
+        assert lr < 0.1
+
+
+def refusal(act):
+    """Return what ``act`` is refused with."""
+    try:
+        act()
+    except SyncopateError as error:
+        return str(error)
+    return ""
+
+
+def refused_in_training(rank, _world, job):
+    store, model, optimizer = prepared(job, rank, "momentum")
+    said = {}
+
+    def backward(step=0):
+        loss_of(model, batch(step, rank)).backward()
+
+    with store:
+        backward()
+        said["clip"] = refusal(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
+        said["scale"] = refusal(lambda: model.last.weight.grad.mul_(2))
+        optimizer.param_groups[0]["lr"] = 0.05
+        said["lr"] = refusal(optimizer.step)
+        optimizer.param_groups[0]["lr"] = 0.1
+        optimizer.step()
+        said["again"] = refusal(optimizer.step)
+        said["added"] = refusal(backward)
+        said["state"] = refusal(optimizer.state_dict)
+        said["whole"] = refusal(lambda: model.syncopate.state_dict(optimizer))
+        other = msgspec.structs.replace(
+            model.syncopate.plan,
+            exchange="allreduce",
+            buckets=tuple(
+                msgspec.structs.replace(one, push=Recipe("all_reduce"), pull=None)
+                for one in model.syncopate.plan.buckets
+            ),
+        )
+        said["plan"] = refusal(lambda: model.syncopate.install(other))
+        optimizer.zero_grad()
+        backward(1)
+        optimizer.zero_grad()
+        said["twice"] = refusal(lambda: backward(2))
+        optimizer.zero_grad()
+        optimizer.step()
+        optimizer.param_groups[0]["momentum"] = 0.5
+        said["momentum"] = refusal(lambda: backward(3))
+        optimizer.param_groups[0]["momentum"] = 0.9
+        optimizer.zero_grad()
+        with torch.no_grad():
+            model.first.bias.add_(1)
+        said["written"] = refusal(lambda: backward(4))
+    return said
+
+
+def test_what_servers_cannot_do_is_refused_in_training():
+    with LocalServers(servers=1, workers=2) as job:
+        for said in run_ranks(refused_in_training, 2, job.job, timeout_s=60):
+            assert "servers have taken" in said["clip"]
+            assert "servers have taken" in said["scale"]
+            assert "0.05 in this step, and was 0.1" in said["lr"]
+            assert "zero_grad() after each step" in said["again"]
+            assert "call zero_grad() before" in said["added"]
+            assert "is on the servers" in said["state"]
+            assert "is on the servers" in said["whole"]
+            assert "for good" in said["plan"]
+            assert "no step followed" in said["twice"]
+            assert "momentum: 0.9 before, 0.5 now" in said["momentum"]
+            assert "'first.bias' were written to" in said["written"]
+
+
+def refused_at_start(rank, _world, job):
+    model = Net()
+    groups = [{"params": model.first.parameters()}, {"params": model.last.parameters(), "lr": 0.5}]
+    sgd = torch.optim.SGD(model.parameters(), 0.1)
+    old = torch.optim.Adam(model.parameters())
+    loss_of(model, batch(0, 0)).backward()
+    old.step()
+    said = {}
+    with store_of(job, rank) as store:
+
+        def start(optimizer=sgd, **options):
+            return refusal(lambda: syncopate.distribute(model, optimizer, **options))
+
+        said["class"] = start(torch.optim.RMSprop(model.parameters()), store=store)
+        said["groups"] = start(torch.optim.SGD(groups, 0.1), store=store)
+        said["maximize"] = start(
+            torch.optim.SGD(model.parameters(), 0.1, maximize=True), store=store
+        )
+        said["old"] = start(old, store=store)
+        said["none"] = start(None, store=store)
+        said["no store"] = start(exchange="served")
+        said["other"] = start(exchange="sharded", store=store)
+        said["policy"] = start(plan="optimal", store=store)
+        store.rules = Rules(mode="asgd")
+        said["mode"] = start(store=store)
+        store.num_workers = 7
+        said["workers"] = start(store=store)
+    return said
+
+
+def test_what_servers_cannot_do_is_refused_at_the_start():
+    with LocalServers(servers=1, workers=1) as job:
+        (said,) = run_ranks(refused_at_start, 1, job.job, timeout_s=60)
+    assert "Adam, AdamW, SGD" in said["class"]
+    assert "group 1 of the optimizer has other values" in said["groups"]
+    assert "maximize=True" in said["maximize"]
+    assert "begin without any" in said["old"]
+    assert "give the optimizer, too" in said["none"]
+    assert "a syncopate.KVStore with the served exchange" in said["no store"]
+    assert "a syncopate.KVStore with the served exchange" in said["other"]
+    assert "left out with the served exchange" in said["policy"]
+    assert "mode='ssgd'" in said["mode"]
+    assert "syncopate ps local" in said["workers"]
+
+
+def failed(rank, _world, job):
+    """Rank 1's backward fails half-way; return what each rank is told from then on."""
+    store, model, optimizer = prepared(job, rank, "sgd")
+    said = []
+    with store:
+
+        def step():
+            loss_of(model, batch(0, rank)).backward()
+            optimizer.step()
+
+        if rank:
+
+            def fails(*_):
+                raise ValueError("no gradient")
+
+            hook = model.middle.register_full_backward_hook(fails)
+            with pytest.raises(ValueError, match="no gradient"):
+                step()
+            hook.remove()
+        for _ in range(2):
+            said.append(refusal(step))
+    return said
+
+
+def test_nobody_goes_on_after_a_backward_that_failed():
+    with LocalServers(servers=1, workers=2) as job:
+        first, second = run_ranks(failed, 2, job.job, timeout_s=60)
+    assert "backward failed on rank 1" in first[0]
+    for said in (first[1], *second):
+        assert "start again, from weights that were saved" in said
+
+
+def watched(rank, _world, job):
+    """Record steps, give the model back, and see who has the weights."""
+    store, model, optimizer = prepared(job, rank, "sgd")
+    with store:
+        model.syncopate.record()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, batch(step, rank)).backward()
+            optimizer.step()
+        model.syncopate.ready()
+        timeline = model.syncopate.timeline()
+        whole = model.syncopate.state_dict(optimizer, everywhere=True)
+        model.syncopate.detach()
+        same = all(
+            torch.equal(whole["model"][key], value) for key, value in model.state_dict().items()
+        )
+        before = model.last.weight.clone()
+        optimizer.zero_grad()
+        loss_of(model, batch(9, rank)).backward()
+        optimizer.step()
+        return same, not torch.equal(before, model.last.weight), timeline
+
+
+def test_a_served_training_is_recorded_and_given_back():
+    with LocalServers(servers=2, workers=2) as job:
+        results = run_ranks(watched, 2, job.job, timeout_s=60)
+    for same, moved, timeline in results:
+        assert same
+        assert moved
+        lanes = [span.lane for span in timeline.spans]
+        assert lanes.count("push") == lanes.count("pull") > 0
+
+
+SCRIPT = """
+import torch, syncopate
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with syncopate.KVStore() as store:
+    model, optimizer = syncopate.distribute(model, optimizer, store=store)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    print(f"rank {rank} of {ranks}: {float(model.weight.detach().sum()):.6f}")
+"""
+
+
+def test_a_job_on_this_machine_has_ranks(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    line = [sys.executable, "-m", "syncopate", "ps", "local", "--servers", "2", "--workers", "2"]
+    done = subprocess.run(
+        [*line, "--", sys.executable, str(script)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    said = sorted(one for one in done.stdout.splitlines() if one.startswith("rank "))
+    assert [one.split(":")[0] for one in said] == ["rank 0 of 2", "rank 1 of 2"]
+    assert len({one.split(":")[1] for one in said}) == 1
