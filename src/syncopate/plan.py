@@ -275,6 +275,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
         for index, bucket in enumerate(self.buckets):
             self._require_recipes(index, bucket)
         self._require_disjoint()
+        if EXCHANGES[self.exchange].asks_servers:
+            self._require_served()
 
     def delayed(self, delay: Delay | None) -> Plan:
         """Return the plan with a delay, or without one; prediction and reason are left out.
@@ -293,6 +295,22 @@ class Plan(Artifact, frozen=True, kw_only=True):
             self, buckets=buckets, delay=delay, pull_period=period, prediction=None, reason=""
         )
         return changed
+
+    def _require_served(self) -> None:
+        """Refuse what servers, to whom each tensor goes as it is, know nothing of."""
+        told = {repr(one.options) for bucket in self.buckets for _, one in bucket.recipes}
+        named = {one.algorithm for bucket in self.buckets for _, one in bucket.recipes}
+        parts = any(bucket.elements is not None for bucket in self.buckets)
+        for what, wrong, rule in (
+            ("algorithm", named != {SERVED} and sorted(named), repr(SERVED)),
+            ("options", len(told) > 1 and sorted(told), "the same in every recipe"),
+            ("elements", parts and "parts of tensors", "none"),
+            ("channels", self.channels > 1 and self.channels, "1"),
+            ("wire_dtype", self.wire_dtype, "empty"),
+            ("order", self.order, "empty"),
+        ):
+            if wrong:
+                raise InvalidValueError(what, wrong, f"{rule} with the {SERVED} exchange")
 
     def _require_disjoint(self) -> None:
         """Refuse a tensor in two places, and parts that do not follow one another."""

@@ -26,6 +26,9 @@ NATIVE = "native"
 ORDER = "order"
 """The option of every schedule: the rank that plays each of 0, 1, .., p - 1."""
 
+SERVERS = "servers"
+"""The option of what travels to and from parameter servers: how many there are."""
+
 AlgorithmOptions = dict[str, int | tuple[int | str, ...]]
 """What an algorithm is told besides the world size, by name; see ``schedules/options.py``."""
 

@@ -31,7 +31,7 @@ def _workload() -> Workload:
 
 def _plan(workload: Workload, exchange: str) -> Plan:
     """Return a plan of two buckets."""
-    push, pull = EXCHANGES[exchange]
+    push, pull = EXCHANGES[exchange].push, EXCHANGES[exchange].pull
     names = [tensor.name for tensor in workload.tensors]
     buckets = tuple(
         Bucket(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
 from syncopate.engine import distribute
-from syncopate.plan import EXCHANGES
+from syncopate.plan import EXCHANGES, SERVERLESS
 from syncopate.planning import make_plan
 from syncopate.recipe import NATIVE, WIRE_DTYPES
 from syncopate.workload import GradientTensor, Workload
@@ -116,7 +116,7 @@ class OddFrozen(Odd):
 
 def loops(rank: int, p: int) -> None:
     for (exchange, wire), build in itertools.product(
-        itertools.product(EXCHANGES, WIRE_DTYPES), (Odd, OddFrozen)
+        itertools.product(SERVERLESS, WIRE_DTYPES), (Odd, OddFrozen)
     ):
         algorithm = FAMILIES[exchange][0]
         run = both(
@@ -156,7 +156,7 @@ def test_accumulation_clipping_and_frozen_layers(world_size: int) -> None:
 def missing(rank: int, p: int) -> list[tuple[bool, bool, bool]]:
     """Return per case whether parameters that some or no ranks reached are what they must be."""
     found = []
-    for exchange, wire in itertools.product(EXCHANGES, WIRE_DTYPES):
+    for exchange, wire in itertools.product(SERVERLESS, WIRE_DTYPES):
         told = {"algorithm": FAMILIES[exchange][0], "pull": PULLS.get(exchange, "")}
         model, optimizer = distributed(Known(), p, exchange=exchange, wire_dtype=wire, **told)
         reached = gradients(rank)
@@ -175,14 +175,14 @@ def missing(rank: int, p: int) -> list[tuple[bool, bool, bool]]:
 
 
 def test_gradients_that_are_missing_on_some_ranks_or_all() -> None:
-    cases = len(EXCHANGES) * len(WIRE_DTYPES)
+    cases = len(SERVERLESS) * len(WIRE_DTYPES)
     assert run_ranks(missing, 3) == [[(True, True, True)] * cases] * 3
 
 
 def beyond_float16(rank: int, p: int) -> dict[str, list[float]]:
     """Return what weights become of gradients of 6e4, whose sum is too large, and 1e6."""
     found = {}
-    for exchange, wire in itertools.product(EXCHANGES, WIRE_DTYPES):
+    for exchange, wire in itertools.product(SERVERLESS, WIRE_DTYPES):
         model, optimizer = distributed(
             Known(), p, exchange=exchange, wire_dtype=wire, sizes=[4], algorithm=NATIVE
         )
@@ -213,7 +213,7 @@ def test_float16_holds_what_ddps_hook_holds() -> None:
 
 def small_beside_large(rank: int, p: int) -> list[float]:
     found = []
-    for exchange in EXCHANGES:
+    for exchange in SERVERLESS:
         model, optimizer = distributed(
             Known(), p, exchange=exchange, algorithm=NATIVE, wire_dtype="bfloat16", sizes=[4]
         )
@@ -229,7 +229,7 @@ def small_beside_large(rank: int, p: int) -> list[float]:
 def test_additions_are_in_float32() -> None:
     """Three times 2^-9 beside 1: bfloat16 would add nothing at all, in whatever order."""
     for found in run_ranks(small_beside_large, 4):
-        by_exchange = dict(zip(EXCHANGES, found, strict=True))
+        by_exchange = dict(zip(SERVERLESS, found, strict=True))
         assert by_exchange["allreduce"] == 1 + 2.0**-7  # the sum, rounded once
         assert by_exchange["sharded"] == 1 + 3 * 2.0**-9
         assert by_exchange["rooted"] in (1 + 2.0**-7, 1 + 3 * 2.0**-9)
@@ -238,7 +238,7 @@ def test_additions_are_in_float32() -> None:
 def record(rank: int, p: int) -> dict[str, tuple[int, int]]:
     """Return the bytes pushed and pulled in a step, by exchange."""
     found = {}
-    for exchange, wire in itertools.product(EXCHANGES, ("", "bfloat16")):
+    for exchange, wire in itertools.product(SERVERLESS, ("", "bfloat16")):
         told = {"algorithm": FAMILIES[exchange][0], "pull": PULLS.get(exchange, "")}
         model, optimizer = distributed(Known(), p, exchange=exchange, wire_dtype=wire, **told)
         model.syncopate.record()
@@ -259,7 +259,7 @@ def record(rank: int, p: int) -> dict[str, tuple[int, int]]:
 
 def test_the_record_shows_half_the_bytes_pushed_and_all_that_are_pulled() -> None:
     found = run_ranks(record, 2)[0]
-    for exchange, kind in EXCHANGES.items():
+    for exchange, kind in ((each, EXCHANGES[each]) for each in SERVERLESS):
         full, narrow = found[f"{exchange} "], found[f"{exchange} bfloat16"]
         assert full[0] == 2 * narrow[0] > 0
         assert full[1] == narrow[1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from syncopate.engine import distribute
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, ROOTED, SERVERLESS, SHARDED, Plan
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
     identical_everywhere,
@@ -68,7 +68,7 @@ def trained(
 
 def plans(model: nn.Module, world_size: int, turn: int) -> Iterable[Plan]:
     """Every exchange in every shape, on three ranks in one; the other choices take turns."""
-    for number, (exchange, shape) in enumerate(product(EXCHANGES, SHAPES)):
+    for number, (exchange, shape) in enumerate(product(SERVERLESS, SHAPES)):
         if world_size == 3 and (number + turn) % len(SHAPES):
             continue
         push, pull = ALGORITHMS[exchange][(number // 2 + turn) % len(ALGORITHMS[exchange])]
@@ -116,7 +116,7 @@ def every_combination(
 
 def test_every_exchange_optimizer_and_plan() -> None:
     done = run_ranks(every_combination, 2)[0]
-    assert {what[:3] for what in done} == set(product(OPTIMIZERS, EXCHANGES, (6, 1, 3)))
+    assert {what[:3] for what in done} == set(product(OPTIMIZERS, SERVERLESS, (6, 1, 3)))
     for exchange, choices in ALGORITHMS.items():
         seen = {what[3:] for what in done if what[1] == exchange}
         assert seen == set(product((push for push, _ in choices), (1, 2)))
@@ -124,7 +124,7 @@ def test_every_exchange_optimizer_and_plan() -> None:
 
 def test_every_exchange_and_optimizer_on_three_ranks() -> None:
     done = run_ranks(every_combination, 3, 20)[0]
-    assert {what[:2] for what in done} == set(product(OPTIMIZERS, EXCHANGES))
+    assert {what[:2] for what in done} == set(product(OPTIMIZERS, SERVERLESS))
 
 
 def ended(start: nn.Module, plan: Plan, rank: int, steps: int) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from syncopate.engine import distribute
 from syncopate.errors import EngineError
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SERVERLESS, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
 from tests.multiprocess.checkpoint_cases import OPTIMIZERS, Shapes, assert_same, groups_of
 from tests.multiprocess.checkpoint_cases import train as train_shapes
@@ -79,7 +79,7 @@ def trained(rank: int, world_size: int, kinds: Sequence[dict[str, Any]]) -> int:
 
 
 def as_one_process(rank: int, world_size: int) -> int:
-    kinds = [{"exchange": e, "parts": parts} for e, parts in product(EXCHANGES, (2, 4, 100))]
+    kinds = [{"exchange": e, "parts": parts} for e, parts in product(SERVERLESS, (2, 4, 100))]
     return trained(rank, world_size, kinds)
 
 
@@ -90,7 +90,7 @@ def test_who_exchanges_parts_trains_as_one_process(world_size: int) -> None:
 
 def messages(rank: int, world_size: int) -> None:
     """Every bucket of the plan is one push and one pull, of its bytes, by its recipes."""
-    for exchange in EXCHANGES:
+    for exchange in SERVERLESS:
         run = both(
             rank,
             world_size,
@@ -186,7 +186,7 @@ def strides(rank: int, world_size: int) -> None:
             run.backward(lambda model, rank, step=step: model(step, rank))
             run.optimizer.step()
 
-    for exchange in EXCHANGES:
+    for exchange in SERVERLESS:
         run = both(rank, world_size, script, build=Strided, exchange=exchange, parts=PARTS)
         run.model.syncopate.detach()
     run = both(rank, world_size, script, build=Complex, parts=PARTS)
@@ -202,7 +202,7 @@ def narrowed(rank: int, world_size: int) -> None:
             run.backward(squares(step))
             run.optimizer.step()
 
-    for exchange, wire in product(EXCHANGES, WIRE_DTYPES):
+    for exchange, wire in product(SERVERLESS, WIRE_DTYPES):
         plan = {"exchange": exchange, "wire_dtype": wire, "algorithm": PUSHES[exchange]}
         run = both(rank, world_size, script, tolerance=2e-2, parts=PARTS, **plan)
         run.model.syncopate.detach()
@@ -215,7 +215,7 @@ def one_step(model: Any, optimizer: Any, rank: int, step: int = 0) -> None:
 
 def a_backward_that_raises(rank: int, world_size: int) -> None:
     """The other ranks are told, and all go on."""
-    for exchange in EXCHANGES:
+    for exchange in SERVERLESS:
         torch.manual_seed(7)
         model: Any = Odd()
         plan = parts_of(model, world_size, exchange)

@@ -16,7 +16,7 @@ from syncopate.cluster import (
     LinearFit,
     LinkProbe,
 )
-from syncopate.plan import EXCHANGES, Bucket, Plan, Prediction
+from syncopate.plan import EXCHANGES, SERVERLESS, Bucket, Plan, Prediction
 from syncopate.recipe import WIRE_DTYPES, Recipe
 from syncopate.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.units import DTYPE_BYTES
@@ -130,7 +130,7 @@ def plans(draw: st.DrawFn) -> Plan:
     order = st.just(())
     if world_size < 20:
         order |= st.permutations(range(world_size)).map(tuple)
-    exchange = draw(st.sampled_from(sorted(EXCHANGES)))
+    exchange = draw(st.sampled_from(sorted(SERVERLESS)))
 
     def recipe(collective: str) -> Recipe:
         channel = draw(st.integers(0, channels - 1))

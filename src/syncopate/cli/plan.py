@@ -16,7 +16,7 @@ from syncopate.cli.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SHARDED, Plan
+from syncopate.plan import EXCHANGES, SERVED, SERVERLESS, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
 from syncopate.workload import Workload
 
@@ -35,17 +35,20 @@ class _Wanted:
         exchange: one, or None for all.
         told: the other keywords of ``make_plan``.
         pull_period: pull weights every so many steps; 0 for what pays; None for none.
+        servers: how many there are; None for as many as hosts.
     """
 
     exchange: str | None
     told: dict[str, Any]
     pull_period: int | None = None
+    servers: int | None = None
 
 
 def _wanted(
     *,
     exchange: Annotated[
-        str, typer.Option(help=f"One of {', '.join(EXCHANGES)}, or {_ALL}.")
+        str,
+        typer.Option(help=f"One of {', '.join(EXCHANGES)}, or {_ALL} that need no servers."),
     ] = _ALL,
     channels: Annotated[
         int | None,
@@ -64,7 +67,13 @@ def _wanted(
             f"{_PAYS} takes the smallest that pays. Plans the {SHARDED} exchange."
         ),
     ] = None,
+    servers: Annotated[
+        int | None,
+        typer.Option(help="Parameter servers of the served exchange; as many as hosts otherwise."),
+    ] = None,
 ) -> _Wanted:
+    if servers is not None and exchange != SERVED:
+        raise InvalidValueError("--servers", servers, f"left out without --exchange {SERVED}")
     if exchange not in (*EXCHANGES, _ALL):
         raise UnknownNameError("exchange", exchange, (*EXCHANGES, _ALL))
     period = _period_of(pull_period)
@@ -74,7 +83,7 @@ def _wanted(
             raise InvalidValueError("--pull-period", pull_period, rule)
         exchange = SHARDED
     told = {"channels": channels, "algorithm": algorithm, "wire_dtype": wire_dtype}
-    return _Wanted(None if exchange == _ALL else exchange, told, period)
+    return _Wanted(None if exchange == _ALL else exchange, told, period, servers)
 
 
 def _period_of(given: str | None) -> int | None:
@@ -158,9 +167,13 @@ def _plans(workload: Workload, cluster: Cluster, wanted: _Wanted) -> tuple[Plan,
     """
     from syncopate.planning.planner import compare, make_plan
 
+    if wanted.servers is not None:
+        from syncopate.costs.model.served import served_costs
+
+        wanted.told["costs"] = served_costs(cluster, wanted.servers)
     best = make_plan(workload, cluster, "auto", exchange=wanted.exchange, **wanted.told)
     plans: list[Plan] = []
-    for name in EXCHANGES if wanted.exchange is None else (wanted.exchange,):
+    for name in SERVERLESS if wanted.exchange is None else (wanted.exchange,):
         try:
             plans += compare(workload, cluster, exchange=name, **wanted.told)
         except UnknownNameError:

@@ -39,10 +39,12 @@ class Store(Protocol):
 
     Attributes:
         num_workers: how many workers there are.
+        num_servers: how many servers there are.
         rules: how the servers update.
     """
 
     num_workers: int
+    num_servers: int
     rules: Rules
 
     def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:

@@ -111,7 +111,7 @@ class KVStore:
 
     Attributes:
         rank: of this worker.
-        num_workers: how many there are.
+        num_workers: how many there are; of servers ``num_servers``.
         rules: how the servers update.
     """
 
@@ -156,7 +156,7 @@ class KVStore:
         self._joined = threading.Event()
         self._over = False
         self.rank = -1
-        self.num_workers = 0
+        self.num_workers = self.num_servers = 0
         self._thread = threading.Thread(target=self._run, name="syncopate-worker", daemon=True)
         self._thread.start()
         while not self._joined.wait(_POLL_S):
@@ -166,6 +166,7 @@ class KVStore:
             raise self._error or ParameterServerError("the job ended before it began")
         self.rank = self._roster.rank
         self.num_workers = len(self._roster.workers)
+        self.num_servers = len(self._roster.servers)
 
     def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.

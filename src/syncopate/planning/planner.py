@@ -8,7 +8,7 @@ from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import ALLREDUCE, EXCHANGES, Plan, exchange_of
+from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SERVERLESS, Plan, exchange_of
 from syncopate.planning.question import question_of
 from syncopate.planning.registry import POLICIES, Policy, require_policy
 from syncopate.workload import Workload
@@ -43,7 +43,8 @@ def make_plan(
         algorithm: use this algorithm for every bucket; by default the cheapest for each.
         wire_dtype: what float32 and float64 gradients travel as, one of ``WIRE_DTYPES``; by default
             as they are.
-        costs: by collective and bytes on the wire; by default those of the cluster in training.
+        costs: by collective and bytes on the wire; by default those of the cluster in training,
+            and as many parameter servers as hosts (``served_costs`` has those of another number).
 
     Returns:
         A plan with its prediction.
@@ -56,6 +57,8 @@ def make_plan(
     """
     row = policy if isinstance(policy, Policy) else require_policy(policy)
     counts = _counts(channels)
+    if exchange is not None and exchange not in SERVERLESS and exchange in EXCHANGES:
+        counts = _served_counts(channels, wire_dtype)
     found = _costs(workload, cluster, _exchanges(row, exchange, costs), algorithm, costs)
     question = question_of(workload, cluster, found, channels=counts, wire_dtype=wire_dtype)
     draft = row.draft(question)
@@ -118,9 +121,9 @@ def _exchanges(row: Policy, exchange: str | None, costs: Costs | None) -> tuple[
     if not row.chooses:
         return (ALLREDUCE,)
     if costs is None:
-        return tuple(EXCHANGES)
+        return SERVERLESS
     return tuple(
-        name for name, kind in EXCHANGES.items() if all(c in costs for c in kind.needed)
+        name for name in SERVERLESS if all(c in costs for c in EXCHANGES[name].needed)
     ) or (ALLREDUCE,)
 
 
@@ -131,6 +134,19 @@ def _counts(channels: int | None) -> tuple[int, ...]:
     if channels < 1:
         raise InvalidValueError("channels", channels, "an integer >= 1")
     return (channels,)
+
+
+def _served_counts(channels: int | None, wire_dtype: str) -> tuple[int, ...]:
+    """Return the numbers of channels to servers, which have one.
+
+    Raises:
+        InvalidValueError: more than one, or gradients that are narrowed.
+    """
+    if channels not in (None, 1):
+        raise InvalidValueError("channels", channels, f"1 with the {SERVED} exchange")
+    if wire_dtype:
+        raise InvalidValueError("wire_dtype", wire_dtype, f"left out with the {SERVED} exchange")
+    return (1,)
 
 
 def _costs(

@@ -30,7 +30,7 @@ from syncopate.plan import (
 )
 from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
-from syncopate.recipe import NATIVE, ORDER, Recipe, wire_share
+from syncopate.recipe import NATIVE, ORDER, SERVERS, Recipe, wire_share
 from syncopate.simulation.delay import predict_delayed
 from syncopate.simulation.iteration import play
 from syncopate.simulation.traffic import bytes_by_dtype
@@ -101,6 +101,8 @@ class Question:
         kind, pulls = EXCHANGES[self.exchange], None
         if kind.pull:
             ranks, rooted = self.cluster.world_size, self.exchange == ROOTED
+            if kind.asks_servers:
+                ranks = int(str(costs[kind.pull].bucket([1.0]).options[SERVERS]))
             replicated = costs.get(kind.replicated)
             pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted, replicated)
         return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)

@@ -13,7 +13,7 @@ from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import EXCHANGES, SHARDED, Bucket, joined, pulled_in, require_all_parts
-from syncopate.recipe import ROOTED, Recipe
+from syncopate.recipe import ROOTED, SERVERS, Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.shards import Part, Shards
 from syncopate.units import dtype_bytes
@@ -113,8 +113,11 @@ def traffic_of(
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
     """Return the part of all weights that the busiest rank updates.
 
-    All of a bucket that is not pulled; of one that is, a shard, or all of it at its root.
+    All of a bucket that is not pulled; of one that is, a shard, or all of it at its root. Where
+    servers update, the part of each, which is taken to last as long there as on a rank.
     """
+    if (servers := buckets[0].push.options.get(SERVERS)) is not None:
+        return 1.0 / int(str(servers))
     if not any(bucket.push.collective in ROOTED for bucket in buckets):
         total = sum(bucket.nbytes for bucket in buckets)
         pulled = sum(bucket.nbytes for bucket in buckets if bucket.pull is not None)

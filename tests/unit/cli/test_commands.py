@@ -15,7 +15,7 @@ from syncopate.cluster import Cluster
 from syncopate.decision_table import DecisionTable
 from syncopate.delay import Delay
 from syncopate.errors import PlanError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import SERVERLESS, Plan
 from syncopate.planning.registry import POLICIES
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
@@ -66,7 +66,7 @@ def test_plan_compares_every_policy_for_every_exchange_and_writes_the_best(run):
     code, out, err = run("plan -w workload.json -c cluster.json")
     assert code == 0
     assert all(policy in out for policy in POLICIES)
-    assert all(exchange in out for exchange in EXCHANGES)
+    assert all(exchange in out for exchange in SERVERLESS)
     assert "> auto" in out
     assert "wrote plan.json" in err
     plan = Plan.load("plan.json")
@@ -98,7 +98,7 @@ def test_plan_takes_an_exchange_and_channels(run):
     assert Plan.load("plan.json").wire_dtype == "float16"
     code, _, err = run("plan -w workload.json -c cluster.json --exchange shared")
     assert code == 2
-    assert "unknown exchange 'shared'; known: allreduce, sharded, rooted, all" in err
+    assert "unknown exchange 'shared'; known: allreduce, sharded, rooted, served, all" in err
     code, _, err = run("plan -w workload.json -c cluster.json --exchange rooted --algorithm ring")
     assert code == 2
     assert "unknown algorithm 'ring' for reduce" in err
@@ -141,6 +141,25 @@ def test_plan_pulls_weights_late(run):
         assert says in " ".join(err.split())
 
 
+def test_plan_with_parameter_servers(run):
+    line = "plan -w workload.json -c cluster.json --exchange served"
+    code, out, _ = run(f"{line} --servers 2")
+    assert code == 0
+    assert "servers 2" in out
+    code, out, _ = run("simulate -w workload.json -p plan.json -c cluster.json")
+    assert code == 0
+    assert run(line)[0] == 0
+    for wrong, reason in (
+        ("--exchange served --servers 0", "servers is 0"),
+        ("--servers 2", "--servers is 2; it must be left out without --exchange served"),
+        ("--exchange served --pull-period 4", "only sharded pulls weights late"),
+        ("--exchange served --wire-dtype float16", "left out with the served exchange"),
+    ):
+        code, _, err = run(f"plan -w workload.json -c cluster.json {wrong}")
+        assert code != 0
+        assert reason in err
+
+
 def test_plan_on_a_network_that_is_not_there(run):
     code, out, _ = run("plan -w workload.json --network 10gbe --nodes 64")
     assert code == 0
@@ -155,7 +174,7 @@ def test_plan_as_json_is_every_plan(run):
     plans = json.loads(out)
     fixed = [name for name in POLICIES if name != "auto"]
     assert [(plan["exchange"], plan["policy"]) for plan in plans[:-1]] == [
-        *product(EXCHANGES, fixed)
+        *product(SERVERLESS, fixed)
     ]
     assert plans[-1]["policy"] == "auto"
     assert plans[-1] == json.loads(Plan.load("plan.json").to_json())

@@ -13,7 +13,7 @@ from syncopate.costs.model.bound import iteration_bound_s, plan_bound_s, wire_by
 from syncopate.costs.model.collective import collective_costs, fixed_cost
 from syncopate.costs.model.training import exchange_costs, training_costs
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, Bucket
+from syncopate.plan import EXCHANGES, SERVERLESS, Bucket
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.registry import candidates
 from syncopate.units import MIB
@@ -33,7 +33,7 @@ def calibrated(factors: dict[int, float], cluster: Cluster = FLAT) -> Cluster:
     return structs.replace(cluster, curves=(curve("ring", points),))
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("exchange", SERVERLESS)
 def test_without_measurements_prices_are_the_schedules(exchange: str) -> None:
     costs = exchange_costs(FLAT, BYTES, exchange)
     assert tuple(costs) == tuple(filter(None, EXCHANGES[exchange]))

@@ -15,7 +15,7 @@ from msgspec import structs
 from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import EXCHANGES, SERVERLESS, Plan
 from syncopate.planning import POLICIES, Policy, compare, make_plan, predict
 from syncopate.planning.both_ways import both_ways
 from syncopate.planning.optimal import optimal
@@ -30,7 +30,7 @@ from tests.unit.planning.instances import COSTS, linear, random_cost, random_pro
 from tests.unit.planning.test_interference import partitions
 from tests.unit.planning.test_planner import with_interference
 
-PULLS = [name for name, kind in EXCHANGES.items() if kind.pull]
+PULLS = [name for name, kind in ((each, EXCHANGES[each]) for each in SERVERLESS) if kind.pull]
 
 
 def drawn(rng: np.random.Generator, length: int, rooted: bool = False) -> tuple[Problem, Workload]:
@@ -130,7 +130,7 @@ def iteration_s(plan: Plan) -> float:
     cluster=st.builds(
         Cluster.preset, st.sampled_from(["1gbe", "100gbe"]), st.sampled_from([1, 2, 3, 8])
     ),
-    exchange=st.sampled_from(list(EXCHANGES)),
+    exchange=st.sampled_from(list(SERVERLESS)),
     channels=st.integers(1, 2),
     rate=st.sampled_from([1.0, 0.7]),
 )
@@ -152,7 +152,7 @@ def test_no_policy_beats_optimal_and_nothing_beats_the_bound(
         assert plan.prediction == predict(workload, plan, cluster)
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("exchange", SERVERLESS)
 @pytest.mark.parametrize("channels", [1, 2, 3])
 def test_a_score_is_what_the_plan_is_predicted_to_take(exchange: str, channels: int) -> None:
     workload, cluster = layers(11, 30_000, 0.3, module=2), Cluster.preset("1gbe", 4)
@@ -294,7 +294,7 @@ def test_roots_share_the_update_and_one_bucket_has_one() -> None:
 
 
 def all_plans(workload: Workload, cluster: Cluster) -> Iterator[Plan]:
-    for exchange in EXCHANGES:
+    for exchange in SERVERLESS:
         for channels in (1, 2):
             yield make_plan(workload, cluster, exchange=exchange, channels=channels)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from syncopate.cluster import Cluster, Interference, LinearFit
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost, PiecewiseCost
 from syncopate.costs.model.pieces import Pieces
-from syncopate.plan import EXCHANGES, Plan, joined
+from syncopate.plan import SERVERLESS, Plan, joined
 from syncopate.planning import make_plan
 from syncopate.planning.parts import WHOLE, Message, alone, elements_of, grains, messages
 from syncopate.planning.problem import Problem
@@ -87,7 +87,7 @@ def test_what_costs_less_in_parts_travels_in_parts(exchange: str) -> None:
     assert "w1 [0:" in examples.text(plan_report(plan))
 
 
-@pytest.mark.parametrize("exchange", sorted(EXCHANGES))
+@pytest.mark.parametrize("exchange", sorted(SERVERLESS))
 def test_where_bytes_cost_the_same_tensors_stay_whole(exchange: str) -> None:
     told = {"exchange": exchange, "costs": costs(LINEAR)}
     for channels in (1, 2):

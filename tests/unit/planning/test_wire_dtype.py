@@ -11,7 +11,7 @@ from syncopate.cluster import Cluster, LinearFit
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, on_the_wire, training_costs
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, Plan
+from syncopate.plan import EXCHANGES, SERVERLESS, Plan
 from syncopate.planning import make_plan, predict
 from syncopate.recipe import WIRE_DTYPES
 from syncopate.simulation import simulate
@@ -82,7 +82,7 @@ def test_options_and_start_ups_are_those_of_what_is_sent() -> None:
 
 
 @given(
-    exchange=st.sampled_from(list(EXCHANGES)),
+    exchange=st.sampled_from(list(SERVERLESS)),
     wire_dtype=st.sampled_from(("", *WIRE_DTYPES)),
     count=st.integers(1, 12),
     channels=st.integers(1, 2),

@@ -10,7 +10,7 @@ from syncopate.costs.model.bound import iteration_bound_s, wire_s
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.training import beside_s
 from syncopate.errors import InvalidValueError
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED
+from syncopate.plan import ALLREDUCE, ROOTED, SERVERLESS, SHARDED
 from syncopate.planning import make_plan, predict
 from syncopate.simulation import simulate
 from syncopate.workload import GradientTensor, Workload
@@ -43,7 +43,7 @@ def test_bytes_are_those_of_flags_and_buffers() -> None:
     assert Workload.from_json(workload(BUFFERS).to_json()) == workload(BUFFERS)
 
 
-@pytest.mark.parametrize("exchange", list(EXCHANGES))
+@pytest.mark.parametrize("exchange", list(SERVERLESS))
 @pytest.mark.parametrize("nbytes", [0, BUFFERS])
 def test_an_iteration_takes_longer_by_what_the_engine_sends_besides(
     exchange: str, nbytes: int
@@ -81,7 +81,7 @@ def test_a_narrow_wire_narrows_what_rides_with_the_gradients() -> None:
         assert plan.prediction == predict(known, plan, CLUSTER)
 
 
-@pytest.mark.parametrize("exchange", list(EXCHANGES))
+@pytest.mark.parametrize("exchange", list(SERVERLESS))
 def test_what_is_simulated_lasts_as_long_as_predicted(exchange: str) -> None:
     known = workload(BUFFERS)
     plan = make_plan(known, CLUSTER, exchange=exchange)

@@ -14,7 +14,7 @@ from syncopate.analysis import mean, phases
 from syncopate.cluster import Cluster, Interference, LinearFit
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import EXCHANGES, Bucket, Plan
+from syncopate.plan import EXCHANGES, SERVERLESS, Bucket, Plan
 from syncopate.recipe import Recipe
 from syncopate.simulation import play, simulate
 from syncopate.simulation.fluid import Collective
@@ -383,7 +383,7 @@ def test_a_timeline_of_several_iterations_shows_pulls_and_waits(exchange: str) -
 
 
 @given(
-    st.sampled_from(sorted(EXCHANGES)),
+    st.sampled_from(sorted(SERVERLESS)),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.integers(1, 3),
     interferences,

@@ -12,6 +12,10 @@ received by the root's, and the weights go the same way back; over all buckets t
 ``max(n - n_u, n_u)`` to send or receive twice, where n_u are the bytes of which it is the root: all
 n with a single root, and as little as (u-1)/u n where they are spread.
 
+[Note: of servers] Where parameter servers hold the weights, every worker sends all gradients and
+receives all weights, over a link that does both at once; so does each server with its share of
+everybody's. The bound is that of one direction.
+
 [Note: line rate] The rate of a line is that of the level's links, which calibration measures by
 long messages between pairs. Collectives correct it only where an algorithm's long ones, the median
 of them and bursts allowed for, were faster than the links by more than ``FASTER``: when ranks share
@@ -29,8 +33,8 @@ from collections.abc import Mapping, Sequence
 from syncopate.cluster import Cluster
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, PredictionError
-from syncopate.plan import Bucket
-from syncopate.recipe import ROOTED
+from syncopate.plan import SERVED, Bucket
+from syncopate.recipe import ROOTED, SERVERS
 from syncopate.schedules.conditions import Place, conditions
 from syncopate.units import MIB, format_seconds
 from syncopate.workload import Workload
@@ -108,6 +112,20 @@ def _line(cluster: Cluster) -> tuple[float, float, float]:
     return line, float(size), seconds
 
 
+def served_s_per_byte(cluster: Cluster, servers: int) -> float:
+    """Return what a byte of gradients takes that every worker sends to servers, at line rate.
+
+    The busier of the links of workers, or of units of them, and those of servers, which are of the
+    outermost level.
+    """
+    seconds, unit_ranks = 0.0, 1
+    for level in cluster.levels:
+        if level.size > 1 or level is cluster.levels[-1]:
+            seconds = max(seconds, unit_ranks * level.byte_time_s)
+        unit_ranks *= level.size
+    return max(seconds, cluster.world_size / servers * cluster.levels[-1].byte_time_s)
+
+
 def iteration_bound_s(workload: Workload, cluster: Cluster) -> float:
     """Return the physical bound of one training iteration in seconds."""
     nbytes = workload.nbytes + workload.beside_nbytes(cluster.world_size)
@@ -133,6 +151,11 @@ def plan_bound_s(
         beside_nbytes: what all ranks are told besides.
         pull_period: weights are pulled every so many iterations, of which each bears an equal part.
     """
+    if buckets[0].push.algorithm == SERVED:
+        # [Note: of servers]
+        servers = int(str(buckets[0].push.options.get(SERVERS, cluster.world_size)))
+        sent_s = sum(bucket.nbytes for bucket in buckets) * served_s_per_byte(cluster, servers)
+        return max(compute_s, sent_s)
     seconds = 0.0
     if any(bucket.pull is not None for bucket in buckets):
         seconds = wire_s(cluster, beside_nbytes)

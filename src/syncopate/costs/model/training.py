@@ -59,6 +59,7 @@ from syncopate.costs.model.functions import (
 )
 from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.costs.model.remembered import remembered
+from syncopate.costs.model.served import served_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.plan import EXCHANGES
 from syncopate.recipe import NATIVE
@@ -123,6 +124,9 @@ def exchange_costs(
     if exchange not in EXCHANGES:
         raise UnknownNameError("exchange", exchange, EXCHANGES)
     kind = EXCHANGES[exchange]
+    if kind.asks_servers:
+        served = served_costs(cluster)
+        return {n: served[n] if names is None else served[n].only(names[0]) for n in served}
     found = {name: training_costs(cluster, nbytes, names, name) for name in kind.needed}
     if kind.replicated:
         with suppress(UnknownNameError):  # where it has none of these algorithms

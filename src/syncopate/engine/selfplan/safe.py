@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from syncopate.plan import DDP_BUCKET_BYTES, SERVED, SHARDED, Bucket, Plan, filled
-from syncopate.recipe import Recipe
+from syncopate.plan import DDP_BUCKET_BYTES, EXCHANGES, SERVED, SHARDED, Bucket, Plan, filled
+from syncopate.recipe import SERVERS, Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
 
@@ -44,12 +44,13 @@ def safely_sharded(plan: Plan) -> Plan:
     return changed
 
 
-def safely_served(plan: Plan) -> Plan:
-    """Return a plan of the same buckets for the ``served`` exchange."""
-    buckets = tuple(
-        replace(bucket, push=Recipe("send", SERVED), pull=Recipe("receive", SERVED))
-        for bucket in plan.buckets
+def safely_served(plan: Plan, servers: int) -> Plan:
+    """Return a plan of the same buckets for the ``served`` exchange with so many servers."""
+    push, pull = (
+        Recipe(collective, SERVED, options={SERVERS: servers})
+        for collective in EXCHANGES[SERVED].needed
     )
+    buckets = tuple(replace(bucket, push=push, pull=pull) for bucket in plan.buckets)
     changed: Plan = replace(plan, exchange=SERVED, buckets=buckets)
     return changed
 

@@ -62,7 +62,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
         words.log(words.of_delay(engine.delay))
     plan = first_plan(engine.model_name, engine.tensors, world_size)
     if engine.servers is not None:
-        engine.adopt(safely_served(plan))
+        engine.adopt(safely_served(plan, engine.servers.store.num_servers))
         return
     if world_size == 1:
         engine.adopt(safely_sharded(plan) if engine.delay else plan)
