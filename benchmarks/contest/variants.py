@@ -85,7 +85,7 @@ DDP_MB = (25, 5, 1)
 ALONE, SELF = "alone", "self"
 REFERENCE = f"ddp-{DDP_MB[0]}"
 """The variant that the others' weights are compared with."""
-COMPARED = 5
+COMPARED = 3
 """Steps after which they are: later, what was rounded otherwise has grown, in DDP itself too."""
 
 VARIANTS = {
