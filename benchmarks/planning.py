@@ -31,7 +31,7 @@ from rich.table import Table
 from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.model.functions import CurveCost, Envelope, LinearCost
 from syncopate.output import write_output
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
 from syncopate.units import format_seconds
 

@@ -34,7 +34,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from syncopate.cli.console import err, progress_bar
+from syncopate.cli.common.console import err, progress_bar
 from syncopate.output import write_output
 from tests.children import REPOSITORY
 

@@ -17,7 +17,8 @@ from syncopate.bench.contenders import suitable
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep
 from syncopate.benchmark import BACK_TO_BACK, BARRIER, Benchmark
-from syncopate.cli import main, ranks
+from syncopate.cli import main
+from syncopate.cli.common import ranks
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose

@@ -16,7 +16,7 @@ from syncopate.bench import mpi
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep
 from syncopate.benchmark import Benchmark
-from syncopate.cli import launcher, ranks
+from syncopate.cli.common import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS

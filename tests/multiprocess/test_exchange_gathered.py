@@ -13,7 +13,7 @@ from torch import nn
 
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
-from syncopate.engine.exchange.gradients import PartialGradient
+from syncopate.engine.exchange.seen.gradients import PartialGradient
 from tests.multiprocess.engine_cases import TIMEOUT_S, data, plan_of
 from tests.multiprocess.exchange_cases import OWNED, Run, both, squares
 from tests.multiprocess.harness import run_ranks

@@ -19,9 +19,9 @@ def main() -> int:
 
     0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt.
     """
-    from syncopate.cli import launcher
     from syncopate.cli.app import app
-    from syncopate.cli.ranks import report_error
+    from syncopate.cli.common import launcher
+    from syncopate.cli.common.ranks import report_error
 
     launcher.adopt(os.environ)
     try:

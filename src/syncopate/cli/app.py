@@ -10,7 +10,7 @@ import syncopate
 from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.choose import choose
-from syncopate.cli.console import out
+from syncopate.cli.common.console import out
 from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab

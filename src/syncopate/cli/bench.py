@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from syncopate.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
-from syncopate.cli import ranks
-from syncopate.cli.console import (
+from syncopate.cli.common import ranks
+from syncopate.cli.common.console import (
     ProgressFunction,
     is_leader,
     out,
@@ -20,7 +20,7 @@ from syncopate.cli.console import (
     require_one_writer,
     say_written,
 )
-from syncopate.cli.options import grouped, items
+from syncopate.cli.common.options import grouped, items
 from syncopate.cluster import Cluster
 from syncopate.errors import CalibrationError
 from syncopate.output import is_standard_output, write_output

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 import syncopate
-from syncopate.cli import ranks
-from syncopate.cli.console import (
+from syncopate.cli.common import ranks
+from syncopate.cli.common.console import (
     err,
     is_leader,
     out,
@@ -17,7 +17,7 @@ from syncopate.cli.console import (
     require_one_writer,
     say_written,
 )
-from syncopate.cli.options import items
+from syncopate.cli.common.options import items
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.units import parse_bytes

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.console import out
-from syncopate.cli.machines import machines
-from syncopate.cli.options import grouped, items
+from syncopate.cli.common.console import out
+from syncopate.cli.common.machines import machines
+from syncopate.cli.common.options import grouped, items
 from syncopate.cluster import Cluster
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.console import err, say_written
-from syncopate.cli.machines import machines
-from syncopate.cli.options import grouped
+from syncopate.cli.common.console import err, say_written
+from syncopate.cli.common.machines import machines
+from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, write_output

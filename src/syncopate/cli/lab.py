@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from syncopate.cli.console import err, out, require_one_writer
-from syncopate.cli.topology import with_topology
+from syncopate.cli.common.console import err, out, require_one_writer
+from syncopate.cli.common.topology import with_topology
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import Topology
 from syncopate.output import is_standard_output

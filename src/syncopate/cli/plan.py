@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from syncopate.cli.console import out, require_one_writer, say_written
-from syncopate.cli.machines import machines_option
-from syncopate.cli.options import grouped
+from syncopate.cli.common.console import out, require_one_writer, say_written
+from syncopate.cli.common.machines import machines_option
+from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 import syncopate
-from syncopate.cli import ranks
-from syncopate.cli.console import (
+from syncopate.cli.common import ranks
+from syncopate.cli.common.console import (
     ProgressFunction,
     is_leader,
     out,

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.console import err
-from syncopate.cli.options import grouped
+from syncopate.cli.common.console import err
+from syncopate.cli.common.options import grouped
 from syncopate.errors import InvalidValueError
 from syncopate.paramserver.job import Job, job_from
 from syncopate.protocol.limits import Limits

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.console import out, say_written
-from syncopate.cli.machines import machines_option
-from syncopate.cli.options import grouped
+from syncopate.cli.common.console import out, say_written
+from syncopate.cli.common.machines import machines_option
+from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
 from syncopate.workload import Workload

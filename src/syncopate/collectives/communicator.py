@@ -21,10 +21,11 @@ import torch
 import torch.distributed as dist
 
 from syncopate.cluster import Cluster
-from syncopate.collectives import agreement, choices, transport
+from syncopate.collectives import choices, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.handle import Completion, Handle
+from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages import Messages

@@ -36,7 +36,7 @@ from syncopate.engine.connect import require_process_group
 from syncopate.engine.engine import Engine
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of
-from syncopate.engine.exchange.servers import Servers, served_by
+from syncopate.engine.exchange.serving.servers import Servers, served_by
 from syncopate.engine.selfplan import PLANNED, Asked, Wishes, start
 from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError

@@ -24,7 +24,7 @@ from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.delayed import count_iteration
 from syncopate.engine.exchange.kinds import kind_for
 from syncopate.engine.exchange.optimizers import trained_by
-from syncopate.engine.exchange.servers import Servers
+from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.fit import checks_of, tensors_of
 from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join

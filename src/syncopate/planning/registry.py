@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from syncopate.errors import UnknownNameError
-from syncopate.planning.auto import auto
-from syncopate.planning.mg_wfbp import mg_wfbp
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.auto import auto
+from syncopate.planning.policies.mg_wfbp import mg_wfbp
+from syncopate.planning.policies.optimal import optimal
+from syncopate.planning.policies.single import single
+from syncopate.planning.policies.threshold import threshold
+from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.question import Draft, Question
-from syncopate.planning.search import searched
-from syncopate.planning.single import single
-from syncopate.planning.threshold import threshold
-from syncopate.planning.wfbp import wfbp
+from syncopate.planning.search.search import searched
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from syncopate.cli import main
 from syncopate.cli.app import app
-from syncopate.cli.topology import with_topology
+from syncopate.cli.common.topology import with_topology
 from syncopate.lab import support
 from syncopate.lab.topology import Topology
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cli import launcher
+from syncopate.cli.common import launcher
 from syncopate.errors import CalibrationError, CollectiveError
 
 OPEN_MPI = {

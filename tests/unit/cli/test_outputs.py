@@ -14,7 +14,8 @@ import pytest
 
 import syncopate
 from syncopate.benchmark import Benchmark
-from syncopate.cli import bench, main, ranks
+from syncopate.cli import bench, main
+from syncopate.cli.common import ranks
 from syncopate.cluster import Cluster
 from syncopate.lab import lab as labs
 from syncopate.lab.ranks import Outcome, RankResult

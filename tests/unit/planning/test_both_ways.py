@@ -17,12 +17,12 @@ from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.plan import EXCHANGES, SERVERLESS, Plan
 from syncopate.planning import POLICIES, Policy, compare, make_plan, predict
-from syncopate.planning.both_ways import both_ways
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem, Pulls, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
-from syncopate.planning.search import Player, search
-from syncopate.planning.shapes import ramps
+from syncopate.planning.search.both_ways import both_ways
+from syncopate.planning.search.search import Player, search
+from syncopate.planning.search.shapes import ramps
 from syncopate.recipe import Recipe
 from syncopate.simulation import simulate
 from syncopate.workload import GradientTensor, Workload

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from syncopate.cluster import Interference
-from syncopate.planning.interference import least_disturbing, overlap_pays
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
 from syncopate.planning.registry import POLICIES
-from syncopate.planning.search import CUTS, Player, search
+from syncopate.planning.search.interference import least_disturbing, overlap_pays
+from syncopate.planning.search.search import CUTS, Player, search
 from syncopate.workload import Workload
 from tests.unit.planning.instances import COSTS, random_problem
 from tests.unit.simulation.workloads import workload

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncopate.planning.mg_wfbp import mg_wfbp
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.mg_wfbp import mg_wfbp
+from syncopate.planning.policies.optimal import optimal
+from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Problem
-from syncopate.planning.wfbp import wfbp
 from tests.unit.planning.instances import linear, random_problem
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncopate.planning.optimal import optimal
+from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
 from tests.unit.planning.instances import (
     COSTS,

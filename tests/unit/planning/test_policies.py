@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.policies.single import single
+from syncopate.planning.policies.threshold import threshold
+from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Problem
 from syncopate.planning.registry import POLICIES, require_policy
-from syncopate.planning.single import single
-from syncopate.planning.threshold import threshold
-from syncopate.planning.wfbp import wfbp
 from tests.unit.planning.instances import linear, random_problem
 
 MIB = 1024 * 1024

@@ -9,8 +9,9 @@ from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import plan_bound_s, wire_s
 from syncopate.costs.model.training import exchange_costs
 from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
-from syncopate.planning import make_plan, search
+from syncopate.planning import make_plan
 from syncopate.planning.question import predict
+from syncopate.planning.search import search
 from syncopate.recipe import Recipe
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of

@@ -10,7 +10,7 @@ from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.training import training_costs
 from syncopate.planning.planner import make_plan
 from syncopate.planning.problem import Partition, Problem
-from syncopate.planning.search import Player, _improve, _neighbours
+from syncopate.planning.search.search import Player, _improve, _neighbours
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import linear

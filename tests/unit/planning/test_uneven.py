@@ -9,11 +9,12 @@ from msgspec import structs
 from syncopate.cluster import Cluster
 from syncopate.costs.model.training import exchange_costs
 from syncopate.plan import SHARDED, Plan
-from syncopate.planning import make_plan, predict, search
+from syncopate.planning import make_plan, predict
 from syncopate.planning.parts import WHOLE
 from syncopate.planning.question import Question, question_of
-from syncopate.planning.search import Player, searched
-from syncopate.planning.uneven import Uneven, is_uneven
+from syncopate.planning.search import search
+from syncopate.planning.search.search import Player, searched
+from syncopate.planning.search.uneven import Uneven, is_uneven
 from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)

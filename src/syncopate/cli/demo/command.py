@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli import ranks
-from syncopate.cli.console import is_leader, out
+from syncopate.cli.common import ranks
+from syncopate.cli.common.console import is_leader, out
 from syncopate.errors import InvalidValueError
 from syncopate.output import is_standard_output
 

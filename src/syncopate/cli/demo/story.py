@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cli.console import out, progress_bar
+from syncopate.cli.common.console import out, progress_bar
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction

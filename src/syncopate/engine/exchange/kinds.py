@@ -9,8 +9,8 @@ from syncopate.engine.exchange.allreduce import AllReduce
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.delayed import Delayed
 from syncopate.engine.exchange.rooted import Rooted
-from syncopate.engine.exchange.served import Served
-from syncopate.engine.exchange.servers import Servers
+from syncopate.engine.exchange.serving.served import Served
+from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.sharded import Sharded
 from syncopate.plan import ALLREDUCE, ROOTED, SERVED, SHARDED, Plan
 

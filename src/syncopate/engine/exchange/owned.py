@@ -53,11 +53,12 @@ from syncopate.engine.buckets import (
     build_buckets,
     view_like,
 )
-from syncopate.engine.exchange import groups, weights
+from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, Work, arrived
-from syncopate.engine.exchange.gradients import PartialGradient
 from syncopate.engine.exchange.optimizer_state import OwnedState, Piece
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
+from syncopate.engine.exchange.seen import weights
+from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.optimizers import TENSOR

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.norms import PartialNorm
+from syncopate.engine.exchange.seen.norms import PartialNorm
 
 RANKS = 3
 

@@ -43,7 +43,7 @@ from syncopate.engine.exchange.base import Launched
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of, require_rule
-from syncopate.engine.exchange.gradients import PartialGradient
+from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.exchange.sharded import Sharded
 from syncopate.engine.tail import Tail
 from syncopate.errors import CollectiveError, EngineError

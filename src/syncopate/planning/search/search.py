@@ -24,9 +24,9 @@ The ends of buckets are counted in tensors. A tensor larger than a good message 
 (:mod:`syncopate.planning.parts`) where playing that with the best partition, or with buckets filled
 to what a part carries and each large tensor alone, saves time.
 
-All of that counts shards as equal. Where they are not (:mod:`syncopate.planning.uneven`), what was
-found and the best candidates are then played with the shards that they are going to have, and
-improved by that measure, which is the one of the plan's prediction.
+All of that counts shards as equal. Where they are not (:mod:`syncopate.planning.search.uneven`),
+what was found and the best candidates are then played with the shards that they are going to have,
+and improved by that measure, which is the one of the plan's prediction.
 
 Everything is deterministic; at a tie the earlier candidate, then fewer buckets, wins. The number
 of messages played is limited, not the time, so that a plan depends on its inputs alone.
@@ -42,18 +42,18 @@ import numpy as np
 
 from syncopate.cluster import Interference
 from syncopate.costs.model.functions import CostFunction, startup_part_s
-from syncopate.planning.both_ways import both_ways
-from syncopate.planning.interference import least_disturbing, overlap_pays
-from syncopate.planning.mg_wfbp import mg_wfbp
-from syncopate.planning.optimal import optimal
 from syncopate.planning.parts import WHOLE, Message, alone, grains, messages
+from syncopate.planning.policies.mg_wfbp import mg_wfbp
+from syncopate.planning.policies.optimal import optimal
+from syncopate.planning.policies.single import single
+from syncopate.planning.policies.threshold import threshold
+from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Partition, Problem, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
-from syncopate.planning.shapes import EQUAL_BUCKETS, equal, ramps
-from syncopate.planning.single import single
-from syncopate.planning.threshold import threshold
-from syncopate.planning.uneven import Uneven, is_uneven
-from syncopate.planning.wfbp import wfbp
+from syncopate.planning.search.both_ways import both_ways
+from syncopate.planning.search.interference import least_disturbing, overlap_pays
+from syncopate.planning.search.shapes import EQUAL_BUCKETS, equal, ramps
+from syncopate.planning.search.uneven import Uneven, is_uneven
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import lasts_s
 from syncopate.simulation.traffic import Pull, Traffic

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from syncopate.cli import launcher
-from syncopate.cli.console import is_leader
+from syncopate.cli.common import launcher
+from syncopate.cli.common.console import is_leader
 from syncopate.errors import (
     CollectiveError,
     InvalidValueError,

@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange import norms
-from syncopate.engine.exchange.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.seen import norms
+from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
 from syncopate.errors import EngineError
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.options import grouped
+from syncopate.cli.common.options import grouped
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import PLACEMENTS, Topology, require_rate
 from syncopate.units import parse_rate

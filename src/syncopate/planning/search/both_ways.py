@@ -34,8 +34,8 @@ import numpy as np
 
 from syncopate.costs.model.functions import CostFunction
 from syncopate.costs.model.pieces import FloatArray, IntArray
-from syncopate.planning.interference import undominated
 from syncopate.planning.problem import Partition, Problem
+from syncopate.planning.search.interference import undominated
 
 STATES = 24
 """Pairs kept per gradient; more are thinned evenly, and the ends are always kept."""

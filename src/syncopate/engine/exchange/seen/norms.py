@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from syncopate.engine.exchange.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
 
 
 class Ranks(Protocol):

@@ -35,18 +35,18 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
-from syncopate.engine.exchange import gradients
 from syncopate.engine.exchange.base import ASIDE_BYTES, Launched, Missing, arrived
-from syncopate.engine.exchange.gradients import PartialGradient
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.exchange.owned import Owned
-from syncopate.engine.exchange.servers import (
+from syncopate.engine.exchange.seen import gradients
+from syncopate.engine.exchange.seen.gradients import PartialGradient
+from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.exchange.serving.servers import (
     Servers,
     Transfer,
     require_no_state,
     trained_indices,
 )
-from syncopate.engine.exchange.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.tail import Said
 from syncopate.errors import EngineError
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from syncopate.cli.launcher import LAUNCHER
+from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError
 from syncopate.output import is_standard_output
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.collectives import agreement
+from syncopate.collectives.health import agreement
 from syncopate.collectives.health.blame import Call
 from syncopate.errors import CollectiveError
 

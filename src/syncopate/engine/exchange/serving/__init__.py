@@ -1,0 +1,1 @@
+"""Serving: exchanges with parameter servers, synchronous and asynchronous."""

@@ -1,0 +1,1 @@
+"""Policies: ways to cut gradients into buckets, one file each."""

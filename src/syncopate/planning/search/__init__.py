@@ -1,0 +1,1 @@
+"""Search: what the recurrence cannot plan exactly, planned by playing whole iterations."""
