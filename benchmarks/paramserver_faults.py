@@ -28,6 +28,7 @@ from typing import ClassVar
 import torch
 from msgspec import structs
 
+from emulated.options import explained
 from serving import disturbed, nonsense
 from syncopate.artifacts import Artifact
 from syncopate.errors import ArtifactError
@@ -126,12 +127,7 @@ def tell(results: Results) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    lines = (__doc__ or "").split("\n\n")
-    found = argparse.ArgumentParser(
-        description=lines[0],
-        epilog="for example:\n" + lines[1],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    found = explained(argparse.ArgumentParser(), __doc__)
     found.add_argument("--runs", type=int, default=RUNS, help=f"in all ({RUNS})")
     found.add_argument("--seed", type=int, default=1, help="of everything that is drawn (1)")
     found.add_argument(
@@ -143,8 +139,6 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"also send N malformed messages to a server ({FRAMES})",
     )
-    found.add_argument("--quick", action="store_true", help="a few runs, to see that it runs")
-    found.add_argument("--json", type=Path, help="where every run is kept, and goes on from")
     return found
 
 

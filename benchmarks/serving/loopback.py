@@ -1,8 +1,13 @@
 """Loopback: a worker and a server on this machine, against ZeroMQ alone and torch's RPC.
 
 - ``syncopate``: one worker, one server.
+- ``encrypted``: the same job with a key, so with CURVE, which several hosts have by default.
 - ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a slice in each message;
   a push is over when the last message is acknowledged, and nobody adds or copies anything.
+- ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
+  what is pushed to its weights, the worker copies what is pulled into its tensors.
+- ``memory``: the bound: one thread copies the bytes from memory to memory, twice for a push (into
+  the kernel and out of it), and once more for a pull, into the tensor.
 - ``rpc``: ``torch.distributed.rpc``, a tensor in a call (push) or an answer (pull), all of them
   under way at once; it moves memory that both processes share, and adds nothing either.
 """
@@ -17,6 +22,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -28,7 +35,9 @@ from syncopate import KVStore
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
+from syncopate.paramserver.security import make_key
 from syncopate.paramserver.server import ParameterServer
+from syncopate.paramserver.tensors import keep_freed_memory, tensor_of
 
 try:
     from torch.distributed import rpc
@@ -55,8 +64,14 @@ def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
     sets = work.all_tensors(quick)
     with ExitStack() as stack:
         contenders: dict[str, dict[str, Operations]] = {
-            "syncopate": stack.enter_context(_syncopate(sets)),
-            "pyzmq": stack.enter_context(_pyzmq(sets)),
+            "syncopate": stack.enter_context(_syncopate(sets, encrypted=False)),
+            "encrypted": stack.enter_context(_syncopate(sets, encrypted=True)),
+            "pyzmq": stack.enter_context(_pyzmq(sets, written=False)),
+            "written": stack.enter_context(_pyzmq(sets, written=True)),
+            "memory": {
+                what: {name: _copies(tensors, name) for name in work.OPERATIONS}
+                for what, tensors in sets.items()
+            },
         }
         if rpc is not None and rpc.is_available():
             contenders["rpc"] = stack.enter_context(_rpc(sets))
@@ -113,51 +128,64 @@ def _serve(job: Job) -> None:
 
 
 @contextmanager
-def _syncopate(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
-    job = Job(port=free_port())
-    scheduler = threading.Thread(target=Scheduler(job, work.LIMITS).run, daemon=True)
-    scheduler.start()
-    with _process(_serve, job):
-        with KVStore(work.RULES, job=job, limits=work.LIMITS) as store:
-            store.init(work.flattened(sets))
-            yield {
-                what: {name: work.operation(store, tensors, name) for name in work.OPERATIONS}
-                for what, tensors in sets.items()
-            }
-        scheduler.join(_WAIT_S)
+def _syncopate(
+    sets: Mapping[str, dict[str, Tensor]], *, encrypted: bool
+) -> Iterator[dict[str, Operations]]:
+    with TemporaryDirectory() as folder:
+        key = Path(folder) / "job.key"
+        make_key(key)
+        job = Job(port=free_port(), key=key if encrypted else None)
+        scheduler = threading.Thread(target=Scheduler(job, work.LIMITS).run, daemon=True)
+        scheduler.start()
+        with _process(_serve, job):
+            with KVStore(work.RULES, job=job, limits=work.LIMITS) as store:
+                store.init(work.flattened(sets))
+                yield {
+                    what: {name: work.operation(store, tensors, name) for name in work.OPERATIONS}
+                    for what, tensors in sets.items()
+                }
+            scheduler.join(_WAIT_S)
 
 
-def _zmq_serve(told: Connection) -> None:
+def _zmq_serve(told: Connection, written: bool) -> None:
     """Acknowledge what is pushed; answer a pull with as many bytes as its header says."""
+    torch.set_num_threads(1)
+    keep_freed_memory()
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
     told.send(socket.bind_to_random_port("tcp://127.0.0.1"))
-    kept: dict[int, bytearray] = {}
+    kept: dict[int, Tensor] = {}
     while True:
         peer, header, *payload = socket.recv_multipart(copy=False)
         kind, size = header.bytes[:4].rstrip(b"\0"), int.from_bytes(header.bytes[4:], "big")
         if kind == _END[:4]:
             break
+        data = kept.setdefault(size, torch.zeros(size // 4))
         if kind == _PUSH:
             assert len(payload[0]) == size
+            if written:
+                data.add_(tensor_of(payload[0], torch.float32), alpha=-0.1)
             socket.send_multipart([peer, header], copy=False)
         else:
-            data = kept.setdefault(size, bytearray(size))
-            socket.send_multipart([peer, header, zmq.Frame(data)], copy=False)
+            socket.send_multipart([peer, header, zmq.Frame(data.numpy())], copy=False)
     context.destroy(linger=0)
 
 
 @contextmanager
-def _pyzmq(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
+def _pyzmq(
+    sets: Mapping[str, dict[str, Tensor]], *, written: bool
+) -> Iterator[dict[str, Operations]]:
     ours, theirs = _CONTEXT.Pipe()
     layout = work.layout_of(sets, 1)
-    with _process(_zmq_serve, theirs), zmq.Context() as context:
+    with _process(_zmq_serve, theirs, written), zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
         socket.connect(f"tcp://127.0.0.1:{ours.recv()}")
         by_set = {}
         for what, tensors in sets.items():
             sizes = work.slices_bytes(layout, tensors)
-            by_set[what] = {name: _zmq_operation(socket, sizes, name) for name in work.OPERATIONS}
+            by_set[what] = {
+                name: _zmq_operation(socket, sizes, name, written) for name in work.OPERATIONS
+            }
         yield by_set
         socket.send(_header(_END, 0))
         socket.close(linger=1000)
@@ -167,21 +195,39 @@ def _header(kind: bytes, size: int) -> bytes:
     return kind.ljust(4, b"\0") + size.to_bytes(_HEADER_BYTES - 4, "big")
 
 
-def _zmq_operation(socket: zmq.Socket[bytes], sizes: list[int], name: str) -> Callable[[], None]:
-    data = {size: bytearray(size) for size in sizes}
+def _zmq_operation(
+    socket: zmq.Socket[bytes], sizes: list[int], name: str, written: bool
+) -> Callable[[], None]:
+    data = {size: torch.zeros(size, dtype=torch.uint8) for size in sizes}
 
     def run() -> None:
         answers = 0
         if name != "pull":
             for size in sizes:
-                socket.send_multipart([_header(_PUSH, size), zmq.Frame(data[size])], copy=False)
+                socket.send_multipart(
+                    [_header(_PUSH, size), zmq.Frame(data[size].numpy())], copy=False
+                )
             answers += len(sizes)
         if name != "push":
             for size in sizes:
                 socket.send(_header(_PULL, size))
             answers += len(sizes)
         for _ in range(answers):
-            socket.recv_multipart(copy=False)
+            _, *payload = socket.recv_multipart(copy=False)
+            if payload and written:
+                data[len(payload[0])].copy_(tensor_of(payload[0], torch.uint8))
+
+    return run
+
+
+def _copies(tensors: Mapping[str, Tensor], name: str) -> Callable[[], None]:
+    """Return what copies all tensors as often as an operation has to."""
+    times = {"push": 2, "pull": 3, "step": 5}[name]
+    pairs = [(torch.zeros_like(tensor), torch.zeros_like(tensor)) for tensor in tensors.values()]
+
+    def run() -> None:
+        for target, source in pairs * times:
+            target.copy_(source)
 
     return run
 

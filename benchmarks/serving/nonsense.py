@@ -54,7 +54,7 @@ def nonsense(chance: random.Random) -> list[bytes]:
         msg.Declare("digest", Rules(), (slice_,)),
         msg.Push(chance.randrange(9), chance.randrange(4)),
         msg.Pull(chance.randrange(9), chance.randrange(4), 1),
-        msg.Query(chance.randrange(9)),
+        msg.Query(chance.randrange(9), 1),
         msg.Heartbeat("token"),
         msg.Failed("token", "a lie"),
         msg.Leave("token"),

@@ -56,7 +56,7 @@ class Cell(Record, frozen=True, kw_only=True):
 
     Attributes:
         place: ``"lab"`` or ``"loopback"``.
-        contender: ``"syncopate"``, ``"pyzmq"`` or ``"rpc"``.
+        contender: ``"syncopate"``, or on loopback one of those that :mod:`.loopback` names.
         workers: how many push and pull at once.
         servers: how many there are.
         what: ``"large"``, ``"model"`` or ``"small"``: which tensors.

@@ -9,12 +9,11 @@ import zmq
 
 from syncopate.paramserver.security import load_key, make_key
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
-from syncopate.protocol.rules import Rules
 from syncopate.units import MIB
 from tests.multiprocess import test_paramserver as case
 from tests.multiprocess.paramserver import CALM, LocalServers, wait_for
 from tests.multiprocess.test_paramserver_loss import train_on
+from tests.scripts import scripts
 
 FRAMES = 3000
 
@@ -33,44 +32,19 @@ def stranger(context, address):
     return socket
 
 
-def nonsense(random):
-    """Return frames: random bytes, damaged messages, and messages that fit in the wrong place."""
-    slice_ = Slice(0, "w", "float32", 0, 4)
-    real = [
-        msg.Hello("run", 0, "token"),
-        msg.Register(msg.PROTOCOL, "syncopate", "worker", "token"),
-        msg.Declare("digest", Rules(), (slice_,)),
-        msg.Push(random.randrange(9), random.randrange(4)),
-        msg.Pull(random.randrange(9), random.randrange(4), 1),
-        msg.Heartbeat("token"),
-        msg.Failed("token", "a lie"),
-        msg.Leave("token"),
-        msg.Abort("a lie"),
-    ]
-    kind = random.random()
-    data = bytearray(msg.encode(random.choice(real)))
-    if kind < 0.3:
-        data = bytearray(random.randbytes(random.randrange(60)))
-    elif kind < 0.6:
-        data[random.randrange(len(data))] = random.randrange(256)
-    elif kind < 0.7:
-        data = data[: random.randrange(len(data))]
-    frames = [bytes(data)]
-    frames += [
-        random.randbytes(random.randrange(40)) for _ in range(random.choice([0, 0, 1, 1, 7]))
-    ]
-    return frames
-
-
 def test_nonsense_leaves_everybody_serving(tmp_path):
     chance = random.Random(5)
-    with LocalServers() as job, zmq.Context() as context:
+    with (
+        LocalServers() as job,
+        zmq.Context() as context,
+        scripts("serving.nonsense") as (script,),
+    ):
         workers = job.start(train_on, tmp_path, 30)
         wait_for((tmp_path / "0-0").exists)
         sockets = [stranger(context, address_of_server(job, rank)) for rank in range(2)]
         sockets.append(stranger(context, job.job.scheduler))
         for _ in range(FRAMES):
-            chance.choice(sockets).send_multipart(nonsense(chance))
+            chance.choice(sockets).send_multipart(script.nonsense(chance))
         expected = case.alone(job.rules, 2, 30)
         assert all(case.same(child.result(), expected) for child in workers)
         assert job.ended() is None

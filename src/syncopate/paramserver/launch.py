@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -23,9 +24,10 @@ from syncopate.paramserver.job import Job
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
-_STOP_S = 2.0
+_STOP_S = 5.0
 _LAST_LINES = 15
 _SIGNALLED = 128
+_READ = 1 << 16
 
 
 class Ended(NamedTuple):
@@ -90,14 +92,25 @@ class _Child:
             reader.join(1.0)
 
     def _pass_on(self, source: IO[bytes], target: IO[str]) -> None:
-        for line in source:
-            text = line.decode(errors="replace")
-            self.lines.append(text.rstrip("\n"))
+        for piece in _pieces(source):
+            text = piece.decode(errors="replace")
+            if text.strip("\r\n"):
+                self.lines.append(text.rstrip("\r\n"))
             if self.quiet:
                 continue
             with suppress(ValueError, OSError):
                 target.write(text)
                 target.flush()
+
+
+def _pieces(source: IO[bytes]) -> Iterator[bytes]:
+    """Yield whole lines as they come; a carriage return ends one too, as in a progress line."""
+    rest = b""
+    while read := os.read(source.fileno(), _READ):
+        *whole, rest = re.split(rb"(?<=[\r\n])", rest + read)
+        yield from whole
+    if rest:
+        yield rest
 
 
 class LocalJob:
@@ -164,7 +177,9 @@ class LocalJob:
         # As torchrun does: workers share the cores, and with torch's default each would use all.
         ranks = {} if role != "worker" else self._torchrun(rank)
         threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // self.job.workers))}
-        return threads | os.environ | {"DMLC_RANK": ""} | ranks | job.environment(role)
+        shown = _terminal() if role == "worker" else {}
+        told = threads | shown | os.environ | {"DMLC_RANK": ""}
+        return told | ranks | job.environment(role)
 
     def _torchrun(self, rank: int) -> dict[str, str]:
         """Return what torchrun would tell a worker, so that the workers are ranks, too."""
@@ -222,6 +237,14 @@ class LocalJob:
                 time.sleep(_POLL_S)
         for child in everybody:
             child.read()
+
+
+def _terminal() -> dict[str, str]:
+    """Return how rich knows that a pipe ends at a terminal: progress lines move there, too."""
+    if not sys.stderr.isatty():
+        return {}
+    columns = str(shutil.get_terminal_size().columns)
+    return {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "1", "COLUMNS": columns}
 
 
 def free_port() -> int:

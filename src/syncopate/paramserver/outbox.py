@@ -13,7 +13,10 @@ from typing import NamedTuple
 import zmq
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
-"""Payload bytes that ZeroMQ holds for a peer at most, but for one payload that is larger."""
+"""Payload bytes that ZeroMQ holds for a peer at most, but for :data:`IN_FLIGHT_LEAST` payloads."""
+
+IN_FLIGHT_LEAST = 2
+"""Payloads that ZeroMQ may hold whatever their size: while one is sent, the next is there."""
 
 IN_FLIGHT_MESSAGES = 256
 """Payloads that ZeroMQ holds for a peer at most."""
@@ -61,6 +64,11 @@ class Outbox:
         """Whether nothing waits and ZeroMQ holds no payload."""
         return not self._waiting and not self._in_flight
 
+    @property
+    def idle(self) -> bool:
+        """Whether ZeroMQ holds no payload, as far as is known."""
+        return not self._in_flight
+
     def put(self, parcel: Parcel, priority: int) -> None:
         """Let ``parcel`` wait; among equal priorities the first goes first."""
         self._count += 1
@@ -98,14 +106,17 @@ class Outbox:
         return True
 
     def _room(self) -> bool:
-        return self._in_flight_bytes < IN_FLIGHT_BYTES and len(self._in_flight) < IN_FLIGHT_MESSAGES
+        count = len(self._in_flight)
+        few = count < IN_FLIGHT_LEAST or self._in_flight_bytes < IN_FLIGHT_BYTES
+        return few and count < IN_FLIGHT_MESSAGES
 
     def _settle(self) -> None:
         """Take note of payloads that ZeroMQ has let go of."""
-        over = [held for held in self._in_flight if held.tracker.done]
-        if over:
-            self._in_flight = [held for held in self._in_flight if held not in over]
-        for held in over:
+        before, self._in_flight = self._in_flight, []
+        for held in before:
+            if not held.tracker.done:
+                self._in_flight.append(held)
+                continue
             self._in_flight_bytes -= held.nbytes
             if held.on_sent is not None:
                 held.on_sent()

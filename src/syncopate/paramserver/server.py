@@ -16,6 +16,7 @@ from syncopate.paramserver.node import Node, new_token, opened
 from syncopate.paramserver.security import load_key
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.tensors import keep_freed_memory
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
@@ -85,12 +86,13 @@ class ParameterServer:
         return counts | ({"without the key": away} if away else {})
 
     def run(self) -> None:
-        """Serve until the job is over.
+        """Serve until the job is over; the process is the server's from here on.
 
         Raises:
             ParameterServerError: it cannot go on; the message says who is to blame.
             ArtifactError: state cannot be written.
         """
+        keep_freed_memory()
         try:
             while not self._over:
                 self._node.step(self._do, self._take, self._tick)
@@ -146,10 +148,12 @@ class ParameterServer:
         for action in actions:
             if self._over:
                 return
-            if isinstance(action, act.Send):
-                self._node.send(action)
-            elif isinstance(action, act.Stage | act.Initialise | act.Update | act.Answer):
+            if isinstance(action, act.Stage | act.Initialise | act.Update | act.Answer):
                 self._compute(action, payload)
+            elif isinstance(action, act.Send):
+                self._node.send(action)
+            elif isinstance(action, act.Told):
+                self._told(action.message)
             else:
                 self._manage(action)
 
@@ -172,18 +176,21 @@ class ParameterServer:
             frame = shard.payload(action.message.key, action.backup_for)
             self._node.wire.send(action.to, action.message, action.priority, frame)
 
-    def _manage(self, action: Action) -> None:
+    def _told(self, said: msg.Message) -> None:
+        """Take note of what the scheduler said about others."""
         machine = self._machine
-        if isinstance(action, act.Joined):
-            self._join(action.roster)
-        elif isinstance(action, act.Keep):
+        if isinstance(said, msg.Roster):
+            self._join(said)
+        elif isinstance(said, msg.Lost) and machine is not None:
+            self._do(machine.lost(said.rank, said.silent_s))
+        elif isinstance(said, msg.Left) and machine is not None:
+            self._do(machine.left(said.rank))
+
+    def _manage(self, action: Action) -> None:
+        if isinstance(action, act.Keep):
             self._keep(action)
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
-        elif isinstance(action, act.WorkerLost) and machine is not None:
-            self._do(machine.lost(action.rank, action.silent_s))
-        elif isinstance(action, act.WorkerLeft) and machine is not None:
-            self._do(machine.left(action.rank))
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):

@@ -235,6 +235,8 @@ class Wire:
         if isinstance(peer, bytes) and len(outbox) >= _MOST_WAITING:
             return  # a peer that does not read; one of ours asks again
         outbox.put(parcel, priority)
+        if parcel.payload is None or outbox.idle:
+            outbox.flush()  # ZeroMQ's own thread sends it while this one goes on
 
     def _flush(self) -> None:
         now_s = time.monotonic()

@@ -425,10 +425,12 @@ class KVStore:
         for action in actions:
             if self._error is not None:
                 return
-            if isinstance(action, act.Send):
-                self._node.send(action)
-            elif isinstance(action, act.SendPush):
+            if isinstance(action, act.SendPush):
                 self._send_push(action)
+            elif isinstance(action, act.Send):
+                self._node.send(action)
+            elif isinstance(action, act.Told):
+                self._told(action.message)
             elif isinstance(action, act.Released):
                 self._pushed.pop((action.key, action.sequence)).handle.part_done()
             elif isinstance(action, act.Forget):
@@ -449,25 +451,25 @@ class KVStore:
             lambda: machine.sent(push.key, time.monotonic()),
         )
 
-    def _manage(self, action: Action) -> None:
-        machine = self._machine
-        if isinstance(action, act.Joined):
-            self._roster = action.roster
+    def _told(self, said: msg.Message) -> None:
+        """Take note of what the scheduler said about others."""
+        machine, roster = self._machine, self._roster
+        if isinstance(said, msg.Roster):
+            self._roster = said
             self._joined.set()
-        elif isinstance(action, act.Reconnect):
-            if self._roster is not None:
-                servers = list(self._roster.servers)
-                servers[action.rank] = action.address
-                self._roster = msg.Roster(
-                    self._roster.run, self._roster.rank, tuple(servers), self._roster.workers
-                )
+        elif isinstance(said, msg.Moved):
+            if roster is not None:
+                servers = list(roster.servers)
+                servers[said.rank] = said.address
+                self._roster = msgspec.structs.replace(roster, servers=tuple(servers))
             if machine is not None:
-                self._wire.connect(action.rank, action.address)
-                self._do(machine.moved(action.rank, time.monotonic()))
-        elif isinstance(action, act.WorkerLost):
-            if machine is not None:
-                self._do(machine.lost(action.rank, action.silent_s))
-        elif isinstance(action, act.Stop):
+                self._wire.connect(said.rank, said.address)
+                self._do(machine.moved(said.rank, time.monotonic()))
+        elif isinstance(said, msg.Lost) and machine is not None:
+            self._do(machine.lost(said.rank, said.silent_s))
+
+    def _manage(self, action: Action) -> None:
+        if isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
             self._give_up(ParameterServerError(action.reason, action.ranks))

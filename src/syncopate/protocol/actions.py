@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from syncopate.protocol.layout import Slice
-from syncopate.protocol.messages import Message, Roster
+from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster
 from syncopate.protocol.rules import Rules
 
 Peer = int | bytes | str
@@ -27,21 +27,14 @@ class Send(Action, frozen=True):
     priority: int = 0
 
 
-class SendPush(Action, frozen=True):
-    """Send ``message`` with the gradient that was given to the push as its payload."""
-
-    to: Peer
-    message: Message
-    priority: int
+class SendPush(Send, frozen=True):
+    """The same, with the gradient that was given to the push as its payload."""
 
 
-class Answer(Action, frozen=True):
-    """Send ``message`` with the slice's present weights; keep a copy for ``backup_for``."""
+class Answer(Send, frozen=True):
+    """The same, with the slice's present weights; keep a copy for the worker ``backup_for``."""
 
-    to: Peer
-    message: Message
-    priority: int
-    backup_for: int | None
+    backup_for: int | None = None
 
 
 class Forget(Action, frozen=True):
@@ -50,30 +43,10 @@ class Forget(Action, frozen=True):
     peer: Peer
 
 
-class Joined(Action, frozen=True):
-    """The job is complete."""
+class Told(Action, frozen=True):
+    """The scheduler said who is where: everybody, or who was lost, left or moved."""
 
-    roster: Roster
-
-
-class Reconnect(Action, frozen=True):
-    """The server ``rank`` is at ``address`` from now on."""
-
-    rank: int
-    address: str
-
-
-class WorkerLost(Action, frozen=True):
-    """The worker ``rank`` was lost."""
-
-    rank: int
-    silent_s: float
-
-
-class WorkerLeft(Action, frozen=True):
-    """The worker ``rank`` is done."""
-
-    rank: int
+    message: Roster | Lost | Left | Moved
 
 
 class Stop(Action, frozen=True):

@@ -19,8 +19,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         silence_s: after this much silence a process is lost.
         join_s: how long to wait for all processes to come.
         restart_s: how long a lost server that keeps its state on disk may take to come back.
-        retry_s: after this long without an answer a message is sent again; doubles up to eight
-            times as long.
+        retry_s: after this long without an answer a server is asked whether a message came, and
+            sent it again if not; doubles up to eight times as long.
         slice_bytes: larger tensors are cut.
         payload_bytes: no payload may be larger; slices neither.
     """

@@ -73,13 +73,9 @@ class MemberMachine:
             return self._answered(message)
         if isinstance(message, msg.Roster) and self.roster is None:
             self.roster = message
-            found = [act.Joined(message)]
-        elif isinstance(message, msg.Lost):
-            found = [act.WorkerLost(message.rank, message.silent_s)]
-        elif isinstance(message, msg.Left):
-            found = [act.WorkerLeft(message.rank)]
-        elif isinstance(message, msg.Moved):
-            found = [act.Reconnect(message.rank, message.address)]
+            found = [act.Told(message)]
+        elif isinstance(message, msg.Lost | msg.Left | msg.Moved):
+            found = [act.Told(message)]
         elif isinstance(message, msg.Finish):
             self.over = self.out = True
             found = [self._goodbye(), act.Stop()]

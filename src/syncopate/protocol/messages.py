@@ -29,7 +29,7 @@ from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.rules import Rules
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -38,8 +38,11 @@ WORKER: Literal["worker"] = "worker"
 SOON = 2**31
 """The priority of requests and acknowledgements: short, and before all tensors.
 
-A push whose acknowledgement waits behind weights would be sent again, as if it was lost.
+A push whose acknowledgement waits behind weights would keep its tensor, and its window, for long.
 """
+
+LAST = -(2**31) - 1
+"""The priority of a query and its answer: behind all that waits to be sent to the same receiver."""
 
 Rank = Annotated[int, Meta(ge=0, lt=2**16)]
 Key = Annotated[int, Meta(ge=0, lt=2**31)]
@@ -194,17 +197,28 @@ class Ack(Message, frozen=True):
         key: of the slice.
         received: the last sequence number that the server has, and all before it; -1: none.
         done: the last one that is in the weights and, where state is kept, on disk; -1: none.
+        query: the number of the query that this answers; 0: it answers none.
+        waiting: the request of the pull that waits here to be answered; 0: none does.
     """
 
     key: Key
     received: Annotated[int, Meta(ge=-1)]
     done: Annotated[int, Meta(ge=-1)]
+    query: Number = 0
+    waiting: Number = 0
 
 
 class Query(Message, frozen=True):
-    """A worker asks for the acknowledgement of a slice again."""
+    """A worker that waits for long asks what the server has of a slice.
+
+    [Note: queries] Whoever is slow has lost nothing: a server may have seconds of weights to send.
+    So what was not answered for long is not sent again, but asked for. What goes one way over a
+    connection arrives in its order, and a query goes behind all that waits to be sent, and so does
+    its answer. So whatever came before them came, or is lost; only that is sent again.
+    """
 
     key: Key
+    number: Number
 
 
 class Pull(Message, frozen=True):

@@ -67,6 +67,7 @@ class SchedulerMachine:
         self._wanted = {SERVER: servers, WORKER: workers}
         self._limits = limits
         self._members: dict[str, Member] = {}
+        self._asked_s: dict[str, float] = {}
         self._complete = False
         self._began_s: float | None = None
 
@@ -162,6 +163,8 @@ class SchedulerMachine:
             return self._welcome([member]) if self._complete else []
         if self._complete:
             return self._return(peer, register, now_s)
+        if register.role == SERVER and not self._has_turn(register, now_s):
+            return []  # it registers again
         if len(self._of(register.role, "here")) == self._wanted[register.role]:
             if self._predecessor(register) is not None:
                 return []  # it registers again: until the first is given up, or all are there
@@ -176,6 +179,29 @@ class SchedulerMachine:
         for member in self._members.values():
             member.heard_s = now_s
         return self._welcome(list(self._members.values()))
+
+    def _has_turn(self, register: msg.Register, now_s: float) -> bool:
+        """Say whether a server may enter now, in the place of one that is gone if there is one.
+
+        Who comes from the address of one that is here, or wants its rank, may be the same that was
+        killed while the job gathers. By the rank alone that is open until the one that is here is
+        heard again, and so is another, or was silent for long, and so is gone.
+        """
+        alike = [
+            member
+            for member in self._of(SERVER, "here")
+            if register.address == member.register.address != ""
+            or register.rank == member.register.rank >= 0
+        ]
+        if not alike:
+            return True
+        elder = min(alike, key=lambda member: member.heard_s)
+        asked_s = self._asked_s.setdefault(register.token, now_s)
+        gone = now_s - elder.heard_s > self._limits.silence_s / 2
+        if gone or register.address == elder.register.address != "":
+            del self._members[elder.register.token]
+            return True
+        return elder.heard_s > asked_s
 
     def _return(self, peer: Peer, register: msg.Register, now_s: float) -> list[Action]:
         """Let a server that was killed take its place again, with its state if it had any yet."""

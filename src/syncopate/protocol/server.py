@@ -149,7 +149,7 @@ class ServerMachine:
             return self._push(worker, slice_, message, nbytes)
         if isinstance(message, msg.Pull):
             return slice_.pull(peer, worker, message)
-        return [self._ack(worker, slice_)]
+        return [self._ack(worker, slice_, message.number)]
 
     def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
         roster = self._seat.roster
@@ -208,13 +208,18 @@ class ServerMachine:
         told = {worker}
         if not self._seat.durable:
             told |= {w for w, sequence in after.items() if before.get(w) != sequence}
-        return [*found, *(self._ack(w, slice_) for w in sorted(told) if w in self._peers)]
+        acks = [self._ack(w, slice_) for w in sorted(told) if w in self._peers]
+        # Workers hear of it before the update is computed: it follows from what came.
+        return [found[0], *acks, *found[1:]]
 
-    def _ack(self, worker: int, slice_: SliceMachine) -> Action:
+    def _ack(self, worker: int, slice_: SliceMachine, query: int = 0) -> Action:
         key = slice_.spec.key
         position = self._durable.get(key, Position()) if self._seat.durable else slice_.position
         done = position.applied.get(worker, -1 if worker == FIRST else 0)
-        return act.Send(self._peers[worker], msg.Ack(key, slice_.received(worker), done), SOON)
+        received = slice_.received(worker)
+        ack = msg.Ack(key, received, done, query, slice_.waiting(worker) if query else 0)
+        # The answer to a query goes behind the weights that wait: [Note: queries] in messages.
+        return act.Send(self._peers[worker], ack, msg.LAST if query else SOON)
 
     def _advance(self, slices: Iterable[SliceMachine]) -> list[Action]:
         found: list[Action] = []

@@ -114,6 +114,10 @@ class SliceMachine:
         self._waiting[worker] = _Waiting(peer, pull)
         return self._answers()
 
+    def waiting(self, worker: int) -> int:
+        """Return the request of the pull of ``worker`` that waits; 0: none does."""
+        return self._waiting[worker].pull.request if worker in self._waiting else 0
+
     def drop(self, worker: int) -> None:
         """Answer no pull of ``worker`` any more."""
         self._waiting.pop(worker, None)

@@ -33,6 +33,14 @@ class _Push(msgspec.Struct, frozen=True):
     priority: int
 
 
+class _Query(msgspec.Struct, frozen=True):
+    """What had been sent before a query: if the server has not got it, it is lost."""
+
+    number: int
+    sent: int
+    pull: int
+
+
 class _Flow(msgspec.Struct):
     """The pushes and pulls of one slice.
 
@@ -45,9 +53,9 @@ class _Flow(msgspec.Struct):
         kept: pushes that are not done.
         pulls: the first is under way, the others wait.
         touched_s: when something last happened.
-        wait_s: how long to wait from then on before sending again.
+        wait_s: how long to wait from then on before asking what the server has.
         queued: pushes that have not left this process yet.
-        queried: whether the server was asked what it has.
+        query: the last question, as long as its answer counts.
     """
 
     pushed: int
@@ -60,7 +68,7 @@ class _Flow(msgspec.Struct):
     touched_s: float = 0.0
     wait_s: float = 0.0
     queued: int = 0
-    queried: bool = False
+    query: _Query | None = None
 
     @property
     def idle(self) -> bool:
@@ -97,7 +105,7 @@ class WorkerMachine:
         self._links = [_Link() for _ in roster.servers]
         first = -1 if roster.rank == FIRST else 0
         self._flows = [_Flow(first, first, first, first, first) for _ in layout.slices]
-        self._request = 0
+        self._request = self._queries = 0
         self._busy: set[int] = set()
 
     @property
@@ -162,7 +170,7 @@ class WorkerMachine:
         return []
 
     def tick(self, now_s: float) -> list[Action]:
-        """Send again what was not answered for long; call it often."""
+        """Ask for what was not answered for long; call it often."""
         found: list[Action] = []
         for rank, link in enumerate(self._links):
             if not link.open and now_s - link.asked_s >= self._limits.retry_s:
@@ -172,7 +180,7 @@ class WorkerMachine:
             link = self._links[self._layout.server_of[key]]
             if link.open and now_s - flow.touched_s >= flow.wait_s:
                 flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
-                found += self._again(key, now_s)
+                found += self._query(key, now_s)
         return found
 
     def _hello(self, server: int, now_s: float) -> list[Action]:
@@ -184,8 +192,8 @@ class WorkerMachine:
     def _welcome(self, server: int, welcome: msg.Welcome, now_s: float) -> list[Action]:
         """Declare, and send what the server may not have."""
         link = self._links[server]
-        if link.open:
-            return self._refuse(msg.REPLAYED)
+        if link.open:  # a hello that was said twice is answered twice
+            return [] if welcome.boot == link.boot else self._refuse(msg.REPLAYED)
         again = welcome.boot != link.boot
         if again and link.boot and not welcome.durable:
             reason = f"server {server} started again without its state; `--state DIR` keeps it"
@@ -198,7 +206,7 @@ class WorkerMachine:
                 continue
             if again:
                 flow.received = flow.done
-            flow.sent, flow.queued = flow.received, 0
+            flow.sent, flow.queued, flow.query = flow.received, 0, None
             # The pull first, as it was: pushes after it are not to be in its answer.
             if flow.pulls:
                 found += self._ask(key, now_s)
@@ -228,33 +236,48 @@ class WorkerMachine:
         self._touch(flow, now_s)
         return [act.Send(server, flow.pulls[0], msg.SOON)]
 
-    def _again(self, key: int, now_s: float) -> list[Action]:
-        flow, server = self._flows[key], self._layout.server_of[key]
-        wait_s = flow.wait_s
+    def _query(self, key: int, now_s: float) -> list[Action]:
+        """Ask what of a flow the server has; see [Note: queries] in messages."""
+        flow = self._flows[key]
         flow.touched_s = now_s
+        if flow.queued:
+            return []  # so long as pushes have not left, the answer to them cannot be late
+        self._queries += 1
+        pull = flow.pulls[0].request if flow.pulls else 0
+        flow.query = _Query(self._queries, flow.sent, pull)
+        query = msg.Query(key, self._queries)
+        return [act.Send(self._layout.server_of[key], query, msg.LAST)]
+
+    def _lost(self, ack: msg.Ack, now_s: float) -> list[Action]:
+        """Send again what the answer to a query says is lost."""
+        flow = self._flows[ack.key]
         found: list[Action] = []
-        if flow.received < flow.sent:
-            if not flow.queued:
-                flow.sent = flow.received
-                found += self._send(key, now_s)
-        elif flow.done < flow.sent:
-            flow.queried = True
-            found.append(act.Send(server, msg.Query(key)))
+        query = flow.query
+        if query is None or query.number != ack.query:
+            return found
+        flow.query = None
+        wait_s = flow.wait_s
+        if flow.pulls and flow.pulls[0].request == query.pull != ack.waiting:
+            found += self._ask(ack.key, now_s)
+        if ack.received < query.sent:
+            if self._links[self._layout.server_of[ack.key]].durable:
+                # The server may be younger than an acknowledgement that was believed.
+                flow.received = min(flow.received, max(ack.received, flow.done))
+            flow.sent = max(ack.received, flow.received)
+            found += self._send(ack.key, now_s)
         flow.wait_s = wait_s
-        if flow.pulls:
-            found.append(act.Send(server, flow.pulls[0], msg.SOON))
         return found
 
     def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
         flow = self._flows[ack.key]
-        durable = self._links[self._layout.server_of[ack.key]].durable
         if ack.received > flow.sent or ack.done > ack.received:
             return self._refuse(msg.EARLY)
-        queried, flow.queried = flow.queried, False
-        if queried and ack.received < flow.received and durable:
-            # The server is younger than the acknowledgement that was believed.
-            flow.received = flow.sent = max(ack.received, flow.done)
-            return self._send(ack.key, now_s)
+        return self._over(ack, now_s) + self._lost(ack, now_s)
+
+    def _over(self, ack: msg.Ack, now_s: float) -> list[Action]:
+        """Let go of the pushes that are over, and send what may follow them."""
+        flow = self._flows[ack.key]
+        durable = self._links[self._layout.server_of[ack.key]].durable
         if ack.received <= flow.received and ack.done <= flow.done:
             return []
         flow.received = max(flow.received, ack.received)

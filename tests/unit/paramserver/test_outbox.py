@@ -76,6 +76,19 @@ def test_no_more_bytes_are_under_way_than_may_be():
     assert box.empty
 
 
+def test_of_payloads_that_are_larger_the_next_one_waits_at_zeromq():
+    socket = Socket()
+    box = Outbox(socket, ())
+    for number in range(4):
+        box.put(Parcel(b"%d" % number, _payload(module.IN_FLIGHT_BYTES), None), 0)
+    assert box.idle
+    box.flush()
+    assert socket.sent == [b"0", b"1"]
+    assert not box.idle
+    socket.held.clear()
+    _wait(lambda: box.flush() and socket.sent == [b"0", b"1", b"2", b"3"])
+
+
 def test_a_peer_that_is_gone_gets_nothing_more():
     socket = Socket()
     box = Outbox(socket, ())

@@ -94,6 +94,7 @@ class World:
         self.layout = Layout(tensors, servers, slice_bytes=16)
         self.now_s = 0.0
         self.packets: list[Packet] = []
+        self.sent: list[Packet] = []
         tokens = tuple(f"token {rank}" for rank in range(workers))
         addresses = tuple(f"server {rank}" for rank in range(servers))
         rosters = [msg.Roster("run", rank, addresses, tokens) for rank in range(workers)]
@@ -226,9 +227,8 @@ class World:
         server = self.servers[rank]
         for action in actions:
             if isinstance(action, act.Send):
-                self.to_worker(rank, action.to, action.message, None)
-            elif isinstance(action, act.Answer):
-                weights = server.weights[action.message.key]
+                answers = isinstance(action, act.Answer)
+                weights = server.weights[action.message.key] if answers else None
                 self.to_worker(rank, action.to, action.message, weights)
             elif isinstance(action, act.Keep):
                 server.declared = (server.machine.digest, action.rules, action.slices)
@@ -257,21 +257,24 @@ class World:
         worker, _, connection = peer.decode().partition(".")
         packet = Packet(int(worker), rank, int(connection), False, message, payload)
         if self.connections[packet.worker, rank] == packet.connection:
-            self.packets.append(packet)
+            self.put(packet)
+
+    def put(self, packet: Packet) -> None:
+        """Let a packet be under way."""
+        self.sent.append(packet)
+        self.packets.append(packet)
 
     def do_worker(self, rank: int, actions: Iterable[act.Action], payload: object = None) -> None:
         """Carry out what a worker asks for."""
         machine = self.workers[rank]
         for action in actions:
-            if isinstance(action, act.Send | act.SendPush):
+            if isinstance(action, act.Send):
                 content: object = None
                 if isinstance(action, act.SendPush):
                     content = (rank, action.message.sequence)
                     machine.sent(action.message.key, self.now_s)
                 connection = self.connections[rank, action.to]
-                self.packets.append(
-                    Packet(rank, action.to, connection, True, action.message, content)
-                )
+                self.put(Packet(rank, action.to, connection, True, action.message, content))
             elif isinstance(action, act.Fill):
                 done = self.waiting[rank].pop(action.request)
                 self.pulled.append((rank, action.key, done, payload))

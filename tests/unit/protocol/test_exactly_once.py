@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncopate.protocol import messages as msg
 from syncopate.protocol.rules import Rules
 from tests.unit.protocol.network import Trouble, World
 
@@ -74,10 +76,19 @@ def test_servers_that_keep_nothing_on_disk_do_not_need_it_while_they_live(seed, 
 
 
 @pytest.mark.parametrize("mode", ["ssgd", "asgd", "dc-asgd"])
-def test_a_quiet_network_needs_no_message_twice(mode):
-    world, _ = _run(Rules(mode=mode), Trouble(retry_s=1e9), 1, workers=3, servers=2, rounds=4)
-    assert all(not server.machine.refused for server in world.servers)
-    assert all(not worker.refused for worker in world.workers)
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(("retry_s", "runs"), [(1e9, 20), (0.1, 4)], ids=["quick", "slow"])
+def test_a_network_that_loses_nothing_needs_no_message_twice(mode, durable, retry_s, runs):
+    """However slow it is: with the shorter time nearly every answer is late, many of them often."""
+    rules, trouble = Rules(mode=mode), Trouble(retry_s=retry_s)
+    for seed in range(runs):
+        world, _ = _run(rules, trouble, seed, durable=durable, workers=3, servers=2, rounds=4)
+        assert all(not server.machine.refused for server in world.servers)
+        assert all(not worker.refused for worker in world.workers)
+        packets = Counter((p.worker, p.message) for p in world.sent if p.payload is not None)
+        assert set(packets.values()) == {1}
+        queries = sum(isinstance(p.message, msg.Query) for p in world.sent)
+        assert (queries > 0) == (retry_s < 1)
 
 
 @settings(max_examples=100)

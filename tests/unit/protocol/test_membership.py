@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from syncopate.errors import InvalidValueError
@@ -72,7 +73,7 @@ def test_who_asks_again_is_told_again():
     ("register", "words"),
     [
         (msg.Register(9, "job", "worker", "x"), "protocol version 9"),
-        (msg.Register(1, "another", "worker", "x"), "job 'another'; this is 'job'"),
+        (msg.Register(msg.PROTOCOL, "another", "worker", "x"), "job 'another'; this is 'job'"),
         (_register("server", "x", run="old"), "state of run old"),
         (_register("worker", "x"), "the job is complete"),
         (_register("server", "x", rank=7, run="run"), "no server 7"),
@@ -137,7 +138,7 @@ def test_a_silent_server_ends_the_job_unless_it_may_come_back(durable, until_s):
 def test_a_server_that_comes_back_takes_its_place_and_the_workers_hear_where():
     machine, _ = _complete(durable=True, workers=3)
     machine.receive("w2", msg.Leave("w2"), 1.0)
-    back = msg.Register(1, "job", "server", "new", "tcp://new", 0, "run", True)
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
     said = machine.receive("n", back, 9.0)
     assert said == [
         act.Send("n", msg.Roster("run", 0, ("tcp://new",), ("w0", "w1", "w2"))),
@@ -171,6 +172,39 @@ def test_a_server_killed_while_others_are_missing_is_waited_out():
     machine.receive("n", again, 6.0)
     said = _said(machine.receive("w", _register("worker", "w"), 6.0))
     assert said["w"] == msg.Roster("run", 0, ("tcp://n",), ("w",))
+
+
+@pytest.mark.parametrize("fixed_port", [True, False])
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_server_killed_while_others_are_missing_pushes_nobody_out(fixed_port, durable):
+    """The first of two comes back before its silence is noticed; then comes the second."""
+    machine = SchedulerMachine("job", "run", 2, 1, LIMITS)
+    machine.tick(0.0)
+    machine.receive("s", _register("server", "s", rank=0, durable=durable), 0.0)
+    again = _register("server", "n", rank=0, durable=durable)
+    if fixed_port:
+        again = msgspec.structs.replace(again, address="tcp://s")
+    machine.receive("n", again, 1.0)
+    assert machine.here["server"] == 1
+    assert machine.receive("t", _register("server", "t", rank=1, durable=durable), 1.5) == []
+    machine.receive("n", again, LIMITS.silence_s / 2 + 1.0)
+    said = _said(machine.receive("w", _register("worker", "w"), LIMITS.silence_s / 2 + 1.5))
+    assert said["w"].servers == (again.address, "tcp://t")
+    assert said["n"].rank == 0
+    assert "s" not in said
+
+
+def test_of_two_servers_that_want_one_rank_and_live_both_may_come():
+    machine = SchedulerMachine("job", "run", 2, 1, LIMITS)
+    machine.tick(0.0)
+    one, two = (_register("server", token, rank=0) for token in "st")
+    machine.receive("s", one, 0.0)
+    assert machine.receive("t", two, 0.5) == []
+    assert machine.here["server"] == 1
+    machine.receive("s", one, 1.0)
+    machine.receive("t", two, 1.5)
+    said = _said(machine.receive("w", _register("worker", "w"), 1.5))
+    assert {said[token].rank for token in "st"} == {0, 1}
 
 
 def test_the_job_ends_when_all_workers_left_and_the_servers_heard_it():
@@ -228,7 +262,7 @@ def _member(limits=LIMITS):
 def _joined():
     member = _member()
     roster = msg.Roster("run", 0, ("tcp://s",), ("me",))
-    assert member.receive(roster, 1.0) == [act.Joined(roster)]
+    assert member.receive(roster, 1.0) == [act.Told(roster)]
     assert member.receive(roster, 1.0) == []
     return member
 
@@ -257,9 +291,9 @@ def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
 @pytest.mark.parametrize(
     ("message", "action"),
     [
-        (msg.Lost(2, 6.0), act.WorkerLost(2, 6.0)),
-        (msg.Left(2), act.WorkerLeft(2)),
-        (msg.Moved(1, "tcp://x"), act.Reconnect(1, "tcp://x")),
+        (msg.Lost(2, 6.0), act.Told(msg.Lost(2, 6.0))),
+        (msg.Left(2), act.Told(msg.Left(2))),
+        (msg.Moved(1, "tcp://x"), act.Told(msg.Moved(1, "tcp://x"))),
     ],
 )
 def test_a_member_passes_on_what_it_hears(message, action):

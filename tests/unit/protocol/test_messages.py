@@ -15,7 +15,7 @@ from syncopate.protocol.rules import SGD, Adam, Rules
 
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
 ALL = [
-    (msg.ToScheduler, msg.Register(1, "job", "server", "token", "tcp://h:1", 2, "run", True)),
+    (msg.ToScheduler, msg.Register(2, "job", "server", "token", "tcp://h:1", 2, "run", True)),
     (msg.ToScheduler, msg.Heartbeat("token")),
     (msg.ToScheduler, msg.Leave("token")),
     (msg.ToScheduler, msg.Failed("token", "why")),
@@ -31,7 +31,7 @@ ALL = [
     (msg.ToServer, msg.Declare("digest", Rules(optimizer=SGD(lr=0.5, momentum=0.9)), SLICES)),
     (msg.ToServer, msg.Declare("digest", Rules(mode="asgd", optimizer=Adam()), SLICES)),
     (msg.ToServer, msg.Push(4, 7, 0.25)),
-    (msg.ToServer, msg.Query(4)),
+    (msg.ToServer, msg.Query(4, 1)),
     (msg.ToServer, msg.Pull(4, 7, 12, -3)),
     (msg.FromServer, msg.Welcome("boot", True)),
     (msg.FromServer, msg.HelloWanted()),

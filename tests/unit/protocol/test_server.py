@@ -114,7 +114,7 @@ def test_a_worker_on_a_new_connection_leaves_the_old_one():
     machine = _server()
     found = machine.receive(b"new", msg.Hello("run", 0, "t0"), None)
     assert found == [act.Forget(b"p0"), act.Send(b"new", msg.Welcome("boot", False))]
-    assert machine.receive(b"p0", msg.Query(0), None) == [act.Send(b"p0", msg.HelloWanted())]
+    assert machine.receive(b"p0", msg.Query(0, 1), None) == [act.Send(b"p0", msg.HelloWanted())]
 
 
 @pytest.mark.parametrize(
