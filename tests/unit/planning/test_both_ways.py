@@ -21,7 +21,8 @@ from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem, Pulls, pull_channels, pull_order
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search.both_ways import both_ways
-from syncopate.planning.search.search import Player, search
+from syncopate.planning.search.player import Player
+from syncopate.planning.search.search import search
 from syncopate.planning.search.shapes import ramps
 from syncopate.recipe import Recipe
 from syncopate.simulation import simulate

@@ -11,8 +11,10 @@ from syncopate.cluster import Interference
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
 from syncopate.planning.registry import POLICIES
+from syncopate.planning.search.changes import CUTS
 from syncopate.planning.search.interference import least_disturbing, overlap_pays
-from syncopate.planning.search.search import CUTS, Player, search
+from syncopate.planning.search.player import Player
+from syncopate.planning.search.search import search
 from syncopate.workload import Workload
 from tests.unit.planning.instances import COSTS, random_problem
 from tests.unit.simulation.workloads import workload

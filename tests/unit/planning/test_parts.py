@@ -17,7 +17,8 @@ from syncopate.planning import make_plan
 from syncopate.planning.parts import WHOLE, Message, alone, elements_of, grains, messages
 from syncopate.planning.problem import Problem
 from syncopate.planning.question import predict
-from syncopate.planning.search.search import Player, split
+from syncopate.planning.search.player import Player
+from syncopate.planning.search.search import split
 from syncopate.reports.terminal import plan_report
 from syncopate.units import MIB
 from syncopate.workload import GradientTensor, Workload

@@ -11,7 +11,7 @@ from syncopate.costs.model.training import exchange_costs
 from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
 from syncopate.planning import make_plan
 from syncopate.planning.question import predict
-from syncopate.planning.search import search
+from syncopate.planning.search import replicated as module
 from syncopate.recipe import Recipe
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of
@@ -50,7 +50,7 @@ def test_the_first_buckets_are_replicated_where_backward_leaves_the_network_idle
     assert plan.exchange == SHARDED
     assert plan.prediction == predict(workload, plan, CLUSTER)
     assert Plan.from_json(plan.to_json()) == plan
-    monkeypatch.setattr(search, "_WORTH_STATE", 1.0)
+    monkeypatch.setattr(module, "_WORTH_STATE", 1.0)
     without = plan_of(workload)
     assert replicated(without) == []
     assert plan.prediction is not None

@@ -10,18 +10,19 @@ from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.training import training_costs
 from syncopate.planning.planner import make_plan
 from syncopate.planning.problem import Partition, Problem
-from syncopate.planning.search.search import Player, _improve, _neighbours
+from syncopate.planning.search.changes import improve, neighbours
+from syncopate.planning.search.player import Player
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import linear
 
 
 def test_cuts_are_removed_moved_both_ways_and_added() -> None:
-    found = list(_neighbours((2, 5), range(1, 6)))
+    found = list(neighbours((2, 5), range(1, 6)))
     merged, moved = [(5,)], [(1, 5), (3, 5)]
     assert found == [*merged, *moved, (1, 2, 5), (2, 3, 5), (2, 4, 5)]
     # No cut moves onto another one, nor off the ends.
-    assert [one for one in _neighbours((1, 2, 3), range(1, 4)) if len(one) == 3] == []
+    assert [one for one in neighbours((1, 2, 3), range(1, 4)) if len(one) == 3] == []
 
 
 @pytest.mark.parametrize(("start", "best"), [((1, 6), (3, 6)), ((5, 6), (3, 6))])
@@ -35,7 +36,7 @@ def test_a_cut_is_moved_to_where_it_is_best(start: Partition, best: Partition) -
             # Only partitions of two buckets are any good.
             return (abs(partition[0] - 3) if len(partition) == 2 else 9.0, len(partition))
 
-    assert _improve(start, range(1, 7), Steps()) == best  # type: ignore[arg-type]
+    assert improve(start, range(1, 7), Steps()) == best  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("channels", [1, 2, 3])

@@ -13,7 +13,8 @@ from syncopate.planning import make_plan, predict
 from syncopate.planning.parts import WHOLE
 from syncopate.planning.question import Question, question_of
 from syncopate.planning.search import search
-from syncopate.planning.search.search import Player, searched
+from syncopate.planning.search.player import Player
+from syncopate.planning.search.search import searched
 from syncopate.planning.search.uneven import Uneven, is_uneven
 from syncopate.workload import GradientTensor, Workload
 

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from syncopate.plan import EXCHANGES, Prediction, exchange_of
 from syncopate.planning.question import Draft, Question
-from syncopate.planning.search.search import PLAYED_MESSAGES, searched
+from syncopate.planning.search.changes import PLAYED_MESSAGES
+from syncopate.planning.search.search import searched
 from syncopate.units import format_seconds
 
 NEAR = 1e-3
