@@ -31,6 +31,7 @@ import torch.distributed as dist
 from msgspec import structs
 
 from emulated import hosts
+from emulated.options import explained
 from syncopate.artifacts import Artifact, Record
 from syncopate.calibration.starts import Starts
 from syncopate.collectives import Communicator
@@ -242,17 +243,14 @@ def tell(results: Results, keys: set[tuple[str, str, int]]) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    found = hosts.parser("Collectives alone and one after another, on emulated hosts.")
-    found.formatter_class = argparse.RawDescriptionHelpFormatter
-    found.epilog = "for example:\n" + (__doc__ or "").split("\n\n")[1]
+    described = hosts.parser("Collectives alone and one after another, on emulated hosts.")
+    found = explained(described, __doc__)
     found.add_argument("--rate", default="1gbit", help="rate of each host's link")
     found.add_argument("--rounds", type=int, default=ROUNDS, help=f"rounds in all ({ROUNDS})")
     found.add_argument(
         "--mib", type=int, nargs="+", default=list(SIZES_MIB), help="sizes in MiB (2 13)"
     )
     found.add_argument("--skip", nargs="*", default=[], metavar="NAME", help="algorithms left out")
-    found.add_argument("--quick", action="store_true", help="two short rounds, to see that it runs")
-    found.add_argument("--json", type=Path, help="where every sample is kept, and goes on from")
     return found
 
 

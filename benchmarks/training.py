@@ -58,7 +58,8 @@ def parser() -> argparse.ArgumentParser:
         "--iterations",
         type=int,
         default=4,
-        help="counted steps of a turn, of real models ten times as many (4)",
+        help="counted steps of a turn, of real models ten times as many, with a delay whole "
+        "periods (4)",
     )
     add("--warmup", type=int, default=2, help="steps before them; DDP cuts its buckets anew (2)")
     add("--model", nargs="+", choices=tuple(WORKS), metavar="NAME", help="models, by name (all)")

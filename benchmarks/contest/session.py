@@ -12,22 +12,29 @@ from msgspec import structs
 
 from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.bound import iteration_bound_s
+from syncopate.delay import Delay
 from syncopate.engine.selfplan import cache
 from syncopate.errors import SyncopateError
 from syncopate.lab import Lab
 from syncopate.plan import Plan
 from syncopate.planning import make_plan
-from syncopate.units import format_seconds
+from syncopate.planning.planner import CHANNELS
+from syncopate.planning.registry import filled_to
+from syncopate.simulation.delay import with_delay
+from syncopate.units import MIB, format_seconds
 from syncopate.workload import Workload
 
 from .results import Cell, Place, Results, WorkResult
 from .turn import PREPARE, SETTLE, TRAIN, Job, Told, collected, distance
-from .variants import ALONE, REFERENCE, SELF, VARIANTS
-from .works import WORKS
+from .variants import ALONE, REFERENCE, SELF, VARIANTS, Variant
+from .works import OPTIMIZERS, WORKS
 
-_KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 """Makes glibc keep what is freed. Else each large gradient is new memory in every step, and getting
 that from the kernel takes longer than the backward of VGG-16's largest layer, which is replayed."""
+
+_FILLED_TO = (MIB, 2 * MIB, 4 * MIB)
+"""Buckets of plans with a delay, beside those that are best without."""
 
 Take = Callable[[Results], None]
 
@@ -124,7 +131,7 @@ class Session:
         variant = VARIANTS[place.variant]
         os.environ[cache.VARIABLE] = "off"
         if variant.exchange and cell.plan is None:
-            cell = structs.replace(cell, plan=self._plan(place.work, variant.exchange))
+            cell = structs.replace(cell, plan=self._plan(place.work, variant))
         if variant.name == SELF:
             cell = self._settled(place.work, cell)
         job = self._job(
@@ -136,14 +143,16 @@ class Session:
         turn = collected(job, told, self._off(place, job))
         return structs.replace(cell, turns=(*cell.turns, turn))
 
-    def _plan(self, name: str, exchange: str) -> Plan:
+    def _plan(self, name: str, variant: Variant) -> Plan:
         found = self.results.works[name].workload
         cluster = self.results.cluster
         assert cluster is not None
         if not WORKS[name].real:
             # Who sleeps is not slowed down by those who communicate.
             cluster = structs.replace(cluster, interference=Interference())
-        return best_plan(found, cluster, exchange)
+        optimizer = self.results.setting.optimizer or WORKS[name].optimizer
+        delay = variant.delay(OPTIMIZERS[optimizer][0])
+        return best_plan(found, cluster, variant.exchange, delay)
 
     def _settled(self, name: str, cell: Cell) -> Cell:
         """Let self-planning settle, unless it has; put what it kept where the ranks look for it."""
@@ -160,7 +169,8 @@ class Session:
 
     def _off(self, place: Place, job: Job) -> float | None:
         """Compare a real model's weights with the reference's; measure that where it is missing."""
-        if not WORKS[place.work].real or place.variant == ALONE:
+        variant = VARIANTS[place.variant]
+        if not WORKS[place.work].real or variant.name == ALONE or variant.delayed:
             return None
         if place.work not in self._references:
             if place.variant != REFERENCE:
@@ -203,7 +213,7 @@ class Session:
         last: deque[str] = deque(maxlen=30)
         outcome = self._lab.run(
             [sys.executable, self._script, "--job", str(path)],
-            environment=os.environ | _KEEP_MEMORY,
+            environment=os.environ | KEEP_MEMORY,
             sink=lambda rank, _, line: last.append(f"rank {rank}: {line}"),
         )
         if outcome.received is not None:
@@ -217,13 +227,31 @@ class Session:
         return told
 
 
-def best_plan(workload: Workload, cluster: Cluster, exchange: str) -> Plan:
+def best_plan(
+    workload: Workload, cluster: Cluster, exchange: str, delay: Delay | None = None
+) -> Plan:
     """Return the plan of an exchange with the shortest predicted iteration.
 
     Raises:
         UnavailableError: no plan of this exchange can be made.
     """
     try:
-        return make_plan(workload, cluster, "auto", exchange=exchange)
+        plan = make_plan(workload, cluster, "auto", exchange=exchange)
+        if delay is None:
+            return plan
+        # What is best with a pull in every step need not be with one in k.
+        plans = [plan]
+        plans += [
+            make_plan(workload, cluster, filled_to(nbytes), exchange=exchange, channels=channels)
+            for nbytes in _FILLED_TO
+            for channels in CHANNELS
+        ]
+        tried = [with_delay(each, delay, workload, cluster) for each in plans]
+        return min(tried, key=_expected_s)
     except SyncopateError as error:
         raise UnavailableError(str(error)) from error
+
+
+def _expected_s(plan: Plan) -> float:
+    assert plan.prediction is not None
+    return plan.prediction.iteration_s

@@ -34,9 +34,12 @@ is there without any exchange. What a rank frees it keeps for reuse (glibc's `MA
 the first {COMPARED} steps of every turn, before what rounding leaves has grown: the figure is how
 far they are from those of `{REFERENCE}`, over how far training moved those; *equal* is within
 {TOLERANCE:g}. *Ranks alike* says whether all ranks'
-weights have the same bits. FSDP2 is not among the variants: it does not overlap on CPU, so beating
-it here would prove nothing. Where *alone* says that forward and backward take longer than the
-profile, this machine makes gradients no faster.
+weights have the same bits. `delayed-k` is SSD-SGD, *another algorithm* than the others', whose
+weights are not compared with DDP's; its ranks are alike in their global weights. It counts whole
+periods of k steps, two at least, in each of which weights are pulled once, and its bound is that of
+what it sends: gradients in every step, weights in one of k. FSDP2 is not among the
+variants: it does not overlap on CPU, so beating it here would prove nothing. Where *alone* says
+that forward and backward take longer than the profile, this machine makes gradients no faster.
 """
 
 
@@ -97,15 +100,21 @@ def _row(name: str, cells: dict[str, Cell], found: WorkResult, best: str | None)
         format_seconds(cell.step_s),
         f"{cell.spread:.1%}" if len(cell.turns) > 1 else _NONE,
         _NONE if alone is None or name == ALONE else _seconds(cell.step_s - alone.step_s),
-        _NONE if name == ALONE else f"{cell.step_s / found.bound_s:.3f}",
+        _NONE if name == ALONE else f"{cell.step_s / _bound_s(name, cell, found):.3f}",
         _NONE if best is None or name == ALONE else f"{cells[best].step_s / cell.step_s:.3f}x",
         _NONE if predicted_s is None else format_seconds(predicted_s),
         _NONE if cell.error is None else f"{cell.error:+.1%}",
         format_bytes(cell.peak_bytes),
         format_bytes(cell.state_bytes),
-        _as_reference(name, cell.off),
+        "another algorithm" if VARIANTS[name].delayed else _as_reference(name, cell.off),
         _NONE if name == ALONE else "yes" if cell.ranks_equal else "**NO**",
     )
+
+
+def _bound_s(name: str, cell: Cell, found: WorkResult) -> float:
+    """Return what no step can be below; with a delay fewer bytes are on the wire."""
+    plan = cell.plan if VARIANTS[name].delayed else None
+    return found.bound_s if plan is None or plan.prediction is None else plan.prediction.bound_s
 
 
 def _seconds(seconds: float) -> str:

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -188,7 +189,7 @@ def _prepare(job: Job) -> Told:
     return Told(cluster=cluster, workload=workload)
 
 
-def _stepper(
+def stepper(
     trained: works.Trained, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Callable[[], float]:
     """Return one iteration as users write it; it returns its seconds."""
@@ -208,7 +209,7 @@ def _settle(job: Job) -> Told:
     """Train until self-planning has settled."""
     trained = _made(job)
     model, optimizer = VARIANTS[SELF].build(_asked(job, trained.model))
-    step, engine = _stepper(trained, model, optimizer), model.syncopate
+    step, engine = stepper(trained, model, optimizer), model.syncopate
     steps_s = []
     while engine.planning and len(steps_s) < _MOST_STEPS:
         steps_s.append(step())
@@ -228,22 +229,25 @@ def _train(job: Job) -> Told:
     real = works.WORKS[job.work].real
     before = _weights(trained.model) if real and dist.get_rank() == 0 else {}
     model, optimizer = VARIANTS[job.variant].build(_asked(job, trained.model))
-    step = _stepper(trained, model, optimizer)
+    step = stepper(trained, model, optimizer)
     several = 1 if job.setting.quick else works.WORKS[job.work].steps
     # Not later: what is still on its way after a step must not get time that nobody counts.
     dist.barrier()
-    warmup = job.setting.warmup * several
+    warmup, counted = VARIANTS[job.variant].steps(
+        job.setting.warmup * several, job.setting.iterations * several
+    )
     early = min(COMPARED, warmup)
     for _ in range(early):
         step()
     after = _weights(trained.model) if before else {}
     for _ in range(warmup - early):
         step()
-    steps_s = tuple(step() for _ in range(job.setting.iterations * several))
+    steps_s = tuple(step() for _ in range(counted))
     peak_bytes = _peak_bytes()
-    # Whoever looks at a weight gets it up to date, or is refused.
-    digest = _digest(trained.model)
     engine = getattr(model, "syncopate", None)
+    # Whoever looks at a weight gets it up to date, or is refused.
+    with engine.global_weights() if engine is not None else nullcontext():
+        digest = _digest(trained.model)
     told = Told(
         steps_s=steps_s,
         peak_bytes=peak_bytes,

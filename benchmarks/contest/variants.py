@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
+from syncopate.delay import GLU, SGD, Delay
 from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
 
 from .results import Cell
@@ -46,12 +48,39 @@ class Variant(NamedTuple):
         title: what it is.
         build: makes the model and the optimizer train this way.
         exchange: of the plan that it is given; empty where it is given none.
+        k: it pulls weights every so many steps; 1 for synchronous training.
     """
 
     name: str
     title: str
     build: Callable[[Asked], Trainer]
     exchange: str = ""
+    k: int = 1
+
+    @property
+    def delayed(self) -> bool:
+        """Whether it is another algorithm than DDP's, whose weights are others."""
+        return self.k > 1
+
+    def delay(self, optimizer: type[torch.optim.Optimizer]) -> Delay | None:
+        """Return its delay, whose warm-up is the shortest there is; None where it has none."""
+        if not self.delayed:
+            return None
+        rule = GLU if optimizer is torch.optim.SGD else SGD
+        return Delay(k=self.k, warm_up=self.k - 1, local_update=rule)
+
+    def steps(self, warmup: int, counted: int) -> tuple[int, int]:
+        """Return how many steps a turn takes before it counts, and how many it counts.
+
+        With a delay both are multiples of k, at least two periods each. The first period is the
+        delay's warm-up, and the second one's pull arrives in the first step that counts, as the
+        last one's arrives after the last: what is counted is whole periods of the steady state.
+        """
+        if not self.delayed:
+            return warmup, counted
+        whole = (self.k * max(2, math.ceil(steps / self.k)) for steps in (warmup, counted))
+        before, after = whole
+        return before, after
 
 
 def _alone(asked: Asked) -> Trainer:
@@ -82,6 +111,8 @@ def _self_planned(asked: Asked) -> Trainer:
 
 
 DDP_MB = (25, 5, 1)
+PULL_PERIOD = 4
+"""Of SSD-SGD: the largest at which the paper finds no loss of accuracy."""
 ALONE, SELF = "alone", "self"
 REFERENCE = f"ddp-{DDP_MB[0]}"
 """The variant that the others' weights are compared with."""
@@ -100,6 +131,13 @@ VARIANTS = {
         *(
             Variant(exchange, f"`distribute` with the best {exchange} plan", _planned, exchange)
             for exchange in (ALLREDUCE, SHARDED, ROOTED)
+        ),
+        Variant(
+            f"delayed-{PULL_PERIOD}",
+            f"SSD-SGD: `distribute` with the best sharded plan, pulls every {PULL_PERIOD} steps",
+            _planned,
+            SHARDED,
+            PULL_PERIOD,
         ),
         Variant(SELF, "`distribute` without arguments, by the plan it kept", _self_planned),
     )

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.calibrate import calibrate
     from syncopate.cluster import Cluster
     from syncopate.collectives.communicator import Communicator
-    from syncopate.delay import Delay
+    from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
     from syncopate.errors import (
@@ -47,6 +47,7 @@ __all__ = [
     "EngineError",
     "InvalidValueError",
     "KVStore",
+    "LocalSGD",
     "ParameterServerError",
     "Plan",
     "PlanError",
@@ -70,6 +71,7 @@ _MODULES = {
     "Cluster": "cluster",
     "Communicator": "collectives.communicator",
     "Delay": "delay",
+    "LocalSGD": "delay",
     "distribute": "engine.distribute",
     "declare_optimizer": "engine.exchange.optimizers",
     "ArtifactError": "errors",

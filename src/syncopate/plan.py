@@ -30,7 +30,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
-from syncopate.delay import Delay
+from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe, require_wire_dtype
 from syncopate.units import MIB, dtype_bytes
@@ -128,10 +128,7 @@ def exchange_of(buckets: Sequence[Bucket]) -> str:
     Raises:
         InvalidValueError: no exchange runs these collectives.
     """
-    found = {
-        (bucket.push.collective, bucket.pull.collective if bucket.pull else "")
-        for bucket in buckets
-    }
+    found = {(one.push.collective, one.pull.collective if one.pull else "") for one in buckets}
     for name, kind in EXCHANGES.items():
         if (kind.push, kind.pull) in found and found <= _carriers(kind):
             return name
@@ -147,7 +144,7 @@ def _carriers(kind: ExchangeKind) -> set[tuple[str, str]]:
 
 
 def _words(kind: ExchangeKind) -> str:
-    words = f"{kind.push} and {kind.pull}" if kind.pull else kind.push
+    words = " and ".join(filter(None, (kind.push, kind.pull)))
     return f"{words}, or {kind.replicated}" if kind.replicated else words
 
 
@@ -218,8 +215,10 @@ class Plan(Artifact, frozen=True, kw_only=True):
             which is what forward needs where it uses the parameters in the reverse of the order in
             which backward leaves them.
         reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
-        delay: what ranks train on between pulls, with the ``sharded`` exchange; None for
-            synchronous training.
+        delay: what ranks train on between pulls, with some exchanges; None for none.
+        pulled_behind: of ``sharded`` with a delay, how many of the last pulls are launched behind
+            the pushes of the next backward, to arrive in the forward after it.
+        local_sgd: ranks step by themselves and average weights, with ``allreduce``; None for none.
     """
 
     KIND: ClassVar[str] = "plan"
@@ -241,6 +240,8 @@ class Plan(Artifact, frozen=True, kw_only=True):
     pull_order: tuple[int, ...] = ()
     reason: str = ""
     delay: Delay | None = None
+    pulled_behind: int = 0
+    local_sgd: LocalSGD | None = None
 
     def __post_init__(self) -> None:
         if self.world_size < 1:
@@ -254,9 +255,25 @@ class Plan(Artifact, frozen=True, kw_only=True):
         require_wire_dtype(self.wire_dtype)
         if self.channels < 1:
             raise InvalidValueError("channels", self.channels, "an integer >= 1")
-        if self.delay is not None and self.exchange != SHARDED:
-            rule = f"none with the {self.exchange} exchange; only {SHARDED} pulls weights late"
-            raise InvalidValueError("delay", f"one of k = {self.delay.k}", rule)
+        self._require_delay()
+        pulls = EXCHANGES[self.exchange].pull
+        if self.weight_sync_period < 0 or (self.weight_sync_period and pulls):
+            rule = f"an integer >= 0, and 0 with the {self.exchange} exchange"
+            raise InvalidValueError("weight_sync_period", self.weight_sync_period, rule)
+        if not self.buckets:
+            raise InvalidValueError("buckets", self.buckets, "at least one bucket")
+        self._require_pull_order()
+        for index, bucket in enumerate(self.buckets):
+            self._require_recipes(index, bucket)
+        self._require_disjoint()
+        if EXCHANGES[self.exchange].asks_servers:
+            self._require_served()
+
+    def _require_delay(self) -> None:
+        """Refuse a delay, or local SGD, that does not go with the exchange."""
+        for method in (self.delay, self.local_sgd):
+            if method is not None:
+                method.require_beside(self.exchange, self.weight_sync_period)
         if self.pull_period != (self.delay.k if self.delay else 1):
             rule = f"{self.delay.k}, the delay's k" if self.delay else "1 without a delay"
             raise InvalidValueError("pull_period", self.pull_period, rule)
@@ -264,37 +281,23 @@ class Plan(Artifact, frozen=True, kw_only=True):
         if late and (whole := [i for i, bucket in enumerate(self.buckets) if not bucket.pull]):
             rule = "some, with a delay: weights of its own are what a rank trains on between pulls"
             raise InvalidValueError(f"pull of bucket {whole[0]}", "none", rule)
-        pulls = EXCHANGES[self.exchange].pull
-        if self.weight_sync_period < 0 or (self.weight_sync_period and pulls):
-            rule = f"an integer >= 0, and 0 with the {self.exchange} exchange"
-            raise InvalidValueError("weight_sync_period", self.weight_sync_period, rule)
-        if not self.buckets:
-            raise InvalidValueError("buckets", self.buckets, "at least one bucket")
-        if self.pull_order:
-            self._require_pull_order()
-        for index, bucket in enumerate(self.buckets):
-            self._require_recipes(index, bucket)
-        self._require_disjoint()
-        if EXCHANGES[self.exchange].asks_servers:
-            self._require_served()
 
-    def delayed(self, delay: Delay | None) -> Plan:
-        """Return the plan with a delay, or without one; prediction and reason are left out.
+    def delayed(self, delay: Delay | LocalSGD | None) -> Plan:
+        """Return the plan with a delay, or without any; prediction and reason are left out.
 
         With weights that come late every bucket is pulled: one that was all-reduced gets the
         recipes of the first bucket that is pulled.
 
         Raises:
-            InvalidValueError: the plan is of another exchange than ``sharded``.
+            InvalidValueError: the plan is of an exchange that does not go with it.
         """
-        period = delay.k if delay else 1
-        buckets = self.buckets
-        if delay and delay.is_late and self.exchange == SHARDED:
-            buckets = tuple(map(_like_the_first(buckets), buckets))
-        changed: Plan = replace(
-            self, buckets=buckets, delay=delay, pull_period=period, prediction=None, reason=""
-        )
-        return changed
+        local, delay = (delay, None) if isinstance(delay, LocalSGD) else (None, delay)
+        change = _like_the_first(self.buckets)
+        late = delay and delay.is_late and self.exchange == SHARDED
+        buckets = tuple(map(change, self.buckets)) if late else self.buckets
+        told = {"delay": delay, "local_sgd": local, "pull_period": delay.k if delay else 1}
+        new: Plan = replace(self, buckets=buckets, pulled_behind=0, prediction=None, **told)
+        return replace(new, reason="")
 
     def _require_served(self) -> None:
         """Refuse what servers, to whom each tensor goes as it is, know nothing of."""
@@ -333,6 +336,12 @@ class Plan(Artifact, frozen=True, kw_only=True):
 
     def _require_pull_order(self) -> None:
         """Refuse an order in which some bucket is not pulled, or is where nothing is."""
+        slack = self.exchange == SHARDED and self.delay is not None and self.delay.has_slack
+        if not 0 <= self.pulled_behind <= slack * len(self.buckets):
+            rule = "0, or with sharded, k > 1 and a local rule up to the number of buckets"
+            raise InvalidValueError("pulled_behind", self.pulled_behind, rule)
+        if not self.pull_order:
+            return
         if not EXCHANGES[self.exchange].pull:
             rule = f"empty with the {self.exchange} exchange, which pulls nothing"
             raise InvalidValueError("pull_order", self.pull_order, rule)
@@ -448,9 +457,7 @@ def filled(nbytes: Iterable[float], bucket_bytes: int = DDP_BUCKET_BYTES) -> tup
         if held >= limit:
             ends.append(count)
             held, limit = 0.0, bucket_bytes
-    if not ends or ends[-1] != count:
-        ends.append(count)
-    return tuple(ends)
+    return tuple(ends) if ends and ends[-1] == count else (*ends, count)
 
 
 def _like_the_first(buckets: Sequence[Bucket]) -> Callable[[Bucket], Bucket]:

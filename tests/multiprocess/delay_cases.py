@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 
 from syncopate.delay import Delay
@@ -173,11 +174,17 @@ def delayed(
     delay: Delay | None,
     *,
     parts: int = 1,
+    behind: int = 0,
     **plan: Any,
 ) -> tuple[Any, Any]:
-    """Distribute ``model`` on a sharded plan of one bucket a tensor or part, with a delay."""
+    """Distribute ``model`` on a sharded plan of one bucket a tensor or part, with a delay.
+
+    So many pulls go ``behind`` the pushes, where the delay lets them.
+    """
     made: Plan = plan_of(model, world_size, exchange="sharded", **plan)
     given = in_parts(made, model, parts).delayed(delay)
+    if delay is not None and delay.has_slack:
+        given = replace(given, pulled_behind=min(behind, len(given.buckets)))
     return distribute(model, optimizer, plan=given, timeout_s=TIMEOUT_S)
 
 

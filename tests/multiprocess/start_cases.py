@@ -33,7 +33,8 @@ def keep() -> Plan:
     engine = started(cache=False, deterministic=True).syncopate
     world_size = engine.communicator.world_size
     plan = replace(engine.plan, policy="kept")
-    facts = facts_of(engine, Wishes(), [socket.gethostname()] * world_size)
+    hosts = [socket.gethostname()] * world_size
+    facts = facts_of(engine, Wishes(), hosts, plan.fingerprint)
     tensors = tuple(GradientTensor(name=n, numel=s, dtype=d) for n, s, d in engine.tensors)
     if engine.communicator.rank == 0:
         cache.write(

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.runner import widen
 from tests.multiprocess.harness import run_ranks
 
 
@@ -71,7 +70,7 @@ def test_channels_do_not_wait_for_each_other() -> None:
 def crossing(rank: int, world_size: int, at_first: int) -> None:
     """Many collectives on four channels at once, submitted in a different order on each rank."""
     with Communicator(timeout_s=60, channels=at_first) as communicator:
-        widen(communicator, 4, None)
+        communicator.widen(4)
         handles = []
         for step in range(10):
             for offset in range(4):

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
-from syncopate.collectives.runner import widen
 from syncopate.errors import CollectiveError
 from syncopate.schedules.registry import NATIVE, algorithms
 from tests.multiprocess.harness import run_ranks
@@ -171,7 +170,7 @@ def test_everything_else_fails_the_same_way(what: str) -> None:
 
 def background(rank: int, world_size: int, at_first: int) -> Any:
     communicator = Communicator(timeout_s=30, channels=at_first)
-    widen(communicator, 2, None)
+    communicator.widen(2)
     communicator.barrier()
     if rank == CULPRIT:
         time.sleep(0.5)

@@ -48,6 +48,7 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
             model: Any = odd64()
             optimizer = two_groups(model)
             cut: dict[str, Any] = {"parts": 1 + k % 2} if world_size == 2 else {"sizes": [2, 4]}
+            cut["behind"] = (k + LOCAL_RULES.index(rule)) % 4
             model, optimizer = delayed(model, optimizer, world_size, delay, channels=2, **cut)
             schedules = [
                 torch.optim.lr_scheduler.StepLR(one, 7, 0.5)
@@ -136,6 +137,35 @@ def test_weights_are_pulled_every_kth_step_in_the_order_of_the_plan() -> None:
     assert all(other == one for other in others)
 
 
+def pulled_behind(rank: int, world_size: int) -> list[list[str]]:
+    """Return the collectives of each iteration, all but the first pull behind the pushes."""
+    found = []
+    delay = Delay(k=3, warm_up=2, local_update="sgd")
+    model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay, behind=99)
+    plan = replace(model.syncopate.plan, pulled_behind=len(model.syncopate.plan.buckets) - 1)
+    model.syncopate.install(plan)
+    exchange = model.syncopate.exchange
+    for num in range(9):
+        events: list[Any] = []
+        before, exchange.communicator = exchange.communicator, Spy(exchange.communicator, events)
+        iterate(model, optimizer, rank, [num])
+        exchange.communicator = before
+        found.append([event[1] for event in events if event[0] == "launch"])
+    model.syncopate.detach()
+    count = len(plan.buckets)
+    pushes = ["reduce_scatter"] * count + ["all_reduce"]
+    first, others = ["all_gather"], ["all_gather"] * (count - 1)
+    for num, names in enumerate(found[3:], start=3):
+        pulls = first if num % 3 == 2 else []
+        assert names == [*pushes, *(others if num == 6 else ()), *pulls], num
+    return found
+
+
+def test_pulls_that_go_behind_are_launched_with_the_last_push() -> None:
+    one, *others = run_ranks(pulled_behind, 2)
+    assert all(other == one for other in others)
+
+
 def held(rank: int, world_size: int) -> dict[str, tuple[int, ...]]:
     """Return the elements of what is kept, by rule: masters, and what is as long as the weights."""
     found = {}
@@ -170,12 +200,17 @@ def test_a_rank_holds_what_its_rule_needs() -> None:
 
 
 def overlapped(rank: int, world_size: int) -> list[bool]:
-    """Hold every gather back until the next iteration has computed; say whether it had to end."""
+    """Hold every gather back until the next iteration has computed; say whether it had to end.
+
+    Where pulls go behind pushes, until it has taken its step.
+    """
     delay = Delay(k=2, warm_up=1)
     held = []
-    for on in (False, True):
+    for on, behind in ((False, 0), (True, 0), (False, 99)):
         aside(on)
-        model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay)
+        model, optimizer = delayed(
+            model := odd64(), two_groups(model), world_size, delay, behind=behind
+        )
         iterate(model, optimizer, rank, range(3))
         computed = threading.Event()
 
@@ -194,10 +229,16 @@ def overlapped(rank: int, world_size: int) -> list[bool]:
 
         communicator.run = holding
         iterate(model, optimizer, rank, [3])
-        communicator.run = run
+        if not behind:
+            communicator.run = run
         loss_of(model, rank, 4).backward()
-        computed.set()
-        optimizer.step()
+        communicator.run = run
+        if behind:
+            optimizer.step()
+            computed.set()
+        else:
+            computed.set()
+            optimizer.step()
         model.syncopate.detach()
     return held
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from syncopate.delay import Delay
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
+from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.selfplan import words
 from syncopate.errors import EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
@@ -37,6 +39,32 @@ def pair(world_size: int, delay: Delay = GLU, **told: Any) -> tuple[Any, Any, Re
     model, alone = odd64(), odd64()
     reference = Reference(alone, [two_groups(alone)], delay, world_size, **told)
     return (*delayed(model, two_groups(model), world_size, delay), reference)
+
+
+def zeroes_in_place(rank: int, world_size: int) -> None:
+    """Gradients are zeroed in their places while the local update is yet to look at its own."""
+    base.ASIDE_BYTES = 0
+    model, optimizer, reference = pair(world_size)
+    zeroed, updating = threading.Event(), Local.updating
+
+    def held(local: Local, runs: Any) -> Any:
+        update = updating(local, runs)
+
+        def once_zeroed() -> None:
+            assert zeroed.wait(20.0)
+            update()
+
+        return once_zeroed
+
+    Local.updating = held  # type: ignore[method-assign]
+    for num in range(STEPS):
+        zeroed.clear()
+        loss_of(model, rank, num).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=False)
+        zeroed.set()
+        reference.iterate()
+        close(model.parameters(), reference.computing[rank])
 
 
 def largest(gradients: Sequence[Tensor]) -> Tensor:
@@ -165,7 +193,7 @@ def together(rank: int, world_size: int) -> None:
     assert optimizer.param_groups[1]["syncopate_num"] == STEPS
 
 
-@pytest.mark.parametrize("script", [clips, scales, accumulates, others, together])
+@pytest.mark.parametrize("script", [zeroes_in_place, clips, scales, accumulates, others, together])
 def test_a_script_trains_as_the_algorithms_say(script: Any) -> None:
     run_ranks(script, 2)
 

@@ -30,7 +30,7 @@ def carried(value: Any) -> Any:
 
 def built(world_size: int, delay: Delay) -> tuple[Any, Any]:
     model = odd64()
-    return delayed(model, two_groups(model), world_size, delay, channels=2, parts=2)
+    return delayed(model, two_groups(model), world_size, delay, channels=2, parts=2, behind=3)
 
 
 def bits(model: Any, optimizer: Any) -> list[Tensor]:
@@ -101,7 +101,7 @@ def begins_anew(rank: int, world_size: int, saved: list[Any]) -> None:
             if before:
                 model.load_state_dict(whole["model"])
                 optimizer.load_state_dict(whole["optimizer"])
-            model, optimizer = delayed(model, optimizer, world_size, delay)
+            model, optimizer = delayed(model, optimizer, world_size, delay, behind=num % 3)
             if not before:
                 # A delay was under way, and a module around the model is what loads.
                 iterate(model, optimizer, rank, range(5))
@@ -145,20 +145,18 @@ def looked_at(rank: int, world_size: int) -> None:
                 parameter.mul_(0.5)
         for parameter in alone.parameters():
             parameter.mul_(0.5)
-    reference.computing = [reference.weights() for _ in range(world_size)]
-    reference.workers = []
-    for num in range(11, 20):
-        iterate(model, optimizer, rank, [num])
-        reference.iterate()
-        close(model.parameters(), reference.computing[rank])
-    plan = model.syncopate.plan
-    model.syncopate.install(plan)
-    reference.computing = [reference.weights() for _ in range(world_size)]
-    reference.workers = []
-    for num in range(20, 26):
-        iterate(model, optimizer, rank, [num])
-        reference.iterate()
-        close(model.parameters(), reference.computing[rank])
+
+    def both_begin_anew(nums: range) -> None:
+        reference.computing = [reference.weights() for _ in range(world_size)]
+        reference.workers = []
+        for num in nums:
+            iterate(model, optimizer, rank, [num])
+            reference.iterate()
+            close(model.parameters(), reference.computing[rank])
+
+    both_begin_anew(range(11, 20))
+    model.syncopate.install(model.syncopate.plan)
+    both_begin_anew(range(20, 26))
     with_raises = model.syncopate.global_weights()
     own = [p.detach().clone() for p in model.parameters()]
     try:

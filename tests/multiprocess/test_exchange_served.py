@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import syncopate
+from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import SyncopateError
 from syncopate.protocol.rules import Rules
 from syncopate.recipe import Recipe
@@ -68,7 +69,7 @@ def prepared(job, rank, name, **options):
     model.norm.eval()
     optimizer = OPTIMIZERS[name](model.parameters())
     store = store_of(job, rank)
-    return store, *syncopate.distribute(model, optimizer, store=store, **options)
+    return store, *syncopate.distribute(model, optimizer, exchange=store, **options)
 
 
 def finer(plan):
@@ -226,20 +227,26 @@ def refused_at_start(rank, _world, job):
         def start(optimizer=sgd, **options):
             return refusal(lambda: syncopate.distribute(model, optimizer, **options))
 
-        said["class"] = start(torch.optim.RMSprop(model.parameters()), store=store)
-        said["groups"] = start(torch.optim.SGD(groups, 0.1), store=store)
+        said["class"] = start(torch.optim.RMSprop(model.parameters()), exchange=store)
+        said["groups"] = start(torch.optim.SGD(groups, 0.1), exchange=store)
         said["maximize"] = start(
-            torch.optim.SGD(model.parameters(), 0.1, maximize=True), store=store
+            torch.optim.SGD(model.parameters(), 0.1, maximize=True), exchange=store
         )
-        said["old"] = start(old, store=store)
-        said["none"] = start(None, store=store)
+        said["old"] = start(old, exchange=store)
+        said["none"] = start(None, exchange=store)
         said["no store"] = start(exchange="served")
-        said["other"] = start(exchange="sharded", store=store)
-        said["policy"] = start(plan="optimal", store=store)
-        store.rules = Rules(mode="asgd")
-        said["mode"] = start(store=store)
+        said["nothing like it"] = start(exchange=7)
+        said["unknown"] = start(exchange="servers")
+        plan = first_plan("Net", [("w", 4, "float32")], 1)
+        said["other"] = start(plan=plan, exchange=store)
+        served = first_plan("Net", [("w", 4, "float32")], 1, "served", servers=1)
+        said["plan alone"] = start(plan=served)
+        said["name beside a plan"] = start(plan=served, exchange="served")
+        said["policy"] = start(plan="optimal", exchange=store)
+        store.rules = Rules(on_worker_loss="continue")
+        said["loss"] = start(exchange=store)
         store.num_workers = 7
-        said["workers"] = start(store=store)
+        said["workers"] = start(exchange=store)
     return said
 
 
@@ -251,10 +258,16 @@ def test_what_servers_cannot_do_is_refused_at_the_start():
     assert "maximize=True" in said["maximize"]
     assert "begin without any" in said["old"]
     assert "give the optimizer, too" in said["none"]
-    assert "a syncopate.KVStore with the served exchange" in said["no store"]
-    assert "a syncopate.KVStore with the served exchange" in said["other"]
+    assert "exchange is 'served'; it must be the syncopate.KVStore itself" in said["no store"]
+    assert (
+        "exchange is 7; it must be one of 'allreduce', 'sharded', or a" in said["nothing like it"]
+    )
+    assert "'servers'; known: allreduce, sharded, a syncopate.KVStore" in said["unknown"]
+    assert "left out beside a plan of the allreduce exchange" in said["other"]
+    assert "exchange is None; it must be the syncopate.KVStore itself" in said["plan alone"]
+    assert "left out beside a plan, which says it already" in said["name beside a plan"]
     assert "left out with the served exchange" in said["policy"]
-    assert "mode='ssgd'" in said["mode"]
+    assert "on_worker_loss='abort'" in said["loss"]
     assert "syncopate ps local" in said["workers"]
 
 
@@ -328,7 +341,7 @@ import torch, syncopate
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 with syncopate.KVStore() as store:
-    model, optimizer = syncopate.distribute(model, optimizer, store=store)
+    model, optimizer = syncopate.distribute(model, optimizer, exchange=store)
     for _ in range(3):
         optimizer.zero_grad()
         model(torch.ones(1, 4)).sum().backward()

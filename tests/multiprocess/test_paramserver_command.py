@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import environment
+from tests.children import REPOSITORY, environment
 from tests.multiprocess.paramserver import wait_for
 
 MARK = "SYNCOPATE_TEST_MARK"
@@ -90,6 +91,16 @@ def test_a_local_job_runs_to_its_end(tmp_path):
     assert "1 worker" not in errors
 
 
+def test_the_example_trains_the_digits():
+    pytest.importorskip("sklearn")
+    line = [sys.executable, str(REPOSITORY / "examples" / "served.py"), "--epochs", "2"]
+    code, out, errors = _ran("local", "--servers", 2, "--workers", 4, "--", *line)
+    assert code == 0, errors
+    accuracy = re.fullmatch(r"test accuracy on 4 workers: ([\d.]+)%\n", out)
+    assert accuracy is not None, out
+    assert float(accuracy[1]) > 50
+
+
 def test_a_server_that_is_killed_is_started_again(tmp_path):
     line = [*_script(tmp_path, TRAIN), "kill", tmp_path]
     state = ("--state", tmp_path, "--restarts", 1)
@@ -105,6 +116,46 @@ def test_a_worker_that_fails_stops_the_rest_and_is_shown(tmp_path):
     assert code == 7
     shown = errors[errors.index("worker 1 ended with exit code 7; its last lines:") :]
     assert "this is the reason" in shown
+
+
+def test_a_progress_line_of_a_worker_moves_at_the_terminal(tmp_path):
+    script = """
+        import os, sys, time
+        from rich.console import Console
+
+        shown = Console(stderr=True).is_terminal
+        print(f"terminal: {shown}", end="\\r", file=sys.stderr, flush=True)
+        # The second half is written when the first one was seen.
+        while not os.path.exists(sys.argv[1]):
+            time.sleep(0.05)
+        print("done", file=sys.stderr)
+    """
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "syncopate", "ps", "local", "--workers", "1", "--"),
+            *(*_script(tmp_path, script), str(tmp_path / "seen")),
+        ],
+        env=environment(),
+        stderr=theirs,
+    )
+    os.close(theirs)
+    try:
+        _until(ours, b"terminal: True\r")
+        (tmp_path / "seen").touch()
+        _until(ours, b"done")
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _until(terminal, words):
+    """Read from ``terminal`` until it said ``words``."""
+    said = b""
+    while words not in said:
+        said += os.read(terminal, 1000)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.delay import Delay, delay_of
+from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.plan import Bucket, Plan
 from syncopate.recipe import Recipe
@@ -48,6 +48,28 @@ def test_a_number_of_steps_stands_for_a_delay():
         delay_of("often")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"period": 0}, "period of LocalSGD is 0"),
+        ({"period": True}, "period of LocalSGD is True"),
+        ({"period": 2.0}, "period of LocalSGD is 2.0"),
+        ({"period": 2, "warm_up": -1}, "warm_up of LocalSGD is -1"),
+    ],
+)
+def test_what_cannot_be_of_local_sgd_is_refused(given, says):
+    with pytest.raises(InvalidValueError, match=says):
+        LocalSGD(**given)
+
+
+def test_averages_come_every_period_after_the_warm_up():
+    method = LocalSGD(period=4, warm_up=3)
+    assert [method.is_local(taken) for taken in range(5)] == [False, False, False, True, True]
+    assert [n for n in range(20) if method.averages_after(n)] == [7, 11, 15, 19]
+    assert [n for n in range(4) if LocalSGD(period=1).averages_after(n)] == [1, 2, 3]
+    assert delay_of(method) is method
+
+
 def _plan(exchange="sharded", **fields):
     push, pull = ("reduce_scatter", Recipe("all_gather"))
     if exchange == "allreduce":
@@ -73,9 +95,28 @@ def test_a_plan_keeps_the_delay_it_trains_with():
     assert plan.delayed(None) == _plan()
 
 
+def test_a_plan_keeps_the_local_sgd_it_trains_with():
+    local = LocalSGD(period=8, warm_up=100)
+    plan = _plan("allreduce").delayed(local)
+    assert (plan.local_sgd, plan.delay, plan.pull_period) == (local, None, 1)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert plan.delayed(None) == _plan("allreduce")
+    assert plan.delayed(LocalSGD(period=2)).local_sgd == LocalSGD(period=2)
+    with pytest.raises(InvalidValueError, match=r"local_sgd is .*period = 8.*sharded"):
+        _plan().delayed(local)
+    with pytest.raises(InvalidValueError, match=r"delay is .*allreduce"):
+        plan.delayed(Delay(k=2))
+    with pytest.raises(InvalidValueError, match=r"local_sgd is .*sharded"):
+        _plan(delay=Delay(k=2), pull_period=2, local_sgd=local)
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
+        (
+            {"exchange": "allreduce", "local_sgd": LocalSGD(period=2), "weight_sync_period": 3},
+            "weight_sync_period is 3.*0 with local_sgd",
+        ),
         ({"exchange": "allreduce", "delay": Delay(k=2), "pull_period": 2}, "delay is .*allreduce"),
         ({"delay": Delay(k=2)}, "pull_period is 1.*2, the delay's k"),
         ({"pull_period": 2}, "pull_period is 2.*1 without a delay"),

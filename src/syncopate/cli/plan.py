@@ -64,7 +64,7 @@ def _wanted(
         str | None,
         typer.Option(
             help="Pull weights every so many steps, with GLU between (docs/ssd_sgd.md); "
-            f"{_PAYS} takes the smallest that pays. Plans the {SHARDED} exchange."
+            f"{_PAYS} takes the smallest that pays. Plans the {SHARDED} exchange, or {SERVED}."
         ),
     ] = None,
     servers: Annotated[
@@ -78,10 +78,11 @@ def _wanted(
         raise UnknownNameError("exchange", exchange, (*EXCHANGES, _ALL))
     period = _period_of(pull_period)
     if period is not None:
-        if exchange not in (SHARDED, _ALL):
-            rule = f"left out with --exchange {exchange}; only {SHARDED} pulls weights late"
+        if exchange not in (*Delay.EXCHANGES, _ALL):
+            late = " and ".join(Delay.EXCHANGES)
+            rule = f"left out with --exchange {exchange}; only {late} pull weights late"
             raise InvalidValueError("--pull-period", pull_period, rule)
-        exchange = SHARDED
+        exchange = SHARDED if exchange == _ALL else exchange
     told = {"channels": channels, "algorithm": algorithm, "wire_dtype": wire_dtype}
     return _Wanted(None if exchange == _ALL else exchange, told, period, servers)
 
@@ -129,6 +130,8 @@ def plan(
       syncopate plan -w workload.json -c cluster.json --exchange sharded --channels 2
 
       syncopate plan -w workload.json -c cluster.json --pull-period 4
+
+      syncopate plan -w workload.json -c cluster.json --exchange served --servers 4 --pull-period 4
     """
     from syncopate.planning.registry import require_policy
 
@@ -157,7 +160,7 @@ def _delayed(
     )
     if period > len(plans):
         plans = (*plans, chosen)
-    return chosen, [delays_report(plan, plans, chosen, limits(plan, workload, cluster))]
+    return chosen, [delays_report([plan, *plans], chosen, limits(plan, workload, cluster))]
 
 
 def _plans(workload: Workload, cluster: Cluster, wanted: _Wanted) -> tuple[Plan, ...]:

@@ -30,7 +30,7 @@ from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.collectives.messages import Messages
 from syncopate.collectives.request import DTYPES, form_of, require_recipe
-from syncopate.collectives.runner import Runner, Work, undone_on_failure
+from syncopate.collectives.runner import Runner, Work, opened
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import AlgorithmOptions, Recipe
 from syncopate.schedules import registry
@@ -109,9 +109,11 @@ class Communicator:
         self._check = agreement.wanted() if check is None else check
         self._closed = False
         self._choices: Choices | None = None
-        groups = transport.new_groups(group, channels, timeout_s)
-        runners, self._detector = _start(groups, timeout_s)
-        self._runners = runners
+        self._group = group
+        self._detector: FailureDetector | None = None
+        with opened(group, channels, timeout_s) as self._runners:
+            if self._runners:
+                self._detector = FailureDetector(self._runners, self._rank, self._world_size)
         self._channels = [Channel(index) for index in range(channels)]
         # Without close() the threads still end with the communicator, or with the interpreter, and
         # the sockets with the communicator.
@@ -151,6 +153,27 @@ class Communicator:
     def channels(self) -> int:
         """Number of channels."""
         return len(self._channels)
+
+    def widen(self, channels: int) -> None:
+        """Have so many channels at least from now on; every rank calls it.
+
+        What is there stays: channels, connections and the failure detector.
+
+        Args:
+            channels: how many; with no collective under way.
+
+        Raises:
+            CollectiveError: a rank was lost, or did not come.
+        """
+        have = self.channels
+        if have >= channels:
+            return
+        if self._detector is not None:
+            with opened(self._group, channels - have, self.timeout_s) as runners:
+                for runner in runners:
+                    self._detector.add(runner)
+            self._runners += runners
+        self._channels += [Channel(index) for index in range(have, channels)]
 
     def use_cluster(self, cluster: Cluster) -> None:
         """Let ``algorithm="auto"`` decide by ``cluster`` from now on; every rank calls it.
@@ -449,26 +472,6 @@ def _after(before: Callable[[], object], work: Work) -> Work:
 
 def _told(options: Mapping[str, Option] | None) -> AlgorithmOptions:
     return cast("AlgorithmOptions", dict(options or {}))
-
-
-def _start(
-    groups: Sequence[dist.ProcessGroup], timeout_s: float
-) -> tuple[list[Runner], FailureDetector | None]:
-    """Start what carries the collectives of ``groups``, and the failure detector.
-
-    Where that fails nothing of it stays behind, the groups included.
-
-    Raises:
-        CollectiveError: a rank was lost, or did not come.
-        InvalidValueError: the environment gives no usable time of silence.
-    """
-    runners: list[Runner] = []
-    with undone_on_failure(groups, runners):
-        for group in groups:
-            runners.append(Runner(group, group.rank(), timeout_s))
-        if not runners:
-            return runners, None
-        return runners, FailureDetector(runners, groups[0].rank(), groups[0].size())
 
 
 def _end_threads(channels: list[Channel], detector: FailureDetector | None) -> None:

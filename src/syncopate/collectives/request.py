@@ -74,9 +74,10 @@ def form_of(
         InvalidValueError: the tensor is not fit, or the bounds or the wire_dtype for it.
     """
     require_tensor(collective, tensor)
+    narrow = known_wire_dtype(collective, tensor.dtype, wire_dtype)
     if bounds is not None:
         bounds = known_bounds(collective, bounds, tensor.numel(), world_size)
-    return Form(bounds, known_wire_dtype(collective, tensor.dtype, wire_dtype))
+    return Form(bounds, narrow)
 
 
 def known_bounds(

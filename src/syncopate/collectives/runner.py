@@ -9,9 +9,9 @@ is one of all ranks: the messages of a schedule's round may be among few of them
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ import torch.distributed as dist
 from syncopate.collectives import transport
 from syncopate.collectives.backend import calls, native
 from syncopate.collectives.backend.narrow import Narrow
-from syncopate.collectives.channel import Channel
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.mesh.executor import Executor
 from syncopate.collectives.mesh.sockets import Sending
@@ -31,9 +30,6 @@ from syncopate.collectives.request import schedule_of
 from syncopate.collectives.shards import PLAIN, Form
 from syncopate.errors import CollectiveError, InvalidValueError
 from syncopate.recipe import Recipe
-
-if TYPE_CHECKING:
-    from syncopate.collectives.communicator import Communicator
 
 Body = Callable[[torch.Tensor], None]
 """Carries out a collective on the tensor given."""
@@ -263,51 +259,30 @@ class Runner:
 
 
 @contextmanager
-def undone_on_failure(
-    groups: Sequence[dist.ProcessGroup], runners: Sequence[Runner]
-) -> Iterator[None]:
-    """Leave nothing behind of ``groups``, and of the runners of the first of them, on an error.
+def opened(
+    group: dist.ProcessGroup | None, channels: int, timeout_s: float
+) -> Iterator[list[Runner]]:
+    """Open so many more channels among the ranks of ``group``; every rank calls it.
+
+    Yields what carries their collectives; nothing for a rank alone. Nothing of it stays behind
+    where that or the block fails.
 
     Raises:
         CollectiveError: a rank was lost, or did not come.
     """
+    groups = transport.new_groups(group, channels, timeout_s)
+    runners: list[Runner] = []
     try:
-        yield
+        for each in groups:
+            runners.append(Runner(each, each.rank(), timeout_s))
+        yield runners
     except BaseException as error:
-        for group in groups:
-            transport.hang_up(group, [peer for peer in range(group.size()) if peer != group.rank()])
+        for each in groups:
+            transport.hang_up(each, [peer for peer in range(each.size()) if peer != each.rank()])
         for runner in runners:
             runner.close()
-        for group in groups[len(runners) :]:
-            transport.destroy_group(group)
+        for each in groups[len(runners) :]:
+            transport.destroy_group(each)
         if isinstance(error, RuntimeError):
             raise CollectiveError("creating the communicator", str(error)) from error
         raise
-
-
-def widen(communicator: Communicator, channels: int, group: dist.ProcessGroup | None) -> None:
-    """Give ``communicator`` so many channels, unless it has them; every rank calls it.
-
-    What it has stays, its connections and its failure detector too.
-
-    Args:
-        communicator: with no collective under way.
-        channels: how many it is to have at least.
-        group: what it was made with.
-
-    Raises:
-        CollectiveError: a rank was lost, or did not come.
-    """
-    have, detector = communicator.channels, communicator.detector
-    if have >= channels:
-        return
-    if detector is not None:
-        runners: list[Runner] = []
-        groups = transport.new_groups(group, channels - have, communicator.timeout_s)
-        with undone_on_failure(groups, runners):
-            for each in groups:
-                runners.append(Runner(each, communicator.rank, communicator.timeout_s))
-        for runner in runners:
-            detector.add(runner)
-        communicator._runners += runners
-    communicator._channels += [Channel(index) for index in range(have, channels)]

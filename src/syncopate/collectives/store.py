@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,6 +34,7 @@ class StoreHandle(Protocol):
         """
 
 
+@runtime_checkable
 class Store(Protocol):
     """Weights that servers keep: gradients are pushed to them, weights pulled from them.
 

@@ -9,10 +9,8 @@ they met after every check: the earliest check in the row that failed anywhere d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
-
-from torch import Tensor
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.health.blame import DIFFERENT
@@ -142,20 +140,6 @@ def _first_difference(here: dict[str, Hashable], there: dict[str, Hashable]) -> 
         if what not in here:
             return f"it has {what}, which rank 0 has not"
     return "the same parts stand in another order"
-
-
-def tensor_facts(kind: str, tensors: Iterable[tuple[str, Tensor]]) -> list[Fact]:
-    """Return one fact per tensor: shape, strides, dtype and whether it is trained."""
-    return [
-        (
-            f"{kind} {name!r}",
-            (
-                f"shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}, {tensor.dtype}"
-                f"{'' if tensor.requires_grad or kind != 'parameter' else ', frozen'}"
-            ),
-        )
-        for name, tensor in tensors
-    ]
 
 
 def explained(error: CollectiveError) -> CollectiveError:

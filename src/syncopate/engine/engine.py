@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
-from syncopate.collectives.runner import widen
-from syncopate.delay import Delay
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import checkpoint, ownership
 from syncopate.engine import module as modules
 from syncopate.engine.agreement import agree
-from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.delay.delayed import count_iteration
+from syncopate.engine.exchange.delay.late import count_iteration
 from syncopate.engine.exchange.kinds import kind_for
 from syncopate.engine.exchange.optimizers import trained_by
 from syncopate.engine.exchange.serving.servers import Servers
@@ -33,11 +30,14 @@ from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
 from syncopate.optimizers import TENSOR
-from syncopate.plan import SERVED, SHARDED, Plan
+from syncopate.plan import SERVED, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.engine.soundness import Sound
 
 
 class Engine:
@@ -45,58 +45,50 @@ class Engine:
 
     Args:
         model: the model, not yet attached.
-        optimizers: whose steps are timed and must train nothing that is not averaged; none where
-            they are not known.
-        trainables: every parameter whose gradient is exchanged.
+        sound: what was found fit to be trained of it. Its optimizers' steps are timed and must
+            train nothing that is not averaged; it has none where they are not known.
         buffers: the model's buffers.
-        ignored: names of parameters that are every rank's own.
-        group: the ranks; None for all.
-        communicator: joins them.
+        communicator: joins the ranks.
 
     Attributes:
         workload: what self-planning measured of the model; None until then.
         model_name: the class of the model.
         tries_spread: whether self-planning lets plans compete in which ranks own parts.
-        delay: what plans of the sharded exchange train with; None for synchronous training.
+        delay: what plans train with that can; None for synchronous training.
         servers: parameter servers that hold the weights; None where ranks do.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizers: Sequence[torch.optim.Optimizer],
-        *,
-        trainables: tuple[Trainable, ...],
+        sound: Sound,
         buffers: Buffers,
-        ignored: frozenset[str],
-        group: dist.ProcessGroup | None,
         communicator: Communicator,
     ) -> None:
         self.workload: Workload | None = None
         self._model = model
-        self._trainables = trainables
+        self._trainables = sound.trainables
         self._buffers = buffers
-        self._group = group
         self._plan: Plan | None = None
         self._inside = False
         self._planner: Callable[[], None] | None = None
         self._plan_before: Plan | None = None
         self.tries_spread = False
-        self.delay: Delay | None = None
-        self.servers: Servers | None = None
+        self.delay: Delay | LocalSGD | None = sound.delay
+        self.servers: Servers | None = sound.servers
         self._recorder: StepRecorder | None = None
         self._recording = False
         self.model_name = type(model).__name__
-        self._inventory = Inventory(model, trainables, ignored)
-        self._readiness = Readiness(trainables, buffers, communicator)
+        self._inventory = Inventory(model, sound.trainables, sound.ignored)
+        self._readiness = Readiness(sound.trainables, buffers, communicator)
         self._exchange: Exchange | None = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
-        self._optimizers = tuple(optimizers)
+        self._optimizers = sound.optimizers
         self._optimizer_hooks: list[RemovableHandle] = []
-        for optimizer in optimizers:
+        for optimizer in sound.optimizers:
             self._optimizer_hooks += (
                 optimizer.register_step_pre_hook(self._update_begins),
                 optimizer.register_step_post_hook(self._update_ends),
@@ -156,10 +148,12 @@ class Engine:
         if (plan.exchange == SERVED) != (self.servers is not None):
             raise EngineError(
                 "weights are on parameter servers or on the ranks for good: a plan of the "
-                f"{SERVED} exchange goes with distribute(store=...), and no other does"
+                f"{SERVED} exchange goes with distribute(exchange=KVStore), and no other does"
             )
+        if self.servers is not None:
+            self.servers.require_delay(plan.delay)
         self._stop_planning()
-        self.delay = plan.delay
+        self.delay = plan.delay or plan.local_sgd
         self.adopt(plan)
 
     def record(self, on: bool = True) -> None:
@@ -205,11 +199,12 @@ class Engine:
             self._stop_planning()
             if self._spread and self._plan_before is not None:
                 self.adopt(self._plan_before)
-        if self._spread:
+        if self._spread or self.plan.local_sgd:
+            what = "local SGD" if self.plan.local_sgd else f"the {self.plan.exchange} exchange"
             raise EngineError(
-                f"join() cannot go with the {self.plan.exchange} exchange, where a rank that has "
-                "run out of inputs still has weights to update. Give every rank as many inputs, "
-                "or train with exchange='allreduce'"
+                f"join() cannot go with {what}, where a rank that has run out of inputs still has "
+                "weights to update or average. Give every rank as many inputs, or train with "
+                "exchange='allreduce' and without a delay"
             )
         return Join(
             self._readiness,
@@ -258,6 +253,8 @@ class Engine:
         keep = everywhere or self.communicator.rank == 0
         optimizers = checkpoint.listed(optimizer)
         found = [checkpoint.whole_state_dict(each, keep=keep) for each in optimizers]
+        if everywhere and self._exchange is not None:
+            found = self._exchange.alike(found)
         with self.global_weights():
             weights = self._model.state_dict()
             weights.update(checkpoint.copied(dict(weights)) if keep else {})
@@ -289,8 +286,9 @@ class Engine:
         """Return a block in which the parameters hold the global weights, on every rank.
 
         With a delay they hold each rank's own otherwise, and buffers are each rank's own too; here
-        these are rank 0's. To evaluate or to save. What is written to weights inside becomes the
-        global ones, which the ranks then train on. Every rank enters and leaves it.
+        these are rank 0's, and with local SGD the global weights are the average. To evaluate or to
+        save. What is written to weights inside becomes the global ones, which the ranks then train
+        on. Every rank enters and leaves it.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -301,6 +299,7 @@ class Engine:
     def local_state(self) -> dict[str, Any]:
         """Return what this rank alone knows of a training with a delay, as copies on the CPU.
 
+        Every rank calls it, at the same iteration, where the plan pulls behind pushes.
         With it a training goes on with the same bits, on as many ranks and under the same plan;
         without it, from the global weights. Empty without a delay.
 
@@ -448,9 +447,9 @@ class Engine:
 
     def adopt(self, plan: Plan) -> None:
         """Use ``plan``, which every rank is known to have and which fits, with the delay."""
-        if self.delay is not None and plan.exchange == SHARDED and plan.delay is None:
-            plan = plan.delayed(self.delay)
-        widen(self.communicator, plan.channels, self._group)
+        delay = None if plan.delay or plan.local_sgd else self.delay
+        if delay is not None and plan.exchange in delay.EXCHANGES:
+            plan = plan.delayed(delay)
         self._readiness.require_between()
         if self._exchange is not None:
             self._exchange.leave()

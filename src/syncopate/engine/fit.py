@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from syncopate.collectives.request import schedule_of
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.agreement import Checks, Fact
 from syncopate.engine.buckets import Trainable, dtype_name
 from syncopate.engine.exchange.delay.rules import require_rule
@@ -54,11 +55,27 @@ def require_fit(
                 "distribute the optimizer too, or train with exchange='allreduce'"
             )
         trained_by(trainables, optimizers)
-    if plan.delay is not None:
-        require_rule(plan.delay, optimizers)
+    require_delay(plan.delay or plan.local_sgd, optimizers)
     for bucket in plan.buckets if plan.exchange != SERVED else ():
         for _, recipe in bucket.recipes:
             schedule_of(recipe.in_order(plan.order), plan.world_size)
+
+
+def require_delay(
+    delay: Delay | LocalSGD | None, optimizers: Sequence[torch.optim.Optimizer]
+) -> None:
+    """Refuse a delay that cannot go with these optimizers.
+
+    Raises:
+        EngineError: there is none, or its steps do not tell what the local rule needs.
+    """
+    if isinstance(delay, Delay):
+        require_rule(delay, optimizers)
+    elif delay is not None and not optimizers:
+        raise EngineError(
+            "local SGD averages weights after steps of the optimizer, and none was given; give "
+            "the optimizer, too: distribute(model, optimizer, ...)"
+        )
 
 
 def checks_of(

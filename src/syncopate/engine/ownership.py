@@ -78,20 +78,20 @@ def dropped(name: str) -> EngineError:
     )
 
 
-def require_free(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) -> None:
+def require_free(model: nn.Module, trainables: Sequence[Trainable]) -> None:
     """Refuse a model of which some parameter is exchanged already.
 
     Args:
         model: about to be distributed.
-        trained: its parameters whose gradients are to be exchanged, with their names.
+        trainables: its parameters whose gradients are to be exchanged.
 
     Raises:
         EngineError: names the parameter and both models.
     """
-    if _shared(trained) is not None:
+    if _shared(trainables) is not None:
         # A model that was dropped is at work until Python frees it.
         gc.collect()
-    shared = _shared(trained)
+    shared = _shared(trainables)
     if shared is not None:
         name, engine, there = shared
         raise EngineError(
@@ -102,12 +102,12 @@ def require_free(model: nn.Module, trained: Sequence[tuple[str, nn.Parameter]]) 
     _adopt(model)
 
 
-def _shared(trained: Sequence[tuple[str, nn.Parameter]]) -> tuple[str, Engine, str] | None:
+def _shared(trainables: Sequence[Trainable]) -> tuple[str, Engine, str] | None:
     for engine in tuple(_engines):
-        for name, parameter in trained:
-            there = engine.exchanged.get(id(parameter))
+        for trainable in trainables:
+            there = engine.exchanged.get(id(trainable.parameter))
             if there is not None:
-                return name, engine, there
+                return trainable.name, engine, there
     return None
 
 

@@ -33,6 +33,7 @@ from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels,
 from syncopate.recipe import NATIVE, ORDER, SERVERS, Recipe, wire_share
 from syncopate.simulation.delay import predict_delayed
 from syncopate.simulation.iteration import play
+from syncopate.simulation.local_sgd import predict_averaged
 from syncopate.simulation.traffic import bytes_by_dtype
 from syncopate.workload import Workload
 
@@ -205,9 +206,9 @@ def predict(
 ) -> Prediction:
     """Return what a plan is expected to cost in one iteration.
 
-    With a delay that is the mean over its period. Of a broadcast of the weights every so many
-    iterations, each bears an equal part. Flags and buffers, which travel beside gradients, count
-    where the workload knows the model's buffers.
+    With a delay that is the mean over its period. Of an average or a broadcast of the weights every
+    so many iterations, each bears an equal part. Flags and buffers, which travel beside gradients,
+    count where the workload knows the model's buffers.
 
     Args:
         workload: what is computed and made ready.
@@ -222,6 +223,8 @@ def predict(
     """
     if plan.delay is not None:
         return predict_delayed(workload, plan, cluster, costs)
+    if plan.local_sgd is not None:
+        return predict_averaged(workload, plan, cluster, costs)
     costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
     question = question_of(workload, cluster, {plan.exchange: costs}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order)

@@ -12,14 +12,11 @@ from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
 
-def delays_report(
-    synchronous: Plan, plans: Sequence[Plan], chosen: Plan, limits: str
-) -> RenderableType:
-    """Return a row for the synchronous plan, and one for each delay.
+def delays_report(plans: Sequence[Plan], chosen: Plan, limits: str) -> RenderableType:
+    """Return a row for each plan.
 
     Args:
-        synchronous: the plan without a delay.
-        plans: the same with delays.
+        plans: all alike but for their delays; the synchronous one has none.
         chosen: the plan to mark, by its delay.
         limits: what no delay can hide; empty where there is nothing of the kind.
     """
@@ -27,7 +24,7 @@ def delays_report(
     table.add_column("k")
     for name in ("predicted", "exposed", "above\nbound"):
         table.add_column(name, justify="right", no_wrap=True)
-    for plan in (synchronous, *plans):
+    for plan in plans:
         marked = plan.delay == chosen.delay
         prediction = plan.prediction
         assert prediction is not None

@@ -134,6 +134,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
         lines.append(f", gradients as {plan.wire_dtype}")
     if plan.delay is not None:
         lines.append(f", pull period {plan.pull_period} ({plan.delay.local_update})")
+    if plan.local_sgd is not None:
+        lines.append(f", weights averaged every {plan.local_sgd.period} steps")
     if plan.reason:
         lines.append(f"\n{plan.reason}")
     prediction = plan.prediction

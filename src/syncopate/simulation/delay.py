@@ -1,29 +1,40 @@
-"""Delay: what a plan of the sharded exchange takes where weights are pulled every k-th step.
+"""Delay: what a plan takes whose weights are pulled every k-th step, from shards or servers.
 
 Buckets stay as they were planned for synchronous training: their pushes decide, and pulls have a
-whole iteration to hide behind. What a k does to accuracy nobody predicts; so the smallest is
-proposed whose prediction is within noise of the best.
+whole iteration to hide behind. Where forward is too short for all of them, the last ones go behind
+the pushes of the next backward, which they would hold up else, and have the forward after it. What
+a k does to accuracy nobody predicts; so the smallest is proposed whose prediction is within noise
+of the best.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
-from syncopate.costs.decide.decisions import NOISE
-from syncopate.costs.model.bound import plan_bound_s, require_possible, wire_s
+from syncopate.costs.decide.decisions import DRIFT, NOISE
+from syncopate.costs.model.bound import (
+    plan_bound_s,
+    require_possible,
+    served_s_per_byte,
+    wire_s,
+)
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, exchange_costs, on_the_wire
 from syncopate.delay import GLU, Delay
-from syncopate.plan import EXCHANGES, SHARDED, Plan, Prediction
-from syncopate.recipe import wire_share
+from syncopate.plan import EXCHANGES, SERVED, SHARDED, Plan, Prediction
+from syncopate.recipe import SERVERS, wire_share
 from syncopate.simulation.iteration import play_period
-from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
+from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 from syncopate.units import format_seconds
 from syncopate.workload import Workload
+
+_SHARES = 16
+"""How finely the pulls behind the pushes are chosen: so many shares of all pulls."""
 
 MOST_STEPS = 8
 """The largest k that is considered."""
@@ -35,33 +46,19 @@ def predict_delayed(
     """Return what an iteration of a plan with a delay is expected to cost after its warm-up.
 
     In the mean over the k iterations from one pull to the next. The local update is taken to last
-    as long as a whole update of all weights.
-
-    Args:
-        workload: what is computed and made ready.
-        plan: with a delay.
-        cluster: the machines, as many ranks as the plan is for.
-        costs: by collective and bytes on the wire; by default those of the cluster in training.
-
-    Raises:
-        PlanError: the buckets do not hold the workload's gradients.
-        UnknownNameError: a bucket's algorithm has no cost on this cluster.
-        PredictionError: the costs promise an iteration below the physical bound.
+    as long as a whole update of all weights. Arguments and errors as in
+    :func:`~syncopate.planning.question.predict`, which asks this for every plan with a delay.
     """
     assert plan.delay is not None
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    traffic = traffic_of(
-        workload,
-        plan.buckets,
-        on_the_wire(costs or exchange_costs(cluster, workload.nbytes, plan.exchange), share),
-        plan.order,
-        world_size=cluster.world_size,
-        pull_order=plan.pull_order,
-        cluster=cluster,
-    )
+    traffic = _traffic(workload, plan, cluster, costs)
     k = plan.delay.k
     period = play_period(workload, traffic, plan.delay, cluster.interference)
     played_s = math.fsum(one.iteration_s for one in period) / k
+    communication_s = math.fsum(one.communication_s for one in period) / k
+    if traffic.served:
+        # What a period leaves to the next may grow for long until somebody waits for it.
+        played_s = max(played_s, communication_s)
     compute_s = period[0].compute_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     bound_s = plan_bound_s(cluster, plan.buckets, compute_s, share, beside_nbytes, pull_period=k)
@@ -72,7 +69,7 @@ def predict_delayed(
     return Prediction(
         iteration_s=iteration_s,
         compute_s=compute_s,
-        communication_s=math.fsum(one.communication_s for one in period) / k + more_s,
+        communication_s=communication_s + more_s,
         exposed_s=max(iteration_s - compute_s, 0.0),
         bound_s=bound_s,
     )
@@ -83,17 +80,52 @@ def with_delay(
 ) -> Plan:
     """Return ``plan`` with a delay, and what it is then expected to cost.
 
-    Args and errors are those of :func:`predict_delayed`.
+    As many pulls go behind the pushes as is best. Args and errors are those of
+    :func:`predict_delayed`.
 
     Raises:
-        InvalidValueError: the plan is of another exchange than ``sharded``.
+        InvalidValueError: the plan is of an exchange that is not among ``Delay.EXCHANGES``.
     """
     changed = plan.delayed(delay)
+    if delay.has_slack and plan.exchange == SHARDED:
+        changed = _pulled_behind(changed, delay, workload, cluster, costs)
     found = predict_delayed(workload, changed, cluster, costs)
     reason = f"weights pulled every {delay.k} steps: {format_seconds(found.iteration_s)}"
     if plan.prediction is not None:
         reason += f" against {format_seconds(_expected_s(plan))} after every step"
     return replace(changed, prediction=found, reason=reason)
+
+
+def _traffic(workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None) -> Traffic:
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+    found = traffic_of(
+        workload,
+        plan.buckets,
+        on_the_wire(costs or exchange_costs(cluster, workload.nbytes, plan.exchange), share),
+        plan.order,
+        world_size=cluster.world_size,
+        pull_order=plan.pull_order,
+        cluster=cluster,
+    )
+    return dataclasses.replace(found, behind=plan.pulled_behind)
+
+
+def _pulled_behind(
+    plan: Plan, delay: Delay, workload: Workload, cluster: Cluster, costs: Costs | None
+) -> Plan:
+    """Return ``plan`` with as many pulls behind the pushes as is best, if that gains anything."""
+    traffic, count = _traffic(workload, plan, cluster, costs), len(plan.buckets)
+
+    def lasts_s(behind: int) -> float:
+        tried = dataclasses.replace(traffic, behind=behind)
+        period = play_period(workload, tried, delay, cluster.interference)
+        return math.fsum(one.iteration_s for one in period)
+
+    tried = {n: lasts_s(n) for n in {round(count * i / _SHARES) for i in range(_SHARES + 1)}}
+    best = min(sorted(tried), key=tried.__getitem__)
+    gains = tried[best] < tried[0] / (1 + DRIFT)
+    changed: Plan = replace(plan, pulled_behind=best if gains else 0)
+    return changed
 
 
 def delays(
@@ -126,20 +158,27 @@ def limits(plan: Plan, workload: Workload, cluster: Cluster) -> str:
     """Say what no k can hide, where that is so; else nothing.
 
     Args:
-        plan: of the sharded exchange.
+        plan: of an exchange of ``Delay.EXCHANGES``.
         workload: the model's gradients and times.
         cluster: the machines.
     """
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    pushes_s = wire_s(cluster, workload.nbytes * share, EXCHANGES[SHARDED].push)
+    if plan.exchange == SERVED:
+        servers = int(str(plan.buckets[0].push.options[SERVERS]))
+        pushes_s = workload.nbytes * served_s_per_byte(cluster, servers)
+        more_s = workload.nbytes * served_s_per_byte(cluster, max(servers, cluster.world_size))
+        instead = f"more servers than {servers}; " if more_s < pushes_s else ""
+    else:
+        pushes_s = wire_s(cluster, workload.nbytes * share, EXCHANGES[plan.exchange].push)
+        narrow = "gradients of 16 bits (wire_dtype='bfloat16') halve that; "
+        instead = "" if plan.wire_dtype else narrow
     computing_s = workload.forward_s + workload.backward_s
     if pushes_s <= computing_s:
         return ""
-    narrow = "" if plan.wire_dtype else "gradients of 16 bits (wire_dtype='bfloat16') halve that; "
     return (
         f"pushes alone keep the wire busy for {format_seconds(pushes_s)} in every iteration, "
         f"longer than the {format_seconds(computing_s)} of forward and backward, and no k changes "
-        f"that: {narrow}larger batches, or several accumulated under no_sync(), push less often"
+        f"that: {instead}larger batches, or several accumulated under no_sync(), push less often"
     )
 
 

@@ -14,7 +14,11 @@ channel is free and computation has come as far as the message asks.
 * With a delay (:class:`~syncopate.delay.Delay`) weights are pulled after every k-th update alone.
   Where ranks train on weights of their own meanwhile, forward does not wait: the update of that
   iteration does. To the update of a shard comes that of all of the rank's own weights, which is
-  taken to last as long as a whole update.
+  taken to last as long as a whole update. Pulls that go behind the pushes of that
+  iteration are not waited for by its update, but by the layers of the next forward.
+* Servers update while ranks go on. With a delay nothing on a rank waits for pushes then but the
+  pulls after them, which begin when the servers have updated: the timeline of SSD-SGD's Eq. 4
+  (:mod:`syncopate.costs.papers.ssd_sgd`). All of it shares a channel, as there.
 
 On one channel without interference, pushes end by the recurrence of MG-WFBP (Eqs. 6-8),
 ``end[k] = max(end[k-1], ready[k]) + T(bucket k)``, reproduced to the last bit.
@@ -23,7 +27,8 @@ On one channel without interference, pushes end by the recurrence of MG-WFBP (Eq
 backward, which came before them, for a forward that has waited for every pull. So each iteration
 does the same from the end of one update to the end of the next, and the first that starts with
 pulls is the steady one. Only the very first iteration of a training has nothing to pull. With a
-delay the k iterations from one pull to the next are, for the same reason.
+delay the k iterations from one pull to the next are, for the same reason. With servers and a delay
+pushes may be under way, and a period takes what is left of the one before: the third is played.
 
 [Note: interference] While computation runs beside at least one collective, it progresses at
 ``compute_rate`` and collectives at ``1 / collective_stretch``; where one of the two stands still,
@@ -56,6 +61,9 @@ from syncopate.simulation.traffic import Traffic, traffic_of
 from syncopate.workload import Workload
 
 IDEAL = Interference()
+
+_SETTLED = 3
+"""The period that is played where pushes reach into the next; see [Note: one is enough]."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +175,9 @@ def play_period(
     workload: Workload, traffic: Traffic, delay: Delay, interference: Interference = IDEAL
 ) -> tuple[Iteration, ...]:
     """Play the iterations of one period of a delay, from that which weights arrive in."""
-    return _played(workload, traffic, interference, delay.k, pulls_first=True, delay=delay)
+    count = (_SETTLED if traffic.served else 1) * delay.k
+    played = _played(workload, traffic, interference, count, pulls_first=True, delay=delay)
+    return played[-delay.k :]
 
 
 def play_several(
@@ -193,7 +203,9 @@ class _Layout:
         bases_s: the progress of the iteration at which each of them but the update begins.
         computed_s: forward and backward together.
         pushes: its pushes.
-        pulls: the pulls that its forward waits for, in the order of their buckets.
+        pulls: those of the update before it, in the order of their buckets.
+        behind: of them, the progress of the next forward that waits for each, and the pull, where
+            it goes behind the pushes.
     """
 
     pieces: range
@@ -201,6 +213,7 @@ class _Layout:
     computed_s: float
     pushes: range
     pulls: tuple[int, ...]
+    behind: tuple[tuple[float, int], ...] = ()
 
 
 def _played(
@@ -215,16 +228,30 @@ def _played(
     pieces: list[Piece] = []
     collectives: list[Collective] = []
     period, ahead = (delay.k, delay.runs_ahead) if delay else (1, False)
-    if ahead:
-        traffic = replace(traffic, update_s=traffic.update_s + workload.update_s)
-    layouts = []
+    own_s, apart = (workload.update_s if ahead else 0.0), delay is not None and traffic.served
+    traffic = _updated_apart(traffic) if apart else traffic
+    traffic = replace(traffic, update_s=traffic.update_s + own_s)
+    layouts: list[_Layout] = []
     for index in range(count):
         pulled = replace(traffic, pulls=() if index % period else traffic.pulls)
         if not (pulls_first or index):
             pulled = replace(traffic, pulls=())
-        layouts.append(_add(workload, pulled, pieces, collectives, ahead=ahead))
+        behind = layouts[-1].behind if layouts else ()
+        added = _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
+        layouts.append(added)
     result = run(pieces, collectives, interference)
     return tuple(_iteration(workload, traffic, result, layout) for layout in layouts)
+
+
+def _updated_apart(traffic: Traffic) -> Traffic:
+    """Return traffic whose update is on servers alone: the first pull waits for it, and no rank."""
+    pulls = list(traffic.pulls)
+    for first in traffic.pulled[:1]:
+        pull = pulls[first]
+        assert pull is not None
+        lasts_s, startup_s = pull.duration_s + traffic.update_s, pull.startup_s + traffic.update_s
+        pulls[first] = pull._replace(duration_s=lasts_s, startup_s=startup_s)
+    return replace(traffic, pulls=tuple(pulls), update_s=0.0)
 
 
 def _add(
@@ -234,15 +261,22 @@ def _add(
     collectives: list[Collective],
     *,
     ahead: bool,
+    behind: Sequence[tuple[float, int]] = (),
+    apart: bool = False,
 ) -> _Layout:
     """Add one iteration to the program of a run; its pulls start as the update before it ends.
 
-    Forward waits for them, or its update where ranks run ``ahead``.
+    Forward waits for them, or its update where ranks run ``ahead``. Forward also waits for those of
+    the iteration before that went ``behind`` its pushes. Where servers update ``apart``, the update
+    does not wait for pushes.
     """
     first, first_pull = len(pieces), len(collectives)
     order = traffic.pulled if traffic.pulls else ()
+    at_once = order[: len(order) - traffic.behind] if ahead else order
     gates: dict[float, list[int]] = {}
-    for index, bucket in enumerate(order, start=first_pull):
+    for needed_s, index in behind:
+        gates.setdefault(needed_s, []).append(index)
+    for index, bucket in enumerate(at_once, start=first_pull):
         pull = traffic.pulls[bucket]
         assert pull is not None
         if not ahead:
@@ -262,14 +296,35 @@ def _add(
         collectives.append(
             Collective(ready_s, push.duration_s, push.startup_s, push.channel, len(pieces) - 1)
         )
-    pieces.append(Piece(traffic.update_s, (*arriving, *pushes)))
+    # Launched with the last push, behind which they are on every channel.
+    launched_s = min(last_ready_s - bases_s[-1], pieces[-1].duration_s)
+    late = order[len(at_once) :]
+    collectives += _pulls_behind(traffic, late, launched_s, len(pieces) - 1)
+    places = dict(zip(at_once, range(first_pull, pushes.start), strict=True))
+    places |= dict(zip(late, range(pushes.stop, len(collectives)), strict=True))
+    pieces.append(Piece(traffic.update_s, (*arriving, *(() if apart else pushes))))
     return _Layout(
         pieces=range(first, len(pieces)),
         bases_s=bases_s,
         computed_s=computed_s,
         pushes=pushes,
-        pulls=tuple(first_pull + order.index(bucket) for bucket in sorted(order)),
+        pulls=tuple(places[bucket] for bucket in sorted(order)),
+        behind=tuple((_needed_s(traffic, bucket), places[bucket]) for bucket in late),
     )
+
+
+def _pulls_behind(
+    traffic: Traffic, late: Sequence[int], ready_s: float, piece: int
+) -> list[Collective]:
+    """Return the pulls of the buckets ``late``, which are launched in a ``piece`` of backward."""
+    pulls = [pull for bucket in late if (pull := traffic.pulls[bucket]) is not None]
+    return [Collective(ready_s, one.duration_s, one.startup_s, one.channel, piece) for one in pulls]
+
+
+def _needed_s(traffic: Traffic, bucket: int) -> float:
+    pull = traffic.pulls[bucket]
+    assert pull is not None
+    return pull.needed_s
 
 
 def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: _Layout) -> Iteration:

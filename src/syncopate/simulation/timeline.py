@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,9 +16,10 @@ from syncopate.costs.model.training import (
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Plan
-from syncopate.recipe import wire_share
+from syncopate.plan import Bucket, Plan
+from syncopate.recipe import Recipe, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
+from syncopate.simulation.local_sgd import averages_of, play_average
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 from syncopate.timeline import Span, Timeline
 from syncopate.workload import Workload
@@ -33,8 +36,9 @@ def simulate(
     """Play the first iterations of a training by a plan on a cluster.
 
     Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap. The very first has no weights to pull; with a delay it is the first after
-    the warm-up. Where the plan has rank 0's weights broadcast, every so many end with that.
+    another without a gap. The very first has no weights to pull; with a delay or local SGD it is
+    the first after the warm-up. Where the plan has rank 0's weights broadcast, or all averaged,
+    every so many end with that.
 
     Args:
         workload: the model's gradients and times.
@@ -48,7 +52,8 @@ def simulate(
         for weights to the next, one backward span per tensor, a push span and, where there is one,
         a pull span per bucket (named ``"bucket 0"``, ...), a wait span for each time that
         computation stands still, and an update span. A push span (``"flags and buffers"``) and a
-        pull span (``"weights of rank 0"``) may end it, each with a wait span.
+        pull span (``"weights of rank 0"``) may end it, each with a wait span; with local SGD a pull
+        span per bucket and a wait span end every ``period``-th, and there are no pushes.
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
@@ -57,24 +62,19 @@ def simulate(
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
-    traffic = _traffic(workload, plan, cluster, costs, share)
     spans: list[Span] = []
     origin = 0.0
-    told_s = beside_s(cluster, workload, plan.exchange, share)
-    several = play_several(workload, traffic, cluster.interference, iterations, plan.delay)
-    for iteration, played in enumerate(several):
-        pattern = _pattern(workload, plan, played, share)
-        pattern += _beside(workload, cluster, played.iteration_s, told_s)
-        synced_s = _sync_s(workload, plan, cluster, costs, iteration)
-        pattern += _sync(workload, played.iteration_s + told_s, synced_s)
+    patterns = _patterns if plan.local_sgd is None else _local_patterns
+    for iteration, (pattern, lasts_s) in enumerate(
+        patterns(workload, plan, cluster, costs, iterations)
+    ):
         for rank in range(cluster.world_size):
             of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
             spans += [
                 Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
                 for start, end, fields in pattern
             ]
-        origin += played.iteration_s + told_s + synced_s
+        origin += lasts_s
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -84,12 +84,54 @@ def simulate(
     )
 
 
+_Pattern = list[tuple[float, float, dict[str, Any]]]
+"""Start, end and the other fields of every span of one rank in one iteration."""
+
+
+def _patterns(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
+) -> Iterator[tuple[_Pattern, float]]:
+    """Yield what happens in each iteration, from 0 on, and how long it lasts."""
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+    traffic = _traffic(workload, plan, cluster, costs, share)
+    told_s = beside_s(cluster, workload, plan.exchange, share)
+    several = play_several(workload, traffic, cluster.interference, count, plan.delay)
+    for iteration, played in enumerate(several):
+        pattern = _pattern(workload, plan, played, share)
+        pattern += _beside(workload, cluster, played.iteration_s, told_s)
+        synced_s = _sync_s(workload, plan, cluster, costs, iteration)
+        pattern += _sync(workload, played.iteration_s + told_s, synced_s)
+        yield pattern, played.iteration_s + told_s + synced_s
+
+
+def _local_patterns(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, count: int
+) -> Iterator[tuple[_Pattern, float]]:
+    """Yield the same of a plan whose ranks step by themselves."""
+    assert plan.local_sgd is not None
+    alone, average = averages_of(workload, plan, cluster, costs)
+    averaged = play_average(average, cluster.interference)
+    told_s = beside_s(cluster, workload, plan.exchange)
+    for iteration, played in enumerate(play_several(workload, alone, cluster.interference, count)):
+        pattern, end_s = _pattern(workload, plan, played, 1.0), played.iteration_s
+        if (iteration + 1) % plan.local_sgd.period == 0:
+            for index, bucket in enumerate(plan.buckets):
+                fields = _of_bucket(index, bucket, "pull", bucket.push)
+                start_s, stop_s = averaged.starts_s[index], averaged.ends_s[index]
+                pattern.append((end_s + start_s, end_s + stop_s, fields))
+            there_s = end_s + averaged.finishes_s[-1]
+            pattern.append((end_s, there_s, {"name": "wait for averages", "lane": "wait"}))
+            pattern += _beside(workload, cluster, there_s, told_s)
+            end_s = there_s + told_s
+        yield pattern, end_s
+
+
 def _traffic(
     workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
 ) -> Traffic:
     """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
     costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
-    return traffic_of(
+    found = traffic_of(
         workload,
         plan.buckets,
         on_the_wire(costs, share),
@@ -98,6 +140,7 @@ def _traffic(
         pull_order=plan.pull_order,
         cluster=cluster,
     )
+    return replace(found, behind=plan.pulled_behind)
 
 
 def _sync_s(
@@ -109,27 +152,31 @@ def _sync_s(
     return weight_sync_s(cluster, workload.nbytes, costs)
 
 
-_Pattern = list[tuple[float, float, dict[str, Any]]]
+def _of_bucket(
+    index: int, bucket: Bucket, lane: str, recipe: Recipe, share: float = 1.0
+) -> dict[str, Any]:
+    """Return the fields of a bucket's span, of whose bytes ``share`` go on the wire."""
+    return {
+        "name": f"bucket {index}",
+        "lane": lane,
+        "channel": recipe.channel,
+        "nbytes": round(bucket.nbytes * share),
+        "detail": recipe.algorithm,
+    }
 
 
 def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) -> _Pattern:
     """Return start, end and the other fields of every span of one rank in one iteration."""
     backward_end, done = played.backward_end_s, played.iteration_s - played.update_s
     pattern = [*_forward(workload, played), *_backward(workload, played)]
-    phases = {"push": (played.starts_s, played.ends_s)}
+    phases = {"push": (played.starts_s, played.ends_s)} if played.ends_s else {}
     if played.pull_ends_s:
         phases = {"pull": (played.pull_starts_s, played.pull_ends_s)} | phases
     for lane, (starts, ends) in phases.items():
         carried = [(i, one, dict(one.recipes).get(lane)) for i, one in enumerate(plan.buckets)]
         there = [(i, one, recipe) for i, one, recipe in carried if recipe is not None]
         for (index, bucket, recipe), start, end in zip(there, starts, ends, strict=True):
-            fields = {
-                "name": f"bucket {index}",
-                "lane": lane,
-                "channel": recipe.channel,
-                "nbytes": round(bucket.nbytes * (share if lane == "push" else 1)),
-                "detail": recipe.algorithm,
-            }
+            fields = _of_bucket(index, bucket, lane, recipe, share if lane == "push" else 1.0)
             pattern.append((start, end, fields))
     if done > backward_end:
         pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))

@@ -48,12 +48,16 @@ class Traffic:
             none at all where that is so of every bucket.
         update_s: the update, on the rank that takes longest.
         pull_order: the plan's; see :class:`~syncopate.plan.Plan`.
+        behind: how many of the last pulls go behind the pushes of the next backward.
+        served: whether servers update the weights.
     """
 
     pushes: tuple[Collective, ...]
     pulls: tuple[Pull | None, ...] = ()
     update_s: float = 0.0
     pull_order: tuple[int, ...] = ()
+    behind: int = 0
+    served: bool = False
 
     @property
     def pulled(self) -> tuple[int, ...]:
@@ -107,7 +111,9 @@ def traffic_of(
             pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
     share = shards.largest_part if shards else _update_part(buckets, world_size)
     update_s = workload.update_s * share
-    return Traffic(tuple(pushes), tuple(pulls) if any(pulls) else (), update_s, pull_order)
+    served = SERVERS in buckets[0].push.options
+    there = tuple(pulls) if any(pulls) else ()
+    return Traffic(tuple(pushes), there, update_s, pull_order, served=served)
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

@@ -28,6 +28,7 @@ from benchmarks.contest.results import (
 )
 from benchmarks.contest.variants import VARIANTS, best_ddp, state_bytes
 from msgspec import structs
+from torch.optim import SGD
 
 from syncopate.errors import ArtifactError
 from syncopate.lab import Topology
@@ -74,12 +75,14 @@ def results(**cells: Cell) -> Results:
     return Results(setting=setting(), works={"resnet20": found})
 
 
+PROMISE = Prediction(
+    iteration_s=0.4, compute_s=0.3, communication_s=0.1, exposed_s=0.1, bound_s=0.3
+)
+
+
 def planned(predicted_s: float) -> Plan:
     plan = make_plan(WORKLOAD, Topology(hosts=2).cluster(), "single")
-    told = Prediction(
-        iteration_s=predicted_s, compute_s=0.3, communication_s=0.1, exposed_s=0.1, bound_s=0.3
-    )
-    return structs.replace(plan, prediction=told)
+    return structs.replace(plan, prediction=structs.replace(PROMISE, iteration_s=predicted_s))
 
 
 def row(text: str, name: str) -> dict[str, str]:
@@ -101,6 +104,45 @@ def test_the_sweep_takes_the_fastest_that_ran() -> None:
     cells = {"ddp-25": cell(3.0), "ddp-5": cell(2.0, 9.0, 2.0), "ddp-1": cell(), "zero-1": cell(1)}
     assert best_ddp(cells) == "ddp-5"
     assert best_ddp({"zero-1": cell(1.0), "ddp-1": cell()}) is None
+
+
+def test_a_delay_is_counted_in_whole_periods_after_its_warm_up() -> None:
+    delayed = VARIANTS["delayed-4"]
+    assert delayed.steps(2, 4) == (8, 8)
+    assert delayed.steps(20, 41) == (20, 44)
+    delay = delayed.delay(torch.optim.SGD)
+    assert delay is not None
+    # The period before the first that counts is already delayed.
+    assert (delay.local_update, delay.wp + 1) == ("glu", delayed.steps(2, 4)[0] - delayed.k)
+    other = delayed.delay(torch.optim.AdamW)
+    assert other is not None
+    assert other.local_update == "sgd"
+    assert VARIANTS["sharded"].steps(2, 5) == (2, 5)
+    assert VARIANTS["sharded"].delay(torch.optim.SGD) is None
+
+
+def test_a_plan_with_a_delay_is_the_best_of_several() -> None:
+    cluster = Topology(hosts=2).cluster()
+    plan = session.best_plan(WORKLOAD, cluster, "sharded", VARIANTS["delayed-4"].delay(SGD))
+    assert plan.pull_period == 4
+    assert plan.prediction is not None
+    once = session.best_plan(WORKLOAD, cluster, "sharded")
+    assert once.prediction is not None
+    assert plan.prediction.iteration_s < once.prediction.iteration_s
+
+
+def test_another_algorithm_is_not_compared_with_ddp() -> None:
+    text = table.report(results(ddp_25=cell(2.0), delayed_4=cell(1.0)), ["resnet20"])
+    assert row(text, "delayed-4")["weights as DDP's"] == "another algorithm"
+    assert row(text, "delayed-4")["against best DDP"] == "2.000x"
+
+
+def test_the_bound_with_a_delay_is_that_of_its_own_traffic() -> None:
+    plan = structs.replace(planned(0.4), prediction=structs.replace(PROMISE, bound_s=0.25))
+    found = results(alone=cell(0.3), ddp_25=cell(2.0), delayed_4=cell(0.5, plan=plan))
+    text = table.report(found, ["resnet20"])
+    assert row(text, "delayed-4")["of the bound"] == "2.000"
+    assert row(text, "ddp-25")["of the bound"] == "4.000"
 
 
 def test_what_is_left_is_taken_in_turns() -> None:
@@ -301,5 +343,5 @@ def test_every_variant_is_told_apart() -> None:
     titles = [row.title for row in VARIANTS.values()]
     assert len(set(titles)) == len(titles)
     assert [row.exchange for row in VARIANTS.values() if row.exchange] == [
-        "allreduce", "sharded", "rooted"
+        "allreduce", "sharded", "rooted", "sharded"
     ]  # fmt: skip

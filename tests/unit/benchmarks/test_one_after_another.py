@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from syncopate.errors import ArtifactError
 from syncopate.recipe import NATIVE
 from syncopate.units import KIB, MIB
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from tests.scripts import scripts
 
 
 @pytest.fixture(scope="module")
 def script():
-    with pytest.MonkeyPatch.context() as patch:
-        # As Python does where the script is started.
-        patch.syspath_prepend(str(BENCHMARKS))
-        import one_after_another  # noqa: PLC0415 - found by the path above
-
-        yield one_after_another
+    with scripts("one_after_another") as (found,):
+        yield found
 
 
 def test_left_out_are_twins_and_what_the_registry_calls_no_use_at_a_size(script):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,20 +10,13 @@ from msgspec import structs
 
 from syncopate.errors import ArtifactError
 from syncopate.units import MIB
-
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+from tests.scripts import scripts
 
 
 @pytest.fixture(scope="module")
 def serving():
-    with pytest.MonkeyPatch.context() as patch:
-        # As Python does where the scripts are started.
-        patch.syspath_prepend(str(BENCHMARKS))
-        import serving.disturbed  # noqa: PLC0415 - found by the path above
-        import serving.nonsense  # noqa: PLC0415
-        import serving.work  # noqa: PLC0415
-
-        yield serving
+    with scripts("serving", "serving.disturbed", "serving.nonsense", "serving.work") as found:
+        yield found[0]
 
 
 def test_the_busiest_link_is_a_worker_s_or_that_of_the_server_with_most(serving):

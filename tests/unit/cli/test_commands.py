@@ -45,7 +45,8 @@ def test_version(run):
 
 
 @pytest.mark.parametrize(
-    "command", ["calibrate", "profile", "plan", "simulate", "bench", "choose", "convert", "demo"]
+    "command",
+    ["calibrate", "profile", "plan", "simulate", "bench", "choose", "convert", "demo"],
 )
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
@@ -57,7 +58,8 @@ def test_help(run, command):
 def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    names = ("demo", "calibrate", "profile", "plan", "simulate", "bench", "choose", "convert")
+    names = ("demo", "calibrate", "profile", "plan", "simulate")
+    names += ("bench", "choose", "convert")
     assert all(name in out for name in (*names, "lab"))
     assert run("")[1].strip() == out.strip()
 
@@ -134,7 +136,7 @@ def test_plan_pulls_weights_late(run):
     assert code == 0, err
     for wrong, says in (
         ("--pull-period 0", "--pull-period is '0'; it must be an integer >= 1, or auto"),
-        ("--pull-period 2 --exchange rooted", "only sharded pulls weights late"),
+        ("--pull-period 2 --exchange rooted", "only sharded and served pull weights late"),
     ):
         code, _, err = run(f"plan -w workload.json -c cluster.json {wrong}")
         assert code == 2
@@ -149,10 +151,16 @@ def test_plan_with_parameter_servers(run):
     code, out, _ = run("simulate -w workload.json -p plan.json -c cluster.json")
     assert code == 0
     assert run(line)[0] == 0
+    code, out, _ = run(f"{line} --servers 2 --pull-period 4")
+    assert code == 0
+    plan = Plan.load("plan.json")
+    assert (plan.exchange, plan.pull_period, plan.delay) == ("served", 4, Delay(k=4))
+    assert all(f"{mark} {k} " in out for k, mark in ((1, " "), (4, ">"), (8, " ")))
+    code, out, _ = run("simulate -w workload.json -p plan.json -c cluster.json --iterations 9")
+    assert code == 0
     for wrong, reason in (
         ("--exchange served --servers 0", "servers is 0"),
         ("--servers 2", "--servers is 2; it must be left out without --exchange served"),
-        ("--exchange served --pull-period 4", "only sharded pulls weights late"),
         ("--exchange served --wire-dtype float16", "left out with the served exchange"),
     ):
         code, _, err = run(f"plan -w workload.json -c cluster.json {wrong}")

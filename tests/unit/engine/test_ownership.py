@@ -37,8 +37,12 @@ def owner() -> Iterator[tuple[nn.Module, Any]]:
     ownership.release(engine)
 
 
+def _trainables(model: nn.Module) -> list[Trainable]:
+    return [Trainable(i, n, p) for i, (n, p) in enumerate(model.named_parameters())]
+
+
 def _require_free(model: nn.Module) -> None:
-    ownership.require_free(model, list(model.named_parameters()))
+    ownership.require_free(model, _trainables(model))
 
 
 def test_a_second_owner_is_refused(owner: Any) -> None:
@@ -47,7 +51,7 @@ def test_a_second_owner_is_refused(owner: Any) -> None:
     tied.weight = model[1].weight
     with pytest.raises(EngineError, match=r"'weight' of this Linear is '1.weight' of a Sequential"):
         _require_free(tied)
-    ownership.require_free(tied, [("bias", tied.bias)])
+    ownership.require_free(tied, [Trainable(0, "bias", tied.bias)])
     _require_free(nn.Linear(2, 2))
     tied.weight = model[0].bias
     _require_free(tied)
@@ -85,8 +89,7 @@ def test_the_optimizer_may_train_what_some_model_holds(owner: Any) -> None:
 
 def test_ddp_around_a_distributed_model(owner: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, engine = owner
-
-    trainables = [Trainable(i, n, p) for i, (n, p) in enumerate(model.named_parameters())]
+    trainables = _trainables(model)
 
     class Outer:
         module = nn.Sequential(nn.Linear(2, 2), model)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +12,11 @@ from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
 from syncopate.costs.model.bound import plan_bound_s
+from syncopate.costs.model.served import served_costs
+from syncopate.costs.papers.ssd_sgd import Times, steady_iteration_s
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError
+from syncopate.plan import Plan
 from syncopate.planning import make_plan, predict
 from syncopate.simulation.delay import delays, limits, proposed, with_delay
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
@@ -41,6 +47,50 @@ def test_on_one_channel_the_local_update_waits_and_nothing_before(
         assert one.iteration_s == pytest.approx(max(computed_s, end_s) + update_s)
         assert len(one.pull_ends_s) == (0 if index else len(traffic.pulls))
     assert len(played) == k
+
+
+@given(st.data(), st.integers(1, 3), st.integers(2, 4))
+def test_what_goes_behind_holds_up_no_push(data: st.DataObject, channels: int, k: int) -> None:
+    work = data.draw(workloads())
+    traffic = data.draw(traffics(work, channels))
+    count = data.draw(st.integers(0, len(traffic.pulls)))
+    behind = dataclasses.replace(traffic, behind=count)
+    played = play_period(work, behind, Delay(k=k))
+    assert len(played[0].pull_ends_s) == len(traffic.pulls)
+    last_push_s = max((push.ready_s for push in traffic.pushes), default=0.0)
+    for bucket in traffic.pulled[len(traffic.pulled) - count :]:
+        assert played[0].pull_starts_s[bucket] >= last_push_s - 1e-9
+    if channels == 1 and count == len(traffic.pulls):
+        # Nothing before its pushes: the first iteration is as one without a pull.
+        alone = play_period(work, dataclasses.replace(traffic, pulls=()), Delay(k=k))[0]
+        assert played[0].ends_s == pytest.approx(alone.ends_s)
+        assert played[0].iteration_s == pytest.approx(alone.iteration_s)
+        # And each layer of the second waits for its weights.
+        waited_s = sum(end_s - start_s for start_s, end_s in played[1].waits_s)
+        late_s = max((end_s for end_s in played[0].pull_ends_s), default=0.0)
+        assert waited_s <= max(late_s - played[0].iteration_s, 0.0) + 1e-9
+    elif not count:
+        assert played == play_period(work, traffic, Delay(k=k))
+
+
+def test_the_last_pulls_go_behind_where_forward_is_too_short_for_all() -> None:
+    work, cluster = _work(), _cluster(0.6)
+    plan = make_plan(work, cluster, exchange="sharded", channels=1)
+    found = with_delay(plan, Delay(k=4), work, cluster)
+    before = predict(work, replace(found, pulled_behind=0), cluster)
+    assert 0 < found.pulled_behind < len(found.buckets)
+    assert found.prediction is not None
+    assert found.prediction.iteration_s < 0.99 * before.iteration_s
+    assert found.prediction == predict(work, found, cluster)
+    played = simulate(work, found, cluster, iterations=6)
+    assert sum(span.lane == "pull" for span in played.spans if span.rank == 0) == len(plan.buckets)
+    for k, rule in ((1, "glu"), (4, "none")):
+        still = with_delay(plan, Delay(k=k, local_update=rule), work, cluster)
+        assert still.pulled_behind == 0
+        with pytest.raises(InvalidValueError, match="pulled_behind"):
+            replace(still, pulled_behind=1)
+    with pytest.raises(InvalidValueError, match="pulled_behind"):
+        replace(found, pulled_behind=len(found.buckets) + 1)
 
 
 @given(st.data(), st.integers(1, 3))
@@ -139,7 +189,57 @@ def test_where_pushes_alone_outlast_computation_it_is_said_and_what_to_do() -> N
     assert "larger batches" in wider
 
 
-def test_only_the_sharded_exchange_has_a_delay() -> None:
+def _served(rate: float, policy: str, servers: int = 4) -> tuple[Cluster, Plan]:
+    """Four hosts and their servers, whose links take ``rate`` times the computation for a push."""
+    cluster = Cluster.preset("10gbe", 4)
+    bandwidth = _work().nbytes / (rate * 0.24)
+    level = replace(cluster.levels[0], bandwidth_bytes_per_s=bandwidth, latency_s=0.0)
+    cluster = replace(cluster, levels=(level,))
+    costs = served_costs(cluster, servers)
+    return cluster, make_plan(_work(0.0), cluster, policy, exchange="served", costs=costs)
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.7, 0.9, 1.5])
+@pytest.mark.parametrize("policy", ["single", "wfbp"])
+def test_servers_take_what_the_paper_s_timeline_does(rate: float, policy: str) -> None:
+    work, (cluster, plan) = _work(0.0), _served(rate, policy)
+    ready = {tensor.name: at for tensor, at in zip(work.tensors, work.ready_s, strict=True)}
+    last = [max(ready[name] for name in bucket.tensors) for bucket in plan.buckets]
+    backward_s = [b - a for a, b in pairwise((work.forward_s, *last))]
+    message_s = [bucket.nbytes / work.nbytes * rate * 0.24 for bucket in plan.buckets]
+    times = Times(work.forward_s, backward_s[::-1], message_s[::-1], message_s[::-1])
+    for one in delays(plan, work, cluster):
+        prediction, k = one.prediction, one.pull_period
+        assert prediction is not None
+        steady_s = steady_iteration_s(times, k)
+        if len(plan.buckets) == 1:
+            assert prediction.iteration_s == pytest.approx(steady_s)
+        # The paper has pulls between pushes. Here they come after all, which may save some waiting.
+        busy_s = max(times.computed_s, (k + 1) / k * rate * 0.24)
+        assert busy_s <= prediction.iteration_s * (1 + 1e-9)
+        assert prediction.iteration_s <= steady_s * (1 + 1e-9)
+        assert prediction.bound_s == pytest.approx(max(0.24, rate * 0.24))
+    played = simulate(work, plan.delayed(Delay(k=3)), cluster, iterations=9)
+    assert {span.iteration for span in played.spans if span.lane == "pull"} == {3, 6}
+
+
+def test_without_a_local_rule_and_every_step_servers_take_what_they_do_synchronously() -> None:
+    work, (cluster, plan) = _work(0.01), _served(0.7, "wfbp")
+    plan = with_delay(plan, Delay(k=1, local_update="none"), work, cluster)
+    assert plan.prediction is not None
+    synchronous = predict(work, plan.delayed(None), cluster)
+    assert plan.prediction.iteration_s == pytest.approx(synchronous.iteration_s)
+
+
+def test_what_no_period_hides_from_servers_is_said() -> None:
+    cluster, plan = _served(1.5, "single")
+    assert "no k changes that: larger batches" in limits(plan, _work(), cluster)
+    cluster, plan = _served(0.9, "single", servers=2)
+    assert "more servers than 2" in limits(plan, _work(), cluster)
+    assert limits(_served(0.9, "single")[1], _work(), cluster) == ""
+
+
+def test_other_exchanges_have_no_delay() -> None:
     work, cluster = _work(), _cluster(0.9)
-    with pytest.raises(InvalidValueError, match="only sharded pulls weights late"):
-        with_delay(make_plan(work, cluster), Delay(k=2), work, cluster)
+    with pytest.raises(InvalidValueError, match="only sharded and served pull weights late"):
+        with_delay(make_plan(work, cluster, exchange="allreduce"), Delay(k=2), work, cluster)

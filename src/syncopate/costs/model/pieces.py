@@ -3,7 +3,7 @@
 Every cost in Syncopate is piecewise linear in the message size: a fit is one line, a measured curve
 is a chain of chords, the price of a schedule is a maximum of lines, and the cheapest of several
 algorithms is a lower envelope. One form for all of them makes costs cheap to evaluate and lets the
-planner solve its dynamic programme exactly (see ``planning/optimal.py``).
+planner solve its dynamic programme exactly (see ``planning/policies/optimal.py``).
 """
 
 from __future__ import annotations

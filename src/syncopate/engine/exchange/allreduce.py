@@ -18,7 +18,7 @@ import torch
 
 from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, build_buckets, dtype_name
-from syncopate.engine.exchange.base import Exchange, Missing, Note, arrived
+from syncopate.engine.exchange.base import Exchange, Missing, arrived
 from syncopate.engine.state import broadcast_tensors
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
@@ -60,12 +60,6 @@ class AllReduce(Exchange):
             self._module_buffers.refresh(self.communicator)
         except CollectiveError as error:
             raise explained(error) from error
-
-    def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
-        """Launch the all-reduce of ``bucket``."""
-        if note is not None:
-            self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
-        self._launch(bucket, empty=empty)
 
     def wait(self) -> Said:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""

@@ -91,7 +91,7 @@ class Exchange(ABC):
     Args:
         plan: of this exchange; it fits the parameters.
         trainables: every parameter whose gradient is exchanged.
-        communicator: joins the ranks, on as many channels as the plan has.
+        communicator: joins the ranks; gets as many channels as the plan has.
         buffers: the model's buffers.
         optimizers: whatever trains the parameters.
 
@@ -118,6 +118,7 @@ class Exchange(ABC):
         buffers: Buffers,
         optimizers: Sequence[torch.optim.Optimizer] = (),
     ) -> None:
+        communicator.widen(plan.channels)
         self.communicator = communicator
         self.complete: Callable[[], None] = _nothing
         self._copier: ThreadPoolExecutor | None = None
@@ -198,15 +199,17 @@ class Exchange(ABC):
             for gather in part.gathering():
                 gather()
 
-    @abstractmethod
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
-        """Launch the gradients of ``bucket``.
+        """Launch the gradients of ``bucket``; a note rides along with them.
 
         Args:
             bucket: the next of the plan.
             note: what this rank has to say; with the last one.
             empty: take part with whatever is in the buffer, and leave ``parameter.grad`` alone.
         """
+        if note is not None:
+            self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+        self._launch(bucket, empty=empty)
 
     @abstractmethod
     def wait(self) -> Said:
@@ -246,6 +249,14 @@ class Exchange(ABC):
             CollectiveError: a rank is lost or late.
         """
         yield
+
+    def alike(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return states of optimizers as all ranks save them; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        return states
 
     def local_state(self) -> dict[str, Any]:
         """Return what this rank alone knows; nothing, where all have the same weights."""

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 from syncopate.engine.exchange.allreduce import AllReduce
+from syncopate.engine.exchange.averaged import Averaged
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.delayed import Delayed
+from syncopate.engine.exchange.delay.served import DelayedServed
 from syncopate.engine.exchange.rooted import Rooted
+from syncopate.engine.exchange.serving.asynchronous import Asynchronous
 from syncopate.engine.exchange.serving.served import Served
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.sharded import Sharded
@@ -26,5 +29,8 @@ def kind_for(plan: Plan, servers: Servers | None = None) -> Callable[..., Exchan
     """Return what runs ``plan``, with parameter servers where it has them."""
     if plan.exchange == SERVED:
         assert servers is not None
-        return partial(Served, servers=servers)
+        late = Served if plan.delay is None else DelayedServed
+        return partial(late if servers.synchronous else Asynchronous, servers=servers)
+    if plan.local_sgd is not None:
+        return Averaged
     return KINDS[plan.exchange] if plan.delay is None else Delayed

@@ -12,7 +12,7 @@ parameter is in one rank's range or in none, and its piece has its shape and str
 
 A step ends by launching the pulls of what its optimizer trains, in the order of the plan: what the
 next forward needs first comes first. It does not wait; whoever looks at a parameter does
-(``exchange/weights.py``).
+(``exchange/seen/weights.py``).
 
 [Note: several optimizers]
 A step launches the pulls of its own optimizer's parameters and no others, so that it does not

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from syncopate.plan import DDP_BUCKET_BYTES, EXCHANGES, SERVED, SHARDED, Bucket, Plan, filled
+from syncopate.plan import ALLREDUCE, DDP_BUCKET_BYTES, EXCHANGES, SERVED, Bucket, Plan, filled
 from syncopate.recipe import SERVERS, Recipe
 from syncopate.units import dtype_bytes
 from syncopate.workload import fingerprint
@@ -19,9 +19,20 @@ Tensors = Sequence[tuple[str, int, str]]
 """``(name, numel, dtype)`` of gradients."""
 
 
-def first_plan(model: str, tensors: Tensors, world_size: int) -> Plan:
-    """Return the safe plan before any ready time is known: parameters in reverse order."""
-    return safe_plan(model, list(reversed(tensors)), world_size)
+def first_plan(
+    model: str, tensors: Tensors, world_size: int, exchange: str = ALLREDUCE, servers: int = 0
+) -> Plan:
+    """Return the safe plan before any ready time is known: parameters in reverse order.
+
+    Args:
+        model: what to call the model.
+        tensors: every gradient of it.
+        world_size: number of ranks.
+        exchange: what carries the buckets, without algorithms of its own.
+        servers: how many there are, with the ``served`` exchange.
+    """
+    plan = safe_plan(model, list(reversed(tensors)), world_size)
+    return plan if exchange == ALLREDUCE else carried_by(exchange, plan, servers)
 
 
 def safe_plan(
@@ -34,24 +45,21 @@ def safe_plan(
     return plan_of_groups(model, tensors, world_size, groups)
 
 
-def safely_sharded(plan: Plan) -> Plan:
-    """Return a plan of the same buckets for the ``sharded`` exchange, all of it native."""
-    buckets = tuple(
-        replace(bucket, push=Recipe("reduce_scatter"), pull=Recipe("all_gather"))
-        for bucket in plan.buckets
-    )
-    changed: Plan = replace(plan, exchange=SHARDED, buckets=buckets)
-    return changed
+def carried_by(exchange: str, plan: Plan, servers: int = 0) -> Plan:
+    """Return a plan of the same buckets for an ``exchange`` that pulls, without algorithms.
 
-
-def safely_served(plan: Plan, servers: int) -> Plan:
-    """Return a plan of the same buckets for the ``served`` exchange with so many servers."""
-    push, pull = (
-        Recipe(collective, SERVED, options={SERVERS: servers})
-        for collective in EXCHANGES[SERVED].needed
-    )
+    Args:
+        exchange: what is to carry them.
+        plan: has the buckets.
+        servers: how many there are, with the ``served`` exchange.
+    """
+    push, pull = map(Recipe, EXCHANGES[exchange].needed)
+    if exchange == SERVED:
+        push, pull = (
+            replace(recipe, algorithm=SERVED, options={SERVERS: servers}) for recipe in (push, pull)
+        )
     buckets = tuple(replace(bucket, push=push, pull=pull) for bucket in plan.buckets)
-    changed: Plan = replace(plan, exchange=SERVED, buckets=buckets)
+    changed: Plan = replace(plan, exchange=exchange, buckets=buckets)
     return changed
 
 

@@ -11,18 +11,21 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from importlib import metadata
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
-from syncopate.engine.selfplan.safe import first_plan, safely_served, safely_sharded
+from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
-from syncopate.plan import SHARDED, Plan
+from syncopate.plan import ALLREDUCE, SERVED, SHARDED, Plan
 from syncopate.units import format_seconds
-from syncopate.workload import Workload, fingerprint
+from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.engine.selfplan.course import SelfPlanner
 
 CHECKED = 8
 DIFFERENT = 1.25
@@ -45,8 +48,20 @@ class Kept(NamedTuple):
     date: str
 
 
-def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
-    """Give ``engine`` its first plan, and begin with what improves it; every rank calls it.
+class First(NamedTuple):
+    """What a training begins with.
+
+    Attributes:
+        plan: what it trains by first.
+        companion: what goes along with its steps from there, if anything; started on that plan.
+    """
+
+    plan: Plan
+    companion: Comparison | SelfPlanner | None = None
+
+
+def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
+    """Return what ``engine`` is to begin with; every rank calls it.
 
     Args:
         engine: not yet attached, without a plan.
@@ -57,50 +72,51 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> None:
         PlanError: what was kept does not fit.
         CollectiveError: a rank is lost or late.
     """
-    world_size = engine.communicator.world_size
-    if engine.delay is not None and engine.communicator.rank == 0:
+    communicator = engine.communicator
+    asks, servers = _safe_exchange(engine, wishes)
+    safe = first_plan(engine.model_name, engine.tensors, communicator.world_size, asks, servers)
+    if engine.delay is not None and communicator.rank == 0:
         words.log(words.of_delay(engine.delay))
-    plan = first_plan(engine.model_name, engine.tensors, world_size)
-    if engine.servers is not None:
-        engine.adopt(safely_served(plan, engine.servers.store.num_servers))
-        return
-    if world_size == 1:
-        engine.adopt(safely_sharded(plan) if engine.delay else plan)
-        return
-    facts = facts_of(engine, wishes, hosts) if engine.communicator.rank == 0 else {}
-    if wishes.cache and _goes_on(engine, facts):
-        return
+    if engine.servers is not None and communicator.rank == 0:
+        words.log(words.of_servers(servers, engine.servers.store.rules.mode))
+    if engine.servers is not None or communicator.world_size == 1:
+        return First(safe)
+    facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
+    if wishes.cache and (kept := _kept(engine, facts)) is not None:
+        return First(kept.plan, Comparison(engine, kept))
     if wishes.deterministic:
-        sharded = wishes.asked.exchange == SHARDED
-        engine.adopt(safely_sharded(plan) if sharded else plan)
-        if engine.communicator.rank == 0:
-            words.log(
-                "no plan is kept for this training, and a deterministic one may not depend on "
-                "clocks: stays on DDP's buckets. One run without the demand measures and keeps one"
-            )
-        return
-    engine.adopt(plan)
+        if communicator.rank == 0:
+            words.log(words.DETERMINISTIC)
+        return First(safe)
     # [Note: loaded when planned]
     from syncopate.engine.selfplan.course import SelfPlanner  # noqa: PLC0415
 
-    SelfPlanner(engine, wishes, facts).start()
+    return First(safe, SelfPlanner(engine, wishes, facts))
 
 
-def _goes_on(engine: Engine, facts: dict[str, str]) -> bool:
-    """Go on with what an earlier run kept for this training; say whether anything was kept."""
+def _safe_exchange(engine: Engine, wishes: Wishes) -> tuple[str, int]:
+    """Return the exchange of the safe plan, and how many servers it has.
+
+    It is that of DDP wherever another may follow.
+    """
+    if engine.servers is not None:
+        return SERVED, engine.servers.store.num_servers
+    alone = engine.communicator.world_size == 1
+    stays = engine.delay is not None if alone else wishes.deterministic
+    return (SHARDED if stays and wishes.asked.exchange == SHARDED else ALLREDUCE), 0
+
+
+def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
+    """Return what an earlier run kept for this training, on every rank; None for nothing."""
     communicator = engine.communicator
     settled = cache.read(facts) if communicator.rank == 0 else None
     own = settled and Kept(settled.plan, settled.workload, settled.step_s, settled.date)
     kept: Kept | None = communicator.broadcast_object(own)
-    if kept is None:
-        return False
-    kept.plan.require_fit(engine.tensors, communicator.world_size)
-    engine.adopt(kept.plan)
-    engine.workload = kept.workload
+    if kept is not None:
+        kept.plan.require_fit(engine.tensors, communicator.world_size)
     if settled is not None:
         words.log(words.of_kept(settled))
-    Comparison(engine, kept).start()
-    return True
+    return kept
 
 
 class Comparison(Stepwise):
@@ -117,6 +133,7 @@ class Comparison(Stepwise):
 
     def start(self) -> None:
         """Begin with the engine's next step; every rank calls it."""
+        self._engine.workload = self._kept.workload
         self.begin(self._compare())
 
     def _compare(self) -> Course[None]:
@@ -131,12 +148,14 @@ class Comparison(Stepwise):
             )
 
 
-def facts_of(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> dict[str, str]:
-    """Return all that could make another plan better."""
+def facts_of(
+    engine: Engine, wishes: Wishes, hosts: Sequence[str], gradients: str
+) -> dict[str, str]:
+    """Return all that could make another plan better; ``gradients`` is their fingerprint."""
     cluster = wishes.cluster.to_json() if wishes.cluster else b""
     return {
         "model": engine.model_name,
-        "gradients": fingerprint(engine.tensors),
+        "gradients": gradients,
         "ranks": str(engine.communicator.world_size),
         "hosts": " ".join(hosts),
         "device": engine.device.type,

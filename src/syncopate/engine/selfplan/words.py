@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncopate.delay import Delay
+from syncopate.delay import GLU, GLU_LR, LEAST_WARM_UP, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.payback import pays_after
 from syncopate.engine.selfplan.safe import DDP
-from syncopate.plan import SHARDED, Plan
+from syncopate.plan import SERVED, SHARDED, Plan
 from syncopate.units import format_seconds
 
 if TYPE_CHECKING:
@@ -77,14 +77,49 @@ def verdict(best: Contender, ddp: Contender, cost_s: float, why: str = "") -> st
     )
 
 
-def of_delay(delay: Delay) -> str:
+def of_delay(delay: Delay | LocalSGD) -> str:
     """Say what a delay changes, and when."""
+    if isinstance(delay, LocalSGD):
+        return (
+            f"after {delay.warm_up} iterations every rank steps by itself, and weights are "
+            f"averaged every {delay.period} steps; evaluate and save in `with "
+            "model.syncopate.global_weights():`, on every rank"
+        )
     meanwhile = "ranks train on weights of their own" if delay.runs_ahead else "weights stay"
     return (
         f"after {delay.wp + 1} iterations weights are pulled every {delay.k} steps, and between "
         f"{meanwhile} ({delay.local_update}); evaluate and save in `with "
-        "model.syncopate.global_weights():`, on every rank"
+        "model.syncopate.global_weights():`, on every rank" + _of_early_glu(delay)
     )
+
+
+def of_servers(servers: int, mode: str) -> str:
+    """Say who has the weights, and that nothing is planned for them."""
+    has = f"{servers} parameter server{' has' if servers == 1 else 's have'} the weights"
+    return (
+        f"{has} (mode {mode}), and training goes on in {DDP}: nothing is measured or planned by "
+        f"itself with servers. `syncopate plan --exchange {SERVED} --servers {servers}` makes a "
+        "plan, for plan="
+    )
+
+
+def _of_early_glu(delay: Delay) -> str:
+    """Say that GLU's steps may diverge, where it begins early and nobody chose its rate."""
+    if delay.local_update != GLU or delay.loc_lr is not None or delay.wp + 1 >= LEAST_WARM_UP:
+        return ""
+    return (
+        f". GLU begins after {delay.wp + 1} iterations, of at least {LEAST_WARM_UP} in its paper: "
+        f"its steps are {GLU_LR * delay.alpha:g} times as long as lr, and early in training they "
+        "may diverge where SGD does not. If the loss grows, give a longer warm_up or a smaller "
+        "loc_lr (docs/ssd_sgd.md)"
+    )
+
+
+DETERMINISTIC = (
+    "no plan is kept for this training, and a deterministic one may not depend on clocks: stays on "
+    "DDP's buckets. One run without the demand measures and keeps one"
+)
+"""What is said where planning was asked for and cannot be."""
 
 
 def of_kept(kept: cache.Settled) -> str:

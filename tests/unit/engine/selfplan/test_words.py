@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncopate.delay import Delay
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.selfplan import words
 from syncopate.engine.selfplan.contest import Contender
 from syncopate.engine.selfplan.safe import DDP
@@ -23,3 +23,18 @@ def test_a_delay_is_told_with_when_it_begins() -> None:
     assert "after 504 iterations weights are pulled every 4 steps" in said
     assert "weights of their own (glu)" in said
     assert "weights stay (none)" in words.of_delay(Delay(k=2, local_update="none"))
+    early = words.of_delay(Delay(k=4, warm_up=7))
+    assert "after 8 iterations, of at least 500 in its paper: its steps are 8 times" in early
+    assert "may diverge" not in said
+    assert "may diverge" not in words.of_delay(Delay(k=4, warm_up=7, loc_lr=0.1))
+    assert "may diverge" not in words.of_delay(Delay(k=4, warm_up=7, local_update="sgd"))
+    said = words.of_delay(LocalSGD(period=8, warm_up=100))
+    assert "after 100 iterations" in said
+    assert "averaged every 8 steps" in said
+
+
+def test_servers_are_told_with_what_is_not_planned_for_them() -> None:
+    assert "1 parameter server has the weights (mode asgd)" in words.of_servers(1, "asgd")
+    said = words.of_servers(2, "ssgd")
+    assert "2 parameter servers have the weights (mode ssgd)" in said
+    assert "--exchange served --servers 2` makes a plan" in said

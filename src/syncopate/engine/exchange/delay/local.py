@@ -4,8 +4,8 @@ The parameters stay where they are: their memory holds the *local* weights. What
 
 | what | how much | for which rule |
 | --- | --- | --- |
-| masters: this rank's ranges of the global weights | a p-th | all |
-| gradient: this rank's own, which the reduce-scatter destroys in its bucket | all | all but none |
+| masters: this rank's ranges of the global weights, if ranks own them | a p-th | all |
+| gradient: this rank's own, where its bucket does not keep it | all | all but none |
 | retrieved: where pulled weights arrive while forward and backward run | all | all but none |
 | before: ``pre_weight``, the weights that were retrieved before | all | glu, dc-asgd-a |
 | squares: the running mean square of the gradient | all | dc-asgd-a |
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from syncopate.delay import DC_ASGD_A, GLU, Delay
 from syncopate.engine.buckets import FlatBuffer, Message, Trainable, view_like
-from syncopate.engine.exchange.base import Launched, arrived
+from syncopate.engine.exchange.base import Work, arrived
 from syncopate.engine.exchange.delay.rules import Flat, Hyper, apply
 
 STATE = ("weights", "before", "retrieved", "squares")
@@ -39,8 +39,9 @@ class Local:
     Args:
         part: the flat buffer.
         weights: its weights, flat; the global ones now, and the local ones from now on.
-        owned: per message the range that this rank owns.
+        gradient: where this rank's gradient is when the local rule looks at it; empty for none.
         delay: what rule there is.
+        owned: per message the range that this rank owns.
 
     Attributes:
         part: as given.
@@ -56,21 +57,21 @@ class Local:
         self,
         part: FlatBuffer,
         weights: Tensor,
-        owned: Sequence[tuple[int, int]],
+        gradient: Tensor,
         delay: Delay,
+        owned: Sequence[tuple[int, int]] = (),
     ) -> None:
-        self.part, self.weights = part, weights
+        self.part, self.weights, self.gradient = part, weights, gradient
         self._owned = tuple(owned)
-        self.masters = torch.cat([weights[low:high] for low, high in owned])
+        self.masters = torch.cat([weights[:0], *(weights[low:high] for low, high in owned)])
         none = weights[:0]
         remembers = delay.local_update in (GLU, DC_ASGD_A)
-        self.gradient = torch.zeros_like(weights) if delay.runs_ahead else none
         self.retrieved = torch.empty_like(weights) if delay.runs_ahead else none
         self.before = weights.clone() if remembers else none
         squares = delay.local_update == DC_ASGD_A
         self.squares = torch.zeros_like(weights) if squares else none
         self.fresh = False
-        self.arriving: list[Launched] = []
+        self.arriving: list[Work] = []
         self.working: Future[None] | None = None
 
     def offsets(self) -> Iterator[tuple[Trainable, int]]:
@@ -110,7 +111,7 @@ class Local:
         """Wait for an update that runs aside.
 
         Raises:
-            CollectiveError: a rank is lost or late.
+            CollectiveError, ParameterServerError: a rank or a server is lost.
         """
         working, self.working = self.working, None
         if working is not None:
@@ -120,11 +121,11 @@ class Local:
         """Wait for the weights on their way here.
 
         Raises:
-            CollectiveError: a rank is lost or late.
+            CollectiveError, ParameterServerError: a rank or a server is lost.
         """
         arriving, self.arriving = self.arriving, []
-        for launched in arriving:
-            arrived(launched.handle)
+        for each in arriving:
+            arrived(each)
 
     def updating(self, runs: Sequence[tuple[int, int, Hyper]]) -> Callable[[], None]:
         """Return what updates the local weights, in ranges each by its rule, on whatever thread.
@@ -141,8 +142,8 @@ class Local:
             self.before, self.retrieved = self.retrieved, self.before
 
         def update() -> None:
-            for launched in arriving:
-                arrived(launched.handle)
+            for each in arriving:
+                arrived(each)
             with torch.no_grad():
                 flat.weights.copy_(begun_with)
             apply(flat, runs)

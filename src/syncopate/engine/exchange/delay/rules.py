@@ -2,7 +2,11 @@
 
 Weights descend, whatever the signs of the paper's equations. Every rule goes element by element, so
 that it runs on flat memory, and block by block where memory is a CPU's: what a block's several
-operations touch stays in its cache.
+operations touch stays in its caches, and a block is large enough that starting operations does not
+count. `benchmarks/local_update.py` compares them with torch's own SGD.
+
+[Note: in place] Rules are written as few operations in place: weights times a factor, plus what
+else there is times a factor each. So no memory is made that has to be filled first.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from syncopate.delay import DC_ASGD_A, GLU, GLU_LR, SGD, Delay
 from syncopate.engine.exchange.optimizers import same_step
 from syncopate.errors import EngineError
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 20
 _EPSILON = 1e-7
 """Keeps DC-ASGD-a's compensation finite where gradients have been zero."""
 
@@ -148,15 +152,20 @@ def glu(flat: Flat, hyper: Hyper) -> None:
     With ``grad_sync = (pre_weight - w') (1 - m) / (lr k)``, the mean gradient as SGD's last k steps
     show it.
     """
-    step = _descent(flat, hyper, hyper.delay.alpha)
-    if hyper.toward:
+    if hyper.toward and hyper.weight_decay:
+        flat.weights.mul_(1 + hyper.toward - hyper.loc_lr * hyper.weight_decay)
+        flat.weights.add_(flat.before, alpha=-hyper.toward)
+    elif hyper.toward:
         flat.weights.lerp_(flat.before, -hyper.toward)
-    flat.weights.add_(step, alpha=-hyper.loc_lr)
+    else:
+        _decay(flat, hyper)
+    _descend(flat, hyper, hyper.delay.alpha)
 
 
 def sgd(flat: Flat, hyper: Hyper) -> None:
     """Update by plain SGD: ``w' -= loc_lr (g + wd w')``."""
-    flat.weights.add_(_descent(flat, hyper, 1.0), alpha=-hyper.loc_lr)
+    _decay(flat, hyper)
+    _descend(flat, hyper, 1.0)
 
 
 def dc_asgd_a(flat: Flat, hyper: Hyper) -> None:
@@ -166,18 +175,24 @@ def dc_asgd_a(flat: Flat, hyper: Hyper) -> None:
     2017, Section 4.2).
     """
     delay, gradient = hyper.delay, flat.gradient
-    flat.squares.mul_(delay.square_decay)
-    flat.squares.addcmul_(gradient, gradient, value=1 - delay.square_decay)
-    step = _descent(flat, hyper, 1.0)
-    compensation = (flat.squares + _EPSILON).rsqrt_().mul_(gradient).mul_(gradient)
-    step.addcmul_(compensation, flat.weights - flat.before, value=delay.lambda_0)
-    flat.weights.add_(step, alpha=-hyper.loc_lr)
+    square = gradient * gradient
+    flat.squares.lerp_(square, 1 - delay.square_decay)
+    compensation = (flat.squares + _EPSILON).rsqrt_().mul_(square)
+    away = torch.sub(flat.weights, flat.before, out=square)
+    _decay(flat, hyper)
+    _descend(flat, hyper, 1.0)
+    flat.weights.addcmul_(compensation, away, value=-hyper.loc_lr * delay.lambda_0)
 
 
-def _descent(flat: Flat, hyper: Hyper, factor: float) -> Tensor:
-    """Return ``factor * gradient + weight_decay * weights``, in memory of its own."""
-    step = flat.gradient * (-factor if hyper.ascends else factor)
-    return step.add_(flat.weights, alpha=hyper.weight_decay) if hyper.weight_decay else step
+def _decay(flat: Flat, hyper: Hyper) -> None:
+    if hyper.weight_decay:
+        flat.weights.mul_(1 - hyper.loc_lr * hyper.weight_decay)
+
+
+def _descend(flat: Flat, hyper: Hyper, factor: float) -> None:
+    """Subtract ``loc_lr * factor * gradient`` from the weights, or add it where they ascend."""
+    step = hyper.loc_lr * factor
+    flat.weights.add_(flat.gradient, alpha=step if hyper.ascends else -step)
 
 
 RULES: dict[str, Callable[[Flat, Hyper], None]] = {GLU: glu, SGD: sgd, DC_ASGD_A: dc_asgd_a}

@@ -4,7 +4,7 @@ Gradients are sent as their bucket becomes ready, while backward goes on. A serv
 as soon as it has every rank's gradient of it, at the learning rate that came with them. The
 optimizer's step asks for the new weights, those first that the next forward needs first, and
 updates nothing of this model itself; whoever looks at a parameter waits for it
-(``exchange/weights.py``).
+(``exchange/seen/weights.py``).
 
 The tensors of a bucket are sent one behind the other, under the parameters' names and in the order
 of memory, so that servers know nothing of plans.
@@ -26,7 +26,7 @@ nobody can take them back. So all ranks refuse to go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -139,6 +139,8 @@ class Served(Owned):
         args: those of :class:`Exchange`.
         servers: hold the weights.
     """
+
+    state: ServedState
 
     gradient_kind = SentGradient
 
@@ -279,7 +281,7 @@ class Served(Owned):
         self.zeroed.clear()
         self._deliver()
         said = self._tail.said()
-        self._broken = bool(said.failed) or len(set(said.unreached)) > 1
+        self._broken = not is_sound(said)
         reached = self._tail.reached()
         for index, transfer in self._held_back:
             if reached[index]:
@@ -306,14 +308,54 @@ class Served(Owned):
         self._versions = self._seen()
 
     def _pull(self, part: FlatBuffer, message: Message) -> None:
-        indices = [each.index for each in part.trainables if each.index in self._sent]
-        transfer = Transfer()
-        for index in indices:
-            name, weight = self._trainables[index].name, self._flat_of[index][1]
-            transfer.add(self._servers.store.pull(name, weight, self._turn(index)))
-        if indices:
-            self.pulls.append(Launched(part, message, transfer))
-            self._expect(part, transfer)
+        sent = [each.index for each in part.trainables if each.index in self._sent]
+        if sent:
+            self._expect(part, self._receive(part, message, self._weights[id(part)], sent))
+
+    def _receive(
+        self, part: FlatBuffer, message: Message, flat: Tensor, indices: Container[int]
+    ) -> Transfer:
+        """Ask for the weights ``indices`` of a flat buffer, and note it among the pulls.
+
+        Args:
+            part: the flat buffer.
+            message: carries it.
+            flat: as long as the flat buffer; each weight comes to its place there.
+            indices: of parameters.
+        """
+        transfer, places = (
+            Transfer(),
+            torch.split(flat, [t.parameter.numel() for t in part.trainables]),
+        )
+        for trainable, place in zip(part.trainables, places, strict=True):
+            index = trainable.index
+            if index in indices:
+                pulled = self._servers.store.pull(trainable.name, place, self._turn(index))
+                transfer.add(pulled)
+        self.pulls.append(Launched(part, message, transfer))
+        return transfer
+
+    def _receive_all(self) -> None:
+        """Bring all weights into their places as the servers have them now, and wait for them.
+
+        With what this rank pushed in them.
+
+        Raises:
+            EngineError: servers have taken gradients of a step that is not over.
+            ParameterServerError: servers are lost.
+        """
+        if self._open:
+            raise EngineError(
+                "servers have taken the gradients of a backward, and no step followed it; look at "
+                "their weights after step()"
+            )
+        self.ready()
+        flats = [(part, self._weights[id(part)]) for part in self._flat.values()]
+        here = [self._receive(part, part.messages[0], flat, self._flat_of) for part, flat in flats]
+        for transfer in here:
+            transfer.wait()
+        torch.autograd.graph.increment_version([each.parameter for each in self._trainables])
+        self._versions = self._seen()
 
     # -- what servers cannot do -----------------------------------------------------------------
 
@@ -353,3 +395,8 @@ class Served(Owned):
                     "servers have others, which would come back. Load and change weights before "
                     "distribute()"
                 )
+
+
+def is_sound(said: Said) -> bool:
+    """Whether no backward failed, and all ranks are in the same step."""
+    return not said.failed and len(set(said.unreached)) <= 1

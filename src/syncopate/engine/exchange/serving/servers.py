@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from syncopate.collectives.store import Store, StoreHandle
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import same_step
@@ -162,6 +163,24 @@ class Servers(NamedTuple):
             self.store.init(weights, rule_of((self.optimizer,)))
             self.declared.update(weights)
 
+    @property
+    def synchronous(self) -> bool:
+        """Whether an update waits for the gradients of all ranks."""
+        return self.store.rules.synchronous
+
+    def require_delay(self, delay: Delay | LocalSGD | None) -> None:
+        """Refuse a delay where updates wait for nobody.
+
+        Raises:
+            InvalidValueError: they do not, and there is one.
+        """
+        if isinstance(delay, Delay) and not self.synchronous:
+            rule = (
+                f"left out with servers of mode {self.store.rules.mode!r}: SSD-SGD's global "
+                "updates are synchronous, so give a KVStore with Rules(mode='ssgd')"
+            )
+            raise InvalidValueError("delay", f"one of k = {delay.k}", rule)
+
     def require_rule(self) -> float:
         """Refuse an optimizer that servers no longer do; return its learning rate.
 
@@ -189,20 +208,18 @@ def served_by(store: Store, optimizers: Sequence[torch.optim.Optimizer], ranks: 
     """Return the servers that ``store`` reaches, as those of a model's optimizer.
 
     Raises:
-        InvalidValueError: they have another number of workers than there are ranks, or update by
-            what only some of the workers pushed.
+        InvalidValueError: they have another number of workers than there are ranks, or go on
+            without some of them.
         UnknownNameError, EngineError: they cannot do what the optimizer does.
     """
     if store.num_workers != ranks:
         rule = f"one of {ranks} workers, as many as there are ranks"
         rule += ": start them by `syncopate ps local`, or by torchrun with the variables of the job"
-        raise InvalidValueError("store", f"of {store.num_workers} workers", rule)
-    if not store.rules.synchronous:
-        rule = "one with Rules(mode='ssgd'): the ranks of a model train in step"
-        raise InvalidValueError("store", f"of mode {store.rules.mode!r}", rule)
+        raise InvalidValueError("exchange", f"a KVStore of {store.num_workers} workers", rule)
     if store.rules.on_worker_loss != "abort":
         rule = "one with on_worker_loss='abort': the ranks of a model train all or not at all"
-        raise InvalidValueError("store", f"on_worker_loss={store.rules.on_worker_loss!r}", rule)
+        given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
+        raise InvalidValueError("exchange", given, rule)
     rule_of(optimizers)
     require_no_state(optimizers[0])
     return Servers(store, optimizers[0], set())

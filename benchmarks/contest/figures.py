@@ -1,0 +1,226 @@
+"""Figures: turns with parameter servers, and tables laid out as SSD-SGD's Figs. 6 and 7."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from msgspec import structs
+
+from syncopate.artifacts import Artifact, Record
+from syncopate.errors import ArtifactError
+from syncopate.units import format_seconds, parse_rate
+
+from . import paper
+from .served import ALONE, ASGD, MOST_SERVERS, SSD, SSGD, WORKERS, Case
+
+LONGEST = "ssd-5"
+"""The method of Fig. 7."""
+
+_NONE = "-"
+
+
+class Cell(Record, frozen=True, kw_only=True):
+    """One case.
+
+    Attributes:
+        turns: of each, every worker's counted steps in seconds.
+        predicted_s: what the plan promises of a step; None where nobody does.
+        missing: why there is no (further) turn; empty where nothing is wrong.
+    """
+
+    turns: tuple[tuple[tuple[float, ...], ...], ...] = ()
+    predicted_s: float | None = None
+    missing: str = ""
+
+    @property
+    def step_s(self) -> float:
+        """Median over turns; only where there are turns."""
+        return statistics.median(_step_s(turn) for turn in self.turns)
+
+    @property
+    def last_step_s(self) -> float:
+        """Of the last turn."""
+        return _step_s(self.turns[-1])
+
+
+def _step_s(turn: Sequence[Sequence[float]]) -> float:
+    """Return the harmonic mean of the workers' mean steps: what gives the speed of all together."""
+    return statistics.harmonic_mean([statistics.fmean(steps) for steps in turn])
+
+
+class Results(Artifact, frozen=True, kw_only=True):
+    """One run of the benchmark, or several that added to one another.
+
+    Attributes:
+        rate: of each host's link.
+        quick: whether it was to see that it runs; then no figure counts.
+        cells: by the name of a case.
+        metadata: hardware, versions and date of the first turn, and the commands.
+    """
+
+    KIND: ClassVar[str] = "delayed-benchmark"
+
+    rate: str
+    quick: bool
+    cells: dict[str, Cell] = {}
+    metadata: dict[str, str] = {}
+
+    def cell(self, case: Case) -> Cell:
+        """Return what is known of a case, be it nothing."""
+        return self.cells.get(case.name, Cell())
+
+    def with_cell(self, case: Case, cell: Cell) -> Results:
+        """Return the results with one cell put in place of another."""
+        return structs.replace(self, cells=self.cells | {case.name: cell})
+
+    def without(self, cases: Sequence[Case]) -> Results:
+        """Return the results without some cases."""
+        names = {case.name for case in cases}
+        return structs.replace(
+            self, cells={name: cell for name, cell in self.cells.items() if name not in names}
+        )
+
+
+def resumed(path: Path | None, rate: str, quick: bool, metadata: dict[str, str]) -> Results:
+    """Return what ``path`` holds, or empty results where there is no such file yet.
+
+    Raises:
+        ArtifactError: it is no such file, or was measured at another rate, or quickly.
+    """
+    if path is None or not path.exists():
+        return Results(rate=rate, quick=quick, metadata=metadata)
+    found = Results.load(path)
+    if (found.rate, found.quick) != (rate, quick):
+        told = f"it was measured at {found.rate}{' quickly' if found.quick else ''}"
+        raise ArtifactError(path, f"{told}; give the same, or another file")
+    commands = [value for what, value in found.metadata.items() if what.startswith("command")]
+    command = metadata.get("command")
+    if command is None or command in commands:
+        return found
+    more = {f"command {len(commands) + 1}": command}
+    return structs.replace(found, metadata=found.metadata | more)
+
+
+HEAD = """\
+Hosts are emulated on one machine (`syncopate lab`): {workers} workers, the servers and the
+scheduler have one each, behind links of {rate}; all share the machine's processors. Computation is
+slept, as long as the paper's machines computed in proportion to what they communicated:
+{stretch:.2f} times as long as theirs (`benchmarks/contest/paper.py`). Speeds are in the paper's
+images/s: those of the lab times that. In parentheses is the speed-up over SSGD, as in the paper.
+*Predicted* is what the plan of each promised, of which servers are taken to answer when all
+gradients are there, and links to carry one direction at a time. Turns count whole periods of k
+steps; each cell is the median over turns of all workers' speed together. Accuracy is another
+matter: `reproduce/ssd_sgd.py`.
+"""
+
+
+def report(results: Results, raw: str = "") -> str:
+    """Return both figures as tables, with what is needed to read them.
+
+    Args:
+        results: with every sample.
+        raw: the file with the samples, as the report should say it.
+    """
+    stretch = paper.stretch(parse_rate(results.rate))
+    lines = ["# SSD-SGD's training speed with parameter servers", ""]
+    if results.quick:
+        lines += ["**A quick run, to see that everything works: no figure here counts.**", ""]
+    lines += [HEAD.format(workers=WORKERS, rate=results.rate, stretch=stretch)]
+    facts = ", ".join(f"{what} {value}" for what, value in results.metadata.items() if value)
+    lines += [f"{facts}.", ""] if facts else []
+    lines += [f"Every sample is in [{raw}]({raw}).", ""] if raw else []
+    for batch in paper.LINEAR_IMAGES_S:
+        lines += [*_figure_6(results, batch, stretch), ""]
+    lines += [*_figure_7(results), ""]
+    missing = [f"- {name}: {cell.missing}" for name, cell in results.cells.items() if cell.missing]
+    lines += ["Not available:", "", *missing] if missing else []
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_Seconds = Callable[[Cell], float | None]
+
+
+def _measured(cell: Cell) -> float | None:
+    return cell.step_s if cell.turns else None
+
+
+def _predicted(cell: Cell) -> float | None:
+    return cell.predicted_s if cell.turns else None
+
+
+def _figure_6(results: Results, batch: int, stretch: float) -> list[str]:
+    least, most = paper.FIG6_SPEEDUPS[batch]
+    lines = [
+        f"## Fig. 6: ResNet-50, {batch} images a GPU, images/s",
+        "",
+        f"| | Base (SSGD) | {' | '.join(f'k = {k}' for k in SSD.values())} | Opt (linear) |",
+        "| " + " | ".join("---" for _ in range(len(SSD) + 3)) + " |",
+    ]
+    alone = results.cell(Case("resnet50", batch, 0, ALONE))
+    for servers in range(1, MOST_SERVERS + 1):
+        row = [results.cell(Case("resnet50", batch, servers, name)) for name in (SSGD, *SSD)]
+        for what, seconds in (("measured", _measured), ("predicted", _predicted)):
+            base_s = seconds(row[0])
+            speeds = [_speed(cell, batch, stretch, seconds, base_s) for cell in row]
+            speeds[0] = speeds[0].split(" ")[0]
+            speeds.append(_speed(alone, batch, stretch, seconds, base_s))
+            lines.append(f"| {servers}S-{WORKERS}W, {what} | {' | '.join(speeds)} |")
+    best = "" if batch != 32 else f" SSGD {_paper_base():.0f}, k = 5 {_paper_ssd5():.0f} (+72.3%),"
+    linear = paper.LINEAR_IMAGES_S[batch]
+    lines += [
+        "",
+        f"The paper's 4S-4W:{best} Opt {linear:.0f}; speed-ups of {least:.0%} to {most:.0%} over "
+        "all k and numbers of servers.",
+    ]
+    return lines
+
+
+def _paper_ssd5() -> float:
+    return paper.MACHINES * paper.SSD5_IMAGES_S
+
+
+def _paper_base() -> float:
+    return _paper_ssd5() / (1 + paper.SSD5_SPEEDUPS["resnet50", 32])
+
+
+def _speed(cell: Cell, batch: int, stretch: float, seconds: _Seconds, base_s: float | None) -> str:
+    step_s = seconds(cell)
+    if step_s is None or math.isclose(step_s, 0.0):
+        return _NONE
+    text = f"{WORKERS * paper.images(batch) / (step_s / stretch):.0f}"
+    return text if base_s is None else f"{text} ({base_s / step_s - 1:+.0%})"
+
+
+def _figure_7(results: Results) -> list[str]:
+    lines = [
+        f"## Fig. 7: {MOST_SERVERS} servers, speed over SSGD's",
+        "",
+        "| | SSGD, a step | ASGD | SSD-SGD-5 | predicted | linear | SSD-SGD-5 in the paper |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for model in paper.MODELS:
+        for batch in paper.LINEAR_IMAGES_S:
+            base, asynchronous, late = (
+                results.cell(Case(model, batch, MOST_SERVERS, name))
+                for name in (SSGD, ASGD, LONGEST)
+            )
+            alone = results.cell(Case(model, batch, 0, ALONE))
+            base_s = _measured(base)
+            cells = (
+                _NONE if base_s is None else format_seconds(base_s),
+                _times(base_s, _measured(asynchronous)),
+                _times(base_s, _measured(late)),
+                _times(_predicted(base), _predicted(late)),
+                _times(base_s, _measured(alone)),
+                f"{1 + paper.SSD5_SPEEDUPS[model, batch]:.2f}x",
+            )
+            lines.append(f"| {model} ({batch}) | {' | '.join(cells)} |")
+    return lines
+
+
+def _times(base_s: float | None, step_s: float | None) -> str:
+    return _NONE if base_s is None or step_s is None else f"{base_s / step_s:.2f}x"

@@ -1,0 +1,366 @@
+"""Soundness: what distribute is given, looked at in whole before anything is built.
+
+Model, optimizers and arguments are checked here and nowhere else. :func:`checks` is one row for
+:func:`~syncopate.engine.agreement.agree`, so that all ranks refuse together, and what it found fit
+goes on as one record.
+
+[Note: Several modules, one optimizer]
+A module with parameters of its own is distributed by a call of its own; a loss with parameters is
+one. An optimizer that trains several is given to each call. It may hold parameters that are
+distributed only later, so that a parameter which nobody averages is refused at the optimizer's
+first step and not before. An optimizer without any parameter of the model is refused at once:
+it was built from another copy. So are the models of a GAN distributed, one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.cluster import Cluster
+from syncopate.collectives.store import Store
+from syncopate.delay import Delay, LocalSGD, delay_of
+from syncopate.engine import module as modules
+from syncopate.engine import ownership
+from syncopate.engine.agreement import Checks, Fact
+from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.exchange.optimizers import kind_of
+from syncopate.engine.exchange.serving.servers import Servers, served_by
+from syncopate.engine.fit import require_delay
+from syncopate.engine.selfplan.wishes import PLANNED, Wishes
+from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
+from syncopate.plan import EXCHANGES, SERVED, Plan
+from syncopate.units import dtype_bytes
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the user gave beside model and optimizer; None for what was left out.
+
+    Attributes:
+        plan: the plan to run.
+        wishes: what is asked of self-planning.
+        broadcast_buffers: whether buffers become rank 0's.
+        ignore: names of what every rank keeps for itself.
+        delay: what to train on between pulls of weights.
+        store: the parameter servers.
+    """
+
+    plan: Plan | None
+    wishes: Wishes
+    broadcast_buffers: bool = True
+    ignore: Iterable[str] = ()
+    delay: Delay | LocalSGD | int | None = None
+    store: object = None
+
+    @property
+    def exchange(self) -> str | None:
+        """The exchange that was asked for, by name or by a plan."""
+        return self.plan.exchange if isinstance(self.plan, Plan) else self.wishes.asked.exchange
+
+
+class Sound(NamedTuple):
+    """What was found fit to be trained.
+
+    Attributes:
+        ignored: names of what stays every rank's own.
+        weights: every parameter that all ranks share, frozen ones too.
+        trainables: every parameter whose gradient is exchanged.
+        optimizers: each once.
+        delay: what was asked for.
+        servers: what holds the weights, if servers do.
+    """
+
+    ignored: frozenset[str]
+    weights: tuple[Tensor, ...]
+    trainables: tuple[Trainable, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    delay: Delay | LocalSGD | None
+    servers: Servers | None
+
+
+def checks(
+    model: nn.Module, optimizers: Sequence[object], given: Given, world_size: int
+) -> Checks[Sound]:
+    """Check all that can be checked before anything is built.
+
+    Args:
+        model: what is to be trained.
+        optimizers: what is to train it.
+        given: the other arguments.
+        world_size: number of ranks.
+
+    Raises:
+        EngineError: it cannot be trained so.
+        InvalidValueError: an argument that cannot be, or not beside another one.
+        UnknownNameError: no such policy or exchange.
+    """
+    ignored = _ignored(model, given.ignore)
+    yield ()
+    _require_plain(model)
+    shared = _shared(model, ignored)
+    trainables = _trainables(model, shared)
+    yield ()
+    known = tuple(dict.fromkeys(_sound_optimizer(each, model) for each in optimizers))
+    yield ()
+    _require_arguments(given, world_size)
+    yield ()
+    _require_updatable(given.exchange, known)
+    yield ()
+    delay = _sound_delay(given, known)
+    servers = _sound_servers(given, known, delay, world_size)
+    buffers = model.named_buffers() if given.broadcast_buffers else ()
+    yield [
+        *_facts(given, ignored),
+        *tensor_facts("parameter", shared),
+        *tensor_facts("buffer", [(name, held) for name, held in buffers if name not in ignored]),
+    ]
+    ownership.require_free(model, trainables)
+    modules.require_extensible(model)
+    weights = tuple(parameter.data for _, parameter in shared)
+    return Sound(ignored, weights, trainables, known, delay, servers)
+
+
+# -- the model -----------------------------------------------------------------------------------
+
+
+def _ignored(model: object, asked: Iterable[str]) -> frozenset[str]:
+    """Return the names that stay every rank's own."""
+    if not isinstance(model, nn.Module):
+        raise InvalidValueError("model", type(model).__name__, "a torch.nn.Module")
+    names = None if isinstance(asked, str) else frozenset(asked)
+    if names is None or not all(isinstance(name, str) for name in names):
+        raise InvalidValueError("ignore", asked, "a list of names of parameters and buffers")
+    known = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    known += [name for name, _ in model.named_buffers(remove_duplicate=False)]
+    for name in sorted(names.difference(known)):
+        raise EngineError(
+            f"ignore names {name!r}, which is no parameter or buffer of the model; names are those "
+            f"of named_parameters() and named_buffers(), such as {min(known, default='')!r}"
+        )
+    return names.union(getattr(model, "_ddp_params_and_buffers_to_ignore", ()))
+
+
+def _shared(model: nn.Module, ignored: frozenset[str]) -> list[tuple[str, nn.Parameter]]:
+    """Return the parameters that all ranks share; one is ignored if all its names are."""
+    named = model.named_parameters(remove_duplicate=False)
+    shared = {id(parameter) for name, parameter in named if name not in ignored}
+    return [(name, p) for name, p in model.named_parameters() if id(p) in shared]
+
+
+def _require_plain(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        where = f"its module {name!r}" if name else "the model"
+        if isinstance(module, DistributedDataParallel):
+            raise EngineError(
+                f"{where} is wrapped in DistributedDataParallel already; distribute takes its "
+                "place, so give the module inside (.module)"
+            )
+        if isinstance(module, modules.DistributedModule):
+            raise EngineError(
+                f"{where} is distributed already; call .syncopate.detach() on it first, or "
+                ".syncopate.install(plan) to change its plan"
+            )
+
+
+def _require_parameter(name: str, parameter: nn.Parameter) -> None:
+    if isinstance(parameter, nn.UninitializedParameter):
+        raise EngineError(
+            f"{name!r} has no shape yet; run one forward through the lazy modules first"
+        )
+    if parameter.is_meta:
+        raise EngineError(f"{name!r} is on the meta device; materialise the model first")
+    if type(parameter.data) is not torch.Tensor:
+        raise EngineError(
+            f"{name!r} is a {type(parameter.data).__name__}; every rank must hold whole, plain "
+            "tensors (no sharding)"
+        )
+    if parameter.requires_grad:
+        dtype_bytes(dtype_name(parameter))
+
+
+def _trainables(
+    model: nn.Module, shared: Sequence[tuple[str, nn.Parameter]]
+) -> tuple[Trainable, ...]:
+    """Return which of the parameters that ranks share are trained, or refuse one."""
+    for name, parameter in shared:
+        _require_parameter(name, parameter)
+    for name, module in model.named_modules():
+        if (
+            isinstance(module, nn.Embedding | nn.EmbeddingBag)
+            and module.sparse
+            and any(module.weight is parameter for _, parameter in shared)
+        ):
+            raise EngineError(
+                f"{name or 'the model'!r} is an embedding with sparse=True; gradients must be "
+                "dense. Build it with sparse=False"
+            )
+    devices = {str(parameter.device) for _, parameter in shared}
+    if len(devices) > 1:
+        raise EngineError(
+            f"the parameters are on several devices ({', '.join(sorted(devices))}); one rank "
+            "trains on one device"
+        )
+    trained = [(name, parameter) for name, parameter in shared if parameter.requires_grad]
+    if not trained:
+        raise EngineError(
+            f"{type(model).__name__} has no trainable parameter among its {len(shared)}, so "
+            "there is nothing to exchange; set requires_grad on those to be trained"
+        )
+    return tuple(Trainable(index, name, p) for index, (name, p) in enumerate(trained))
+
+
+# -- the optimizers and the arguments --------------------------------------------------------------
+
+
+def _sound_optimizer(optimizer: object, model: nn.Module) -> torch.optim.Optimizer:
+    """Refuse the optimizer of another model ([Note: Several modules, one optimizer])."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InvalidValueError("optimizer", type(optimizer).__name__, "a torch.optim.Optimizer")
+    known = {id(parameter) for parameter in model.parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if not any(id(parameter) in known for parameter in trained):
+        first = ownership.in_optimizer(0, 0, trained[0]) if trained else "it has none"
+        raise EngineError(
+            f"none of the optimizer's {len(trained)} parameters is in the model ({first}), so it "
+            "trains something else; build the optimizer from this model's parameters()"
+        )
+    return optimizer
+
+
+def _require_arguments(given: Given, world_size: int) -> None:
+    cluster, asked = given.wishes.cluster, given.wishes.asked
+    if given.plan is not None:
+        rule = "left out beside a plan, which says it already"
+        _require_left_out(rule, cluster=cluster, exchange=asked.exchange, channels=asked.channels)
+    if asked.policy is not None and asked.policy.endswith(".json"):
+        rule = "a syncopate.Plan, which Plan.load reads from a file, or the name of a policy"
+        raise InvalidValueError("plan", asked.policy, rule)
+    if asked.policy is not None:
+        # Loads all of planning, which a kept plan does without.
+        from syncopate.planning.registry import require_policy  # noqa: PLC0415
+
+        require_policy(asked.policy)
+    _require_exchange(given)
+    channels = asked.channels
+    if channels is not None and (not isinstance(channels, int) or channels < 1):
+        raise InvalidValueError("channels", channels, "an integer >= 1")
+    if cluster is None:
+        return
+    if not isinstance(cluster, Cluster):
+        raise InvalidValueError("cluster", type(cluster).__name__, "a syncopate.Cluster")
+    if cluster.world_size != world_size:
+        raise EngineError(
+            f"the cluster {cluster.name!r} has {cluster.world_size} ranks; "
+            f"{world_size} are running. Calibrate this one"
+        )
+
+
+def _require_left_out(rule: str, **arguments: object) -> None:
+    for what, value in arguments.items():
+        if value is not None:
+            shown = value if isinstance(value, str | int) else type(value).__name__
+            raise InvalidValueError(f"{what}=", shown, rule)
+
+
+def _require_exchange(given: Given) -> None:
+    exchange, asked = given.wishes.asked.exchange, given.wishes.asked
+    if given.store is not None and not isinstance(given.store, Store):
+        rule = f"one of {', '.join(map(repr, PLANNED))}, or a syncopate.KVStore"
+        raise InvalidValueError("exchange", given.store, rule)
+    if exchange is not None and exchange not in (*PLANNED, SERVED):
+        raise UnknownNameError("exchange", exchange, (*PLANNED, "a syncopate.KVStore"))
+    if exchange == SERVED:
+        rule = f"left out with the {SERVED} exchange, or a plan that make_plan returned"
+        cluster, channels = given.wishes.cluster, asked.channels
+        _require_left_out(rule, plan=asked.policy, cluster=cluster, channels=channels)
+
+
+def _require_updatable(exchange: str | None, optimizers: Sequence[Any]) -> None:
+    """Refuse an exchange that goes through the optimizers' steps where that cannot be."""
+    if exchange is None or not EXCHANGES[exchange].pull:
+        return
+    if not optimizers:
+        raise EngineError(
+            f"the {exchange} exchange takes the optimizer's step out of this rank's hands; give "
+            "the optimizer, too: distribute(model, optimizer, ...)"
+        )
+    for optimizer in optimizers:
+        kind_of(optimizer)
+
+
+def _sound_delay(
+    given: Given, optimizers: Sequence[torch.optim.Optimizer]
+) -> Delay | LocalSGD | None:
+    """Return the delay that was asked for, or refuse it."""
+    delay = delay_of(given.delay)
+    if delay is None:
+        return None
+    planned = given.plan if isinstance(given.plan, Plan) else None
+    if planned is not None and (planned.delay or planned.local_sgd) not in (None, delay):
+        raise InvalidValueError("delay", delay, "left out beside a plan that has another one")
+    if given.exchange not in delay.EXCHANGES:
+        known = " and ".join(delay.EXCHANGES)
+        rule = f"left out with the {given.exchange} exchange; only {known} can take it"
+        raise InvalidValueError("delay", delay, rule)
+    require_delay(delay, optimizers)
+    return delay
+
+
+def _sound_servers(
+    given: Given,
+    optimizers: Sequence[torch.optim.Optimizer],
+    delay: Delay | LocalSGD | None,
+    world_size: int,
+) -> Servers | None:
+    """Return the servers that were asked for, or refuse them."""
+    if given.exchange == SERVED:
+        if given.store is None:
+            rule = "the syncopate.KVStore itself, where servers are to update the weights"
+            raise InvalidValueError("exchange", given.wishes.asked.exchange, rule)
+        servers = served_by(cast(Store, given.store), optimizers, world_size)
+        servers.require_delay(delay or (given.plan.delay if given.plan is not None else None))
+        return servers
+    if given.store is not None:
+        rule = f"left out beside a plan of the {given.exchange} exchange, where ranks hold weights"
+        raise InvalidValueError("exchange", type(given.store).__name__, rule)
+    return None
+
+
+# -- what all ranks must have alike ---------------------------------------------------------------
+
+
+def _facts(given: Given, ignored: frozenset[str]) -> list[Fact]:
+    """Return what was given."""
+    asked = given.wishes.asked
+    return [
+        ("whether a plan is given", given.plan is not None),
+        ("whether cluster= is given", given.wishes.cluster is not None),
+        ("policy", asked.policy),
+        ("exchange", asked.exchange),
+        ("delay", str(delay_of(given.delay))),
+        ("channels", asked.channels),
+        ("cache", given.wishes.cache),
+        ("deterministic", given.wishes.deterministic),
+        ("broadcast_buffers", given.broadcast_buffers),
+        ("what to ignore", tuple(sorted(ignored))),
+    ]
+
+
+def tensor_facts(kind: str, tensors: Iterable[tuple[str, Tensor]]) -> list[Fact]:
+    """Return one fact per tensor: shape, strides, dtype and whether it is trained."""
+    return [
+        (
+            f"{kind} {name!r}",
+            (
+                f"shape {tuple(tensor.shape)}, strides {tuple(tensor.stride())}, {tensor.dtype}"
+                f"{'' if tensor.requires_grad or kind != 'parameter' else ', frozen'}"
+            ),
+        )
+        for name, tensor in tensors
+    ]

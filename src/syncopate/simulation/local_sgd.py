@@ -1,0 +1,91 @@
+"""Local SGD: what a plan takes where ranks step by themselves, and weights are averaged.
+
+Nothing is sent between averages. An average begins when the update ends and overlaps nothing: all
+buckets are there at once, and go over their channels as the plan says.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from syncopate.cluster import Cluster, Interference
+from syncopate.costs.model.bound import plan_bound_s, require_possible
+from syncopate.costs.model.functions import Costs
+from syncopate.costs.model.training import beside_s, exchange_costs
+from syncopate.plan import Plan, Prediction
+from syncopate.simulation.fluid import Collective, Piece, Run, run
+from syncopate.simulation.iteration import play_traffic
+from syncopate.simulation.traffic import Traffic, traffic_of
+from syncopate.workload import Workload
+
+
+def play_average(traffic: Traffic, interference: Interference) -> Run:
+    """Play the average of all weights, from 0 on; collectives are those of the buckets."""
+    sums = [
+        Collective(0.0, push.duration_s, push.startup_s, push.channel, 0) for push in traffic.pushes
+    ]
+    return run([Piece(0.0, ()), Piece(0.0, tuple(range(len(sums))))], sums, interference)
+
+
+def averages_of(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None = None
+) -> tuple[Traffic, Traffic]:
+    """Return what an iteration by itself sends, which is nothing, and what an average sends.
+
+    Weights travel in their own type, however gradients do.
+
+    Args:
+        workload: the model's gradients and times.
+        plan: with local SGD.
+        cluster: the machines.
+        costs: by collective; by default those of the cluster in training.
+    """
+    found = traffic_of(
+        workload,
+        plan.buckets,
+        costs or exchange_costs(cluster, workload.nbytes, plan.exchange),
+        plan.order,
+        world_size=cluster.world_size,
+        cluster=cluster,
+    )
+    return replace(found, pushes=()), found
+
+
+def predict_averaged(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None = None
+) -> Prediction:
+    """Return what an iteration of local SGD is expected to cost after its warm-up.
+
+    That is computation, and of an average one ``period``-th.
+
+    Args:
+        workload: what is computed.
+        plan: with local SGD.
+        cluster: the machines, as many ranks as the plan is for.
+        costs: by collective; by default those of the cluster in training.
+
+    Raises:
+        PlanError: the buckets do not hold the workload's gradients.
+        UnknownNameError: a bucket's algorithm has no cost on this cluster.
+        PredictionError: the costs promise an iteration below the physical bound.
+    """
+    assert plan.local_sgd is not None
+    period = plan.local_sgd.period
+    alone, average = averages_of(workload, plan, cluster, costs)
+    played = play_traffic(workload, alone, cluster.interference)
+    more_s = beside_s(cluster, workload, plan.exchange)
+    averaged_s = play_average(average, cluster.interference).finishes_s[-1] + more_s
+    sent_s = math.fsum(push.duration_s for push in average.pushes) + more_s
+    beside_nbytes = workload.beside_nbytes(cluster.world_size)
+    wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes)
+    bound_s = max(played.compute_s, wire_s / period)
+    iteration_s = played.iteration_s + averaged_s / period
+    require_possible(iteration_s, bound_s, f"a plan for {workload.model!r}")
+    return Prediction(
+        iteration_s=max(iteration_s, bound_s),
+        compute_s=played.compute_s,
+        communication_s=sent_s / period,
+        exposed_s=max(iteration_s - played.compute_s, 0.0),
+        bound_s=bound_s,
+    )
