@@ -6,14 +6,15 @@ and |.| the length of a set of time:
     computation            = |X|
     communication          = |Y|
     overlapped             = |X and Y|
-    computation only       = |X| - |X and Y|        (phase 1 of SketchDLC)
-    exposed communication  = |Y| - |X and Y|        (phase 3 of SketchDLC)
+    computation only       = |X| - |X and Y|
+    exposed communication  = |Y| - |X and Y|
     idle                   = duration - |X or Y|
     overlap ratio          = |X and Y| / |Y|
-    phase overlap ratio    = |X and Y| / (computation only + exposed communication)
+    phase overlap ratio    = |X and Y| / |X or Y|
 
 The overlap ratio is the hidden share of communication. The last one is what SketchDLC calls the
-overlap ratio; it exceeds 1 when most of an iteration is overlapped.
+overlap ratio: its phase 1 is computation only, its phase 2 is overlapped, its phase 3 is all
+communication, and it divides phase 2 by phases 1 and 3 (Sections 3.2.4 and 5.3.1).
 
 Spans of the wait lane are a rank's own view of exposed communication and enter no formula.
 """
@@ -78,11 +79,9 @@ class Phases:
 
     @property
     def phase_overlap_ratio(self) -> float:
-        """SketchDLC's overlap ratio: phase 2 over phases 1 and 3; 0 when nothing ran."""
-        alone = self.computation_only_s + self.exposed_communication_s
-        if alone > 0:
-            return self.overlapped_s / alone
-        return float("inf") if self.overlapped_s > 0 else 0.0
+        """SketchDLC's overlap ratio, phase 2 over phases 1 and 3, in [0, 1]; 0: nothing ran."""
+        both = self.computation_only_s + self.communication_s
+        return self.overlapped_s / both if both > 0 else 0.0
 
 
 def phases(timeline: Timeline) -> tuple[Phases, ...]:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 import syncopate
+from syncopate.cli.analyze import analyze
 from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.choose import choose
@@ -34,6 +35,7 @@ app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
 app.command()(simulate)
+app.command()(analyze)
 app.command()(bench)
 app.command()(choose)
 app.command()(convert)

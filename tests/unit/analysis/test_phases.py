@@ -47,7 +47,7 @@ def test_one_iteration() -> None:
     assert found.exposed_communication_s == 1
     assert found.idle_s == 1
     assert found.overlap_ratio == 0.75
-    assert found.phase_overlap_ratio == 3 / 5
+    assert found.phase_overlap_ratio == 3 / 8
 
 
 def test_no_communication_hides_everything() -> None:

@@ -46,7 +46,7 @@ def test_version(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["calibrate", "profile", "plan", "simulate", "bench", "choose", "convert", "demo"],
+    ["calibrate", "profile", "plan", "simulate", "analyze", "bench", "choose", "convert", "demo"],
 )
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
@@ -58,7 +58,7 @@ def test_help(run, command):
 def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
-    names = ("demo", "calibrate", "profile", "plan", "simulate")
+    names = ("demo", "calibrate", "profile", "plan", "simulate", "analyze")
     names += ("bench", "choose", "convert")
     assert all(name in out for name in (*names, "lab"))
     assert run("")[1].strip() == out.strip()

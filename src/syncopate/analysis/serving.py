@@ -1,0 +1,203 @@
+"""Serving: what a training with a parameter server spends its time on, from its messages.
+
+Of a worker in an iteration:
+
+    phase 1, computation only     from the last answer to a pull of the iteration before, to its
+                                  first push
+    phase 2, overlapped           from its first push to its last
+    phase 3, communication        from its first push to the last answer to a pull
+    computation                   phase 1 + phase 2
+    overlap ratio                 phase 2 / (phase 1 + phase 3)
+    wait overhead                 from the first answer to a pull to the last
+
+Of a server, a parameter and an iteration:
+
+    synchronization overhead      from the first push that came to the last
+    update overhead               from the last push to the first answer to one; where servers
+                                  answer each push by itself, from a push to its answer
+    search overhead               from a request to pull to its answer
+
+Source: SketchDLC, Sections 3.2.4, 4.2 and 5.3.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from syncopate.analysis.phases import Phases
+from syncopate.errors import InvalidValueError
+
+
+class Message(NamedTuple):
+    """One message of a push or a pull, as one node saw it.
+
+    Attributes:
+        node: whose record it is, such as ``"w0"`` or ``"s1"``.
+        push: whether it belongs to a push; else to a pull.
+        sends: whether the node sent it.
+        key: index of the parameter.
+        iteration: of the training, from 0; negative before the first.
+        peer: the node at the other end.
+        time_s: when.
+        nbytes: its size.
+    """
+
+    node: str
+    push: bool
+    sends: bool
+    key: int
+    iteration: int
+    peer: str
+    time_s: float
+    nbytes: int = 0
+
+
+class Overhead(NamedTuple):
+    """A stretch of time that a node spent.
+
+    Attributes:
+        kind: ``"wait"``, ``"search"``, ``"update"`` or ``"synchronization"``.
+        node: which node.
+        iteration: in which iteration.
+        seconds: how long.
+        key: for which parameter; -1: for all.
+        peer: for which worker; empty: for all.
+    """
+
+    kind: str
+    node: str
+    iteration: int
+    seconds: float
+    key: int = -1
+    peer: str = ""
+
+
+class Distribution(NamedTuple):
+    """Values, and the normal distribution that is fitted to them.
+
+    Attributes:
+        number: how many values.
+        mean: of the values, and of the normal distribution.
+        deviation: the standard deviation of both; 0 of a single value.
+        least: the smallest value.
+        median: the middle value.
+        most: the largest value.
+    """
+
+    number: int
+    mean: float
+    deviation: float
+    least: float
+    median: float
+    most: float
+
+
+def distribution(values: Sequence[float]) -> Distribution:
+    """Return the distribution of values.
+
+    Raises:
+        InvalidValueError: there are none.
+    """
+    if not values:
+        raise InvalidValueError("values", values, "at least one")
+    mean = statistics.fmean(values)
+    deviation = statistics.pstdev(values, mean)
+    median = statistics.median(values)
+    return Distribution(len(values), mean, deviation, min(values), median, max(values))
+
+
+def served_phases(messages: Iterable[Message]) -> tuple[Phases, ...]:
+    """Return the phases of every worker's iterations but the first, by iteration, then worker.
+
+    An iteration that is not whole, as the last of a trace that was cut short, is left out.
+    """
+    found = []
+    for worker, iterations in _by_iteration(messages, "w").items():
+        for before, now in pairwise(sorted(iterations)):
+            if now != before + 1:
+                continue
+            pushes, pulls = _pushes(iterations[now]), _answers(iterations[now])
+            had = _answers(iterations[before])
+            if not (pushes and len(pulls) == len(pushes) and had):
+                continue
+            computed_s = pushes[-1] - had[-1]
+            communicated_s = pulls[-1] - pushes[0]
+            found.append(
+                Phases(
+                    rank=int(worker[1:]),
+                    iteration=now,
+                    duration_s=pulls[-1] - had[-1],
+                    computation_s=computed_s,
+                    communication_s=communicated_s,
+                    overlapped_s=pushes[-1] - pushes[0],
+                )
+            )
+    return tuple(sorted(found, key=lambda phase: (phase.iteration, phase.rank)))
+
+
+def overheads(messages: Iterable[Message], *, synchronous: bool = True) -> tuple[Overhead, ...]:
+    """Return the overheads of all nodes: those of workers, then those of servers.
+
+    Args:
+        messages: of any nodes; those before the first iteration do not count.
+        synchronous: whether servers answer a push when all workers pushed.
+    """
+    kept = tuple(message for message in messages if message.iteration >= 0)
+    found = []
+    for worker, iterations in _by_iteration(kept, "w").items():
+        for iteration, mine in sorted(iterations.items()):
+            if pulls := _answers(mine):
+                found.append(Overhead("wait", worker, iteration, pulls[-1] - pulls[0]))
+    for server, iterations in _by_iteration(kept, "s").items():
+        for iteration, mine in sorted(iterations.items()):
+            found += _of_server(server, iteration, mine, synchronous)
+    return tuple(found)
+
+
+def _of_server(
+    server: str, iteration: int, messages: Sequence[Message], synchronous: bool
+) -> list[Overhead]:
+    found: list[Overhead] = []
+    by_key: dict[int, list[Message]] = defaultdict(list)
+    for message in messages:
+        by_key[message.key].append(message)
+    for key, mine in sorted(by_key.items()):
+        pushed = {m.peer: m.time_s for m in mine if m.push and not m.sends}
+        answers = [m for m in mine if m.push and m.sends and m.peer in pushed]
+        last_s = max(pushed.values(), default=0.0)
+        if pushed:
+            took_s = last_s - min(pushed.values())
+            found.append(Overhead("synchronization", server, iteration, took_s, key))
+        if synchronous and answers:
+            took_s = min(m.time_s for m in answers) - last_s
+            found.append(Overhead("update", server, iteration, took_s, key))
+        for m in () if synchronous else answers:
+            took_s = m.time_s - pushed[m.peer]
+            found.append(Overhead("update", server, iteration, took_s, key, m.peer))
+        asked = {m.peer: m.time_s for m in mine if not m.push and not m.sends}
+        for m in mine:
+            if not m.push and m.sends and m.peer in asked:
+                took_s = m.time_s - asked[m.peer]
+                found.append(Overhead("search", server, iteration, took_s, key, m.peer))
+    return found
+
+
+def _by_iteration(messages: Iterable[Message], role: str) -> dict[str, dict[int, list[Message]]]:
+    """Group the messages of workers or servers by node and iteration of the training."""
+    found: dict[str, dict[int, list[Message]]] = defaultdict(lambda: defaultdict(list))
+    for message in messages:
+        if message.node.startswith(role):
+            found[message.node][message.iteration].append(message)
+    return dict(sorted(found.items()))
+
+
+def _pushes(messages: Iterable[Message]) -> list[float]:
+    return sorted(m.time_s for m in messages if m.push and m.sends)
+
+
+def _answers(messages: Iterable[Message]) -> list[float]:
+    return sorted(m.time_s for m in messages if not m.push and not m.sends)

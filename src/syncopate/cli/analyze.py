@@ -1,0 +1,119 @@
+"""``syncopate analyze``: what a timeline, or the traces of a parameter server, say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from syncopate.cli.common.console import err, out
+from syncopate.errors import InvalidValueError
+from syncopate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from syncopate.analysis import Message
+    from syncopate.tracing.dlc import Record
+
+TIMELINE = ".json"
+
+
+def analyze(
+    *,
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="A timeline (.json), or DLC traces, one of each node."),
+    ],
+    asynchronous: Annotated[
+        bool,
+        typer.Option("--asynchronous", help="DLC: servers answer each push by itself."),
+    ] = False,
+    repair: Annotated[
+        bool, typer.Option("--repair", help="DLC: put records in the order of their times.")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
+) -> None:
+    """Say what iterations spent their time on: computation, communication, and waiting.
+
+    A timeline comes from `syncopate simulate` or from a recorded training. A DLC trace is what one
+    node of a parameter server sent and received, as SketchDLC defines it. Needs no ranks.
+
+    For example:
+
+      syncopate analyze timeline.json
+
+      syncopate analyze worker-0.txt worker-1.txt server-0.txt
+
+      syncopate analyze trace_record.txt --repair --json
+    """
+    timelines = [path for path in files if path.suffix == TIMELINE]
+    if timelines and len(files) > 1:
+        rule = "the only file, or left out: a timeline has all ranks"
+        raise InvalidValueError("FILE", str(timelines[0]), rule)
+    if timelines:
+        _timeline(Timeline.load(timelines[0]), json)
+    else:
+        _traces(files, synchronous=not asynchronous, repair=repair, json=json)
+
+
+def _timeline(timeline: Timeline, json: bool) -> None:
+    import msgspec
+
+    from syncopate.analysis import phases
+    from syncopate.reports.phases import phases_report
+
+    if json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(phases(timeline)), indent=1).decode())
+        return
+    out().print(phases_report(timeline))
+
+
+def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -> None:
+    import msgspec
+
+    from syncopate.reports.serving import serving_json, serving_report
+    from syncopate.tracing import dlc
+
+    messages: list[Message] = []
+    origin_us: int | None = None
+    for path in files:
+        trace = dlc.read(path)
+        for damage in trace.damage:
+            _note(str(damage))
+        for odd in dlc.findings(trace.records):
+            _note(f"{path}: {odd}{'; mended' if repair else ''}")
+        kept = dlc.repaired(trace.records) if repair else trace.records
+        records = [record for record in kept if isinstance(record, dlc.Record)]
+        # Seconds since 1970 as floats would lose tenths of a microsecond.
+        if origin_us is None and records:
+            origin_us = records[0].time_us
+        messages += _messages(records, trace.header.workers, origin_us or 0)
+    if json:
+        found = serving_json(messages, synchronous=synchronous)
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        return
+    out().print(serving_report(messages, synchronous=synchronous))
+
+
+def _messages(records: Iterable[Record], workers: int, origin_us: int) -> list[Message]:
+    """Return the messages of one node, timed from ``origin_us``."""
+    from syncopate.analysis import Message
+
+    return [
+        Message(
+            f"w{r.node}" if r.operation.by_worker else f"s{r.node - workers}",
+            r.operation.push,
+            r.operation.sends,
+            r.key,
+            r.iteration,
+            r.peer,
+            (r.time_us - origin_us) * 1e-6,
+            r.length,
+        )
+        for r in records
+    ]
+
+
+def _note(text: str) -> None:
+    err().print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)

@@ -1,0 +1,22 @@
+"""DLC: the trace format of SketchDLC, what each node of a parameter server sent and received."""
+
+from syncopate.tracing.dlc.node import Node
+from syncopate.tracing.dlc.reader import Damage, Trace, read, records
+from syncopate.tracing.dlc.records import Header, Operation, Record, SetUp
+from syncopate.tracing.dlc.repair import findings, repaired
+from syncopate.tracing.dlc.writer import to_dlc
+
+__all__ = [
+    "Damage",
+    "Header",
+    "Node",
+    "Operation",
+    "Record",
+    "SetUp",
+    "Trace",
+    "findings",
+    "read",
+    "records",
+    "repaired",
+    "to_dlc",
+]

@@ -1,0 +1,160 @@
+"""Node: a DLC trace as it is written, one message after the other.
+
+A worker and a server do four things with a key and a peer, always in this order: push sent and
+answered, pull sent and answered. So the number of an operation, what it waited for and how long
+follow from the messages alone.
+
+Source: SketchDLC, Sections 3.2.3, 4.1 and 4.3.2, Equations 5 to 8. Where a push waits for all pulls
+of the iteration before, ``d_time`` is read off Fig. 8: it counts from the last message that the
+worker sent before it had that key's weights.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from syncopate.errors import InvalidValueError
+from syncopate.tracing.dlc.records import Dependency, Operation, Record, SetUp
+
+_FOUR = 4
+_WORKER = (
+    Operation.PUSH_SEND_WORKER,
+    Operation.PUSH_RECV_WORKER,
+    Operation.PULL_SEND_WORKER,
+    Operation.PULL_RECV_WORKER,
+)
+_SERVER = (
+    Operation.PUSH_RECV_SERVER,
+    Operation.PUSH_SEND_SERVER,
+    Operation.PULL_RECV_SERVER,
+    Operation.PULL_SEND_SERVER,
+)
+_WAITS_FOR = (
+    Dependency.PUSH_ON_PULL,
+    Dependency.PUSH_ON_PUSH,
+    Dependency.PULL_ON_PUSH,
+    Dependency.PULL_ON_PULL,
+)
+"""By the place of an operation among its four."""
+
+
+class _Last(NamedTuple):
+    """The last operation of a key and a peer.
+
+    Attributes:
+        number: its number.
+        time_us: when.
+        sent_us: when the node had last sent anything by then.
+    """
+
+    number: int
+    time_us: int
+    sent_us: int
+
+
+class Node:
+    """One node of a parameter server, and the records of its messages.
+
+    Args:
+        rank: among the workers, or among the servers.
+        worker: whether it is a worker; else a server.
+        workers: number of workers.
+        servers: number of servers.
+        synchronous: whether servers answer a push when all workers pushed.
+    """
+
+    def __init__(
+        self, rank: int, *, worker: bool, workers: int, servers: int, synchronous: bool = True
+    ) -> None:
+        peers = servers if worker else workers
+        if not 0 <= rank < (workers if worker else servers):
+            raise InvalidValueError("rank", rank, f"in 0..{(workers if worker else servers) - 1}")
+        self.id = rank if worker else workers + rank
+        self.records: list[Record | SetUp] = []
+        self._rank, self._worker = rank, worker
+        self._peers = [f"{'s' if worker else 'w'}{peer}" for peer in range(peers)]
+        self._first_peer = workers if worker else 0
+        self._synchronous = synchronous
+        self._order = _WORKER if worker else _SERVER
+        self._last: dict[tuple[int, int], _Last] = {}
+        self._sent_us = 0
+
+    def set_up(self, peer: int, *, sends: bool, length: int) -> SetUp:
+        """Add a message that sets up a connection with a peer, and return its record."""
+        other = self._first_peer + peer
+        src, dst = (self.id, other) if sends else (other, self.id)
+        record = SetUp(len(self.records), src, dst, length, 0, "SendCom_To_Servers")
+        self.records.append(record)
+        return record
+
+    def add(
+        self,
+        operation: Operation,
+        key: int,
+        peer: int,
+        *,
+        length: int,
+        num_pp: int,
+        time_us: int,
+    ) -> Record:
+        """Add a message, and return its record.
+
+        Args:
+            operation: what this node did.
+            key: index of the parameter.
+            peer: rank of the server or worker at the other end.
+            length: size of the message, bytes.
+            num_pp: number of the push or pull.
+            time_us: when, microseconds since the epoch.
+
+        Raises:
+            InvalidValueError: not what comes next for this key and peer.
+        """
+        last = self._last.get((key, peer))
+        number = self._first_number(peer) if last is None else last.number + 1
+        place = self._place(number)
+        expected = self._order[place]
+        if operation is not expected:
+            raise InvalidValueError(
+                f"operation of key {key} with {self._peers[peer]}", str(operation), str(expected)
+            )
+        if operation.sends:
+            self._sent_us = time_us
+        other = self._first_peer + peer
+        src, dst = (self.id, other) if operation.sends else (other, self.id)
+        kind, waited_us, depends_on, many = self._waited(place, key, peer, last, time_us)
+        record = Record(
+            len(self.records), src, dst, length, num_pp, operation, key, number,
+            self._peers[peer], kind, waited_us, time_us, depends_on, many,
+        )  # fmt: skip
+        self.records.append(record)
+        self._last[key, peer] = _Last(number, time_us, self._sent_us)
+        return record
+
+    def _first_number(self, peer: int) -> int:
+        """Return the number with which a key begins: servers count what worker 0 gives from -2."""
+        return 0 if self._worker or peer else -2
+
+    def _place(self, number: int) -> int:
+        """Return the place of an operation among its four: only worker 0 begins with a push."""
+        return (number if self._worker and self._rank == 0 else number + 2) % _FOUR
+
+    def _waited(
+        self, place: int, key: int, peer: int, last: _Last | None, time_us: int
+    ) -> tuple[Dependency, int, tuple[str, ...], bool]:
+        """Return type, microseconds and records of what an operation waited for."""
+        if last is None:
+            return Dependency.NONE, 0, (), False
+        kind = _WAITS_FOR[place]
+        one = f"{key}-{last.number}-{self._peers[peer]}"
+        if self._worker:
+            if kind is not Dependency.PUSH_ON_PULL:
+                return kind, time_us - last.time_us, (one,), False
+            every = tuple(f"{last.number}-{name}" for name in self._peers)
+            return kind, time_us - last.sent_us, every, True
+        initial = last.number < 0
+        alone = initial or (kind is Dependency.PUSH_ON_PUSH and not self._synchronous)
+        if alone or kind in (Dependency.PULL_ON_PUSH, Dependency.PULL_ON_PULL):
+            return kind, time_us - last.time_us, (one,), False
+        every = tuple(f"{key}-{last.number}-{name}" for name in self._peers)
+        return kind, time_us - last.time_us, every, True

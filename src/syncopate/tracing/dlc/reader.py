@@ -1,0 +1,212 @@
+"""Reader: a DLC trace, line by line.
+
+A line that is damaged is reported with its place, and the rest is read.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TextIO
+
+from syncopate.errors import ArtifactError
+from syncopate.tracing.dlc.records import (
+    FIELDS,
+    MARK,
+    SET_UP_FIELDS,
+    Dependency,
+    Header,
+    Operation,
+    Record,
+    SetUp,
+)
+
+_MICROSECONDS = 1_000_000
+_HEADER_LINES = 100
+_OPERATIONS = {operation.value: operation for operation in Operation}
+_DEPENDENCIES = {int(kind): kind for kind in Dependency}
+_OP_ID = re.compile(r"(\d+)-(-?\d+)-([ws]\d+)")
+_ONE = re.compile(r"(?:\d+-)?-?\d+-[ws]\d+")
+_HEADER = re.compile(
+    r"num_workers:\s*=\s*(\d+)\s+num_servers:\s*=\s*(\d+)\s+"
+    r"(worker|server)_hostname:\s*=\s*(\S*)",
+)
+
+
+class Damage(NamedTuple):
+    """A line that says nothing.
+
+    Attributes:
+        path: the file.
+        line: its number, from 1.
+        column: of the first character at fault, from 1.
+        reason: what is wrong, and what was expected.
+    """
+
+    path: str
+    line: int
+    column: int
+    reason: str
+
+    def __str__(self) -> str:
+        """Return place and reason, as compilers write them."""
+        return f"{self.path}:{self.line}:{self.column}: {self.reason}"
+
+
+class Trace(NamedTuple):
+    """A whole trace.
+
+    Attributes:
+        header: what stands above the records.
+        records: in the order of the file.
+        damage: the lines that could not be read.
+    """
+
+    header: Header
+    records: tuple[Record | SetUp, ...]
+    damage: tuple[Damage, ...]
+
+
+class _FieldError(Exception):
+    """A field that cannot be read: its index, and what is wrong with it."""
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def read(path: str | os.PathLike[str]) -> Trace:
+    """Read a whole trace.
+
+    Raises:
+        ArtifactError: the file cannot be read, or is no DLC trace.
+    """
+    with _opened(path) as file:
+        lines = enumerate(file, start=1)
+        header = _header(path, lines)
+        found: list[Record | SetUp] = []
+        damage: list[Damage] = []
+        for one in _parsed(path, lines):
+            if isinstance(one, Damage):
+                damage.append(one)
+            else:
+                found.append(one)
+    return Trace(header, tuple(found), tuple(damage))
+
+
+def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
+    """Yield the records of a trace as they are read, damaged lines among them.
+
+    Raises:
+        ArtifactError: the file cannot be read, or is no DLC trace.
+    """
+    with _opened(path) as file:
+        lines = enumerate(file, start=1)
+        _header(path, lines)
+        yield from _parsed(path, lines)
+
+
+def _opened(path: str | os.PathLike[str]) -> TextIO:
+    try:
+        return Path(path).open(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror}") from None
+
+
+def _header(path: str | os.PathLike[str], lines: Iterator[tuple[int, str]]) -> Header:
+    """Read up to the names of the columns."""
+    header: Header | None = None
+    for number, line in lines:
+        if found := _HEADER.search(line):
+            header = Header(int(found[1]), int(found[2]), found[4], found[3])
+        if line.rstrip("\n").split("\t") == list(FIELDS):
+            if header is None:
+                break
+            return header
+        if number > _HEADER_LINES:
+            break
+    raise ArtifactError(
+        path,
+        "not a DLC trace: expected a header with num_workers, num_servers and the name of the "
+        "host, and then the names of the columns",
+    )
+
+
+def _parsed(
+    path: str | os.PathLike[str], lines: Iterator[tuple[int, str]]
+) -> Iterator[Record | SetUp | Damage]:
+    for number, line in lines:
+        fields = line.rstrip("\r\n").split("\t")
+        if fields == [""]:
+            continue
+        try:
+            yield _record(fields)
+        except _FieldError as error:
+            before = fields[: error.index]
+            column = sum(map(len, before)) + len(before) + 1
+            yield Damage(os.fspath(path), number, column, str(error))
+
+
+def _record(fields: Sequence[str]) -> Record | SetUp:
+    if len(fields) not in (SET_UP_FIELDS, len(FIELDS)):
+        raise _FieldError(
+            min(len(fields), len(FIELDS)),
+            f"{len(fields)} fields; expected {SET_UP_FIELDS} or {len(FIELDS)}, separated by tabs",
+        )
+    ident, src, dst, length, num_pp = (_number(fields, index) for index in range(5))
+    name = fields[5].removeprefix(MARK)
+    if name == fields[5]:
+        raise _FieldError(5, f"{fields[5]!r} is no operation; expected {MARK!r} and a name")
+    if len(fields) == SET_UP_FIELDS:
+        return SetUp(ident, src, dst, length, num_pp, name)
+    if name not in _OPERATIONS:
+        raise _FieldError(5, f"unknown operation {name!r}; known: {', '.join(_OPERATIONS)}")
+    op_id = _OP_ID.fullmatch(fields[6])
+    if op_id is None:
+        raise _FieldError(6, f"{fields[6]!r} is no op_id; expected one such as '4-7-s0'")
+    kind = _number(fields, 7)
+    if kind not in _DEPENDENCIES:
+        raise _FieldError(7, f"dep_type is {kind}; it must be in 0..{len(_DEPENDENCIES) - 1}")
+    seconds, microseconds = _number(fields, 9), _number(fields, 10)
+    if not 0 <= microseconds < _MICROSECONDS:
+        raise _FieldError(10, f"time_usec is {microseconds}; it must be in 0..{_MICROSECONDS - 1}")
+    depends_on, many = _depends(fields[11])
+    return Record(
+        ident,
+        src,
+        dst,
+        length,
+        num_pp,
+        _OPERATIONS[name],
+        int(op_id[1]),
+        int(op_id[2]),
+        op_id[3],
+        _DEPENDENCIES[kind],
+        _number(fields, 8),
+        seconds * _MICROSECONDS + microseconds,
+        depends_on,
+        many,
+    )
+
+
+def _number(fields: Sequence[str], index: int) -> int:
+    try:
+        return int(fields[index])
+    except ValueError:
+        raise _FieldError(index, f"{FIELDS[index]} is {fields[index]!r}, not an integer") from None
+
+
+def _depends(text: str) -> tuple[tuple[str, ...], bool]:
+    """Read ``id_dep``; a list may end with a full stop, as scanned copies of the paper have it."""
+    if text == "-1":
+        return (), False
+    many = text.startswith("(") and text.endswith(")")
+    parts = [one for one in re.split("[,.]", text[1:-1]) if one] if many else [text]
+    for one in parts:
+        if not _ONE.fullmatch(one):
+            raise _FieldError(
+                11, f"id_dep is {text!r}; expected -1, one such as '6-4-s0', or '(3-s0,)'"
+            )
+    return tuple(parts), many

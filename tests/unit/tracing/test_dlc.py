@@ -1,0 +1,217 @@
+"""DLC: read, written, made from messages, and repaired, beside the paper's own trace."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.tracing import dlc
+from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp
+from syncopate.tracing.dlc.records import INITIAL, Dependency
+
+FIG_8 = Path(__file__).parent / "data" / "sketchdlc_fig8.csv"
+HEADER = Header(workers=2, servers=1, hostname="GPU-1-12")
+FIG_8_SHA256 = "5e12ce8d455d5894cfd2632021e3dfb1763887ad377fdfcc64d53ab55716a360"
+"""Of the text of the figure with eight lines above its columns, as the authors' file has it."""
+
+
+def figure_8():
+    """Return the records of the paper's Fig. 8, from the table of their fields."""
+    lines = [line for line in FIG_8.read_text().splitlines() if not line.startswith("#")]
+    found = []
+    for row in csv.reader(lines[1:]):
+        numbers = [int(value) for value in row[:5]]
+        if len(row) == 6:
+            found.append(SetUp(*numbers, row[5]))
+            continue
+        key, number, peer = row[6].split("-")
+        many = row[10].startswith("(")
+        depends_on = () if row[10] == "-1" else (row[10].strip("()"),)
+        kind, d_time_us, time_us = Dependency(int(row[7])), int(row[8]), int(row[9])
+        found.append(
+            Record(
+                *numbers,
+                Operation(row[5]),
+                int(key),
+                int(number),
+                peer,
+                kind,
+                d_time_us,
+                time_us,
+                depends_on,
+                many,
+            )
+        )
+    return tuple(found)
+
+
+def written(tmp_path, records, header=HEADER):
+    path = tmp_path / "trace_record.txt"
+    path.write_text("".join(dlc.to_dlc(header, records)), encoding="utf-8")
+    return path
+
+
+def test_the_papers_own_trace_comes_out_byte_for_byte(tmp_path):
+    path = written(tmp_path, figure_8())
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == FIG_8_SHA256
+    read = dlc.read(path)
+    assert read == (HEADER, figure_8(), ())
+    assert tuple(dlc.records(path)) == figure_8()
+
+
+def test_lists_that_end_with_a_full_stop_are_read(tmp_path):
+    path = written(tmp_path, figure_8())
+    path.write_text(path.read_text().replace("(3-s0,)", "(3-s0.)"))
+    assert dlc.read(path).records == figure_8()
+
+
+def test_what_is_odd_about_the_papers_trace_is_said_and_repaired():
+    said = dlc.findings(figure_8())
+    assert said == (
+        "id 16: Pull_Recv_Worker 3-3-s0 stands before 3-2-s0, for which it waited",
+        "id 16 stands twice; each record has its own",
+        "id 24: Pull_Recv_Worker 5-3-s0 stands before 5-2-s0, for which it waited",
+        "id 24 stands twice; each record has its own",
+    )
+    mended = dlc.repaired(figure_8())
+    assert dlc.findings(mended) == ()
+    assert [record.id for record in mended] == list(range(68))
+    assert sorted(r[1:] for r in mended) == sorted(r[1:] for r in figure_8())
+
+
+def test_a_node_makes_the_papers_records_from_its_messages():
+    node = Node(0, worker=True, workers=2, servers=1)
+    expected = dlc.repaired(figure_8())
+    for record in expected:
+        if isinstance(record, SetUp):
+            node.set_up(0, sends=record.src == 0, length=record.length)
+        else:
+            node.add(
+                record.operation,
+                record.key,
+                0,
+                length=record.length,
+                num_pp=record.num_pp,
+                time_us=record.time_us,
+            )
+    # The paper spells its very first operation in another way.
+    assert node.records[1:] == list(expected[1:])
+    assert node.records[0] == expected[0]._replace(operation="SendCom_To_Servers")
+
+
+def iteration(node, operations, key, peer, at_us, *, num_pp=1):
+    """Add one message of each operation, a millisecond apart; return the records."""
+    return [
+        node.add(one, key, peer, length=10, num_pp=num_pp, time_us=at_us + 1000 * step)
+        for step, one in enumerate(operations)
+    ]
+
+
+WORKER = [one for one in Operation if one.by_worker]
+SERVER = [one for one in Operation if not one.by_worker]
+
+
+def test_other_workers_begin_with_a_pull_and_wait_for_all_servers():
+    node = Node(1, worker=True, workers=2, servers=2)
+    first = iteration(node, WORKER[2:], 3, 1, 0)
+    assert [one.op_id for one in first] == ["3-0-s1", "3-1-s1"]
+    assert [one.dependency for one in first] == [Dependency.NONE, Dependency.PULL_ON_PULL]
+    push = iteration(node, WORKER, 3, 1, 10_000)[0]
+    assert (push.src, push.dst, push.number) == (1, 3, 2)
+    assert (push.depends_on, push.many) == (("1-s0", "1-s1"), True)
+    # From the pull that it sent at 0.
+    assert push.d_time_us == 10_000
+
+
+def test_a_server_counts_from_minus_two_and_its_answer_waits_for_all_workers():
+    node = Node(0, worker=False, workers=2, servers=1)
+    assert [one.op_id for one in iteration(node, SERVER, 0, 0, 0, num_pp=INITIAL)] == [
+        "0--2-w0",
+        "0--1-w0",
+        "0-0-w0",
+        "0-1-w0",
+    ]
+    iteration(node, SERVER[2:], 0, 1, 0)
+    received, sent, *_ = iteration(node, SERVER, 0, 0, 10_000)
+    assert received.depends_on == ("0-1-w0", "0-1-w1")
+    assert (sent.depends_on, sent.many) == (("0-2-w0", "0-2-w1"), True)
+    assert (sent.dependency, sent.d_time_us) == (Dependency.PUSH_ON_PUSH, 1000)
+    assert (sent.src, sent.dst) == (2, 0)
+
+
+def test_asynchronous_servers_answer_one_push():
+    node = Node(0, worker=False, workers=2, servers=1, synchronous=False)
+    iteration(node, SERVER[2:], 0, 1, 0)
+    sent = iteration(node, SERVER, 0, 1, 10_000)[1]
+    assert (sent.depends_on, sent.many) == (("0-2-w1",), False)
+
+
+def test_what_does_not_come_next_is_refused():
+    node = Node(0, worker=True, workers=1, servers=1)
+    with pytest.raises(InvalidValueError, match=r"key 4 with s0.*Push_Send_Worker"):
+        node.add(Operation.PULL_SEND_WORKER, 4, 0, length=1, num_pp=1, time_us=0)
+    with pytest.raises(InvalidValueError, match=r"rank is 1; it must be in 0\.\.0"):
+        Node(1, worker=True, workers=1, servers=1)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 1)), max_size=30),
+    st.integers(0, 1),
+    st.booleans(),
+)
+def test_what_a_node_wrote_is_read_again(tmp_path_factory, steps, rank, worker):
+    # No message is waited for here that the other worker sends.
+    node = Node(rank, worker=worker, workers=2, servers=2, synchronous=False)
+    order = WORKER if worker else SERVER
+    begun: dict[tuple[int, int], int] = {}
+    for at_us, (key, peer) in enumerate(steps):
+        pushes_first = rank == 0 if worker else peer == 0
+        place = begun.get((key, peer), 0 if pushes_first else 2)
+        node.add(order[place % 4], key, peer, length=8, num_pp=1, time_us=at_us)
+        begun[key, peer] = place + 1
+    header = HEADER._replace(servers=2, role="worker" if worker else "server")
+    path = written(tmp_path_factory.mktemp("dlc"), node.records, header)
+    assert dlc.read(path) == (header, tuple(node.records), ())
+    assert dlc.findings(node.records) == ()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "column", "words"),
+    [
+        ("2\t0\t2\t2042", "2\t0\tx\t2042", 5, "dst is 'x', not an integer"),
+        ("OP:= Push_Send_Worker\t0-0-s0", "OP:= Push_Say\t0-0-s0", 16, "unknown operation"),
+        ("OP:= Push_Send_Worker\t0-0-s0", "Push_Send_Worker\t0-0-s0", 16, "is no operation"),
+        ("0-0-s0\t0\t0\t", "0-s0\t0\t0\t", 38, "no op_id"),
+        ("0-0-s0\t0\t0\t", "0-0-s0\t5\t0\t", 45, r"dep_type is 5; it must be in 0\.\.4"),
+        ("\t481409\t", "\t1481409\t", 60, "time_usec is 1481409"),
+        ("\t481409\t-1", "\t481409\t(x,)", 67, "id_dep is"),
+        ("\t481409\t-1", "", 60, "10 fields; expected 6 or 12"),
+    ],
+)
+def test_a_damaged_line_is_named_and_the_rest_is_read(tmp_path, old, new, column, words):
+    path = written(tmp_path, figure_8())
+    path.write_text(path.read_text().replace(old, new, 1))
+    read = dlc.read(path)
+    assert read.records == figure_8()[:2] + figure_8()[3:]
+    (damage,) = read.damage
+    assert (damage.path, damage.line) == (str(path), 12)
+    assert damage.column == column
+    assert str(damage).startswith(f"{path}:12:{column}: ")
+    assert re.search(words, damage.reason)
+
+
+@pytest.mark.parametrize("text", ["", "id\tsrc\n", "{}\n" * 200])
+def test_what_is_no_trace_is_refused(tmp_path, text):
+    path = tmp_path / "other.txt"
+    path.write_text(text)
+    with pytest.raises(ArtifactError, match=r"other\.txt: not a DLC trace"):
+        dlc.read(path)
+    with pytest.raises(ArtifactError, match="cannot be read"):
+        dlc.read(tmp_path / "missing.txt")
