@@ -1,8 +1,11 @@
-"""Output: writes a whole file where the user said, and replaces nothing but regular files.
+"""Output: what work gives while it runs and when it ends: how far it is, and whole files.
 
-A regular file is replaced at once: a reader sees the old content or the new, never a part. What
-is no regular file (a device, a pipe) is opened and written to, as a shell would. A symbolic link
-stays, and the file that it leads to is replaced. ``-`` is standard output.
+Long work is given a :data:`Progress`, and says by it how far it is.
+
+A file is written where the user said, and nothing but regular files is replaced. A regular file is
+replaced at once: a reader sees the old content or the new, never a part. What is no regular file (a
+device, a pipe) is opened and written to, as a shell would. A symbolic link stays, and the file that
+it leads to is replaced. ``-`` is standard output.
 """
 
 from __future__ import annotations
@@ -14,9 +17,13 @@ import re
 import secrets
 import stat
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from syncopate.errors import ArtifactError
+
+Progress = Callable[[str, float], None]
+"""Called with what is going on and how much of the whole is done, 0 to 1."""
 
 STANDARD_OUTPUT = "-"
 """The path that stands for standard output."""
@@ -25,6 +32,17 @@ _NAMED = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 _NUMBERED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
 _NEW_MODE = 0o666  # less what the umask forbids
 _PRIVATE_MODE = 0o600
+
+
+def say(progress: Progress | None, what: str, done: float) -> None:
+    """Call ``progress`` if there is one, ``done`` brought into [0, 1]."""
+    if progress is not None:
+        progress(what, min(max(done, 0.0), 1.0))
+
+
+def part(progress: Progress | None, begin: float, end: float) -> Progress:
+    """Return a progress for one stage, which takes the whole from ``begin`` to ``end``."""
+    return lambda what, done: say(progress, what, begin + (end - begin) * done)
 
 
 def write_output(path: str | os.PathLike[str], data: bytes) -> Path:

@@ -15,11 +15,25 @@ from msgspec import structs
 
 from syncopate.artifacts import Artifact, Record
 from syncopate.cluster import require_time
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
 
 _ROUNDING = 1e-12
 """Times that differ by less, as a share of an iteration, differ by the rounding of their sums."""
+
+ELEMENT, TENSOR = "element", "tensor"
+"""The kinds of optimizers: those that treat every element alike and by itself, and update a part of
+a tensor as they would update it within the whole; and those that look at whole tensors, at their
+norm or their shape."""
+
+_BY_ELEMENT = (
+    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "Adamax", "Adadelta", "ASGD",
+    "Rprop",
+)  # fmt: skip
+_BY_TENSOR = ("Adafactor", "Muon")
+
+OPTIMIZERS: dict[str, str] = dict.fromkeys(_BY_ELEMENT, ELEMENT) | dict.fromkeys(_BY_TENSOR, TENSOR)
+"""Name of a class of ``torch.optim`` -> its kind; torch does not say it."""
 
 
 class GradientTensor(Record, frozen=True, kw_only=True):
@@ -210,3 +224,19 @@ def fingerprint(tensors: Iterable[tuple[str, int, str]]) -> str:
     """Hash ``(name, numel, dtype)`` triples in any order into 16 hexadecimal digits."""
     lines = sorted(f"{name}:{numel}:{dtype}" for name, numel, dtype in tensors)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def kind_named(name: str) -> str:
+    """Return the kind of an optimizer by its name, or by that of its kind.
+
+    Raises:
+        UnknownNameError: no such name; lists those there are.
+
+    Example:
+        >>> kind_named("Muon"), kind_named("element")
+        ('tensor', 'element')
+    """
+    known = OPTIMIZERS | {kind: kind for kind in (ELEMENT, TENSOR)}
+    if name not in known:
+        raise UnknownNameError("optimizer", name, known)
+    return known[name]

@@ -30,7 +30,7 @@ from syncopate.cli import main as command_line
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.errors import SyncopateError
-from syncopate.progress import Progress
+from syncopate.output import Progress
 
 _FIRST_PORT = 30000
 _MOST_JOBS = 50

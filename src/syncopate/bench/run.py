@@ -35,7 +35,7 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.collectives.pattern import Pattern, distinct_values
 from syncopate.errors import InvalidValueError
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.schedules.conditions import conditions
 from syncopate.units import dtype_bytes, format_bytes
 

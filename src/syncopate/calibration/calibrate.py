@@ -29,7 +29,7 @@ from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.progress import Progress, part, say
+from syncopate.output import Progress, part, say
 from syncopate.recipe import Recipe
 from syncopate.schedules import registry
 from syncopate.topology import Topology

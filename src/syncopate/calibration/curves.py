@@ -49,7 +49,7 @@ from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.errors import CalibrationError
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.recipe import ORDER
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import ALGORITHMS, NATIVE

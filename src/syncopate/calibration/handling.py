@@ -33,7 +33,7 @@ from syncopate.collectives.machine import device_of
 from syncopate.collectives.mesh.executor import STAGED_BYTES
 from syncopate.costs.model.execution import Executions
 from syncopate.costs.model.messages import FloatArray
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions
 from syncopate.units import KIB, MIB

@@ -28,7 +28,7 @@ from syncopate.cluster import Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.collectives.machine import device_of
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.recipe import Recipe
 
 _STATE_S = (0.02, 0.08)

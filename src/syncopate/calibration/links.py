@@ -24,7 +24,7 @@ from syncopate.calibration.quantiles import lowest_decile
 from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.wire import Wire
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.topology import Topology
 from syncopate.units import KIB, MIB
 

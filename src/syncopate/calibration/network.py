@@ -14,7 +14,7 @@ from syncopate.calibration.reduction import measure_reduction
 from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import hosts_of
-from syncopate.progress import Progress, part
+from syncopate.output import Progress, part
 from syncopate.topology import Topology
 
 _LINKS_SHARE = 0.4

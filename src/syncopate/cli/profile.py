@@ -19,8 +19,7 @@ from syncopate.cli.common.console import (
     say_written,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.optimizers import kind_named
-from syncopate.workload import Workload
+from syncopate.workload import Workload, kind_named
 
 
 def profile(

@@ -19,13 +19,13 @@ from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.agreement import agree
-from syncopate.engine.connect import require_process_group
+from syncopate.engine.checks.agreement import agree
+from syncopate.engine.checks.connect import require_process_group
+from syncopate.engine.checks.soundness import Given, checks
 from syncopate.engine.engine import Engine
-from syncopate.engine.module import attach
+from syncopate.engine.model.module import attach
+from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.selfplan import Asked, Wishes, start
-from syncopate.engine.soundness import Given, checks
-from syncopate.engine.state import Buffers, broadcast_tensors
 from syncopate.plan import SERVED, Plan
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])

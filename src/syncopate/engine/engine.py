@@ -13,31 +13,31 @@ from torch.utils.hooks import RemovableHandle
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import checkpoint, ownership
-from syncopate.engine import module as modules
-from syncopate.engine.agreement import agree
+from syncopate.engine import checkpoint
+from syncopate.engine.checks.agreement import agree
+from syncopate.engine.checks.fit import checks_of, tensors_of
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.late import count_iteration
 from syncopate.engine.exchange.kinds import kind_for
 from syncopate.engine.exchange.optimizers import trained_by
 from syncopate.engine.exchange.serving.servers import Servers
-from syncopate.engine.fit import checks_of, tensors_of
-from syncopate.engine.inventory import Inventory
 from syncopate.engine.join import Join
+from syncopate.engine.model import module as modules
+from syncopate.engine.model import ownership
+from syncopate.engine.model.inventory import Inventory
+from syncopate.engine.model.state import Buffers
 from syncopate.engine.readiness import Readiness
-from syncopate.engine.state import Buffers
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
-from syncopate.optimizers import TENSOR
 from syncopate.plan import SERVED, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import merge
 from syncopate.tracing.offsets import clock_offsets
-from syncopate.workload import Workload
+from syncopate.workload import TENSOR, Workload
 
 if TYPE_CHECKING:
-    from syncopate.engine.soundness import Sound
+    from syncopate.engine.checks.soundness import Sound
 
 
 class Engine:

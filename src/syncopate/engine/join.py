@@ -17,8 +17,8 @@ import torch
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.health.blame import name_ranks
-from syncopate.engine.agreement import require_same
-from syncopate.engine.state import Buffers, broadcast_tensors
+from syncopate.engine.checks.agreement import require_same
+from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.errors import EngineError
 from syncopate.schedules.registry import NATIVE
 

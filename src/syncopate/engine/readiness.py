@@ -52,11 +52,11 @@ from torch.autograd import Variable
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.collectives import Communicator
-from syncopate.engine import ownership
 from syncopate.engine.buckets import BucketBuffers, Trainable
 from syncopate.engine.exchange.base import Exchange, Missing, Note
 from syncopate.engine.join import Move
-from syncopate.engine.state import Buffers
+from syncopate.engine.model import ownership
+from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Step
 from syncopate.engine.tail import Said
 from syncopate.errors import EngineError

@@ -16,7 +16,7 @@ normalisation's int64 ``num_batches_tracked``, each byte travels as one element:
 255 is exact even in bfloat16.
 
 Large buffers (attention masks, tables) are cheaper in a broadcast, which moves every byte once, and
-is needed only when they have changed: :class:`~syncopate.engine.state.Buffers` sees to them.
+is needed only when they have changed: :class:`~syncopate.engine.model.state.Buffers` sees to them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.collectives.riders import ride_of
-from syncopate.engine.state import Buffers
+from syncopate.engine.model.state import Buffers
 from syncopate.errors import EngineError
 from syncopate.workload import flag_count
 

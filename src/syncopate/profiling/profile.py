@@ -20,11 +20,11 @@ from torch import Tensor
 
 from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
+from syncopate.output import Progress, say
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
 from syncopate.profiling.whole import looked_at_whole
-from syncopate.progress import Progress, say
 from syncopate.tracing.clocks import Clock, clock_for
 from syncopate.workload import Workload
 from syncopate.zoo.task import Task

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.optimizers import ELEMENT, KINDS, kind_named
+from syncopate.workload import ELEMENT, OPTIMIZERS, kind_named
 
 _OF_MATRICES = ("Muon",)
 """Optimizers that take matrices alone; another one trains the rest of the model, by element."""
@@ -49,7 +49,7 @@ def looked_at_whole(
 def _kind_of(optimizer_class: type) -> str:
     """Return the kind of the class of torch's whose ``step`` this one runs."""
     step = _step_of(optimizer_class)
-    for name, kind in KINDS.items():
+    for name, kind in OPTIMIZERS.items():
         known = getattr(torch.optim, name, None)
         if known is not None and issubclass(optimizer_class, known) and step is _step_of(known):
             return kind

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.collectives.riders import riding_bytes
-from syncopate.engine.state import Buffers
+from syncopate.engine.model.state import Buffers
 from syncopate.engine.tail import Tail
 from syncopate.workload import GradientTensor, Workload
 

@@ -20,7 +20,7 @@ from syncopate.calibration.racks.matchings import across, alone_with_two
 from syncopate.calibration.racks.search import Racks, RackSearch
 from syncopate.calibration.racks.table import Groups
 from syncopate.collectives.communicator import Communicator
-from syncopate.progress import Progress, say
+from syncopate.output import Progress, say
 from syncopate.topology import Topology, topology
 from syncopate.units import format_rate
 

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import torch
 
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, build_buckets, dtype_name
+from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.base import Exchange, Missing, arrived
-from syncopate.engine.state import broadcast_tensors
+from syncopate.engine.model.state import broadcast_tensors
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError
 from syncopate.plan import Plan

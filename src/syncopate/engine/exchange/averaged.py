@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.checkpoint import copied
+from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.allreduce import AllReduce
 from syncopate.engine.exchange.base import Launched, Missing, Note, arrived
 from syncopate.engine.exchange.delay.late import expect_iterations, iterations_of

@@ -34,10 +34,10 @@ import torch
 from torch import Tensor
 
 from syncopate.collectives import Communicator
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
+from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.optimizer_state import OwnedState
-from syncopate.engine.state import Buffers
+from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError

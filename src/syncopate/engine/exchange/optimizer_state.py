@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.collectives import Communicator
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable, view_like
+from syncopate.engine.checks.agreement import explained
 from syncopate.errors import CollectiveError, EngineError
 
 State = dict[str, Any]

@@ -1,6 +1,6 @@
 """Optimizers: which of them may update a part of a parameter by itself.
 
-Those of torch are in a table (:mod:`syncopate.optimizers`); what is not in it says so by
+Those of torch are in a table (:mod:`syncopate.workload`); what is not in it says so by
 :func:`declare_optimizer`.
 """
 
@@ -14,10 +14,12 @@ import torch
 
 from syncopate.engine.buckets import Trainable
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.optimizers import ELEMENT, KINDS, TENSOR
+from syncopate.workload import ELEMENT, OPTIMIZERS, TENSOR
 
 _KNOWN: dict[type, str] = {
-    getattr(torch.optim, name): kind for name, kind in KINDS.items() if hasattr(torch.optim, name)
+    getattr(torch.optim, name): kind
+    for name, kind in OPTIMIZERS.items()
+    if hasattr(torch.optim, name)
 }
 
 

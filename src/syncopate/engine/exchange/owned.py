@@ -43,7 +43,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import (
     BucketBuffers,
     FlatBuffer,
@@ -53,6 +52,7 @@ from syncopate.engine.buckets import (
     build_buckets,
     view_like,
 )
+from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, Work, arrived
 from syncopate.engine.exchange.optimizer_state import OwnedState, Piece
@@ -61,10 +61,10 @@ from syncopate.engine.exchange.seen import weights
 from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
-from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.shards import adjoined
+from syncopate.workload import TENSOR
 
 
 class Owned(Exchange):

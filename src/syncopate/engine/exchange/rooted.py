@@ -17,8 +17,8 @@ from msgspec import structs
 from syncopate.engine.buckets import BucketBuffers, Message
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.tail import Tail
-from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan
+from syncopate.workload import TENSOR
 
 
 class Rooted(Owned):

@@ -18,9 +18,9 @@ from itertools import chain
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, Trainable
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.tail import Tail
-from syncopate.optimizers import TENSOR
 from syncopate.plan import Plan
 from syncopate.schedules.shards import cut_between, cut_by, levelling, whole_owners
+from syncopate.workload import TENSOR
 
 
 class Sharded(Owned):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from syncopate.collectives import Communicator
-from syncopate.progress import Progress
+from syncopate.output import Progress
 
 T = TypeVar("T")
 

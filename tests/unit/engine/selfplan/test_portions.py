@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from syncopate.engine.selfplan.portions import Portions
-from syncopate.progress import Progress
+from syncopate.output import Progress
 
 
 class Rank0:

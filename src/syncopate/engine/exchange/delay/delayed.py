@@ -16,7 +16,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from syncopate.engine.agreement import explained
 from syncopate.engine.buckets import (
     BucketBuffers,
     FlatBuffer,
@@ -25,6 +24,7 @@ from syncopate.engine.buckets import (
     in_turn,
     view_like,
 )
+from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.base import Launched, Note, Work
 from syncopate.engine.exchange.delay.behind import Held
 from syncopate.engine.exchange.delay.late import Late

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from syncopate.engine import state
-from syncopate.engine.state import broadcast_tensors
+from syncopate.engine.model import state
+from syncopate.engine.model.state import broadcast_tensors
 
 
 class Rank:

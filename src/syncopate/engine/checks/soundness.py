@@ -1,8 +1,8 @@
 """Soundness: what distribute is given, looked at in whole before anything is built.
 
 Model, optimizers and arguments are checked here and nowhere else. :func:`checks` is one row for
-:func:`~syncopate.engine.agreement.agree`, so that all ranks refuse together, and what it found fit
-goes on as one record.
+:func:`~syncopate.engine.checks.agreement.agree`, so that all ranks refuse together, and what it
+found fit goes on as one record.
 
 [Note: Several modules, one optimizer]
 A module with parameters of its own is distributed by a call of its own; a loss with parameters is
@@ -25,13 +25,13 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.cluster import Cluster
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD, delay_of
-from syncopate.engine import module as modules
-from syncopate.engine import ownership
-from syncopate.engine.agreement import Checks, Fact
 from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.checks.agreement import Checks, Fact
+from syncopate.engine.checks.fit import require_delay
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.serving.servers import Servers, served_by
-from syncopate.engine.fit import require_delay
+from syncopate.engine.model import module as modules
+from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.plan import EXCHANGES, SERVED, Plan

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from syncopate.engine.buckets import Trainable
-from syncopate.engine.inventory import Inventory
+from syncopate.engine.model.inventory import Inventory
 from syncopate.errors import EngineError
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from syncopate.engine import module
-from syncopate.engine.module import output_tensors
+from syncopate.engine.checks.soundness import tensor_facts
+from syncopate.engine.model import module
+from syncopate.engine.model.module import output_tensors
 from syncopate.engine.selfplan.safe import first_plan, safe_plan
-from syncopate.engine.soundness import tensor_facts
 from syncopate.units import MIB
 
 Pair = collections.namedtuple("Pair", "left right")

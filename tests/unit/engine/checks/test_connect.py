@@ -8,7 +8,7 @@ from torch import nn
 
 from syncopate.collectives import Communicator
 from syncopate.collectives.transport import group_timeout_s
-from syncopate.engine.connect import require_process_group
+from syncopate.engine.checks.connect import require_process_group
 from syncopate.errors import EngineError
 
 

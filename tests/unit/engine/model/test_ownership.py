@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import ownership
 from syncopate.engine.buckets import Trainable
+from syncopate.engine.model import ownership
 from syncopate.errors import EngineError
 
 

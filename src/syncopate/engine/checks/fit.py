@@ -9,8 +9,8 @@ import torch
 
 from syncopate.collectives.request import schedule_of
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.agreement import Checks, Fact
 from syncopate.engine.buckets import Trainable, dtype_name
+from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError

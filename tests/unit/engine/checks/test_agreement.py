@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.agreement import Checks, Fact, agree, require_same, together
+from syncopate.engine.checks.agreement import Checks, Fact, agree, require_same, together
 from syncopate.errors import EngineError, SyncopateError
 
 RANKS = 3
