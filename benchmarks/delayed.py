@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 import tempfile
 from collections import deque
@@ -36,13 +35,13 @@ from pathlib import Path
 from msgspec import structs
 
 from contest import figures, paper, served
+from contest.conduct import conducted, may_measure
 from contest.figures import Results
 from contest.served import ALONE, ASGD, METHODS, SSD, SSGD, Case
 from contest.session import KEEP_MEMORY
 from contest.turn import Told
 from syncopate.errors import SyncopateError
 from syncopate.lab import Lab
-from syncopate.lab.support import why_not
 from syncopate.output import write_output
 from syncopate.units import format_seconds, parse_rate
 
@@ -236,12 +235,7 @@ def measure(options: argparse.Namespace, results: Results) -> tuple[Results, int
         for case in cases(options)
         if len(results.cell(case).turns) <= index
     ]
-    if not places:
-        print("everything is there; --again measures it anew")
-        return results, 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
+    if not may_measure(places):
         return results, 0
     with tempfile.TemporaryDirectory() as folder:
         session = None
@@ -258,25 +252,14 @@ def measure(options: argparse.Namespace, results: Results) -> tuple[Results, int
 def main() -> int:
     """Measure."""
     options = settled_options()
-    from campaign.session import facts  # noqa: PLC0415 - loads much
-
-    command = shlex.join(["python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:]])
-    code = 0
-    try:
-        known = {} if options.no_run else facts() | {"command": command}
-        results = figures.resumed(options.json, options.rate, options.quick, known)
-        if options.again:
-            results = results.without(cases(options))
-        if not options.no_run:
-            results, code = measure(options, results)
-    except SyncopateError as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = figures.report(results, options.json.name if options.json else "")
-    print(text)
-    if options.report is not None:
-        write_output(options.report, text.encode())
-    return code
+    return conducted(
+        options,
+        __file__,
+        resumed=lambda known: figures.resumed(options.json, options.rate, options.quick, known),
+        without=lambda results: results.without(cases(options)),
+        measure=measure,
+        report=figures.report,
+    )
 
 
 if __name__ == "__main__":

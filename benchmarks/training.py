@@ -23,13 +23,13 @@ AlexNet about half an hour; the others some minutes each.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from contest import grid, table
+from contest.conduct import conducted, may_measure
 from contest.results import Results, Setting, resumed, still_to_do
 from contest.session import Session, UnavailableError
 from contest.turn import Job, run
@@ -37,8 +37,6 @@ from contest.variants import VARIANTS
 from contest.works import OPTIMIZERS, WORKS
 from syncopate.errors import SyncopateError
 from syncopate.lab import Lab, Topology
-from syncopate.lab.support import why_not
-from syncopate.output import write_output
 from syncopate.units import parse_rate
 
 QUICK_WORKS = ("resnet20",)
@@ -112,12 +110,7 @@ def setting_of(options: argparse.Namespace) -> Setting:
 def measure(options: argparse.Namespace, results: Results) -> tuple[Results, int]:
     """Take the turns that are missing; return all results and the exit code."""
     places = still_to_do(results, options.model, options.only, options.rounds)
-    if not places:
-        print("everything is there; --again measures it anew")
-        return results, 0
-    obstacle = why_not()
-    if obstacle:
-        print(f"skipped: {obstacle}")
+    if not may_measure(places):
         return results, 0
     topology = Topology(hosts=options.hosts, rate_bytes_per_s=parse_rate(options.rate))
 
@@ -169,25 +162,14 @@ def main() -> int:
         return 0
     if options.summary:
         return summarise(options.summary)
-    from campaign.session import facts  # noqa: PLC0415 - a rank has no need of it
-
-    command = shlex.join(["python", f"benchmarks/{Path(__file__).name}", *sys.argv[1:]])
-    code = 0
-    try:
-        known = {} if options.no_run else facts() | {"command": command}
-        results = resumed(options.json, setting_of(options), known)
-        if options.again:
-            results = results.without(options.model, options.only)
-        if not options.no_run:
-            results, code = measure(options, results)
-    except SyncopateError as error:
-        print(error, file=sys.stderr)
-        return 1
-    text = table.report(results, options.model, options.json.name if options.json else "")
-    print(text)
-    if options.report is not None:
-        write_output(options.report, text.encode())
-    return code
+    return conducted(
+        options,
+        __file__,
+        resumed=lambda known: resumed(options.json, setting_of(options), known),
+        without=lambda results: results.without(options.model, options.only),
+        measure=measure,
+        report=lambda results, raw: table.report(results, options.model, raw),
+    )
 
 
 if __name__ == "__main__":

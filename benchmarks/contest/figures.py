@@ -15,6 +15,7 @@ from syncopate.errors import ArtifactError
 from syncopate.units import format_seconds, parse_rate
 
 from . import paper
+from .conduct import with_command
 from .served import ALONE, ASGD, MOST_SERVERS, SSD, SSGD, WORKERS, Case
 
 LONGEST = "ssd-5"
@@ -97,12 +98,7 @@ def resumed(path: Path | None, rate: str, quick: bool, metadata: dict[str, str])
     if (found.rate, found.quick) != (rate, quick):
         told = f"it was measured at {found.rate}{' quickly' if found.quick else ''}"
         raise ArtifactError(path, f"{told}; give the same, or another file")
-    commands = [value for what, value in found.metadata.items() if what.startswith("command")]
-    command = metadata.get("command")
-    if command is None or command in commands:
-        return found
-    more = {f"command {len(commands) + 1}": command}
-    return structs.replace(found, metadata=found.metadata | more)
+    return with_command(found, metadata)
 
 
 HEAD = """\

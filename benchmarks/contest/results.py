@@ -16,6 +16,8 @@ from syncopate.errors import ArtifactError
 from syncopate.plan import Plan
 from syncopate.workload import Workload
 
+from .conduct import with_command
+
 
 class Setting(Record, frozen=True, kw_only=True):
     """What one file of results was measured under; turns of another setting are not mixed in.
@@ -225,9 +227,4 @@ def resumed(path: Path | None, setting: Setting, metadata: dict[str, str]) -> Re
                 f"it was measured with {field} {there!r}, and {asked!r} is asked for; give the "
                 "same, or another file",
             )
-    commands = [value for what, value in found.metadata.items() if what.startswith("command")]
-    command = metadata.get("command")
-    if command is None or command in commands:
-        return found
-    more = {f"command {len(commands) + 1}": command}
-    return structs.replace(found, metadata=found.metadata | more)
+    return with_command(found, metadata)
