@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from syncopate.delay import Delay
+from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import distribute
+from syncopate.engine.selfplan import words
 from syncopate.plan import Plan
-from tests.multiprocess.engine_cases import TIMEOUT_S, in_parts, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, in_parts, plan_of
 from tests.multiprocess.exchange_cases import Odd, batch
 
 Loss = Callable[[nn.Module, int, int], Tensor]
@@ -24,6 +27,12 @@ def odd64() -> nn.Module:
     """Return the same :class:`Odd` in float64 every time."""
     torch.manual_seed(11)
     return Odd().double()
+
+
+def normed() -> Any:
+    """Return the same model with batch normalisation every time."""
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
 def loss_of(model: nn.Module, rank: int, num: int) -> Tensor:
@@ -188,12 +197,100 @@ def delayed(
     return distribute(model, optimizer, plan=given, timeout_s=TIMEOUT_S)
 
 
+def self_planned(delay: Delay | LocalSGD) -> tuple[Any, Any, str]:
+    """Distribute without a plan; return also what was said, on rank 0."""
+    said: list[str] = []
+    words.log = said.append  # type: ignore[assignment]
+    model, optimizer = distribute(
+        made := odd64(),
+        two_groups(made),
+        delay=delay,
+        cache=False,
+        deterministic=True,
+        timeout_s=TIMEOUT_S,
+    )
+    # What loads by the keys that are there finds the iteration.
+    assert all(group["syncopate_num"] == 0 for group in optimizer.param_groups)
+    return model, optimizer, "".join(said)
+
+
 def iterate(model: Any, optimizer: Any, rank: int, nums: Iterable[int]) -> None:
     """Train the iterations ``nums``."""
     for num in nums:
         loss_of(model, rank, num).backward()
         optimizer.step()
         optimizer.zero_grad()
+
+
+def each_has_its_own(tensors: Iterable[Tensor]) -> None:
+    """Assert that ``tensors`` differ between ranks."""
+    with pytest.raises(AssertionError):
+        identical_everywhere(tensors)
+
+
+def one_while_looked_at(model: Any) -> None:
+    """Assert that weights and buffers are all ranks' in ``global_weights()``, and there alone."""
+    before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
+    with model.syncopate.global_weights():
+        identical_everywhere([*model.parameters(), *model.buffers()])
+    assert all(map(torch.equal, before, (*model.parameters(), *model.buffers())))
+
+
+def buffers_between_pulls(model: Any, optimizer: Any, rank: int) -> None:
+    """Train a :func:`normed` with k = 3 and a warm-up of 2; pulls bring rank 0's buffers."""
+    for num in range(13):
+        model(batch(rank, num, 6, 5)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if num < 3 or num % 3 == 2:
+            identical_everywhere(model.buffers())
+        else:
+            each_has_its_own([model[1].running_mean])
+        one_while_looked_at(model)
+
+
+def from_a_file(value: Any) -> Any:
+    """Return what comes out of a file that ``value`` was saved to."""
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def saved_before(nums: Iterable[int], model: Any, optimizer: Any, rank: int) -> list[Any]:
+    """Train to the last of ``nums``; return each, with what was saved before that iteration."""
+    found, done = [], 0
+    for num in nums:
+        iterate(model, optimizer, rank, range(done, num))
+        found.append((num, from_a_file(model.syncopate.state_dict(optimizer, everywhere=True))))
+        done = num
+    return found
+
+
+def same_model_saved(one: list[Any], another: list[Any]) -> None:
+    """Assert that two ranks saved the same weights."""
+    for (_, ours), (_, theirs) in zip(one, another, strict=True):
+        assert ours["model"].keys() == theirs["model"].keys()
+        assert all(map(torch.equal, ours["model"].values(), theirs["model"].values()))
+
+
+def state_before_each(
+    steps: int, model: Any, optimizer: Any, train: Callable[[range], None]
+) -> list[Any]:
+    """Train; return what was saved before each iteration, with what this rank alone knew."""
+    kept = []
+    for num in range(steps):
+        whole = model.syncopate.state_dict(optimizer, everywhere=True)
+        kept.append(from_a_file((whole, model.syncopate.local_state())))
+        train(range(num, num + 1))
+    return kept
+
+
+def take_up(model: Any, optimizer: Any, whole: dict[str, Any], own: dict[str, Any]) -> None:
+    """Load what was saved into model and optimizer, and then what this rank alone knew."""
+    model.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    model.syncopate.load_local_state(own)
 
 
 def close(ours: Iterable[Tensor], theirs: Iterable[Tensor]) -> None:

@@ -8,7 +8,9 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from syncopate.collectives import Handle
@@ -111,6 +113,35 @@ class Fragile(torch.optim.SGD):
 
 
 declare_optimizer(Fragile, "element")
+
+
+def raises_alone(model: Any, optimizer: Any, failing: int, steps: int) -> None:
+    """Train an :class:`Odd`; the step ``failing`` of its :class:`Fragile` raises on one rank."""
+    rank = dist.get_rank()
+    for num in range(steps):
+        optimizer.broken = num == failing and rank == dist.get_world_size() - 1
+        model(batch(rank, num, 4, 5)).square().mean().backward()
+        with pytest.raises(ZeroDivisionError) if optimizer.broken else nullcontext():
+            optimizer.step()
+        optimizer.zero_grad()
+
+
+@contextmanager
+def failing_backward(module: nn.Module) -> Iterator[None]:
+    """A backward through ``module`` raises in this block, and whoever asked for it is told."""
+
+    def fails(*_: Any) -> None:
+        raise ValueError("no gradient")
+
+    hook = module.register_full_backward_hook(fails)
+    with pytest.raises(ValueError, match="no gradient"):
+        yield
+    hook.remove()
+
+
+def begin_anew(said: Iterable[str]) -> None:
+    """Assert that each of ``said`` sends the user back to weights that were saved."""
+    assert [each for each in said if "start again, from weights that were saved" not in each] == []
 
 
 def odd_with(

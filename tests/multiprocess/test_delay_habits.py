@@ -15,19 +15,21 @@ from syncopate.delay import Delay
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
 from syncopate.engine.exchange.delay.local import Local
-from syncopate.engine.selfplan import words
 from syncopate.errors import EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     Reference,
+    buffers_between_pulls,
     close,
     delayed,
     iterate,
     loss_of,
+    normed,
     odd64,
+    self_planned,
     two_groups,
 )
 from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
-from tests.multiprocess.exchange_cases import Fragile, Odd, batch, sgd
+from tests.multiprocess.exchange_cases import Fragile, Odd, batch, raises_alone, sgd
 from tests.multiprocess.harness import run_ranks
 
 GLU = Delay(k=3, warm_up=2)
@@ -236,33 +238,18 @@ def test_what_no_backward_reached_stays_as_it_is() -> None:
 
 
 def own_buffers(rank: int, world_size: int) -> None:
-    torch.manual_seed(3)
-    model: Any = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
     delay = Delay(k=3, warm_up=2, local_update="sgd")
-    model, optimizer = delayed(model, sgd(model.parameters()), world_size, delay)
-    for num in range(12):
-        model(batch(rank, num, 6, 5)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        mean = model[1].running_mean
-        if num < 3 or num % 3 == 2:
-            identical_everywhere(model.buffers())
-        else:
-            with pytest.raises(AssertionError):
-                identical_everywhere([mean])
-        before = mean.clone()
-        with model.syncopate.global_weights():
-            identical_everywhere([*model.parameters(), *model.buffers()])
-        assert torch.equal(before, model[1].running_mean)
-        whole = model.syncopate.state_dict(optimizer, everywhere=True)
-        identical_everywhere(whole["model"].values())
+    model, optimizer = delayed(made := normed(), sgd(made.parameters()), world_size, delay)
+    buffers_between_pulls(model, optimizer, rank)
+    whole = model.syncopate.state_dict(optimizer, everywhere=True)
+    identical_everywhere(whole["model"].values())
 
 
 def test_buffers_are_each_rank_s_own_between_pulls() -> None:
     run_ranks(own_buffers, 3)
 
 
-def raises_alone(rank: int, world_size: int) -> None:
+def one_step_raises(rank: int, world_size: int) -> None:
     """A step raises on one rank: it takes part in the pulls of that step in its next forward."""
     for failing in (1, 4, 5, 6):
         torch.manual_seed(7)
@@ -270,22 +257,14 @@ def raises_alone(rank: int, world_size: int) -> None:
         delay = Delay(k=2, warm_up=3, local_update="sgd")
         optimizer: Any = Fragile(model.parameters(), lr=0.1)
         model, optimizer = delayed(model, optimizer, world_size, delay)
-        for num in range(9):
-            optimizer.broken = num == failing and rank == 1
-            model(batch(rank, num, 4, 5)).square().mean().backward()
-            if optimizer.broken:
-                with pytest.raises(ZeroDivisionError):
-                    optimizer.step()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+        raises_alone(model, optimizer, failing, steps=9)
         with model.syncopate.global_weights():
             identical_everywhere(model.parameters())
         model.syncopate.detach()
 
 
 def test_a_step_that_raises_on_one_rank_leaves_all_in_step() -> None:
-    run_ranks(raises_alone, 2)
+    run_ranks(one_step_raises, 2)
 
 
 def compiled(rank: int, world_size: int) -> None:
@@ -361,16 +340,9 @@ def test_what_cannot_be_is_refused_on_every_rank() -> None:
 
 def planned(rank: int, world_size: int) -> list[float]:
     """Without a plan: what the training settles on is sharded, and has the delay."""
-    said: list[str] = []
-    words.log = said.append  # type: ignore[assignment]
-    model: Any = odd64()
-    model, optimizer = distribute(
-        model, two_groups(model), delay=GLU, cache=False, deterministic=True, timeout_s=TIMEOUT_S
-    )
+    model, optimizer, said = self_planned(GLU)
     if rank == 0:
-        assert "after 3 iterations weights are pulled every 3 steps" in "".join(said)
-    # What loads by the keys that are there finds the iteration.
-    assert all(group["syncopate_num"] == 0 for group in optimizer.param_groups)
+        assert "after 3 iterations weights are pulled every 3 steps" in said
     alone = odd64()
     reference = Reference(alone, [two_groups(alone)], GLU, world_size)
     plan = model.syncopate.plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,20 +12,23 @@ from torch import Tensor, nn
 
 from syncopate.delay import Delay
 from syncopate.errors import EngineError
-from tests.multiprocess.delay_cases import Reference, close, delayed, iterate, odd64, two_groups
+from tests.multiprocess.delay_cases import (
+    Reference,
+    close,
+    delayed,
+    iterate,
+    odd64,
+    same_model_saved,
+    saved_before,
+    state_before_each,
+    take_up,
+    two_groups,
+)
 from tests.multiprocess.engine_cases import identical_everywhere
 from tests.multiprocess.harness import run_ranks
 
 STEPS = 13
 RULES = ("glu", "sgd", "dc-asgd-a", "none")
-
-
-def carried(value: Any) -> Any:
-    """What comes out of a file that ``value`` was saved to."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file)
 
 
 def built(world_size: int, delay: Delay) -> tuple[Any, Any]:
@@ -45,12 +48,9 @@ def goes_on(rank: int, world_size: int) -> int:
     resumed = 0
     for rule in RULES:
         delay = Delay(k=3, warm_up=2, local_update=rule)
-        kept = []
         model, optimizer = built(world_size, delay)
-        for num in range(STEPS):
-            whole = model.syncopate.state_dict(optimizer, everywhere=True)
-            kept.append(carried((whole, model.syncopate.local_state())))
-            iterate(model, optimizer, rank, [num])
+        trained = partial(iterate, model, optimizer, rank)
+        kept = state_before_each(STEPS, model, optimizer, trained)
         expected = bits(model, optimizer)
         model.syncopate.detach()
         model, optimizer = built(world_size, delay)
@@ -60,10 +60,7 @@ def goes_on(rank: int, world_size: int) -> int:
         for num in range(RULES.index(rule) % 3, STEPS, 3):
             model, optimizer = built(world_size, delay)
             iterate(model, optimizer, rank, range(num % 5))  # whatever was there goes
-            whole, own = kept[num]
-            model.load_state_dict(whole["model"])
-            optimizer.load_state_dict(whole["optimizer"])
-            model.syncopate.load_local_state(own)
+            take_up(model, optimizer, *kept[num])
             iterate(model, optimizer, rank, range(num, STEPS))
             assert all(map(torch.equal, bits(model, optimizer), expected)), (rule, num)
             resumed += 1
@@ -77,17 +74,11 @@ def test_with_its_local_state_a_training_goes_on_with_the_same_bits() -> None:
 
 def save_anywhere(rank: int, world_size: int) -> list[Any]:
     """Return what is saved after 5, 6 and 7 iterations."""
-    model, optimizer = built(world_size, Delay(k=3, warm_up=2))
-    found = []
-    for num in range(8):
-        if num >= 5:
-            found.append(carried(model.syncopate.state_dict(optimizer, everywhere=True)))
-        iterate(model, optimizer, rank, [num])
-    return found
+    return saved_before((5, 6, 7), *built(world_size, Delay(k=3, warm_up=2)), rank)
 
 
 def begins_anew(rank: int, world_size: int, saved: list[Any]) -> None:
-    for num, whole in enumerate(saved, start=5):
+    for num, whole in saved:
         for before in (True, False):
             delay = Delay(k=3, warm_up=2)
             alone = odd64()
@@ -118,8 +109,7 @@ def begins_anew(rank: int, world_size: int, saved: list[Any]) -> None:
 
 def test_any_number_of_ranks_goes_on_from_the_global_weights() -> None:
     saved, other = run_ranks(save_anywhere, 2)
-    for one, another in zip(saved, other, strict=True):
-        assert all(torch.equal(one["model"][name], another["model"][name]) for name in one["model"])
+    same_model_saved(saved, other)
     run_ranks(begins_anew, 3, saved)
 
 

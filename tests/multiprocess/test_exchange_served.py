@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import msgspec
 import pytest
@@ -15,6 +16,7 @@ from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import SyncopateError
 from syncopate.protocol.rules import Rules
 from syncopate.recipe import Recipe
+from tests.multiprocess.exchange_cases import begin_anew, failing_backward
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.paramserver import QUICK, LocalServers
 
@@ -59,6 +61,17 @@ def loss_of(model, x, rare=False):
     return model(x, rare=rare).square().mean()
 
 
+def backward(model, step, rank, accumulate=1, aside=nullcontext):
+    """Gradients of several batches, all but the last ``aside``; some parameters are rarely reached.
+
+    Those are reached on one rank in some steps, and in others nowhere.
+    """
+    for micro in range(accumulate - 1):
+        with aside():
+            loss_of(model, batch(1000 + micro + step, rank)).backward()
+    loss_of(model, batch(step, rank), rare=step % 4 == 1 and rank == 1).backward()
+
+
 def store_of(job, rank):
     return syncopate.KVStore(Rules(), job=msgspec.structs.replace(job, rank=rank), limits=QUICK)
 
@@ -85,7 +98,7 @@ def finer(plan):
 
 
 def trained(rank, _world, job, name, accumulate):
-    """Train; some parameters are reached on some ranks in some steps, and in others nowhere."""
+    """Return the weights, whether weights were on their way after each step, and the rate."""
     store, model, optimizer = prepared(job, rank, name)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
     waiting = []
@@ -94,10 +107,7 @@ def trained(rank, _world, job, name, accumulate):
             if step == STEPS // 2:
                 model.syncopate.install(finer(model.syncopate.plan))
             optimizer.zero_grad(set_to_none=step % 2 == 0)
-            for micro in range(accumulate - 1):
-                with model.no_sync():
-                    loss_of(model, batch(1000 + micro + step, rank)).backward()
-            loss_of(model, batch(step, rank), rare=step % 4 == 1 and rank == 1).backward()
+            backward(model, step, rank, accumulate, model.no_sync)
             optimizer.step()
             schedule.step()
             waiting.append(type(model.last.weight) is not nn.Parameter)
@@ -117,9 +127,7 @@ def alone(name, world, accumulate):
         found = []
         for rank in range(world):
             optimizer.zero_grad()
-            for micro in range(accumulate - 1):
-                loss_of(model, batch(1000 + micro + step, rank)).backward()
-            loss_of(model, batch(step, rank), rare=step % 4 == 1 and rank == 1).backward()
+            backward(model, step, rank, accumulate)
             found.append([parameter.grad for parameter in model.parameters()])
         for parameter, *grads in zip(model.parameters(), *found, strict=True):
             there = [grad for grad in grads if grad is not None]
@@ -154,15 +162,32 @@ def refusal(act):
     return ""
 
 
+def everything_refused(said, expected):
+    """Every refusal says what it is expected to say."""
+    assert said.keys() == expected.keys()
+    assert {what: text for what, text in said.items() if expected[what] not in text} == {}
+
+
+IN_TRAINING = {
+    "clip": "servers have taken",
+    "scale": "servers have taken",
+    "lr": "0.001 in this step, and was 0.002",
+    "again": "zero_grad() after each step",
+    "added": "call zero_grad() before",
+    "state": "is on the servers",
+    "whole": "is on the servers",
+    "plan": "for good",
+    "twice": "no step followed",
+    "momentum": "momentum: 0.9 before, 0.5 now",
+    "written": "'first.bias' were written to",
+}
+
+
 def refused_in_training(rank, _world, job):
     store, model, optimizer = prepared(job, rank, "momentum")
     said = {}
-
-    def backward(step=0):
-        loss_of(model, batch(step, rank)).backward()
-
     with store:
-        backward()
+        backward(model, 0, rank)
         said["clip"] = refusal(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         said["scale"] = refusal(lambda: model.last.weight.grad.mul_(2))
         optimizer.param_groups[0]["lr"] = LR / 2
@@ -170,7 +195,7 @@ def refused_in_training(rank, _world, job):
         optimizer.param_groups[0]["lr"] = LR
         optimizer.step()
         said["again"] = refusal(optimizer.step)
-        said["added"] = refusal(backward)
+        said["added"] = refusal(lambda: backward(model, 0, rank))
         said["state"] = refusal(optimizer.state_dict)
         said["whole"] = refusal(lambda: model.syncopate.state_dict(optimizer))
         other = msgspec.structs.replace(
@@ -183,35 +208,43 @@ def refused_in_training(rank, _world, job):
         )
         said["plan"] = refusal(lambda: model.syncopate.install(other))
         optimizer.zero_grad()
-        backward(1)
+        backward(model, 1, rank)
         optimizer.zero_grad()
-        said["twice"] = refusal(lambda: backward(2))
+        said["twice"] = refusal(lambda: backward(model, 2, rank))
         optimizer.zero_grad()
         optimizer.step()
         optimizer.param_groups[0]["momentum"] = 0.5
-        said["momentum"] = refusal(lambda: backward(3))
+        said["momentum"] = refusal(lambda: backward(model, 3, rank))
         optimizer.param_groups[0]["momentum"] = 0.9
         optimizer.zero_grad()
         with torch.no_grad():
             model.first.bias.add_(1)
-        said["written"] = refusal(lambda: backward(4))
+        said["written"] = refusal(lambda: backward(model, 4, rank))
     return said
 
 
 def test_what_servers_cannot_do_is_refused_in_training():
     with LocalServers(servers=1, workers=2) as job:
         for said in run_ranks(refused_in_training, 2, job.job, timeout_s=60):
-            assert "servers have taken" in said["clip"]
-            assert "servers have taken" in said["scale"]
-            assert "0.001 in this step, and was 0.002" in said["lr"]
-            assert "zero_grad() after each step" in said["again"]
-            assert "call zero_grad() before" in said["added"]
-            assert "is on the servers" in said["state"]
-            assert "is on the servers" in said["whole"]
-            assert "for good" in said["plan"]
-            assert "no step followed" in said["twice"]
-            assert "momentum: 0.9 before, 0.5 now" in said["momentum"]
-            assert "'first.bias' were written to" in said["written"]
+            everything_refused(said, IN_TRAINING)
+
+
+AT_START = {
+    "class": "Adam, AdamW, SGD",
+    "groups": "group 1 of the optimizer has other values",
+    "maximize": "maximize=True",
+    "old": "begin without any",
+    "none": "give the optimizer, too",
+    "no store": "exchange is 'served'; it must be the syncopate.KVStore itself",
+    "nothing like it": "exchange is 7; it must be one of 'allreduce', 'sharded', or a",
+    "unknown": "'servers'; known: allreduce, sharded, a syncopate.KVStore",
+    "other": "left out beside a plan of the allreduce exchange",
+    "plan alone": "exchange is None; it must be the syncopate.KVStore itself",
+    "name beside a plan": "left out beside a plan, which says it already",
+    "policy": "left out with the served exchange",
+    "loss": "on_worker_loss='abort'",
+    "workers": "syncopate ps local",
+}
 
 
 def refused_at_start(rank, _world, job):
@@ -253,22 +286,7 @@ def refused_at_start(rank, _world, job):
 def test_what_servers_cannot_do_is_refused_at_the_start():
     with LocalServers(servers=1, workers=1) as job:
         (said,) = run_ranks(refused_at_start, 1, job.job, timeout_s=60)
-    assert "Adam, AdamW, SGD" in said["class"]
-    assert "group 1 of the optimizer has other values" in said["groups"]
-    assert "maximize=True" in said["maximize"]
-    assert "begin without any" in said["old"]
-    assert "give the optimizer, too" in said["none"]
-    assert "exchange is 'served'; it must be the syncopate.KVStore itself" in said["no store"]
-    assert (
-        "exchange is 7; it must be one of 'allreduce', 'sharded', or a" in said["nothing like it"]
-    )
-    assert "'servers'; known: allreduce, sharded, a syncopate.KVStore" in said["unknown"]
-    assert "left out beside a plan of the allreduce exchange" in said["other"]
-    assert "exchange is None; it must be the syncopate.KVStore itself" in said["plan alone"]
-    assert "left out beside a plan, which says it already" in said["name beside a plan"]
-    assert "left out with the served exchange" in said["policy"]
-    assert "on_worker_loss='abort'" in said["loss"]
-    assert "syncopate ps local" in said["workers"]
+    everything_refused(said, AT_START)
 
 
 def failed(rank, _world, job):
@@ -282,14 +300,8 @@ def failed(rank, _world, job):
             optimizer.step()
 
         if rank:
-
-            def fails(*_):
-                raise ValueError("no gradient")
-
-            hook = model.wide.register_full_backward_hook(fails)
-            with pytest.raises(ValueError, match="no gradient"):
+            with failing_backward(model.wide):
                 step()
-            hook.remove()
         for _ in range(2):
             said.append(refusal(step))
     return said
@@ -299,8 +311,7 @@ def test_nobody_goes_on_after_a_backward_that_failed():
     with LocalServers(servers=1, workers=2) as job:
         first, second = run_ranks(failed, 2, job.job, timeout_s=60)
     assert "backward failed on rank 1" in first[0]
-    for said in (first[1], *second):
-        assert "start again, from weights that were saved" in said
+    begin_anew((first[1], *second))
 
 
 def watched(rank, _world, job):

@@ -24,6 +24,7 @@ from tests.multiprocess.exchange_cases import (
     both,
     launches,
     odd_with,
+    raises_alone,
     sgd,
     squares,
     watched,
@@ -271,19 +272,11 @@ def with_closures(rank: int, world_size: int) -> None:
 # -- a step that raises on one rank alone ---------------------------------------------------------
 
 
-def raises_alone(rank: int, world_size: int) -> None:
+def one_step_raises(rank: int, world_size: int) -> None:
     """It takes part in the pulls of that step in its next forward, so that all stay in step."""
     for exchange in OWNED:
         model, optimizer = odd_with(Fragile, world_size, exchange)
-        for step in range(4):
-            optimizer.broken = step == 1 and rank == world_size - 1
-            optimizer.zero_grad()
-            model(batch(rank, step, 4, 5)).square().mean().backward()
-            if optimizer.broken:
-                with pytest.raises(ZeroDivisionError):
-                    optimizer.step()
-            else:
-                optimizer.step()
+        raises_alone(model, optimizer, failing=1, steps=4)
         identical_everywhere(model.parameters())
         model.syncopate.detach()
 
@@ -296,7 +289,7 @@ def everything(rank: int, world_size: int) -> None:
         refused,
         untold,
         with_closures,
-        raises_alone,
+        one_step_raises,
     ]
     for case in cases:
         run_case(case, rank, world_size)

@@ -21,11 +21,28 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import distribute
-from syncopate.engine.selfplan import words
 from syncopate.errors import CollectiveError, EngineError, InvalidValueError
-from tests.multiprocess.delay_cases import close, iterate, loss_of, odd64, two_groups
+from tests.multiprocess.delay_cases import (
+    close,
+    each_has_its_own,
+    iterate,
+    loss_of,
+    normed,
+    odd64,
+    one_while_looked_at,
+    self_planned,
+    two_groups,
+)
 from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
-from tests.multiprocess.exchange_cases import Fragile, Odd, batch, launches, sgd, watched
+from tests.multiprocess.exchange_cases import (
+    Fragile,
+    Odd,
+    batch,
+    launches,
+    raises_alone,
+    sgd,
+    watched,
+)
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.local_sgd_cases import Workers, locally
 
@@ -215,30 +232,21 @@ def leaves_alone(rank: int, world_size: int) -> None:
             identical_everywhere(model.parameters())
 
 
-def raises_alone(rank: int, world_size: int) -> None:
+def one_step_raises(rank: int, world_size: int) -> None:
     """A step or a backward raises on one rank: it takes part in averages all the same."""
     for failing in (0, 2, 4, 5):
         torch.manual_seed(7)
         model: Any = Odd()
         optimizer = Fragile(model.parameters(), lr=0.1)
         model, optimizer = locally(model, optimizer, world_size, LocalSGD(period=3, warm_up=2))
-        for num in range(9):
-            optimizer.broken = num == failing and rank == 1
-            model(batch(rank, num, 4, 5)).square().mean().backward()
-            if optimizer.broken:
-                with pytest.raises(ZeroDivisionError):
-                    optimizer.step()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
+        raises_alone(model, optimizer, failing, steps=9)
         with model.syncopate.global_weights():
             identical_everywhere(model.parameters())
         model.syncopate.detach()
 
 
 def own_buffers(rank: int, world_size: int) -> None:
-    torch.manual_seed(3)
-    model: Any = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    model = normed()
     model.register_buffer("table", torch.zeros(5000))  # too large to ride along
     model, optimizer = locally(model, sgd(model.parameters()), world_size, H3)
     for num in range(11):
@@ -246,19 +254,15 @@ def own_buffers(rank: int, world_size: int) -> None:
         model.table.fill_(num + rank)
         optimizer.step()
         optimizer.zero_grad()
-        mean = model[1].running_mean
-        if num >= 2 and num % 3 == 1:
+        if num < 2:
+            continue
+        if num % 3 == 1:
             identical_everywhere([*model.parameters(), *model.buffers()])
             assert model.table[0] == num
-        elif num >= 2:
+        else:
             assert model.table[0] == num + rank
-            with pytest.raises(AssertionError):
-                identical_everywhere([mean])
-        before = [tensor.clone() for tensor in (*model.parameters(), *model.buffers())]
-        if num >= 2:
-            with model.syncopate.global_weights():
-                identical_everywhere([*model.parameters(), *model.buffers()])
-            assert all(map(torch.equal, before, (*model.parameters(), *model.buffers())))
+            each_has_its_own([model[1].running_mean])
+        one_while_looked_at(model)
 
 
 def recorded(rank: int, world_size: int) -> None:
@@ -293,7 +297,7 @@ def one_period_each_step(rank: int, world_size: int) -> None:
         accumulates,
         takes_several,
         leaves_alone,
-        raises_alone,
+        one_step_raises,
         own_buffers,
         recorded,
         one_period_each_step,
@@ -373,15 +377,9 @@ def test_what_cannot_be_is_refused_on_every_rank() -> None:
 
 def planned(rank: int, world_size: int) -> None:
     """Without a plan: what the training settles on is all-reduce, and has the averages."""
-    said: list[str] = []
-    words.log = said.append  # type: ignore[assignment]
-    model: Any = odd64()
-    model, optimizer = distribute(
-        model, two_groups(model), delay=H3, cache=False, deterministic=True, timeout_s=TIMEOUT_S
-    )
+    model, optimizer, said = self_planned(H3)
     if rank == 0:
-        assert "weights are averaged every 3 steps" in "".join(said)
-    assert all(group["syncopate_num"] == 0 for group in optimizer.param_groups)
+        assert "weights are averaged every 3 steps" in said
     plan = model.syncopate.plan
     assert (plan.exchange, plan.local_sgd, plan.delay) == ("allreduce", H3, None)
     reference = Workers(odd64(), grouped, H3, world_size)

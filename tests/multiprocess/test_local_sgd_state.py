@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import io
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +12,19 @@ from torch import Tensor, nn
 
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import EngineError
-from tests.multiprocess.delay_cases import close, delayed, iterate, odd64, two_groups
+from tests.multiprocess.delay_cases import (
+    close,
+    delayed,
+    each_has_its_own,
+    iterate,
+    normed,
+    odd64,
+    same_model_saved,
+    saved_before,
+    state_before_each,
+    take_up,
+    two_groups,
+)
 from tests.multiprocess.engine_cases import identical_everywhere
 from tests.multiprocess.exchange_cases import batch, sgd
 from tests.multiprocess.harness import run_ranks
@@ -20,19 +32,6 @@ from tests.multiprocess.local_sgd_cases import Workers, locally
 
 STEPS = 11
 H3 = LocalSGD(period=3, warm_up=2)
-
-
-def carried(value: Any) -> Any:
-    """What comes out of a file that ``value`` was saved to."""
-    file = io.BytesIO()
-    torch.save(value, file)
-    file.seek(0)
-    return torch.load(file)
-
-
-def normed() -> nn.Module:
-    torch.manual_seed(6)
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
 def built(world_size: int, made: Any = normed, method: LocalSGD = H3) -> tuple[Any, Any]:
@@ -59,12 +58,8 @@ def bits(model: Any, optimizer: Any) -> list[Tensor]:
 
 
 def goes_on(rank: int, world_size: int) -> int:
-    kept = []
     model, optimizer = built(world_size)
-    for num in range(STEPS):
-        whole = model.syncopate.state_dict(optimizer, everywhere=True)
-        kept.append(carried((whole, model.syncopate.local_state())))
-        train(model, optimizer, rank, range(num, num + 1))
+    kept = state_before_each(STEPS, model, optimizer, partial(train, model, optimizer, rank))
     expected = bits(model, optimizer)
     model.syncopate.detach()
     model, optimizer = built(world_size)
@@ -75,9 +70,7 @@ def goes_on(rank: int, world_size: int) -> int:
         assert bool(own) == (num >= 2), "there is nothing of one's own in the warm-up"
         model, optimizer = built(world_size)
         train(model, optimizer, rank, range(num % 5))  # whatever was there goes
-        model.load_state_dict(whole["model"])
-        optimizer.load_state_dict(whole["optimizer"])
-        model.syncopate.load_local_state(own)
+        take_up(model, optimizer, whole, own)
         train(model, optimizer, rank, range(num, STEPS))
         assert all(map(torch.equal, bits(model, optimizer), expected)), num
         model.syncopate.detach()
@@ -90,14 +83,8 @@ def test_with_its_local_state_a_training_goes_on_with_the_same_bits() -> None:
 
 def save_anywhere(rank: int, world_size: int) -> list[Any]:
     """Return what is saved after 1, 4 and 5 iterations: warm-up, within a period, average."""
-    model = odd64()
-    model, optimizer = locally(model, two_groups(model), world_size, H3)
-    found = []
-    for num in range(6):
-        if num in (1, 4, 5):
-            found.append((num, carried(model.syncopate.state_dict(optimizer, everywhere=True))))
-        iterate(model, optimizer, rank, [num])
-    return found
+    model, optimizer = locally(made := odd64(), two_groups(made), world_size, H3)
+    return saved_before((1, 4, 5), model, optimizer, rank)
 
 
 def begins_anew(rank: int, world_size: int, saved: list[Any]) -> None:
@@ -127,8 +114,7 @@ def begins_anew(rank: int, world_size: int, saved: list[Any]) -> None:
 
 def test_any_number_of_ranks_goes_on_from_the_average() -> None:
     saved, other = run_ranks(save_anywhere, 2)
-    for (_, one), (_, another) in zip(saved, other, strict=True):
-        assert all(torch.equal(one["model"][name], another["model"][name]) for name in one["model"])
+    same_model_saved(saved, other)
     run_ranks(begins_anew, 3, saved)
 
 
@@ -137,8 +123,7 @@ def looked_at(rank: int, world_size: int) -> None:
     model, optimizer = built(world_size)
     train(model, optimizer, rank, range(4))
     own = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(AssertionError):
-        identical_everywhere(own)
+    each_has_its_own(own)
     block = model.syncopate.global_weights()
     with pytest.raises(ZeroDivisionError), block:
         raise ZeroDivisionError
@@ -172,8 +157,7 @@ def changes(rank: int, world_size: int) -> None:
     assert model.syncopate.local_state() == {}
     model.syncopate.install(plan)
     train(model, optimizer, rank, range(7, 9))
-    with pytest.raises(AssertionError):
-        identical_everywhere(model.parameters())
+    each_has_its_own(model.parameters())
     model.syncopate.detach()
     identical_everywhere([*model.parameters(), *model.buffers()])
 

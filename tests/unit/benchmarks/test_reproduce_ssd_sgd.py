@@ -137,31 +137,31 @@ class TestWhatIsLeft:
         with pytest.raises(ArtifactError, match="trained with ranks 4, not 2"):
             ssd_sgd.resumed(options, works)
 
+    @pytest.fixture
+    def started(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+        """How many ranks each training had that was asked for; none runs."""
+        found: list[int] = []
+        monkeypatch.setattr(ssd_sgd, "start_ranks", lambda ranks, _: found.append(ranks) or 0)
+        return found
+
+    @pytest.fixture
+    def kept(self, tmp_path: Path) -> str:
+        SMALL.save(path := tmp_path / "study.json")
+        return str(path)
+
     def test_refused_before_a_rank_starts(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, kept: str, started: list[int], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        path = tmp_path / "study.json"
-        SMALL.save(path)
-        monkeypatch.setattr(ssd_sgd, "start_ranks", lambda *_: pytest.fail("started"))
-        assert ssd_sgd.main(["--train", str(path), "--quick"]) != 0
+        assert ssd_sgd.main(["--train", kept, "--quick"]) != 0
         assert "quick" in capsys.readouterr().err
         with pytest.raises(SystemExit):
             ssd_sgd.main(["--seeds", "0"])
+        assert started == []
 
     def test_nothing_starts_where_nothing_is_left(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capsys: pytest.CaptureFixture[str],
+        self, kept: str, started: list[int], capsys: pytest.CaptureFixture[str]
     ) -> None:
-        path = tmp_path / "study.json"
-        SMALL.save(path)
-        started: list[int] = []
-        monkeypatch.setattr(ssd_sgd, "start_ranks", lambda ranks, _: started.append(ranks) or 0)
-        asked_for = ["--train", str(path), "--workload", "digits", "--rows", "ssgd", "glu-1"]
+        asked_for = ["--train", kept, "--workload", "digits", "--rows", "ssgd", "glu-1"]
         assert ssd_sgd.main([*asked_for, "--seeds", "2"]) == 0
         assert started == []
         assert ssd_sgd.main([*asked_for, "--seeds", "3"]) == 0
