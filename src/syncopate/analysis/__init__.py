@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from syncopate.analysis.collectives import Bandwidth, Collective, bandwidths, collectives
+from syncopate.analysis.exposure import Exposure, exposures
+from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.analysis.serving import Message, Overhead, distribution, overheads, served_phases
+from syncopate.analysis.stragglers import Straggler, stragglers
+from syncopate.analysis.work import Work, works
 
 __all__ = [
+    "Bandwidth",
+    "Collective",
+    "Exposure",
     "Message",
     "Overhead",
     "Phases",
+    "Segment",
+    "Straggler",
+    "Work",
+    "bandwidths",
+    "collectives",
+    "critical_path",
     "distribution",
+    "exposures",
     "mean",
     "overheads",
     "phases",
     "served_phases",
+    "stragglers",
+    "works",
 ]

@@ -36,6 +36,9 @@ def analyze(
 ) -> None:
     """Say what iterations spent their time on: computation, communication, and waiting.
 
+    And which message kept ranks from computing, which rank was late and why, what the critical path
+    is, and what bandwidth was reached.
+
     A timeline comes from `syncopate simulate` or from a recorded training. A DLC trace is what one
     node of a parameter server sent and received, as SketchDLC defines it. Needs no ranks.
 
@@ -60,13 +63,13 @@ def analyze(
 def _timeline(timeline: Timeline, json: bool) -> None:
     import msgspec
 
-    from syncopate.analysis import phases
-    from syncopate.reports.phases import phases_report
+    from syncopate.reports.attribution import timeline_json, timeline_report
 
     if json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(phases(timeline)), indent=1).decode())
+        found = timeline_json(timeline)
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
         return
-    out().print(phases_report(timeline))
+    out().print(timeline_report(timeline))
 
 
 def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -> None:

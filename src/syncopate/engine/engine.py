@@ -180,6 +180,7 @@ class Engine:
         metadata = {
             "model": plan.model,
             "policy": plan.policy,
+            "exchange": plan.exchange,
             "buckets": str(len(plan.buckets)),
             "torch": str(torch.__version__),
         }

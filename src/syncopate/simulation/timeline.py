@@ -80,7 +80,7 @@ def simulate(
         source="simulated",
         world_size=cluster.world_size,
         spans=tuple(spans),
-        metadata={"cluster": cluster.name, "policy": plan.policy},
+        metadata={"cluster": cluster.name, "policy": plan.policy, "exchange": plan.exchange},
     )
 
 

@@ -72,8 +72,12 @@ def test_a_timeline_is_analysed(tmp_path, analyze):
     )
     timeline = Timeline(name="t", source="measured", world_size=1, spans=spans)
     path = timeline.save(tmp_path / "t.json")
-    (phase,) = json.loads(analyze(path, "--json")[1])
+    found = json.loads(analyze(path, "--json")[1])
+    (phase,) = found["phases"]
     assert phase["overlapped_s"] == 1.0
+    (exposure,) = found["exposures"]
+    assert (exposure["waiting_s"], exposure["transferring_s"]) == (0.0, 2.0)
+    assert found["critical_path"][-1]["kind"] == "forward"
     assert "33% hidden" in analyze(path)[1]
 
 

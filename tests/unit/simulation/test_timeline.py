@@ -136,7 +136,11 @@ def test_every_field_of_every_span() -> None:
     )
     timeline = simulate(workload, plan, where, iterations=2)
     assert timeline.name == "two, by hand"
-    assert timeline.metadata == {"cluster": where.name, "policy": "by hand"}
+    assert timeline.metadata == {
+        "cluster": where.name,
+        "policy": "by hand",
+        "exchange": "allreduce",
+    }
     spans = [span for span in timeline.spans if (span.rank, span.iteration) == (1, 1)]
     # No update span without an update, and none for a gradient that takes no time.
     found = [(s.name, s.lane, s.channel, s.nbytes, s.detail) for s in spans]

@@ -1,0 +1,180 @@
+"""Critical path: what an iteration waited for, moment by moment, from its end back to its start.
+
+The walk starts where the last rank's iteration ends. Where a rank computes, the path is its
+computation. Where it stands still, the path is the message that ended last: its transfer, and
+before that the rank that arrived last. That rank was late because its channel carried another
+message until then, or else because of what it computed. So no waiting for ranks is on the path:
+what is on it has to become shorter for the iteration to become shorter.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from syncopate.analysis.collectives import Collective, collectives
+from syncopate.analysis.phases import COMPUTATION
+from syncopate.analysis.work import INPUT, last_end_s, works
+from syncopate.errors import InvalidValueError
+from syncopate.timeline import Span, Timeline
+
+TRANSFER, IDLE = "transfer", "idle"
+"""Kinds of segments beside the lanes of computation and ``"input"``."""
+
+CHANNEL_S = 2e-4
+"""A message that starts within this time of the end of another waited for its channel."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of the critical path.
+
+    Attributes:
+        rank: whose time it is.
+        kind: a lane of computation, ``"transfer"``, ``"input"`` (before an iteration's first
+            computation), or ``"idle"``.
+        name: of the span; of the last of several that follow one another on one rank.
+        start_s: when it starts.
+        end_s: when it ends.
+    """
+
+    rank: int
+    kind: str
+    name: str
+    start_s: float
+    end_s: float
+
+    @property
+    def duration_s(self) -> float:
+        """Its length."""
+        return self.end_s - self.start_s
+
+
+def critical_path(timeline: Timeline, iteration: int) -> tuple[Segment, ...]:
+    """Return the critical path of one iteration from its start to its end, without gaps.
+
+    Raises:
+        InvalidValueError: nothing was computed in this iteration; names those there are.
+    """
+    work = {w.rank: w for w in works(timeline) if w.iteration == iteration}
+    if not work:
+        known = ", ".join(map(str, last_end_s(works(timeline)))) or "none"
+        raise InvalidValueError("iteration", iteration, f"one with computation: {known}")
+    return _Walk(timeline, {w.rank: w.begins_s for w in work.values()}).back(
+        max(work.values(), key=lambda w: (w.ends_s, -w.rank)).rank,
+        max(w.ends_s for w in work.values()),
+    )
+
+
+class _Walk:
+    """Goes back along what each moment waited for.
+
+    Args:
+        timeline: measured or simulated.
+        floors_s: rank -> where its iteration begins.
+    """
+
+    def __init__(self, timeline: Timeline, floors_s: dict[int, float]) -> None:
+        first_s = min(floors_s.values())
+        self._floors_s = defaultdict(lambda: first_s, floors_s)
+        self._seen: set[int] = set()  # or clocks that disagree would have it go round in circles
+        self._computing: dict[int, list[Span]] = defaultdict(list)
+        self._messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
+        for span in sorted(timeline.spans, key=lambda s: (s.end_s, s.start_s)):
+            if span.lane in COMPUTATION and span.end_s > span.start_s:
+                self._computing[span.rank].append(span)
+        for one in collectives(timeline):
+            for span in one.spans:
+                self._messages[span.rank].append((span, one))
+        for rows in self._messages.values():
+            rows.sort(key=lambda row: row[0].end_s)
+
+    def back(self, rank: int, at_s: float) -> tuple[Segment, ...]:
+        """Return the segments that end at ``at_s`` on ``rank``, in the order of time."""
+        found: list[Segment] = []
+        while at_s > self._floors_s[rank]:
+            floor_s = self._floors_s[rank]
+            span = self._computed(rank, at_s)
+            if span is not None and span.end_s >= at_s:
+                found.append(Segment(rank, span.lane, span.name, max(span.start_s, floor_s), at_s))
+                at_s = span.start_s
+                continue
+            before_s = max(span.end_s if span is not None else floor_s, floor_s)
+            there = self._ended(rank, before_s, at_s)
+            if there is None:
+                kind = INPUT if before_s == floor_s else IDLE
+                found.append(Segment(rank, kind, "", before_s, at_s))
+                at_s = before_s
+                continue
+            if there[0].end_s < at_s:
+                found.append(Segment(rank, IDLE, "", there[0].end_s, at_s))
+            rank, at_s = self._carried(there, found)
+        return _joined(found)
+
+    def _carried(self, there: tuple[Span, Collective], found: list[Segment]) -> tuple[int, float]:
+        """Add the transfers that end with one; return the rank and the time they waited for."""
+        while True:
+            span, one = there
+            self._seen.add(id(one))
+            if span.end_s > one.moves_from_s(span):
+                found.append(
+                    Segment(span.rank, TRANSFER, span.name, one.moves_from_s(span), span.end_s)
+                )
+            rank, at_s = one.last, one.arrived_s
+            if span.end_s < one.arrived_s:
+                rank, at_s = span.rank, span.start_s
+                found.append(Segment(rank, TRANSFER, span.name, at_s, span.end_s))
+            before = self._on_channel(rank, at_s, span)
+            if before is None or before[0].end_s <= self._floors_s[rank]:
+                return rank, at_s
+            if before[0].end_s < at_s:
+                found.append(Segment(rank, IDLE, "", before[0].end_s, at_s))
+            there = before
+
+    def _computed(self, rank: int, at_s: float) -> Span | None:
+        """Return the computation of a rank that is under way just before a moment, or the last."""
+        spans = self._computing[rank]
+        index = bisect_left(spans, at_s, key=lambda s: s.end_s)
+        if index < len(spans) and spans[index].start_s < at_s:
+            return spans[index]
+        return spans[index - 1] if index else None
+
+    def _ended(self, rank: int, after_s: float, by_s: float) -> tuple[Span, Collective] | None:
+        """Return the message that ended last on a rank in ``(after_s, by_s]``."""
+        rows = self._messages[rank]
+        index = bisect_right(rows, by_s, key=lambda row: row[0].end_s)
+        for row in reversed(rows[:index]):
+            if row[0].end_s <= after_s:
+                break
+            if id(row[1]) not in self._seen:
+                return row
+        return None
+
+    def _on_channel(self, rank: int, at_s: float, span: Span) -> tuple[Span, Collective] | None:
+        """Return the message that kept a rank's channel busy until a moment."""
+        rows = self._messages[rank]
+        index = bisect_right(rows, at_s, key=lambda row: row[0].end_s)
+        for row in reversed(rows[:index]):
+            if row[0].end_s < at_s - CHANNEL_S:
+                break
+            if row[0].channel == span.channel and id(row[1]) not in self._seen:
+                return row
+        return None
+
+
+def _joined(found: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Return segments in the order of time, computation of one lane and rank as one."""
+    joined: list[Segment] = []
+    for segment in sorted(found, key=lambda s: (s.start_s, s.end_s)):
+        last = joined[-1] if joined else None
+        if (
+            last
+            and segment.kind in COMPUTATION
+            and (last.rank, last.kind, last.end_s) == (segment.rank, segment.kind, segment.start_s)
+        ):
+            joined[-1] = replace(last, end_s=segment.end_s, name=segment.name)
+            continue
+        joined.append(segment)
+    return tuple(joined)

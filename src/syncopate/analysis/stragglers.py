@@ -1,0 +1,154 @@
+"""Stragglers: the ranks that others wait for, and why they are late.
+
+An all-reduce makes every rank's iteration equally long, so a straggler does not show in iteration
+times. It shows in arrivals: others wait for it (:mod:`syncopate.analysis.exposure`). Why it is late
+is what it spends more time on than the median of the other ranks:
+
+    compute     forward, backward and update, in the usual iteration
+    input, ..   one of the pauses that are recorded, in the mean
+    link        its messages end later after the last arrival than those of the others, which
+                keeps its channel busy when the next is ready
+    pause       an iteration in which it computes or waits for input for unusually long, without a
+                recorded reason
+
+A median tells the usual from what happened once; fewer than three iterations do not allow it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from syncopate.analysis.collectives import Collective, collectives
+from syncopate.analysis.exposure import Exposure, exposures
+from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
+from syncopate.timeline import PAUSES, Timeline
+
+COMPUTE, LINK, PAUSE, SERVER, UNKNOWN = "compute", "link", "pause", "server", "unknown"
+"""Causes beside the recorded pauses."""
+
+_UNUSUAL = 0.1
+"""A pause exceeds what is usual by at least this part of the usual computation."""
+
+_EXPLAINS = 0.2
+"""A cause explains a straggler when it is at least this part of the waiting."""
+
+
+@dataclass(frozen=True)
+class Straggler:
+    """A rank that others wait for.
+
+    Attributes:
+        rank: which.
+        caused_s: how long another rank waits for it in an iteration, exposed, in the mean.
+        share: of all waiting, in [0, 1].
+        cause: ``"compute"``, ``"link"``, ``"pause"``, one of
+            :data:`~syncopate.timeline.PAUSES`, or ``"unknown"``.
+        excess_s: cause -> what this rank spends on it in an iteration beyond the median of the
+            other ranks; the positive ones.
+        iterations: those in which others waited for it for at least half of ``caused_s``.
+    """
+
+    rank: int
+    caused_s: float
+    share: float
+    cause: str
+    excess_s: dict[str, float] = field(default_factory=dict)
+    iterations: tuple[int, ...] = ()
+
+
+def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
+    """Return every rank that others wait for, the worst first."""
+    messages = collectives(timeline)
+    work = works(timeline)
+    numbers = steady([one.iteration for one in work])
+    caused = _caused(exposures(timeline, messages), numbers, timeline.world_size)
+    total_s = sum(sum(rows.values()) for rows in caused.values())
+    mine = own_times(work, messages, numbers)
+    found = []
+    for rank, by_iteration in caused.items():
+        caused_s = sum(by_iteration.values()) / len(numbers)
+        excess_s = _excess(rank, mine)
+        cause = max(excess_s, key=excess_s.__getitem__, default=UNKNOWN)
+        if excess_s.get(cause, 0.0) < _EXPLAINS * caused_s:
+            cause = UNKNOWN
+        felt = tuple(i for i, s in sorted(by_iteration.items()) if s >= caused_s / 2)
+        found.append(
+            Straggler(rank, caused_s, caused_s * len(numbers) / total_s, cause, excess_s, felt)
+        )
+    return tuple(sorted(found, key=lambda one: (-one.caused_s, one.rank)))
+
+
+def own_times(
+    work: Iterable[Work], messages: Iterable[Collective], numbers: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """Return what each rank spends on each cause in an iteration, in seconds.
+
+    Args:
+        work: of all ranks.
+        messages: of all ranks.
+        numbers: the iterations that count.
+    """
+    by_rank: dict[int, list[Work]] = defaultdict(list)
+    for one in work:
+        if one.iteration in numbers:
+            by_rank[one.rank].append(one)
+    after_s = _after_the_last(messages, numbers)
+    found: dict[int, dict[str, float]] = {}
+    for rank, mine in by_rank.items():
+        computing_s, waiting_s = [w.computation_s for w in mine], [w.input_s for w in mine]
+        least_s = _UNUSUAL * usual(computing_s)
+        once_s = unusual_s(computing_s, least_s) + unusual_s(waiting_s, least_s)
+        times = {COMPUTE: usual(computing_s), INPUT: usual(waiting_s), PAUSE: once_s}
+        for name in PAUSES:
+            if name != INPUT:
+                times[name] = statistics.fmean(w.paused_s.get(name, 0.0) for w in mine)
+        tails_s = [after_s.get((w.iteration, rank), 0.0) for w in mine]
+        found[rank] = times | {LINK: usual(tails_s)}
+    return found
+
+
+def unusual_s(values_s: Sequence[float], least_s: float) -> float:
+    """Return by how much values exceed what is usual by at least ``least_s``, in the mean."""
+    if len(values_s) < SEVERAL:
+        return 0.0
+    excess = [value - usual(values_s) for value in values_s]
+    return sum(over for over in excess if over > least_s) / len(values_s)
+
+
+def _after_the_last(
+    messages: Iterable[Collective], numbers: Sequence[int]
+) -> dict[tuple[int, int], float]:
+    """Return how long the messages of an iteration and rank took after the last arrivals."""
+    found: dict[tuple[int, int], float] = defaultdict(float)
+    for one in messages:
+        if one.iteration in numbers:
+            for span in one.spans:
+                found[one.iteration, span.rank] += span.end_s - one.moves_from_s(span)
+    return found
+
+
+def _caused(
+    found: Iterable[Exposure], numbers: Sequence[int], world_size: int
+) -> dict[int, dict[int, float]]:
+    """Return rank -> iteration -> how long another rank waited for it, in the mean over them."""
+    caused: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    for one in found:
+        if one.iteration in numbers:
+            for rank, waited_s in one.waited_for_s.items():
+                caused[rank][one.iteration] += waited_s / max(world_size - 1, 1)
+    return caused
+
+
+def _excess(rank: int, times: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+    """Return by how much a rank exceeds the median of the others; where it does."""
+    others = [mine for other, mine in times.items() if other != rank]
+    if not others or rank not in times:
+        return {}
+    excess = {
+        cause: spent_s - statistics.median(mine[cause] for mine in others)
+        for cause, spent_s in times[rank].items()
+    }
+    return {cause: more_s for cause, more_s in excess.items() if more_s > 0}

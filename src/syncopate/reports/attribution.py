@@ -1,0 +1,149 @@
+"""Attribution: what kept ranks from computing, who was late, and what an iteration waited for.
+
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from syncopate.analysis import (
+    Exposure,
+    Segment,
+    bandwidths,
+    collectives,
+    critical_path,
+    exposures,
+    phases,
+    stragglers,
+    works,
+)
+from syncopate.reports.phases import phases_report
+from syncopate.reports.tables import titled_table
+from syncopate.timeline import Timeline
+from syncopate.units import format_bytes, format_rate, format_seconds
+
+_SHOWN = 12
+"""Rows of a table that a terminal has room for."""
+
+
+def timeline_report(timeline: Timeline) -> RenderableType:
+    """Return all that is known of a timeline: phases, exposure, stragglers, path, bandwidth.
+
+    Raises:
+        InvalidValueError: the timeline has no spans.
+    """
+    parts = [phases_report(timeline)]
+    messages = collectives(timeline)
+    if not messages:
+        why = "one rank alone" if timeline.world_size == 1 else "no push or pull was recorded"
+        parts.append(Text(f"nothing was communicated: {why}"))
+    else:
+        found = exposures(timeline, messages)
+        parts += [_exposed(found), _bandwidths(timeline), _stragglers(timeline)]
+    last = max((work.iteration for work in works(timeline)), default=None)
+    if last is not None:
+        parts.append(_path(critical_path(timeline, last), last))
+    return Group(*parts)
+
+
+def timeline_json(timeline: Timeline) -> dict[str, Any]:
+    """Return the same as values for JSON; the critical path is that of the last iteration."""
+    messages = collectives(timeline)
+    last = max((work.iteration for work in works(timeline)), default=None)
+    found = {
+        "phases": phases(timeline),
+        "exposures": exposures(timeline, messages),
+        "bandwidths": bandwidths(timeline, messages),
+        "stragglers": stragglers(timeline),
+        "critical_path": [] if last is None else critical_path(timeline, last),
+    }
+    return dict(msgspec.to_builtins(found, str_keys=True))
+
+
+def _exposed(found: Sequence[Exposure]) -> RenderableType:
+    """Return a row for each message, the mean over ranks and iterations, the largest first."""
+    groups: dict[tuple[str, str], list[Exposure]] = defaultdict(list)
+    for one in found:
+        groups[one.lane, one.name].append(one)
+    count = len({(one.iteration, one.rank) for one in found})
+    rows = [
+        (
+            sum(e.waiting_s for e in mine) / count,
+            sum(e.transferring_s for e in mine) / count,
+            f"{lane} {name}",
+            max(e.nbytes for e in mine),
+        )
+        for (lane, name), mine in groups.items()
+    ]
+    rows.sort(key=lambda row: -row[0] - row[1])
+    table = titled_table("exposed communication, mean over ranks and iterations")
+    table.add_column("message", no_wrap=True)
+    for heading in ("size", "exposed", "waiting for\nthe slowest", "transferring"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for waiting_s, moving_s, name, nbytes in rows[:_SHOWN]:
+        times = map(format_seconds, (waiting_s + moving_s, waiting_s, moving_s))
+        table.add_row(name, format_bytes(nbytes), *times)
+    if rows[_SHOWN:]:
+        rest_s = sum(row[0] + row[1] for row in rows[_SHOWN:])
+        table.caption = f"  and {len(rows) - _SHOWN} more, {format_seconds(rest_s)} together"
+    return table
+
+
+def _bandwidths(timeline: Timeline) -> RenderableType:
+    table = titled_table("bandwidth while something was transferring")
+    table.add_column("collective", no_wrap=True)
+    for heading in ("bytes in an\niteration", "transferring", "algbw", "busbw"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in bandwidths(timeline):
+        table.add_row(
+            one.collective,
+            format_bytes(one.nbytes),
+            format_seconds(one.transferring_s),
+            format_rate(one.bytes_per_s),
+            format_rate(one.bus_bytes_per_s),
+        )
+    return table
+
+
+def _stragglers(timeline: Timeline) -> RenderableType:
+    found = [one for one in stragglers(timeline) if one.caused_s > 0]
+    if not found:
+        return Text("no rank waits for another\n")
+    table = titled_table("ranks that others wait for")
+    for heading in ("rank", "waited for, in\nan iteration", "share of\nall waiting"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("more time than other ranks on", no_wrap=True)
+    for one in found[:_SHOWN]:
+        more = sorted(one.excess_s.items(), key=lambda item: -item[1])
+        why = ", ".join(f"{cause} {format_seconds(more_s)}" for cause, more_s in more[:2])
+        cells = (str(one.rank), format_seconds(one.caused_s), f"{one.share:.0%}")
+        table.add_row(*cells, why or "nothing that is recorded")
+    if found[_SHOWN:]:
+        table.caption = f"  and {len(found) - _SHOWN} more"
+    return table
+
+
+def _path(segments: Sequence[Segment], iteration: int) -> RenderableType:
+    """Return what the critical path consists of, by rank and kind, the largest first."""
+    total_s = sum(segment.duration_s for segment in segments)
+    groups: dict[tuple[int, str], float] = defaultdict(float)
+    for segment in segments:
+        groups[segment.rank, segment.kind] += segment.duration_s
+    table = titled_table(f"critical path of iteration {iteration}, {format_seconds(total_s)}")
+    table.add_column("what", no_wrap=True)
+    for heading in ("rank", "takes", "share"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    rows = sorted(groups.items(), key=lambda item: -item[1])
+    for (rank, kind), lasts_s in rows[:_SHOWN]:
+        share = lasts_s / total_s if total_s > 0 else 0.0
+        table.add_row(kind, str(rank), format_seconds(lasts_s), f"{share:.0%}")
+    if rows[_SHOWN:]:
+        table.caption = f"  and {len(rows) - _SHOWN} more"
+    return table
