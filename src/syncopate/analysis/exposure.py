@@ -10,13 +10,13 @@ ranks that have not arrived, in equal parts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 from syncopate.analysis.collectives import Collective, collectives
-from syncopate.analysis.intervals import Interval, union
-from syncopate.analysis.phases import COMPUTATION
+from syncopate.analysis.intervals import Interval, near, without
+from syncopate.analysis.phases import computing
 from syncopate.timeline import Span, Timeline
 
 
@@ -57,10 +57,9 @@ def exposures(timeline: Timeline, found: Sequence[Collective] = ()) -> tuple[Exp
         timeline: measured or simulated.
         found: its :func:`~syncopate.analysis.collectives`, where they are at hand.
     """
-    computing: dict[int, list[Interval]] = defaultdict(list)
+    by_rank: dict[int, list[Span]] = defaultdict(list)
     for span in timeline.spans:
-        if span.lane in COMPUTATION:
-            computing[span.rank].append((span.start_s, span.end_s))
+        by_rank[span.rank].append(span)
     messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
     for one in found or collectives(timeline):
         for span in one.spans:
@@ -68,7 +67,7 @@ def exposures(timeline: Timeline, found: Sequence[Collective] = ()) -> tuple[Exp
     result: list[tuple[float, Exposure]] = []
     for rank, mine in messages.items():
         mine.sort(key=lambda pair: (pair[0].start_s, pair[0].end_s))
-        shared = _shared([span for span, _ in mine], union(computing[rank]))
+        shared = _shared([span for span, _ in mine], computing(by_rank[rank]))
         for (span, one), pieces in zip(mine, shared, strict=True):
             result.append((span.start_s, _exposure(span, one, pieces)))
     result.sort(key=lambda row: (row[1].iteration, row[1].rank, row[0]))
@@ -79,39 +78,23 @@ _Piece = tuple[float, float, int]
 """Start, end, and among how many messages it is shared."""
 
 
-def _shared(spans: Sequence[Span], computing: list[Interval]) -> list[list[_Piece]]:
+def _shared(spans: Sequence[Span], busy_s: list[Interval]) -> list[list[_Piece]]:
     """Return the exposed pieces of each of one rank's messages, which are sorted by start."""
     pieces: list[list[_Piece]] = [[] for _ in spans]
     bounds = sorted({at for span in spans for at in (span.start_s, span.end_s)})
     under_way: list[int] = []
-    following, busy = 0, 0
+    following = 0
     for start_s, end_s in pairwise(bounds):
         under_way = [i for i in under_way if spans[i].end_s > start_s]
         while following < len(spans) and spans[following].start_s <= start_s:
             if spans[following].end_s > start_s:
                 under_way.append(following)
             following += 1
-        while busy < len(computing) and computing[busy][1] <= start_s:
-            busy += 1
         if under_way:
-            for free in _outside(start_s, end_s, computing, busy):
+            for free in without([(start_s, end_s)], near(busy_s, start_s, end_s)):
                 for index in under_way:
                     pieces[index].append((*free, len(under_way)))
     return pieces
-
-
-def _outside(
-    start_s: float, end_s: float, computing: list[Interval], first: int
-) -> Iterator[Interval]:
-    """Yield what of a stretch is outside sorted intervals, those before ``first`` being past."""
-    for begin_s, stop_s in computing[first:]:
-        if begin_s >= end_s:
-            break
-        if begin_s > start_s:
-            yield start_s, begin_s
-        start_s = max(start_s, stop_s)
-    if start_s < end_s:
-        yield start_s, end_s
 
 
 def _exposure(span: Span, one: Collective, pieces: Sequence[_Piece]) -> Exposure:

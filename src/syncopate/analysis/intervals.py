@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 Interval = tuple[float, float]
@@ -31,6 +32,30 @@ def intersection(one: list[Interval], other: list[Interval]) -> list[Interval]:
         else:
             j += 1
     return common
+
+
+def without(one: list[Interval], other: list[Interval]) -> list[Interval]:
+    """Return what of a sorted, disjoint list is not in another."""
+    left: list[Interval] = []
+    j = 0
+    for start, end in one:
+        while j < len(other) and other[j][1] <= start:
+            j += 1
+        free, k = start, j
+        while k < len(other) and other[k][0] < end:
+            if other[k][0] > free:
+                left.append((free, other[k][0]))
+            free = max(free, other[k][1])
+            k += 1
+        if free < end:
+            left.append((free, end))
+    return left
+
+
+def near(disjoint: list[Interval], start: float, end: float) -> list[Interval]:
+    """Return those of sorted, disjoint intervals that may have something of a stretch."""
+    first = bisect_left(disjoint, start, key=lambda interval: interval[1])
+    return disjoint[first : bisect_right(disjoint, end, lo=first, key=lambda one: one[0])]
 
 
 def length_s(disjoint: Iterable[Interval]) -> float:

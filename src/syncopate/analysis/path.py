@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from syncopate.analysis.collectives import Collective, collectives
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.analysis.work import INPUT, last_end_s, works
+from syncopate.analysis.work import INPUT, computations, last_end_s, works
 from syncopate.errors import InvalidValueError
 from syncopate.timeline import Span, Timeline
 
@@ -82,9 +82,11 @@ class _Walk:
         self._seen: set[int] = set()  # or clocks that disagree would have it go round in circles
         self._computing: dict[int, list[Span]] = defaultdict(list)
         self._messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
-        for span in sorted(timeline.spans, key=lambda s: (s.end_s, s.start_s)):
-            if span.lane in COMPUTATION and span.end_s > span.start_s:
-                self._computing[span.rank].append(span)
+        by_rank: dict[int, list[Span]] = defaultdict(list)
+        for span in timeline.spans:
+            by_rank[span.rank].append(span)
+        for rank, mine in by_rank.items():
+            self._computing[rank] = sorted(computations(mine), key=lambda s: s.end_s)
         for one in collectives(timeline):
             for span in one.spans:
                 self._messages[span.rank].append((span, one))

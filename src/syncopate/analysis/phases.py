@@ -1,7 +1,7 @@
 """Phases: how one rank spent one iteration, and how much communication was hidden.
 
-With X the union of a rank's forward, backward and update spans, Y that of its push and pull spans,
-and |.| the length of a set of time:
+With X the union of a rank's forward, backward and update spans, without the waits for messages in
+their midst, Y that of its push and pull spans, and |.| the length of a set of time:
 
     computation            = |X|
     communication          = |Y|
@@ -16,18 +16,18 @@ The overlap ratio is the hidden share of communication. The last one is what Ske
 overlap ratio: its phase 1 is computation only, its phase 2 is overlapped, its phase 3 is all
 communication, and it divides phase 2 by phases 1 and 3 (Sections 3.2.4 and 5.3.1).
 
-Spans of the wait lane are a rank's own view of exposed communication and enter no formula.
+Other spans of the wait lane are a rank's own view of exposed communication and enter no formula.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from syncopate.analysis.intervals import intersection, length_s, union
+from syncopate.analysis.intervals import Interval, intersection, length_s, union, without
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import PAUSES, Span, Timeline
 
 COMPUTATION: tuple[str, ...] = ("forward", "backward", "update")
 """Lanes that count as computation."""
@@ -94,6 +94,19 @@ def phases(timeline: Timeline) -> tuple[Phases, ...]:
     )
 
 
+def computing(spans: Sequence[Span]) -> list[Interval]:
+    """Return when one rank computed, by its spans: not while it waited for messages meanwhile."""
+    busy = union((span.start_s, span.end_s) for span in spans if span.lane in COMPUTATION)
+    return without(busy, union(stalled(spans)))
+
+
+def stalled(spans: Iterable[Span]) -> Iterator[Interval]:
+    """Yield when one rank waited for messages; a named pause is no such wait."""
+    for span in spans:
+        if span.lane == "wait" and span.name not in PAUSES:
+            yield span.start_s, span.end_s
+
+
 def mean(found: Sequence[Phases]) -> Phases:
     """Return the mean over several phases; its ratios are those of the mean times.
 
@@ -118,7 +131,7 @@ def _agreed(values: Iterable[int]) -> int:
 
 
 def _phases(rank: int, iteration: int, spans: Sequence[Span]) -> Phases:
-    computation = union((s.start_s, s.end_s) for s in spans if s.lane in COMPUTATION)
+    computation = computing(spans)
     communication = union((s.start_s, s.end_s) for s in spans if s.lane in COMMUNICATION)
     return Phases(
         rank=rank,

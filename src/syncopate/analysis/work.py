@@ -12,8 +12,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from syncopate.analysis.intervals import Interval, intersection, length_s, union
-from syncopate.analysis.phases import COMMUNICATION, COMPUTATION
+from msgspec.structs import replace
+
+from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
+from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled
 from syncopate.timeline import PAUSES, Span, Timeline
 
 INPUT = PAUSES[0]
@@ -66,6 +68,22 @@ def works(timeline: Timeline) -> tuple[Work, ...]:
     return tuple(sorted(found, key=lambda work: (work.iteration, work.rank)))
 
 
+def computations(spans: Sequence[Span]) -> list[Span]:
+    """Return what one rank computed, by start: its spans, cut where it waited for messages."""
+    stalls = union(stalled(spans))
+    return sorted(
+        (
+            replace(span, start_s=start_s, end_s=end_s)
+            for span in spans
+            if span.lane in COMPUTATION
+            for start_s, end_s in without(
+                [(span.start_s, span.end_s)], near(stalls, span.start_s, span.end_s)
+            )
+        ),
+        key=lambda span: (span.start_s, span.end_s),
+    )
+
+
 def last_end_s(found: Sequence[Work]) -> dict[int, float]:
     """Return when each iteration ended: when the last rank's computation did."""
     ends: dict[int, float] = {}
@@ -94,6 +112,7 @@ def _of_rank(rank: int, spans: Sequence[Span], origin_s: float) -> list[Work]:
     pauses = {name: _where(spans, ("wait",), name) for name in PAUSES}
     paused = union(stretch for found in pauses.values() for stretch in found)
     taken = union([*_where(spans, COMMUNICATION), *paused])
+    stalls = union(stalled(spans))
     groups: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.lane in COMPUTATION:
@@ -101,11 +120,11 @@ def _of_rank(rank: int, spans: Sequence[Span], origin_s: float) -> list[Work]:
     found, begins_s = [], origin_s
     for iteration, mine in sorted(groups.items()):
         starts_s, ends_s = min(s.start_s for s in mine), max(s.end_s for s in mine)
-        computing = {lane: _where(mine, (lane,)) for lane in COMPUTATION}
-        within = [(begins_s, ends_s)] if begins_s < ends_s else []
-        paused_s = {name: length_s(intersection(where, within)) for name, where in pauses.items()}
-        gap = [(begins_s, starts_s)] if begins_s < starts_s else []
-        paused_s[INPUT] += length_s(gap) - length_s(intersection(gap, taken))
+        idle = union([*near(stalls, starts_s, ends_s), *near(paused, starts_s, ends_s)])
+        lanes = {lane: without(_where(mine, (lane,)), idle) for lane in COMPUTATION}
+        paused_s = {name: _part_s(where, begins_s, ends_s) for name, where in pauses.items()}
+        gap_s = max(starts_s - begins_s, 0.0)
+        paused_s[INPUT] += gap_s - _part_s(taken, begins_s, starts_s)
         found.append(
             Work(
                 rank=rank,
@@ -113,16 +132,18 @@ def _of_rank(rank: int, spans: Sequence[Span], origin_s: float) -> list[Work]:
                 begins_s=begins_s,
                 starts_s=starts_s,
                 ends_s=ends_s,
-                computing_s={
-                    lane: length_s(where) - length_s(intersection(where, paused))
-                    for lane, where in computing.items()
-                    if where
-                },
+                computing_s={lane: length_s(where) for lane, where in lanes.items() if where},
                 paused_s={name: lasted_s for name, lasted_s in paused_s.items() if lasted_s > 0},
             )
         )
         begins_s = max(begins_s, ends_s)
     return found
+
+
+def _part_s(disjoint: list[Interval], start_s: float, end_s: float) -> float:
+    """Return how much of a stretch is in sorted, disjoint intervals."""
+    stretch = [(start_s, end_s)] if start_s < end_s else []
+    return length_s(intersection(near(disjoint, start_s, end_s), stretch))
 
 
 def _where(

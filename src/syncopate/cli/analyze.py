@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import err, out
+from syncopate.cli.common.timelines import read_timeline
 from syncopate.errors import InvalidValueError
 from syncopate.timeline import Timeline
 
@@ -55,7 +56,7 @@ def analyze(
         rule = "the only file, or left out: a timeline has all ranks"
         raise InvalidValueError("FILE", str(timelines[0]), rule)
     if timelines:
-        _timeline(Timeline.load(timelines[0]), json)
+        _timeline(read_timeline(timelines[0]), json)
     else:
         _traces(files, synchronous=not asynchronous, repair=repair, json=json)
 

@@ -12,6 +12,7 @@ from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.choose import choose
 from syncopate.cli.common.console import out
+from syncopate.cli.compare import compare
 from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
 from syncopate.cli.lab import lab
@@ -36,6 +37,7 @@ app.command()(profile)
 app.command()(plan)
 app.command()(simulate)
 app.command()(analyze)
+app.command()(compare)
 app.command()(bench)
 app.command()(choose)
 app.command()(convert)

@@ -217,3 +217,19 @@ def test_any_timeline_has_an_answer(timeline, iteration):
     for number in {work.iteration for work in works(timeline)}:
         for segment in critical_path(timeline, number):
             assert segment.duration_s >= 0
+
+
+def test_a_wait_in_the_midst_of_a_forward_is_no_computation():
+    """A recorded forward is one span; the wait for weights within it is another."""
+    spans = (
+        Span(name="forward", lane="forward", rank=0, start_s=0.0, end_s=6.0),
+        Span(name="bucket 0", lane="wait", rank=0, start_s=1.0, end_s=4.0),
+        Span(name="bucket 0", lane="pull", rank=0, start_s=0.5, end_s=4.0),
+    )
+    timeline = Timeline(name="t", source="measured", world_size=1, spans=spans)
+    (phase,) = phases(timeline)
+    assert (phase.computation_s, phase.exposed_communication_s) == (3.0, 3.0)
+    assert exposed(timeline, 0) == [("bucket 0", 0.0, 3.0)]
+    assert works(timeline)[0].computing_s == {"forward": 3.0}
+    # What the forward did before the pull began is not on the path.
+    assert path(timeline) == [(0, "forward", 0.5), (0, "transfer", 3.5), (0, "forward", 2.0)]

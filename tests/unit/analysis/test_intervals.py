@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.analysis.intervals import Interval, intersection, length_s, union
+from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
 
 LISTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 6)), max_size=12).map(
     lambda found: [(start, start + length) for start, length in found]
@@ -33,3 +33,22 @@ def test_an_intersection_is_what_both_cover(one: list[Interval], other: list[Int
     assert cells(found) == cells(one) & cells(other)
     assert all(start < end for start, end in found)
     assert length_s(found) == len(cells(found))
+
+
+@given(LISTS, LISTS)
+def test_a_difference_is_what_the_first_covers_alone(
+    one: list[Interval], other: list[Interval]
+) -> None:
+    found = without(union(one), union(other))
+    assert cells(found) == cells(one) - cells(other)
+    assert all(start < end for start, end in found)
+
+
+@given(LISTS, st.integers(0, 30), st.integers(0, 6))
+def test_what_is_near_a_stretch_holds_all_of_it(
+    intervals: list[Interval], start: int, length: int
+) -> None:
+    disjoint, stretch = union(intervals), [(start, start + length)]
+    assert intersection(near(disjoint, *stretch[0]), union(stretch)) == intersection(
+        disjoint, union(stretch)
+    )

@@ -1,0 +1,58 @@
+"""Difference of two runs: every figure side by side, and what it comes to.
+
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure, difference
+from syncopate.reports.tables import titled_table
+from syncopate.timeline import Timeline
+from syncopate.units import format_bytes, format_rate, format_seconds
+
+
+def difference_report(before: Timeline, after: Timeline) -> RenderableType:
+    """Return the figures of two runs side by side, and one sentence on them.
+
+    Raises:
+        InvalidValueError: one of them has no iteration with computation.
+    """
+    found = difference(before, after)
+    lines = Text()
+    for letter, timeline in (("a", before), ("b", after)):
+        lines.append(f"{letter}  ", style="bold")
+        lines.append(f"{timeline.name}, {timeline.source}: {timeline.world_size} ranks\n")
+    table = titled_table("of an iteration, mean ± deviation over iterations; * beyond the spread")
+    table.add_column("what", no_wrap=True)
+    for heading in ("a", "b", "b / a"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for change in found.changes:
+        table.add_row(*_row(change), style="bold" if change.differs else None)
+    return Group(lines, table, Text(f"{found.verdict}\n", style="bold"))
+
+
+def difference_json(before: Timeline, after: Timeline) -> dict[str, Any]:
+    """Return the same as values for JSON."""
+    found: Difference = difference(before, after)
+    return dict(msgspec.to_builtins(found))
+
+
+def _row(change: Change) -> tuple[str, str, str, str]:
+    ratio = "-" if math.isinf(change.ratio) else f"{change.ratio:.2f}"
+    mark = "*" if change.differs else " "
+    cells = (_cell(change.what, change.before), _cell(change.what, change.after))
+    return change.what, *cells, f"{ratio} {mark}"
+
+
+def _cell(what: str, figure: Figure) -> str:
+    if what == BYTES:
+        return format_bytes(figure.mean)
+    written = format_rate if what == RATE else format_seconds
+    return f"{written(figure.mean)} ± {written(figure.deviation)}"
