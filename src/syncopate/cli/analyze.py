@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from syncopate.analysis import Message
     from syncopate.tracing.dlc import Record
 
-TIMELINE = ".json"
-
 
 def analyze(
     *,
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE", help="A timeline (.json), or DLC traces, one of each node."),
+        typer.Argument(
+            metavar="FILE", help="A timeline, or one file of each rank, or of each node."
+        ),
     ],
     asynchronous: Annotated[
         bool,
@@ -40,23 +40,28 @@ def analyze(
     And which message kept ranks from computing, which rank was late and why, what the critical path
     is, and what bandwidth was reached.
 
-    A timeline comes from `syncopate simulate` or from a recorded training. A DLC trace is what one
+    A timeline comes from `syncopate simulate` or from a recorded training. Files of ranks are those
+    of `syncopate record`, of torch's flight recorder or of torch.profiler. A DLC trace is what one
     node of a parameter server sent and received, as SketchDLC defines it. Needs no ranks.
 
     For example:
 
       syncopate analyze timeline.json
 
+      syncopate analyze traces/rank-*.json
+
       syncopate analyze worker-0.txt worker-1.txt server-0.txt
 
       syncopate analyze trace_record.txt --repair --json
     """
-    timelines = [path for path in files if path.suffix == TIMELINE]
-    if timelines and len(files) > 1:
-        rule = "the only file, or left out: a timeline has all ranks"
-        raise InvalidValueError("FILE", str(timelines[0]), rule)
-    if timelines:
-        _timeline(read_timeline(timelines[0]), json)
+    from syncopate.tracing.foreign import is_document
+
+    documents = [path for path in files if is_document(path)]
+    if len(documents) == len(files):
+        _timeline(read_timeline(*files), json)
+    elif documents:
+        rule = "left out: DLC traces are analysed by themselves"
+        raise InvalidValueError("FILE", str(documents[0]), rule)
     else:
         _traces(files, synchronous=not asynchronous, repair=repair, json=json)
 

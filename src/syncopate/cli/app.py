@@ -19,6 +19,7 @@ from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
 from syncopate.cli.ps import ps
+from syncopate.cli.record import record
 from syncopate.cli.simulate import simulate
 
 app = typer.Typer(
@@ -36,6 +37,7 @@ app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
 app.command()(simulate)
+app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(analyze)
 app.command()(compare)
 app.command()(bench)

@@ -1,4 +1,4 @@
-"""``syncopate convert``: what a calibration found, in the files of other libraries."""
+"""``syncopate convert``: recorded trainings and clusters, in the files of other tools."""
 
 from __future__ import annotations
 
@@ -8,27 +8,37 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import err, say_written
-from syncopate.cli.common.machines import machines
+from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cluster import Cluster
+from syncopate.cli.common.timelines import read_timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, write_output
+from syncopate.timeline import Timeline
 
 if TYPE_CHECKING:
+    from syncopate.cluster import Cluster
     from syncopate.decision_table import CollectiveDecisions
     from syncopate.reports.rules import RuleFile
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"
-FORMATS = (NCCL_TUNER, OPEN_MPI)
+RULES = (NCCL_TUNER, OPEN_MPI)
 """What a cluster may be converted to."""
+_OR_RULES = " or ".join(RULES)
+
+TIMELINE = "timeline"
+PERFETTO = "perfetto"
+TIMELINES = (TIMELINE, PERFETTO)
+"""What a recorded training may be converted to."""
 
 
-@grouped(cluster=machines)
+@grouped(given=sources)
 def convert(
     *,
-    cluster: Cluster,
-    to: Annotated[str, typer.Option(help=f"Format: {' or '.join(FORMATS)}.")],
+    given: Sources,
+    to: Annotated[
+        str, typer.Option(help=f"Of a training {' or '.join(TIMELINES)}, of a cluster {_OR_RULES}.")
+    ] = TIMELINE,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="File to write; - prints it.")
     ] = Path(STANDARD_OUTPUT),
@@ -40,12 +50,20 @@ def convert(
         int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
     ] = None,
 ) -> None:
-    """Write the decisions for a cluster as rules that NCCL's or Open MPI's own tuning reads.
+    """Write a recorded training, or the decisions for a cluster, as the files of other tools.
 
-    Where the best algorithm has no counterpart there, a note on standard error says what stands for
-    it. Needs no ranks and no torch.
+    A training is a timeline, or one file of each rank: of `syncopate record`, of torch's flight
+    recorder, or of torch.profiler. What is known of it is told by its content, and a note on
+    standard error says what is not.
+
+    A cluster becomes rules that NCCL's or Open MPI's own tuning reads. Where the best algorithm has
+    no counterpart there, a note says what stands for it. Needs no ranks and no torch.
 
     For example:
+
+      syncopate convert traces/rank-*.json -o timeline.json
+
+      syncopate convert timeline.json --to perfetto -o perfetto.json
 
       syncopate convert cluster.json --to nccl-tuner -o nccl_tuner.conf
 
@@ -55,16 +73,25 @@ def convert(
 
       mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename rules.json
     """
-    if to not in FORMATS:
-        raise UnknownNameError("format", to, FORMATS)
+    if to not in (*RULES, *TIMELINES):
+        raise UnknownNameError("format", to, (*TIMELINES, *RULES))
     for option, value in (("--protocol", protocol), ("--channels", channels)):
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
-    made = _rules(cluster, to, protocol or "", -1 if channels is None else channels)
-    for note in made.notes:
-        err().print(f"note: {note}", style="yellow", soft_wrap=True)
-    write_output(output, made.text.encode())
+    if to in RULES:
+        made = _rules(given.cluster(), to, protocol or "", -1 if channels is None else channels)
+        for note in made.notes:
+            err().print(f"note: {note}", style="yellow", soft_wrap=True)
+        write_output(output, made.text.encode())
+    else:
+        write_output(output, _recorded(read_timeline(*given.recorded()), to))
     say_written(output)
+
+
+def _recorded(timeline: Timeline, to: str) -> bytes:
+    from syncopate.tracing.perfetto import to_perfetto
+
+    return to_perfetto(timeline) if to == PERFETTO else timeline.to_json()
 
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:

@@ -8,6 +8,7 @@ import pytest
 
 from syncopate.cli import main
 from syncopate.timeline import Span, Timeline
+from tests.unit.tracing.foreign.made import entry, recorded, write
 from tests.unit.tracing.test_dlc import figure_8, written
 
 
@@ -81,10 +82,24 @@ def test_a_timeline_is_analysed(tmp_path, analyze):
     assert "33% hidden" in analyze(path)[1]
 
 
+def test_files_of_ranks_are_known_by_their_content(tmp_path, analyze):
+    ranks = [recorded(rank, [entry(1, 1 + 4 * rank, 5)], [(9, 10)]) for rank in (0, 1)]
+    paths = [path.rename(path.with_suffix("")) for path in write(tmp_path, "rank-", ranks)]
+    code, out, err = analyze(*paths, "--json")
+    assert code == 0
+    # Rank 0 comes 4 ms before rank 1, who is not waited for by anybody else.
+    assert [round(phase["communication_s"], 9) for phase in json.loads(out)["phases"]] == [
+        0.004,
+        0.0,
+    ]
+    assert err.count("note: ") == 2
+
+
 def test_what_cannot_be_analysed_is_refused(tmp_path, trace, analyze):
-    code, _, err = analyze(tmp_path / "t.json", trace)
+    timeline = Timeline(name="t", source="measured", world_size=1, spans=())
+    code, _, err = analyze(timeline.save(tmp_path / "t.json"), trace)
     assert code == 2
-    assert "the only file" in err
+    assert "DLC traces are analysed by themselves" in err
     other = tmp_path / "other.txt"
     other.write_text("nothing\n")
     code, _, err = analyze(other)

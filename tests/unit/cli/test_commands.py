@@ -46,7 +46,7 @@ def test_version(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["calibrate", "profile", "plan", "simulate", "analyze", "bench", "choose", "convert", "demo"],
+    ["calibrate", "profile", "plan", "simulate", "record", "analyze", "bench", "choose", "convert"],
 )
 def test_help(run, command):
     code, out, _ = run(f"{command} --help")
@@ -59,7 +59,7 @@ def test_the_help_lists_every_command(run):
     code, out, _ = run("--help")
     assert code == 0
     names = ("demo", "calibrate", "profile", "plan", "simulate", "analyze")
-    names += ("bench", "choose", "convert")
+    names += ("bench", "choose", "convert", "record")
     assert all(name in out for name in (*names, "lab"))
     assert run("")[1].strip() == out.strip()
 
@@ -249,7 +249,11 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
         ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
         ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
-        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: nccl-tuner, open-mpi"),
+        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, perfetto,"),
+        ("convert cluster.json", "found a 'cluster' artefact; expected a timeline, files of"),
+        ("convert cluster.json workload.json --to open-mpi", "left out after a cluster"),
+        ("convert --network 10gbe --nodes 8", "--network is '10gbe'; it must be left out"),
+        ("convert", "FILE is None; it must be given: a timeline, or one file of each rank"),
         ("convert cluster.json --to open-mpi --channels 4", "left out: it belongs to --to nccl"),
         ("convert cluster.json --to nccl-tuner --channels 0", "channels is 0"),
         ("convert cluster.json --to nccl-tuner --protocol fast", "unknown protocol 'fast'"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -28,6 +28,60 @@ def machines(
 ) -> Cluster:
     """Return the cluster that the options name."""
     return _load_cluster("CLUSTER", cluster, network, nodes)
+
+
+class Sources(NamedTuple):
+    """What a command that takes several kinds of files was given.
+
+    Attributes:
+        files: in order; empty where a network was named.
+        network: a typical network; None: not named.
+        nodes: number of its hosts; None: not named.
+    """
+
+    files: tuple[Path, ...]
+    network: str | None
+    nodes: int | None
+
+    def cluster(self) -> Cluster:
+        """Return the one cluster that was named.
+
+        Raises:
+            InvalidValueError: several files, or a file and a network.
+            ArtifactError: the file is no cluster.
+        """
+        if len(self.files) > 1:
+            raise InvalidValueError("FILE", str(self.files[1]), "left out after a cluster")
+        path = self.files[0] if self.files else None
+        return _load_cluster("CLUSTER", path, self.network, self.nodes)
+
+    def recorded(self) -> tuple[Path, ...]:
+        """Return the files of a recorded training.
+
+        Raises:
+            InvalidValueError: none, or a network beside them.
+        """
+        for option, value in (("--network", self.network), ("--nodes", self.nodes)):
+            if value is not None:
+                raise InvalidValueError(option, value, "left out: it makes a cluster")
+        if not self.files:
+            raise InvalidValueError("FILE", None, "given: a timeline, or one file of each rank")
+        return self.files
+
+
+def sources(
+    *,
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...", help="A cluster, a timeline, or one file of each rank."
+        ),
+    ] = None,
+    network: _Network = None,
+    nodes: _Nodes = None,
+) -> Sources:
+    """Return the files or the network that the options name."""
+    return Sources(tuple(files or ()), network, nodes)
 
 
 def machines_option(

@@ -1,0 +1,67 @@
+"""``syncopate record``: a training script as it is, and what its ranks did."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from syncopate.cli.common.console import say_written
+from syncopate.errors import InvalidValueError
+
+
+def record(
+    *,
+    script: Annotated[
+        list[str],
+        typer.Argument(metavar="SCRIPT", help="A Python file, and the arguments it is given."),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="DIR", help="Folder for a file of each rank.")
+    ] = Path("traces"),
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is a module, as with python -m.")
+    ] = False,
+    entries: Annotated[
+        int | None, typer.Option(help="How many collectives to keep, the last ones; 10000.")
+    ] = None,
+) -> None:
+    """Run a training script of plain torch, and note when each rank comes to each collective.
+
+    The script stays as it is, DDP or anything else, and runs on every rank under this command. What
+    torch's flight recorder holds when it ends is written to DIR, also when it fails; a rank that is
+    killed writes nothing, and neither do processes that the script itself starts.
+
+    For example:
+
+      torchrun --nproc-per-node 4 --no-python syncopate record train.py --lr 0.1
+
+      syncopate analyze traces/rank-*.json
+    """
+    from syncopate.tracing.foreign.record import Recording, reserve, run_script
+
+    name, *arguments = script
+    if not module and not Path(name).is_file():
+        raise InvalidValueError("SCRIPT", name, "a Python file")
+    rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    recording = Recording(reserve(os.environ, entries))
+    process = os.getpid()
+    try:
+        run_script(name, arguments, module=module)
+    except SystemExit as finished:
+        if isinstance(finished.code, str):
+            print(finished.code, file=sys.stderr)
+        raise
+    finally:
+        if os.getpid() == process:  # and not a copy that the script made of it
+            say_written(recording.stop(rank, world_size).save(output / f"rank-{rank}.json"))
+
+
+def _number(variable: str, default: int) -> int:
+    text = os.environ.get(variable, str(default))
+    if not text.isdecimal():
+        raise InvalidValueError(variable, text, "a number, as torchrun sets it")
+    return int(text)

@@ -1,0 +1,214 @@
+"""Assemble: what another tool tells about each rank, as one timeline.
+
+The k-th all-reduce of an iteration is called ``bucket k``, as DDP's are; the k-th of another
+collective by its name and k. A span begins when its rank came to the collective. Where the tool
+does not say when it ended, it ends where every rank that is needed had come: it cannot have ended
+before. So waiting for a late rank is exact, up to the clocks, and what the bytes took is missing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+
+from syncopate.errors import InvalidValueError
+from syncopate.timeline import Span, Timeline
+from syncopate.tracing.foreign.alignment import Offset, offsets
+from syncopate.tracing.foreign.iterations import iteration_at, iterations
+from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
+from syncopate.tracing.merge import merge
+from syncopate.units import format_seconds
+
+NOTE = "note: "
+"""How the keys of metadata begin that say what cannot be known."""
+
+
+def timeline_of(traces: Sequence[RankTrace], *, name: str) -> Timeline:
+    """Return one timeline of the ranks that another tool saw.
+
+    Metadata whose keys begin with :data:`NOTE` say what cannot be known of it.
+
+    Args:
+        traces: one of each rank; ranks may be missing.
+        name: what to call the timeline in reports.
+
+    Raises:
+        InvalidValueError: none at all, a rank twice, ranks of trainings of different sizes, or
+            nothing that any of them did.
+    """
+    traces = sorted(traces, key=lambda trace: trace.rank)
+    world_size = _world_size(traces)
+    clocks = offsets(traces)
+    traces = [_moved(trace, clock.ns) for trace, clock in zip(traces, clocks, strict=True)]
+    origin_ns = min(_moments(traces), default=None)
+    if origin_ns is None:
+        rule = "at least one collective or step of an optimizer"
+        raise InvalidValueError("what the ranks recorded", "nothing", rule)
+    traces = [_moved(trace, origin_ns) for trace in traces]
+    found, how = iterations(traces)
+    numbered = [_iterations(trace, found) for trace in traces]
+    least = _least_ends(traces)
+    first = _first_whole(traces, numbered)
+    spans: list[list[Span]] = [[] for _ in range(world_size)]
+    for trace, numbers in zip(traces, numbered, strict=True):
+        both = (*_computation(trace), *_collectives(trace, numbers, least))
+        spans[trace.rank] = [span for span in both if span.iteration >= first]
+    notes = [how, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
+    metadata = {"tool": traces[0].tool, "exchange": _exchange(traces)}
+    metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, notes))}
+    return merge(spans, name=name, metadata=metadata)
+
+
+def _world_size(traces: Sequence[RankTrace]) -> int:
+    if not traces:
+        raise InvalidValueError("the recorded files", [], "at least one")
+    again = [rank for rank, times in Counter(t.rank for t in traces).items() if times > 1]
+    if again:
+        rule = f"one of each rank; there are several of rank {again[0]}"
+        raise InvalidValueError("the ranks of the files", [t.rank for t in traces], rule)
+    sizes = sorted({trace.world_size for trace in traces})
+    if len(sizes) > 1:
+        raise InvalidValueError("the world sizes of the files", sizes, "the same in all")
+    return max(sizes[0], traces[-1].rank + 1)
+
+
+def _moved(trace: RankTrace, by_ns: int) -> RankTrace:
+    """Return a rank as a clock shows it that is ``by_ns`` behind."""
+    return trace._replace(
+        launches=tuple(
+            one._replace(
+                start_ns=one.start_ns - by_ns,
+                end_ns=None if one.end_ns is None else one.end_ns - by_ns,
+            )
+            for one in trace.launches
+        ),
+        work=tuple(
+            one._replace(start_ns=one.start_ns - by_ns, end_ns=one.end_ns - by_ns)
+            for one in trace.work
+        ),
+        marks=tuple((moment - by_ns, number) for moment, number in trace.marks),
+    )
+
+
+def _moments(traces: Sequence[RankTrace]) -> Iterator[int]:
+    for trace in traces:
+        yield from (launch.start_ns for launch in trace.launches[:1])
+        yield from (work.start_ns for work in trace.work)
+
+
+def _iterations(trace: RankTrace, found: dict[Hashable, int]) -> list[int]:
+    """Return the iteration of each launch of a rank."""
+    if trace.marks:
+        return [iteration_at(trace, launch.start_ns) for launch in trace.launches]
+    numbers, last = [], 0
+    for launch in trace.launches:
+        last = found.get(launch.key, last)
+        numbers.append(last)
+    return numbers
+
+
+def _least_ends(traces: Sequence[RankTrace]) -> dict[Hashable, int]:
+    """Return when each collective ended at the earliest, where that is more than its start.
+
+    That is when the last rank came, and, where devices say how long they ran it, the shortest of
+    these times later: the last rank had nobody to wait for.
+    """
+    arrived: dict[Hashable, int] = {}
+    took: dict[Hashable, int] = {}
+    for trace in traces:
+        for launch in trace.launches:
+            if launch.key is not None and launch.collective in OF_ALL_RANKS:
+                key, own = launch.key, launch.took_ns or 0
+                arrived[key] = max(arrived.get(key, launch.start_ns), launch.start_ns)
+                took[key] = min(took.get(key, own), own)
+    return {key: moment + took[key] for key, moment in arrived.items()}
+
+
+def _first_whole(traces: Sequence[RankTrace], numbered: Sequence[list[int]]) -> int:
+    """Return the first iteration of which no rank forgot a part."""
+    cut = [own[0] + 1 for trace, own in zip(traces, numbered, strict=True) if trace.lost and own]
+    return max(cut, default=0)
+
+
+def _computation(trace: RankTrace) -> Iterator[Span]:
+    for work in trace.work:
+        yield Span(
+            name=work.name,
+            lane=work.lane,
+            rank=trace.rank,
+            start_s=work.start_ns * 1e-9,
+            end_s=work.end_ns * 1e-9,
+            iteration=iteration_at(trace, work.start_ns),
+        )
+
+
+def _collectives(
+    trace: RankTrace, numbers: Sequence[int], least: dict[Hashable, int]
+) -> Iterator[Span]:
+    groups = sorted({launch.group for launch in trace.launches}, key=lambda g: (len(g), g))
+    count: Counter[tuple[int, str]] = Counter()
+    for launch, number in zip(trace.launches, numbers, strict=True):
+        what = "bucket" if launch.collective == "all_reduce" else launch.collective
+        yield Span(
+            name=f"{what} {count[number, what]}",
+            lane=LANE_OF.get(launch.collective, "push"),
+            rank=trace.rank,
+            start_s=launch.start_ns * 1e-9,
+            end_s=_end_ns(launch, least) * 1e-9,
+            iteration=number,
+            channel=groups.index(launch.group),
+            nbytes=launch.nbytes,
+            detail=launch.detail,
+        )
+        count[number, what] += 1
+
+
+def _end_ns(launch: Launch, least: dict[Hashable, int]) -> int:
+    end_ns = least.get(launch.key, 0) if launch.end_ns is None else launch.end_ns
+    return max(end_ns, launch.start_ns)
+
+
+def _exchange(traces: Sequence[RankTrace]) -> str:
+    used = {launch.collective for trace in traces for launch in trace.launches}
+    return "sharded" if "reduce_scatter" in used else "allreduce"
+
+
+def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
+    notes = []
+    unknown = sum(launch.end_ns is None for trace in traces for launch in trace.launches)
+    if unknown:
+        notes.append(
+            f"when {unknown} collectives ended is not known: they end where the last rank came to "
+            "them, so waiting is measured and the transfer is missing"
+        )
+    if all(work.lane == "update" for trace in traces for work in trace.work):
+        notes.append("forward and backward are not recorded: they are part of what seems idle")
+    most = max(trace.lost for trace in traces)
+    if most:
+        notes.append(
+            f"up to {most} earlier collectives of a rank were forgotten; `syncopate record "
+            "--entries` and TORCH_FR_BUFFER_SIZE say how many are kept"
+        )
+    missing = sorted(set(range(world_size)) - {trace.rank for trace in traces})
+    if missing:
+        notes.append(f"no file of ranks {', '.join(map(str, missing))}, who may have been later")
+    return notes
+
+
+def _clock_notes(traces: Sequence[RankTrace], clocks: Sequence[Offset]) -> list[str]:
+    notes = []
+    moved = [str(trace.rank) for trace, clock in zip(traces, clocks, strict=True) if clock.ns]
+    if moved:
+        notes.append(
+            f"the clocks of ranks {', '.join(moved)} were moved: no rank steps before all came to "
+            "its collectives"
+        )
+    known = [clock.error_ns for clock in clocks if math.isfinite(clock.error_ns)]
+    if max(known) > 0:
+        notes.append(f"clocks of hosts agree to {format_seconds(max(known) * 1e-9)}")
+    if len(known) < len(clocks):
+        notes.append(
+            "nothing says how far the clocks of hosts are apart; ranks of one host share one"
+        )
+    return notes

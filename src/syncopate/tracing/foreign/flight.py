@@ -1,0 +1,161 @@
+"""Flight recorder: the last collectives of a rank, as torch keeps them for every backend.
+
+torch notes each collective when it is launched. With NCCL it also notes when its watchdog found it
+done, which is up to a tenth of a second late, and how long it ran where
+``TORCH_NCCL_ENABLE_TIMING=1``; with Gloo nothing is noted but the launch. Format: version 2 of
+``torch/csrc/distributed/c10d/FlightRecorder.hpp``, as JSON or as a pickle of plain values.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import re
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+from syncopate.errors import ArtifactError
+from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
+from syncopate.tracing.foreign.recorded import RecordedRank
+
+TOOL = "torch's flight recorder"
+
+_COLLECTIVES = {
+    "_all_gather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "_allgather_base": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "allreduce_coalesced": "all_reduce",
+    "sparse_all_reduce": "all_reduce",
+    "recvAnySource": "recv",
+    "all_to_all_single": "all_to_all",
+}
+"""The same collective under several names."""
+_RANK_IN_NAME = re.compile(r"(\d+)(?:\.[A-Za-z]\w*)*$")
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Unpickles numbers, texts, lists and dictionaries, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+
+def unpickled(data: bytes, path: str | os.PathLike[str]) -> Any:
+    """Return the plain values of a pickle.
+
+    Raises:
+        ArtifactError: it is damaged, or holds more than plain values, which could run code.
+    """
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # a damaged pickle raises errors of any kind
+        reason = f"not a pickle of plain values, as torch's flight recorder writes it: {error}"
+        raise ArtifactError(path, reason) from None
+
+
+def is_dump(document: Mapping[str, Any]) -> bool:
+    """Say whether a document is a dump of the flight recorder."""
+    return {"entries", "version", "pg_config"} <= document.keys()
+
+
+def read_dump(document: Mapping[str, Any], path: str | os.PathLike[str]) -> RankTrace:
+    """Return the rank of a dump that torch itself wrote.
+
+    Args:
+        document: the dump.
+        path: its file, whose name ends in the rank, as ``nccl_trace_rank_3`` or ``fr-3.json``: a
+            dump does not say whose it is.
+
+    Raises:
+        ArtifactError: the name does not say it, or an entry is not what version 2 says.
+    """
+    found = _RANK_IN_NAME.search(os.path.basename(path))
+    if found is None:
+        reason = "a dump of torch's flight recorder does not say its rank; end the name in it: fr-3"
+        raise ArtifactError(path, reason)
+    rank = int(found[1])
+    world_size = max(rank + 1, _world_size(document))
+    return _trace(document, path, RankTrace(rank, world_size, TOOL, ()))
+
+
+def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankTrace:
+    """Return the rank that ``syncopate record`` recorded.
+
+    Raises:
+        ArtifactError: an entry of the flight recorder is not what version 2 says.
+    """
+    work = tuple(Work(s.name, "update", s.start_ns, s.end_ns) for s in recorded.steps)
+    counting = [step for step in recorded.steps if step.optimizer == 0]
+    marks = tuple((step.start_ns, step.number + 1) for step in counting)
+    if counting and counting[0].number:
+        marks = ((0, counting[0].number), *marks)
+    rank = RankTrace(recorded.rank, recorded.world_size, TOOL, (), work, marks, host=recorded.host)
+    return _trace(recorded.flight_recorder, path, rank)
+
+
+def _world_size(document: Mapping[str, Any]) -> int:
+    """Return the size of the largest group."""
+    sizes = [0]
+    for group in document["pg_config"].values():
+        sizes.append(len(re.findall(r"\d+", str(group.get("ranks", "")))))
+    return max(sizes)
+
+
+def _trace(document: Mapping[str, Any], path: str | os.PathLike[str], rank: RankTrace) -> RankTrace:
+    version = str(document.get("version", ""))
+    if version.partition(".")[0] != "2":
+        reason = f"version {version!r} of torch's flight recorder; expected 2"
+        raise ArtifactError(path, reason, "$.version")
+    launches = []
+    for index, entry in enumerate(document["entries"]):
+        try:
+            launches.append(_launch(entry))
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            reason = f"not an entry of torch's flight recorder: {error!r}"
+            raise ArtifactError(path, reason, f"$.entries[{index}]") from None
+    lost = min((int(entry["record_id"]) for entry in document["entries"]), default=0)
+    launches.sort(key=lambda launch: launch.start_ns)
+    return rank._replace(launches=tuple(_numbered(launches)), lost=lost)
+
+
+def _numbered(launches: Iterable[Launch]) -> Iterator[Launch]:
+    """Tell apart the collectives of one batch, which share its number."""
+    seen: Counter[Hashable] = Counter()
+    for launch in launches:
+        if launch.key is None:
+            yield launch
+            continue
+        yield launch._replace(key=(launch.key, seen[launch.key]))
+        seen[launch.key] += 1
+
+
+def _launch(entry: Mapping[str, Any]) -> Launch:
+    collective = _collective(str(entry["profiling_name"]))
+    group = str(entry["process_group"][0])
+    done = entry.get("time_discovered_completed_ns") or None
+    took_ms = entry.get("duration_ms")
+    nbytes = sum(
+        nbytes_of(shape, dtype)
+        for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=False)
+    )
+    start_ns = int(entry["time_created_ns"])
+    return Launch(
+        None if entry["is_p2p"] else (group, int(entry["collective_seq_id"])),
+        collective,
+        group,
+        start_ns,
+        None if done is None else max(int(done), start_ns),
+        nbytes,
+        None if took_ms is None else round(float(took_ms) * 1e6),
+        str(entry["profiling_name"]),
+    )
+
+
+def _collective(name: str) -> str:
+    """Return the collective of a name such as ``"nccl:_all_gather_base"``."""
+    own = name.partition(":")[2].partition(" ")[0]
+    return _COLLECTIVES.get(own, own.lower())

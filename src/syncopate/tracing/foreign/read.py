@@ -1,0 +1,102 @@
+"""Reading: files of ranks, known by their content, as one timeline."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.timeline import Timeline
+from syncopate.tracing.foreign import flight, profiler
+from syncopate.tracing.foreign.assemble import timeline_of
+from syncopate.tracing.foreign.ranktrace import RankTrace
+from syncopate.tracing.foreign.recorded import RecordedRank
+
+READABLE = (
+    "a timeline, files of `syncopate record`, dumps of torch's flight recorder, or traces of "
+    "torch.profiler"
+)
+
+_GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+
+
+def is_document(path: str | os.PathLike[str]) -> bool:
+    """Say whether a file is JSON, compressed or not, or a pickle, by how it begins.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(64)
+    except OSError as error:
+        raise ArtifactError(path, f"cannot be read: {error.strerror or error}") from None
+    return begin.startswith((_GZIP, _PICKLE)) or begin.lstrip()[:1] in (b"{", b"[")
+
+
+def read_timeline(paths: Sequence[str | os.PathLike[str]]) -> Timeline:
+    """Return the timeline that files hold: one whole, or one file of each rank.
+
+    Raises:
+        ArtifactError: a file that cannot be read, or is none of :data:`READABLE`.
+        InvalidValueError: files of several kinds, several timelines, or ranks that do not fit.
+    """
+    found = [_read(path) for path in paths]
+    whole = [one for one in found if isinstance(one, Timeline)]
+    if whole and len(found) > 1:
+        at = next(path for path, one in zip(paths, found, strict=True) if isinstance(one, Timeline))
+        raise InvalidValueError(
+            "FILE", str(at), "the only file, or left out: a timeline has all ranks"
+        )
+    if whole:
+        return whole[0]
+    ranks = [one for one in found if isinstance(one, RankTrace)]
+    tools = sorted({rank.tool for rank in ranks})
+    if len(tools) > 1:
+        raise InvalidValueError("the files", tools, "of one tool")
+    return timeline_of(ranks, name=Path(paths[0]).parent.resolve().name or "recorded")
+
+
+def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
+    try:
+        data = Path(path).read_bytes()
+        if data.startswith(_GZIP):
+            data = gzip.decompress(data)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArtifactError(path, f"cannot be read: {error}") from None
+    document = _decoded(data, path)
+    if isinstance(document, dict):
+        kind = document.get("kind")
+        if kind == Timeline.KIND:
+            return Timeline.from_json(data, path)
+        if kind == RecordedRank.KIND:
+            return flight.read_recorded(RecordedRank.from_json(data, path), path)
+        if flight.is_dump(document):
+            return flight.read_dump(document, path)
+        if profiler.is_trace(document):
+            return profiler.read_trace(document, path)
+    raise ArtifactError(path, f"{_described(document)}; expected {READABLE}")
+
+
+def _decoded(data: bytes, path: str | os.PathLike[str]) -> Any:
+    if data.startswith(_PICKLE):
+        return flight.unpickled(data, path)
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        reason = f"neither a pickle nor valid JSON (damaged or truncated): {error}"
+        raise ArtifactError(path, f"{reason}; expected {READABLE}") from None
+
+
+def _described(document: Any) -> str:
+    if not isinstance(document, dict):
+        return f"found a {type(document).__name__} at the top"
+    if "kind" in document:
+        return f"found a {document['kind']!r} artefact"
+    return f"found an object of {', '.join(sorted(map(str, document))[:5]) or 'nothing'}"
