@@ -38,7 +38,7 @@ def analyze(
     """Say what iterations spent their time on: computation, communication, and waiting.
 
     And which message kept ranks from computing, which rank was late and why, what the critical path
-    is, and what bandwidth was reached.
+    is, and what bandwidth was reached. `syncopate explain` says what to do about it.
 
     A timeline comes from `syncopate simulate` or from a recorded training. Files of ranks are those
     of `syncopate record`, of torch's flight recorder or of torch.profiler. A DLC trace is what one

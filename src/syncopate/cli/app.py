@@ -15,6 +15,7 @@ from syncopate.cli.common.console import out
 from syncopate.cli.compare import compare
 from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
+from syncopate.cli.explain import explain
 from syncopate.cli.lab import lab
 from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
@@ -39,6 +40,7 @@ app.command()(plan)
 app.command()(simulate)
 app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(analyze)
+app.command()(explain)
 app.command()(compare)
 app.command()(bench)
 app.command()(choose)

@@ -1,0 +1,223 @@
+"""Explanation: what iterations lose time to, what would mend it, and the command for it.
+
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from syncopate.analysis import bandwidths
+from syncopate.analysis.causes import (
+    CONGESTION,
+    PLAN,
+    TRANSFERS,
+    WORTH,
+    Cause,
+    Explanation,
+)
+from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
+from syncopate.cluster import Cluster
+from syncopate.plan import Plan
+from syncopate.timeline import PAUSES, Timeline
+from syncopate.units import format_rate, format_seconds
+
+_SHOWN = 8
+
+_INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT = PAUSES
+
+_WORDS = {
+    COMPUTE: (
+        "{who} computes longer than the others",
+        "look for other processes, a throttled clock or more data there; give it less to do",
+        "",
+    ),
+    _INPUT: (
+        "{who} waits for input before forward",
+        "load ahead: more DataLoader workers, a deeper prefetch, data nearer to the ranks",
+        "",
+    ),
+    _COLLECTION: (
+        "{who} stands still for garbage collection{when}",
+        "gc.freeze() after the first steps, or gc.disable() and gc.collect() on all ranks in the "
+        "same step",
+        "",
+    ),
+    _EVALUATION: (
+        "{who} evaluates{when}",
+        "evaluate less often, or on all ranks at once",
+        "",
+    ),
+    _CHECKPOINT: (
+        "{who} saves a checkpoint{when}",
+        "save less often, or write a copy while training goes on",
+        "",
+    ),
+    PAUSE: (
+        "{who} takes unusually long{when}, for no recorded reason",
+        "see what happens there: garbage collection, evaluation, checkpoints, other processes",
+        "",
+    ),
+    LINK: (
+        "{who} has its messages later than the others",
+        "see its link, its port and its processor; a calibration names slow links",
+        "syncopate calibrate -o cluster.json",
+    ),
+    CONGESTION: (
+        "transfers took more than 1.5x as long as usual{when}",
+        "see who else used the network then: other jobs, storage, backups",
+        "",
+    ),
+    SERVER: (
+        "messages to and from servers are exposed; this is the most that could be saved",
+        "more servers, or weights pulled every k-th step; give --workload and --cluster to see "
+        "what a plan without servers would save",
+        "syncopate plan -w workload.json -c cluster.json --exchange served --pull-period auto",
+    ),
+    TRANSFERS: (
+        "transfers are exposed; this is the most that a plan or a network could save",
+        "a better plan; give --workload and --cluster to see what the best one would save",
+        "syncopate plan -w workload.json -c cluster.json",
+    ),
+    PLAN: (
+        "this plan, compared with the best one",
+        "train by the best plan, with plan=syncopate.Plan.load('plan.json')",
+        "syncopate plan -w WORKLOAD -c CLUSTER -o plan.json",
+    ),
+}
+"""Kind of a cause -> what costs time, what would mend it, and the command for it."""
+
+_BEYOND_A_PLAN = (
+    "transfers that the best plan leaves exposed; the most that a network could save",
+    "a faster network, or fewer bits (docs/narrow.md)",
+    "syncopate plan -w WORKLOAD -c CLUSTER --wire-dtype bfloat16",
+)
+"""The same of transfers, where the best plan is known."""
+
+
+def verdict(found: Explanation) -> str:
+    """Return what an explanation comes to, in one sentence."""
+    if found.abstains:
+        return "no explanation, because the evidence is thin"
+    best_s = max((cause.gain_s for cause in found.causes), default=0.0)
+    if best_s < WORTH * found.iteration_s:
+        return f"nothing worth doing: {found.of_bound:.0%} of the bound"
+    first = told(found.causes[0], found)
+    return f"{first['what']}: {first['share']:.0%} of an iteration"
+
+
+def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return a cause in plain words, with its figures.
+
+    Args:
+        cause: of ``found``.
+        found: the explanation.
+        files: of the workload and the cluster, where they were given.
+    """
+    what, fix, command = _WORDS[cause.kind]
+    if files is not None:
+        if cause.kind == TRANSFERS:
+            what, fix, command = _BEYOND_A_PLAN
+        command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
+    return {
+        "what": what.format(who=_who(cause.ranks), when=_when(cause.iterations)),
+        "share": cause.gain_s / found.iteration_s,
+        "iteration_s": found.iteration_s - cause.gain_s,
+        "fix": fix,
+        "command": command,
+    }
+
+
+def explanation_report(
+    timeline: Timeline,
+    found: Explanation,
+    cluster: Cluster | None = None,
+    plan: Plan | None = None,
+    files: tuple[str, str] | None = None,
+) -> RenderableType:
+    """Return ranked causes, or why there are none.
+
+    Args:
+        timeline: what was explained.
+        found: its explanation.
+        cluster: what its bandwidth is compared with.
+        plan: the best one, where it is known.
+        files: of the workload and the cluster, where they were given.
+    """
+    lines = Text.assemble(
+        (timeline.name, "bold"),
+        f", {timeline.source}: {timeline.world_size} ranks\n",
+        f"an iteration takes {format_seconds(found.iteration_s)}, the mean of {found.iterations}; "
+        f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
+        f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",
+    )
+    for said in (*_reached(timeline, cluster), *_expected(found, plan)):
+        lines.append(f"{said}\n")
+    parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
+    parts += [Text(f"  - {lack}") for lack in found.abstains]
+    for number, cause in enumerate(found.causes[:_SHOWN], start=1):
+        words = told(cause, found, files)
+        parts.append(
+            Text.assemble(
+                (f"\n{number}. {words['what']}\n", "bold"),
+                f"   without it: {format_seconds(words['iteration_s'])}, "
+                f"{format_seconds(cause.gain_s)} ({words['share']:.0%}) less\n",
+                f"   to mend it: {words['fix']}",
+                f"\n   $ {words['command']}" if words["command"] else "",
+            )
+        )
+    return Group(*parts, Text())
+
+
+def explanation_json(found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
+    """Return the same as values for JSON."""
+    values = dict(msgspec.to_builtins(found))
+    values["verdict"] = verdict(found)
+    values["of_bound"], values["error"] = found.of_bound, found.error
+    for row, cause in zip(values["causes"], found.causes, strict=True):
+        row.update(told(cause, found, files))
+    return values
+
+
+def _reached(timeline: Timeline, cluster: Cluster | None) -> list[str]:
+    """Return what bandwidth was reached, against the link where that is known."""
+    said = []
+    for one in bandwidths(timeline):
+        if one.bus_bytes_per_s <= 0:
+            continue
+        link = ""
+        if cluster is not None:
+            rate = cluster.levels[-1].bandwidth_bytes_per_s
+            link = f", {one.bus_bytes_per_s / rate:.0%} of the link's {format_rate(rate)}"
+        said.append(f"{one.collective} reaches {format_rate(one.bus_bytes_per_s)} (busbw){link}")
+    return said
+
+
+def _expected(found: Explanation, plan: Plan | None) -> list[str]:
+    """Return what the best plan is expected to take."""
+    if plan is None or plan.prediction is None:
+        return []
+    return [
+        f"without stragglers and pauses {format_seconds(found.even_s)} by this plan, "
+        f"{format_seconds(plan.prediction.iteration_s)} predicted by the best "
+        f"({plan.exchange}, {len(plan.buckets)} buckets)"
+    ]
+
+
+def _who(ranks: Sequence[int]) -> str:
+    if not ranks:
+        return "every rank"
+    names = ", ".join(map(str, ranks[:_SHOWN])) + (", .." if len(ranks) > _SHOWN else "")
+    return f"rank {names}" if len(ranks) == 1 else f"each of ranks {names}"
+
+
+def _when(iterations: Sequence[int]) -> str:
+    if not iterations:
+        return ""
+    shown = ", ".join(map(str, iterations[:_SHOWN])) + (", .." if len(iterations) > _SHOWN else "")
+    return f" in iteration{'s' if len(iterations) > 1 else ''} {shown}"

@@ -1,0 +1,160 @@
+"""What iterations would gain without a cause, against the same training made without it."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from syncopate.analysis.causes import explanation
+from syncopate.analysis.replay import Replay
+from syncopate.errors import InvalidValueError
+from syncopate.planning.planner import make_plan
+from syncopate.simulation import simulate
+from syncopate.timeline import Span, Timeline
+from tests.unit import examples
+from tests.unit.analysis.made import UNDISTURBED_S, made
+
+SLOW = {"forward_s": 6.0, "backward_s": 12.0, "update_s": 3.0}
+COLLECTS = {"backward_s": 14.0, "pause": ("garbage collection", 10.0)}
+
+
+def of(rank, fields):
+    return lambda r, i: fields if r == rank else {}
+
+
+def once(fields):
+    return lambda r, i: fields if (r, i) == (1, 3) else {}
+
+
+CASES = {
+    "slow": (of(1, SLOW), ("compute", (1,), ())),
+    "input of one": (of(2, {"input_s": 5.0}), ("input", (2,), ())),
+    "input of all": (lambda r, i: {"input_s": 5.0}, ("input", (), ())),
+    "a sleep": (once({"backward_s": 14.0}), ("pause", (1,), (3,))),
+    "a late input": (once({"input_s": 12.0}), ("pause", (1,), (3,))),
+    "collection": (once(COLLECTS), ("garbage collection", (1,), (3,))),
+    "link": (of(3, {"tail_s": 3.0}), ("link", (3,), ())),
+    "congestion": (
+        lambda r, i: {"transfers_s": (10.0, 20.0)} if i == 3 else {},
+        ("congestion", (), (3,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_gain_is_what_the_cause_cost(case):
+    """Without it an iteration takes 9 s, of which 2 s of transfers are exposed."""
+    change, expected = CASES[case]
+    timeline = made(4, 6, change)
+    found = explanation(timeline)
+    assert found.abstains == ()
+    assert found.error < 1e-9
+    causes = {(one.kind, one.ranks, one.iterations): one.gain_s for one in found.causes}
+    assert causes == {
+        expected: pytest.approx(found.iteration_s - UNDISTURBED_S),
+        ("transfers", (), ()): pytest.approx(2.0),
+    }
+    assert (found.even_s, found.bound_s) == (pytest.approx(UNDISTURBED_S), pytest.approx(7.0))
+
+
+def test_two_slow_ranks_are_one_cause():
+    """To mend one of them gains nothing."""
+    found = explanation(made(4, 6, lambda r, i: SLOW if r in {1, 2} else {}))
+    first = found.causes[0]
+    assert (first.kind, first.ranks, first.gain_s) == ("compute", (1, 2), pytest.approx(14.0))
+
+
+def test_of_a_slow_and_a_slower_rank_each_has_its_own_gain():
+    found = explanation(
+        made(4, 6, lambda r, i: {"forward_s": 12.0 if r == 1 else 4.0} if r in {1, 2} else {})
+    )
+    gains = {one.ranks: one.gain_s for one in found.causes if one.kind == "compute"}
+    assert gains == {(1,): pytest.approx(8.0)}
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_replay_without_a_change_is_the_recording(updates):
+    def mixed(rank, iteration):
+        return {
+            "forward_s": 2.0 + rank / 3 + iteration % 2,
+            "input_s": 0.25 * (iteration == rank),
+            "tail_s": 0.1 * rank,
+            "transfers_s": (1.0 + iteration % 3, 2.0),
+        }
+
+    replay = Replay(made(3, 7, mixed, updates=updates))
+    assert replay.iteration_s() == pytest.approx(replay.recorded_s, rel=1e-12)
+
+
+@pytest.mark.parametrize("exchange", ["allreduce", "sharded", "rooted"])
+@pytest.mark.parametrize("channels", [1, 2])
+def test_simulated_trainings_are_replayed_exactly(exchange, channels):
+    where, model = examples.cluster(), examples.workload()
+    plan = make_plan(model, where, "wfbp", exchange=exchange, channels=channels)
+    replay = Replay(simulate(model, plan, where, iterations=5))
+    assert replay.iteration_s() == pytest.approx(replay.recorded_s, rel=1e-9)
+
+
+def test_faster_transfers_start_no_earlier_than_their_gradients_are_there():
+    """Both buckets are ready at the end of backward; freed transfers leave computation alone."""
+    found = explanation(made(2, 5, lambda r, i: {"ready": (1.0, 1.0)}))
+    (cause,) = found.causes
+    assert (cause.kind, cause.gain_s) == ("transfers", pytest.approx(3.0))
+
+
+def test_thin_evidence_is_refused_with_what_to_record():
+    (few,) = explanation(made(2, 2, of(1, SLOW))).abstains
+    assert "2 iterations do not tell" in few
+    assert "record at least 4" in few
+    one = made(2, 5)
+    alone = replace(one, spans=tuple(s for s in one.spans if s.lane not in {"push", "wait"}))
+    assert any("no push or pull is recorded" in said for said in explanation(alone).abstains)
+    lonely = replace(one, spans=tuple(s for s in one.spans if s.rank == 0))
+    assert any("nothing is recorded of ranks 1" in said for said in explanation(lonely).abstains)
+    assert explanation(lonely).causes == ()
+
+
+def test_a_replay_that_is_far_off_explains_nothing():
+    """Two models train at once on one rank: the replay has them one after the other."""
+    spans = tuple(
+        Span(
+            name=lane,
+            lane=lane,
+            rank=0,
+            start_s=11.0 * i + begin,
+            end_s=11.0 * i + begin + 10.0,
+            iteration=i,
+        )
+        for i in range(5)
+        for begin, lane in enumerate(("forward", "backward"))
+    )
+    timeline = Timeline(name="two models", source="measured", world_size=1, spans=spans)
+    found = explanation(timeline)
+    assert found.error > 0.5
+    assert found.causes == ()
+    assert "overlaps itself" in found.abstains[0]
+
+
+def test_gains_below_what_clocks_can_tell_are_left_out():
+    timeline = made(4, 6, of(1, {"forward_s": 2.5}))
+    assert any(one.kind == "compute" for one in explanation(timeline).causes)
+    unsure = replace(timeline, metadata={"clock_error_s": "0.6"})
+    assert not any(one.kind == "compute" for one in explanation(unsure).causes)
+
+
+def test_one_rank_may_wait_for_input():
+    found = explanation(made(1, 5, lambda r, i: {"input_s": 3.0}))
+    assert ("input", 3.0) in [(c.kind, pytest.approx(c.gain_s)) for c in found.causes]
+
+
+def test_a_server_has_its_name():
+    timeline = replace(made(2, 5), metadata={"exchange": "served"})
+    assert [one.kind for one in explanation(timeline).causes] == ["server"]
+
+
+def test_a_timeline_without_computation_is_refused():
+    push = Span(name="bucket 0", lane="push", rank=0, start_s=0.0, end_s=1.0)
+    for spans in ((), (push,)):
+        timeline = Timeline(name="empty", source="measured", world_size=1, spans=spans)
+        with pytest.raises(InvalidValueError, match="with computation in at least one iteration"):
+            explanation(timeline)

@@ -1,0 +1,107 @@
+"""``syncopate explain`` on files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncopate.cli import main
+from syncopate.planning.planner import make_plan
+from syncopate.simulation import simulate
+from tests.unit import examples
+from tests.unit.analysis.made import made
+
+
+@pytest.fixture
+def explain(monkeypatch, capfd):
+    """Run the command; return exit code, standard output, standard error."""
+
+    def command(*arguments):
+        monkeypatch.setattr("sys.argv", ["syncopate", "explain", *map(str, arguments)])
+        code = main()
+        told = capfd.readouterr()
+        return code, " ".join(told.out.split()), told.err
+
+    return command
+
+
+@pytest.fixture
+def files(tmp_path):
+    """Return paths of a workload and a cluster, and a function from a policy to a timeline's."""
+    model, where = examples.workload(), examples.steady_cluster()
+
+    def trained(policy, **told):
+        plan = make_plan(model, where, policy, **told)
+        return simulate(model, plan, where, iterations=6).save(tmp_path / f"{policy}.json")
+
+    model.save(tmp_path / "w.json")
+    where.save(tmp_path / "c.json")
+    return tmp_path / "w.json", tmp_path / "c.json", trained
+
+
+def test_causes_are_ranked_in_plain_words(explain, tmp_path):
+    """Rank 1 costs 4 s of 13, exposed transfers another 2."""
+    path = made(4, 6, lambda r, i: {"forward_s": 6.0} if r == 1 else {}).save(tmp_path / "t.json")
+    code, out, _ = explain(path)
+    assert code == 0
+    assert "1. rank 1 computes longer than the others without it: 9.00 s, 4.00 s (31%) less" in out
+    assert "2. transfers are exposed" in out
+    assert "$ syncopate plan -w workload.json -c cluster.json" in out
+
+
+def test_json_has_the_figures_and_the_words(explain, tmp_path):
+    change = {"forward_s": 6.0}
+    path = made(4, 6, lambda r, i: change if r == 1 else {}).save(tmp_path / "t.json")
+    found = json.loads(explain(path, "--json")[1])
+    first = found["causes"][0]
+    assert (first["kind"], first["ranks"]) == ("compute", [1])
+    assert first["gain_s"] == pytest.approx(4.0)
+    assert first["iteration_s"] == pytest.approx(9.0)
+    assert found["verdict"].startswith("rank 1 computes longer than the others: 31%")
+
+
+def test_the_best_plan_is_a_cause_of_its_own(explain, files):
+    workload, cluster, trained = files
+    found = json.loads(explain(trained("single"), "-w", workload, "-c", cluster, "--json")[1])
+    causes = {one["kind"]: one for one in found["causes"]}
+    best = make_plan(examples.workload(), examples.steady_cluster(), "auto").prediction
+    assert causes["plan"]["iteration_s"] == pytest.approx(best.iteration_s, rel=1e-6)
+    assert causes["plan"]["command"] == f"syncopate plan -w {workload} -c {cluster} -o plan.json"
+    # Transfers are what is left to a network then.
+    assert causes["transfers"]["gain_s"] + causes["plan"]["gain_s"] == pytest.approx(
+        found["iteration_s"] - examples.workload().compute_s, rel=1e-6
+    )
+    out = explain(trained("single"), "-w", workload, "-c", cluster)[1]
+    assert "of the link's 10.00 Gbit/s" in out
+    assert "predicted by the best" in out
+
+
+def test_of_the_best_plan_there_is_no_better(explain, files):
+    workload, cluster, trained = files
+    found = json.loads(explain(trained("auto"), "-w", workload, "-c", cluster, "--json")[1])
+    assert "plan" not in {one["kind"] for one in found["causes"]}
+
+
+def test_nothing_worth_doing_is_said(explain, tmp_path):
+    change = {"ready": (0.2, 0.4), "transfers_s": (0.5, 0.5)}
+    path = made(2, 6, lambda r, i: change).save(tmp_path / "t.json")
+    assert "nothing worth doing: 100% of the bound" in explain(path)[1]
+
+
+def test_thin_evidence_is_said_with_what_to_record(explain, tmp_path):
+    path = made(2, 2).save(tmp_path / "t.json")
+    code, out, _ = explain(path)
+    assert code == 0
+    assert "no explanation, because the evidence is thin - 2 iterations do not tell" in out
+
+
+def test_what_does_not_go_together_is_refused(explain, files, tmp_path):
+    workload, cluster, trained = files
+    assert "the other of --workload and --cluster" in explain(trained("single"), "-w", workload)[2]
+    two = made(2, 6).save(tmp_path / "two.json")
+    assert "4 ranks" in explain(two, "-w", workload, "-c", cluster)[2]
+    slow = made(4, 6).save(tmp_path / "slow.json")
+    code, _, err = explain(slow, "-w", workload, "-c", cluster)
+    assert code == 2
+    assert "that of the training" in err
