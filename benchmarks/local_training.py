@@ -1,7 +1,8 @@
-"""Fewer exchanges, trained: synchronous SGD, SSD-SGD and local SGD at equal steps and equal time.
+"""Fewer exchanges, trained: SSGD, SSD-SGD, local SGD and DiLoCo at equal steps and equal time.
 
     python benchmarks/local_training.py            # as root on Linux: 4 hosts at 1 Gbit/s
     python benchmarks/local_training.py --works text --steps 400 --json local_training.json
+    pip install torchft                            # for DiLoCo, which the table lacks without
 
 Started plainly it makes a lab (network namespaces, shaped links) and runs itself on every host.
 Each variant trains the same model from the same weights on the same batches: what the accuracy
@@ -9,6 +10,11 @@ study of SSD-SGD trains (`reproduce/ssd_sgd.py`). Every so many steps the clock 
 weights are tested. *Equal time* is what the variant that is done first took; what another had
 reached by then is its last test before. Hosts share this machine's processors, so that computation
 takes longer than on hosts of their own, and exchanges weigh less.
+
+All take a tenth of the steps synchronously first, and step by SGD with momentum 0.9 at one learning
+rate. DiLoCo is torchft's, with its lighthouse and managers; its outer optimizer is the paper's,
+Nesterov SGD at 0.7 with momentum 0.9 (`benchmarks/contest/diloco.py` says all that is set). It is
+trained a second time with AdamW for its inner steps, as in its paper, at a learning rate of 0.001.
 """
 
 from __future__ import annotations
@@ -18,9 +24,12 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from importlib.metadata import version
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +38,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
+from contest import diloco
 from emulated import hosts
 from syncopate.output import write_output
 from syncopate.units import format_seconds
@@ -40,10 +50,12 @@ from ssd_sgd_runs import WORKLOADS, Workload, one_bucket
 
 BATCH_SIZE = 16
 LR = {"digits": 0.05, "text": 0.2}
+ADAMW_LR = 1e-3
 TESTS = 8
 """How often each training is tested."""
 
-Delays = syncopate.Delay | syncopate.LocalSGD | None
+Way = syncopate.Delay | syncopate.LocalSGD | diloco.DiLoCo | None
+"""How to train; None for DDP."""
 
 
 class Point(NamedTuple):
@@ -60,14 +72,16 @@ class Point(NamedTuple):
     accuracy: float
 
 
-def variants(steps: int) -> dict[str, Delays | str]:
+def variants(steps: int) -> dict[str, Way]:
     """Return the ways of training so many steps, with a tenth of them for warming up."""
     warm_up = steps // 10
     return {
-        "ssgd (DDP)": "ddp",
+        "ssgd (DDP)": None,
         "ssd-sgd, k = 4": syncopate.Delay(k=4, warm_up=warm_up + 3 - warm_up % 4),
         "local SGD, H = 4": syncopate.LocalSGD(period=4, warm_up=warm_up),
         "local SGD, H = 8": syncopate.LocalSGD(period=8, warm_up=warm_up),
+        "DiLoCo, H = 8 (torchft)": diloco.DiLoCo(period=8, warm_up=warm_up),
+        "DiLoCo, H = 8, AdamW (torchft)": diloco.DiLoCo(8, warm_up, adamw_lr=ADAMW_LR),
     }
 
 
@@ -77,34 +91,54 @@ def endless(work: Workload, rank: int, ranks: int) -> Iterator[tuple[Tensor, Ten
         yield from work.batches(BATCH_SIZE, epoch, rank, ranks)
 
 
-def build(
-    work: Workload, name: str, how: Delays | str
-) -> tuple[Any, torch.optim.Optimizer, Callable[[], float]]:
-    """Return model, optimizer and what tests the global weights, which all ranks call."""
+class Training(NamedTuple):
+    """What is trained, and looked at by all ranks together.
+
+    Attributes:
+        model: or what is called in its place.
+        optimizer: of it.
+        accuracy: tests the global weights.
+    """
+
+    model: Any
+    optimizer: torch.optim.Optimizer
+    accuracy: Callable[[], float]
+
+
+@contextmanager
+def training(work: Workload, name: str, how: Way) -> Iterator[Training]:
+    """Yield a training from the same weights every time; it is ended with the block."""
     with seeded(0):
         model: Any = work.build()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR[name], momentum=0.9)
-    if isinstance(how, str):
-        return DistributedDataParallel(model), optimizer, lambda: work.accuracy(model)
-    plan = None
-    if isinstance(how, syncopate.Delay):
-        plan = one_bucket(model, dist.get_world_size())
+    optimizer: torch.optim.Optimizer
+    if isinstance(how, diloco.DiLoCo) and how.adamw_lr is not None:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=how.adamw_lr)
+    else:
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR[name], momentum=0.9)
+    if how is None:
+        yield Training(DistributedDataParallel(model), optimizer, lambda: work.accuracy(model))
+        return
+
+    def tested(whole: Callable[[], AbstractContextManager[None]]) -> float:
+        with whole():
+            return work.accuracy(model)
+
+    if isinstance(how, diloco.DiLoCo):
+        with diloco.training(model, optimizer, how) as trained:
+            yield Training(trained, optimizer, lambda: tested(trained.global_weights))
+        return
+    plan = one_bucket(model, dist.get_world_size()) if isinstance(how, syncopate.Delay) else None
     model, optimizer = syncopate.distribute(
         model, optimizer, plan=plan, delay=how, deterministic=True, cache=False
     )
-
-    def tested() -> float:
-        with model.syncopate.global_weights():
-            return work.accuracy(model)
-
-    return model, optimizer, tested
+    yield Training(model, optimizer, lambda: tested(model.syncopate.global_weights))
+    model.syncopate.detach()
 
 
-def train(work: Workload, name: str, how: Delays | str, steps: int) -> list[Point]:
+def train(work: Workload, training: Training, steps: int) -> list[Point]:
     """Train so many steps; return the tests, timed by this rank."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    model, optimizer, tested = build(work, name, how)
-    batches = endless(work, rank, ranks)
+    model, optimizer, accuracy = training
+    batches = endless(work, dist.get_rank(), dist.get_world_size())
     points, spent_s = [], 0.0
     dist.barrier()
     begun_s = time.perf_counter()
@@ -116,11 +150,9 @@ def train(work: Workload, name: str, how: Delays | str, steps: int) -> list[Poin
         if step % max(steps // TESTS, 1) == 0 or step == steps:
             dist.barrier()
             spent_s += time.perf_counter() - begun_s
-            points.append(Point(step, spent_s, tested()))
+            points.append(Point(step, spent_s, accuracy()))
             dist.barrier()
             begun_s = time.perf_counter()
-    if not isinstance(how, str):
-        model.syncopate.detach()
     return points
 
 
@@ -129,8 +161,10 @@ def by_then(points: Sequence[Point], seconds: float) -> Point | None:
     return next((point for point in reversed(points) if point.seconds <= seconds), None)
 
 
-def table_of(name: str, found: dict[str, list[Point]]) -> str:
-    """Return what was found on one work, in Markdown."""
+def table_of(
+    name: str, found: dict[str, list[Point]], missing: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return what was found on one work, in Markdown, and why variants are missing."""
     first_s = min(points[-1].seconds for points in found.values())
     steps = next(iter(found.values()))[-1].step
     lines = [
@@ -145,7 +179,15 @@ def table_of(name: str, found: dict[str, list[Point]]) -> str:
         lines.append(
             f"| {title} | {format_seconds(last.seconds)} | {last.accuracy:.1%} | {equal} |"
         )
+    lines += [f"| {title} | {why} | - | - | - |" for title, why in missing.items()]
     return "\n".join(lines)
+
+
+def missing_of(ways: Mapping[str, Way]) -> dict[str, str]:
+    """Return why some of the variants cannot be trained here."""
+    obstacle = diloco.why_not()
+    asked = [title for title, how in ways.items() if isinstance(how, diloco.DiLoCo)]
+    return dict.fromkeys(asked, obstacle) if obstacle else {}
 
 
 def rank_main(asked: argparse.Namespace) -> None:
@@ -153,21 +195,25 @@ def rank_main(asked: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     everything: dict[str, Any] = {}
+    ways = variants(asked.steps)
+    missing = missing_of(ways)
     for name in asked.works:
         work = WORKLOADS[name]()
-        found = {
-            title: train(work, name, how, asked.steps)
-            for title, how in variants(asked.steps).items()
-        }
+        found = {}
+        for title in (title for title in ways if title not in missing):
+            with training(work, name, ways[title]) as begun:
+                found[title] = train(work, begun, asked.steps)
         everything[name] = {title: [p._asdict() for p in points] for title, points in found.items()}
         if dist.get_rank() == 0:
-            print(f"{table_of(name, found)}\n", flush=True)
+            print(f"{table_of(name, found, missing)}\n", flush=True)
     if dist.get_rank() == 0 and asked.json:
         facts = {
             "works": everything,
+            "missing": missing,
             "hosts": asked.hosts,
             "rate": asked.rate,
             "torch": torch.__version__,
+            "torchft": None if missing else version("torchft"),
             "machine": platform.machine(),
         }
         write_output(asked.json, json.dumps(facts).encode() + b"\n")
@@ -176,7 +222,10 @@ def rank_main(asked: argparse.Namespace) -> None:
 
 def main() -> int:
     """Parse, and run as every host."""
-    parser = hosts.parser("Synchronous SGD, SSD-SGD and local SGD, trained on emulated hosts.")
+    parser = hosts.parser(
+        "Synchronous SGD, SSD-SGD, local SGD and DiLoCo, trained on emulated hosts; DiLoCo where "
+        "torchft is installed (pip install torchft)."
+    )
     parser.add_argument("--rate", default="1gbit", help="of each host's link")
     parser.add_argument("--works", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--steps", type=int, default=320)

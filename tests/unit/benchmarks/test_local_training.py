@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,9 +34,33 @@ def test_equal_time_is_that_of_the_first_to_be_done(script: Any) -> None:
 
 def test_all_variants_begin_with_a_tenth_of_synchronous_steps(script: Any) -> None:
     for steps in (16, 320):
-        ddp, ssd, four, eight = script.variants(steps).values()
-        assert ddp == "ddp"
+        ddp, ssd, four, eight, outer, adam = script.variants(steps).values()
+        assert ddp is None
         assert ssd.k == 4
         assert abs(ssd.wp - steps // 10) <= 3
         assert four == syncopate.LocalSGD(period=4, warm_up=steps // 10)
         assert eight == syncopate.LocalSGD(period=8, warm_up=steps // 10)
+        assert (outer, adam) == ((8, steps // 10, None), (8, steps // 10, 0.001))
+
+
+def test_the_table_says_what_is_missing_and_what_helps(
+    script: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchft", None)
+    missing = script.missing_of(script.variants(320))
+    title, other = missing
+    assert (title, other) == ("DiLoCo, H = 8 (torchft)", "DiLoCo, H = 8, AdamW (torchft)")
+    table = script.table_of("digits", {"fast": [script.Point(8, 2.0, 0.5)]}, missing)
+    assert f"| {title} | torchft is not installed: pip install torchft | - | - | - |" in table
+
+
+def test_a_torchft_that_cannot_be_imported_says_why(
+    script: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "torchft").mkdir()
+    (tmp_path / "torchft" / "__init__.py").write_text("import no_such_module_at_all")
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchft"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    why = set(script.missing_of(script.variants(320)).values())
+    assert why == {"torchft cannot be imported: No module named 'no_such_module_at_all'"}
