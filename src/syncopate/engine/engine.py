@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -484,11 +485,14 @@ class Engine:
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)
             self._parameters_known[id(optimizer)] = count
-        if checkpoint.counts(optimizer, self):
-            self._readiness.complete()
-            count_iteration(optimizer)
-        self._readiness.step_begins(optimizer)
+        counts = checkpoint.counts(optimizer, self)
+        note = partial(count_iteration, optimizer) if counts else _nothing
+        self._readiness.step_begins(optimizer, note)
 
     def _update_ends(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._stepped.add(id(optimizer))
         self._readiness.step_ends(optimizer, last=len(self._stepped) == len(self._optimizers))
+
+
+def _nothing() -> None:
+    """No other engine's step, and no synchronous one, is counted."""

@@ -111,11 +111,9 @@ class Readiness:
         self._stamp = self.clock.stamp
         self._trainables = tuple(trainables)
         self._module_buffers = buffers
-        self._owes_failure = False
-        self._counted = False
+        self._owes_failure = self._counted = self._absent = self._open = False
         self._forwards = 0
         self._unreached: set[int] = set()
-        self._absent = False
         self._state = State.IDLE
         self._task = -1
         self._step = Step()
@@ -126,7 +124,6 @@ class Readiness:
         self._left: list[int] = []
         self._next = 0
         self._missing: Missing = ()
-        self._open = False
         self._hooks: list[RemovableHandle] = [
             trainable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._hook(trainable.index)
@@ -200,7 +197,8 @@ class Readiness:
         if torch._C._current_graph_task_id() != -1:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
-        self.complete()
+        if self._open:
+            self.complete()
         if self._step.backward_end is not None:
             self._report()  # its optimizer took no step
         self._abandon()
@@ -359,19 +357,20 @@ class Readiness:
             self.complete()
             self._report()
 
-    def complete(self) -> None:
-        """Wait for the averages of the last backward, unless they are there.
+    def complete(self, *, stepping: bool = False) -> None:
+        """Wait for the averages of the last backward; where a step comes, they may come behind it.
 
         Raises:
             CollectiveError: a rank is lost or late.
             EngineError: a backward failed, or never began.
         """
         if not self._open:
+            self.exchange.finish()
             return
         self._open = False
         missing, self._missing = self._missing, ()
         with torch.no_grad():
-            said = self.exchange.wait()
+            said = self.exchange.hear() if stepping else self.exchange.wait()
             self._kept[:] = bytes(len(self._kept))
             if missing:
                 self.exchange.restore(missing)
@@ -470,9 +469,10 @@ class Readiness:
         self._state = State.IDLE
         self._ready[:] = b"\1" * len(self._ready)
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Finish the exchange of gradients, and prepare for a step of ``optimizer``."""
-        self.complete()
+    def step_begins(self, optimizer: torch.optim.Optimizer, count: Callable[[], None]) -> None:
+        """Hear how the backward went, ``count`` the step, and prepare ``optimizer`` for it."""
+        self.complete(stepping=True)
+        count()
         self._update_start = self._stamp()
         self.exchange.step_begins(optimizer)
 

@@ -50,6 +50,11 @@ class Said(NamedTuple):
     unreached: list[int]
     appeared: bool
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether no backward failed, and all ranks are in the same step."""
+        return not self.failed and len(set(self.unreached)) <= 1
+
     def require_same_step(self, ranks: Sequence[int]) -> None:
         """Refuse a step that not all of ``ranks`` have come to with a whole gradient.
 

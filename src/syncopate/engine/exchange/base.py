@@ -219,6 +219,21 @@ class Exchange(ABC):
             CollectiveError: a rank is lost or late.
         """
 
+    def hear(self) -> Said:
+        """Return what the ranks said before a step, behind which the rest may come.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        return self.wait()
+
+    def finish(self) -> None:
+        """Wait for what a step left to come behind it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
     @abstractmethod
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return the parameters ``indices`` with what :meth:`restore` needs of them."""

@@ -20,7 +20,7 @@ state, and keeps that state from looking empty: who finds it empty may take the 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,6 +87,9 @@ class OwnedState:
         communicator: joins the ranks.
         buckets: of the exchange.
         pieces: of each parameter what this rank owns of it.
+
+    Attributes:
+        finish: waits for an update that is under way, before anybody looks at state.
     """
 
     def __init__(
@@ -100,6 +103,7 @@ class OwnedState:
         self._pieces = pieces
         # [Note: the mark]
         self._mark = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.finish: Callable[[], None] = _nothing
         self._cut: list[weakref.ref[Optimizer]] = []
         self._plain: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -130,6 +134,7 @@ class OwnedState:
         state = optimizer.state
         if self._mark in state:
             return
+        self.finish()
         for trainable, pieces in self._everything():
             whole = state.pop(trainable.parameter, None)
             for piece in pieces if whole is not None else ():
@@ -196,6 +201,7 @@ class OwnedState:
             CollectiveError: a rank is lost or late.
             EngineError: the ranks have different state.
         """
+        self.finish()
         described = self._agreed(self._describe(optimizer))
         found: dict[Tensor, State] = {}
         if keep:
@@ -298,6 +304,10 @@ class OwnedState:
         for _, pieces in self._everything():
             for piece in pieces:
                 optimizer.state.pop(piece.parameter, None)
+
+
+def _nothing() -> None:
+    """No update is under way where steps end before they return."""
 
 
 def _kept(piece: Tensor, key: str, value: Any) -> _Kept:

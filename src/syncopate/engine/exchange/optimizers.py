@@ -63,10 +63,10 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
 
 def same_step(one: type, other: type) -> bool:
     """Say whether optimizers of two classes update by the same ``step``."""
-    return _step_of(one) is _step_of(other)
+    return step_of(one) is step_of(other)
 
 
-def _step_of(optimizer_class: Any) -> Any:
+def step_of(optimizer_class: Any) -> Any:
     """Return the ``step`` that somebody wrote; torch wraps that of the first class to be used."""
     return inspect.unwrap(optimizer_class.step)
 

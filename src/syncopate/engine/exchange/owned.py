@@ -36,7 +36,7 @@ from __future__ import annotations
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -97,9 +97,7 @@ class Owned(Exchange):
 
     def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.averaged = False
-        self.zeroed: set[int] = set()
-        self.carried: set[int] = set()
-        self.gathered: set[int] = set()
+        self.zeroed, self.carried, self.gathered, self._absent = (set[int]() for _ in range(4))
         self._around: dict[int, FlatBuffer] = {}
         self.trained = trained_by(self._trainables, optimizers)
 
@@ -143,11 +141,10 @@ class Owned(Exchange):
         self._pending: dict[int, list[Work]] = {}
         self._note: Any = None
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
-        for bucket in self.buckets:
-            for part in bucket.parts:
-                self._adopt(part)
-                for message in part.messages:
-                    messages[message.bucket].append((part, message))
+        for part in chain(*(bucket.parts for bucket in self.buckets)):
+            self._adopt(part)
+            for message in part.messages:
+                messages[message.bucket].append((part, message))
         launched = [one for index in self._pulled_in for one in messages[index]]
         self._pulled = [(part, message) for part, message in launched if message.pull is not None]
         self.state = OwnedState(self.communicator, self.buckets, self.pieces)
@@ -242,17 +239,23 @@ class Owned(Exchange):
 
     def wait(self) -> Said:
         """Wait for every push, and make averages of this rank's sums."""
-        for part, message, handle in self.pushes:
+        said = self._average(self.pushes)
+        self._hand_out()
+        self._deliver()
+        return said
+
+    def _average(self, pushes: Iterable[Launched]) -> Said:
+        for part, message, handle in pushes:
             arrived(handle)
             if not part.averaged_before:
-                low, high = self.own_range(message)
-                part.gradients[low:high].mul_(self._scale)
+                part.gradients[slice(*self.own_range(message))].mul_(self._scale)
         arrived(self._note)
+        return self._tail.said()
+
+    def _hand_out(self) -> None:
         self.averaged = True
         self.zeroed.clear()
         self.carried.clear()
-        self._deliver()
-        return self._tail.said()
 
     def _deliver(self) -> None:
         """Give buffers the values that rode along."""
@@ -299,7 +302,7 @@ class Owned(Exchange):
         A rank learns whom the others reached when the averages arrive. Who lists the gradients
         before, as clipping does, must list the same ones on every rank.
         """
-        found: list[tuple[int, Tensor | None]] = []
+        self._absent, found = set(indices), list[tuple[int, Tensor | None]]()
         for index in indices:
             parameter, view = self._trainables[index].parameter, self.grads[index]
             found.append((index, parameter.grad))
@@ -383,10 +386,9 @@ class Owned(Exchange):
         index = self._index.get(id(parameter))
         if index is None:
             return [parameter]
-        pieces, view = self.pieces[index], self.grads[index]
+        pieces, view, gradient = self.pieces[index], self.grads[index], parameter.grad
         if not pieces:
             return []
-        gradient = parameter.grad
         assert isinstance(view, PartialGradient)
         if gradient is not None and not view.is_place_of(gradient):
             # Somebody gave it a gradient of their own, the same on every rank.
@@ -406,9 +408,8 @@ class Owned(Exchange):
 
     def _finish_step(self) -> None:
         self._stepper = None
-        for index in self._given:
-            for piece in self.pieces[index]:
-                piece.parameter.grad = None
+        for piece in chain(*(self.pieces[index] for index in self._given)):
+            piece.parameter.grad = None
         self._given.clear()
         self._share_buffers()
         for part in chain(*(bucket.parts for bucket in self.buckets)):
@@ -468,8 +469,7 @@ class Owned(Exchange):
             groups.put_back(self._stepper)
         self.ready()
         self.state.make_all_whole()
-        for trainable in self._trainables:
-            parameter = trainable.parameter
+        for parameter in (trainable.parameter for trainable in self._trainables):
             parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
             if isinstance(parameter.grad, PartialGradient):
                 parameter.grad = None

@@ -10,7 +10,9 @@ in the same way before the local rule sees it, and no more once that may run asi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
@@ -25,14 +27,17 @@ from syncopate.engine.buckets import (
     view_like,
 )
 from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange.base import Launched, Note, Work
+from syncopate.engine.exchange import groups
+from syncopate.engine.exchange.base import Launched, Note, Work, arrived
 from syncopate.engine.exchange.delay.behind import Held
-from syncopate.engine.exchange.delay.late import Late
+from syncopate.engine.exchange.delay.deferred import Ending, Shadow, has_shadow
+from syncopate.engine.exchange.delay.late import Late, uncount_iteration
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
+from syncopate.engine.exchange.optimizer_state import Piece
 from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.exchange.sharded import Sharded
-from syncopate.engine.tail import Tail
+from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan, pulled_in
 
@@ -51,6 +56,10 @@ class Delayed(Late, Sharded):
         self._held: list[Held] = []
         self._beside: dict[int, Tensor] = {}
         self._watch = Watch(self._module_buffers.model, self)
+        self._ending: Ending | None = None
+        self._updater: ThreadPoolExecutor | None = None
+        self._replicates = any(part.replicated for part in self._flat.values())
+        self.state.finish = self.finish
 
     def loaded(self) -> None:
         """Note that somebody loaded weights, the same on every rank: they are the global ones."""
@@ -59,7 +68,11 @@ class Delayed(Late, Sharded):
     def leave(self) -> None:
         """Give every parameter its global weights in memory of its own, and whole state."""
         self._watch.remove()
-        super().leave()
+        try:
+            super().leave()
+        finally:
+            if self._updater is not None:
+                self._updater.shutdown()
 
     # -- this rank's shards of the global weights ------------------------------------------------
 
@@ -90,7 +103,8 @@ class Delayed(Late, Sharded):
         return gradient
 
     def _give_own(self, local: Local, flat: Tensor) -> None:
-        local.give_masters(flat)
+        if self._ending is None:  # else it does, once it has updated them
+            local.give_masters(flat)
 
     def _launch_pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         launch = partial(self._launch_gather, part, message, flat)
@@ -102,7 +116,10 @@ class Delayed(Late, Sharded):
     def _launch_gather(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         assert message.pull is not None
         pulled = flat[message.start : message.stop]
-        handle = self.communicator.run(message.pull, pulled, bounds=message.bounds, async_op=True)
+        before = None if self._ending is None else self._ending.wait
+        handle = self.communicator.run(
+            message.pull, pulled, bounds=message.bounds, before=before, async_op=True
+        )
         self.pulls.append(Launched(part, message, handle))
         return handle
 
@@ -129,6 +146,8 @@ class Delayed(Late, Sharded):
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket``, and after the last one the pulls that go behind."""
+        if self._ending is not None:
+            self._ending.wait()  # it looks at the buckets; no backward has asked how it went
         super().push(bucket, note, empty=empty)
         if note is not None:
             self._launch_held()
@@ -142,6 +161,85 @@ class Delayed(Late, Sharded):
         """Begin the local update, of which every pull is launched by now."""
         self._launch_held()
         super().step_begins(optimizer)
+        if self._ending is not None:
+            self._go_on(self._ending, optimizer)
+
+    # -- what goes on behind a step: ``deferred`` ------------------------------------------------
+
+    def hear(self) -> Said:
+        """Return what the ranks said; wait for no push where that may be done behind the step."""
+        if not self._may_end_behind():
+            return self.wait()
+        said = Said([], [0] * self.communicator.world_size, appeared=False)
+        at_once = self._hears_at_once()
+        if at_once:
+            arrived(self._note)
+            said = self._tail.said()
+            if not said.is_sound:
+                return self.wait()
+            self._deliver()
+        self._hand_out()
+        self._ending = Ending(partial(self._average, self.pushes), heard=at_once)
+        return said
+
+    def _may_end_behind(self) -> bool:
+        """Whether nothing in the step that comes looks at averages or at the global weights."""
+        if not (self._locals and self._delay.has_slack) or self._replicates or self._notes.is_cuda:
+            return False
+        if len(self._optimizers) > 1 or not has_shadow(self._optimizers[0]):
+            return False
+        given = [(trainable.parameter.grad, trainable) for trainable in self._trainables]
+        return (
+            len(self._locals) == len(self._parts)
+            and not self.state.is_plain(self._optimizers[0])
+            and all(grad is None or self._partial(of).is_place_of(grad) for grad, of in given)
+        )
+
+    def _standing_for(self, parameter: Tensor) -> list[Tensor]:
+        if self._ending is None or id(parameter) not in self._index:
+            return super()._standing_for(parameter)
+        return []  # its shadow has them
+
+    def _go_on(self, ending: Ending, optimizer: torch.optim.Optimizer) -> None:
+        """Let a step end behind it, its local updates begun."""
+        pieces = [
+            [piece for each in held if id(each) in self._index for piece in self._pieces_of(each)]
+            for held in groups.parameters_of(optimizer)
+        ]
+        given = {id(t.parameter) for t in self._trainables if t.parameter.grad is not None}
+        updates = [Shadow(optimizer, pieces, given).step]
+        for local in self._locals.values():
+            if self._pulls_now(local.part):
+                updates.append(partial(local.give_masters, local.retrieved))
+        if self._updater is None:
+            self._updater = ThreadPoolExecutor(1, thread_name_prefix="syncopate-update")
+        ending.go_on(self._updater, updates)
+
+    def _pieces_of(self, parameter: Tensor) -> Sequence[Piece]:
+        return self.pieces[self._index[id(parameter)]]
+
+    def finish(self) -> None:
+        """Wait for what goes on behind the last step; see [Note: a failure that is heard late].
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        ending, self._ending = self._ending, None
+        if ending is None:
+            return
+        said = ending.wait()
+        if ending.heard:
+            return
+        self._deliver()
+        if said.appeared:
+            self._module_buffers.wake()
+        try:
+            said.require_same_step(range(self.communicator.world_size))
+        except EngineError as error:
+            uncount_iteration(self._optimizers[0])
+            warnings.warn(f"the last step does not count: {error}", RuntimeWarning, stacklevel=2)
+
+    # -- the gradients of a step -----------------------------------------------------------------
 
     def _gathering(self, part: FlatBuffer) -> list[Callable[[], None]]:
         """Return what brings gradients into their places, and then keeps them.
@@ -171,6 +269,7 @@ class Delayed(Late, Sharded):
     # -- the global weights in their places -----------------------------------------------------
 
     def _gather_global(self) -> None:
+        self.finish()
         self.ready()
         try:
             for part in self._parts:

@@ -59,6 +59,13 @@ def count_iteration(optimizer: torch.optim.Optimizer) -> None:
         group[_NUM] = taken
 
 
+def uncount_iteration(optimizer: torch.optim.Optimizer) -> None:
+    """Note that the last step of ``optimizer`` was none."""
+    taken = iterations_of(optimizer) - 1
+    for group in optimizer.param_groups:
+        group[_NUM] = taken
+
+
 def expect_iterations(optimizers: Iterable[torch.optim.Optimizer]) -> None:
     """Give every group its count, so that what loads by the keys that are there finds it."""
     for group in chain(*(optimizer.param_groups for optimizer in optimizers)):
@@ -143,6 +150,7 @@ class Late(Owned):
     @torch.no_grad()
     def _exit(self) -> None:
         """Let all weights be the global ones again, which every rank has in their places by now."""
+        self.finish()
         while self._locals:
             key, local = self._locals.popitem()
             self._arrive(key)
@@ -150,6 +158,18 @@ class Late(Owned):
             local.expect()
             self._end_local(local)
         self._own_buffers = False
+
+    def _will_pull(self, part: FlatBuffer) -> bool:
+        """Whether the step that comes pulls a flat buffer."""
+        return (self._taken(part) + 1) % self._delay.k == 0
+
+    def _hears_at_once(self) -> bool:
+        """Whether this rank needs to know what the others say of their backward before it goes on.
+
+        It does where it is in step with them: where weights are pulled, for buffers come along; and
+        where a parameter has no gradient here and others may have one.
+        """
+        return not self._locals or bool(self._absent) or any(map(self._will_pull, self._parts))
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -295,6 +315,7 @@ class Late(Owned):
             EngineError: it would be of no use, for servers keep what belongs to it.
         """
         self._make_up_for_step()
+        self.finish()
         self.ready()
         found: dict[str, Any] = {
             "rank": self.communicator.rank,

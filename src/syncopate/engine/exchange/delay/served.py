@@ -27,7 +27,7 @@ from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.exchange.base import Note, Work, arrived
 from syncopate.engine.exchange.delay.late import Late
 from syncopate.engine.exchange.delay.local import Local
-from syncopate.engine.exchange.serving.served import Served, is_sound
+from syncopate.engine.exchange.serving.served import Served
 from syncopate.engine.tail import Said
 from syncopate.errors import EngineError
 
@@ -80,25 +80,19 @@ class DelayedServed(Late, Served):
 
     def wait(self) -> Said:
         """Go on with what the ranks said before, where what they say now may be heard later."""
-        at_once = self._failing or self._absent or any(map(self._will_pull, self._parts))
-        if self._locals and not at_once:
-            self.averaged = True
-            self.zeroed.clear()
+        if not (self._failing or self._hears_at_once()):
+            self._hand_out()
             heard = self._take_heard()
-            self._unheard = is_sound(heard)  # else nobody goes on
+            self._unheard = heard.is_sound  # else nobody goes on
             return heard
         said = super().wait()
         before = self._take_heard()
-        return said if is_sound(before) else before
+        return said if before.is_sound else before
 
     def _take_heard(self) -> Said:
         heard, self._heard = self._heard, self._nothing
-        self._broken = self._broken or not is_sound(heard)
+        self._broken = self._broken or not heard.is_sound
         return heard
-
-    def _will_pull(self, part: FlatBuffer) -> bool:
-        """Whether the step that comes pulls a flat buffer."""
-        return (self._taken(part) + 1) % self._delay.k == 0
 
     def _settle(self, part: FlatBuffer) -> None:
         super()._settle(part)

@@ -62,8 +62,7 @@ class Asynchronous(Served):
 
     def wait(self) -> Said:
         """Send what was held back and is there; asks nobody."""
-        self.averaged = True
-        self.zeroed.clear()
+        self._hand_out()
         for index, transfer in self._held_back:
             if index not in self._told.unreached:
                 self._send_one(index, transfer)

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
-from syncopate.engine.exchange.base import ASIDE_BYTES, Launched, Missing, arrived
+from syncopate.engine.exchange.base import ASIDE_BYTES, Launched, arrived
 from syncopate.engine.exchange.optimizer_state import OwnedState
 from syncopate.engine.exchange.owned import Owned
 from syncopate.engine.exchange.seen import gradients
@@ -153,7 +153,6 @@ class Served(Owned):
 
     def _take_over(self) -> None:
         self._under_way: dict[int, Transfer] = {}
-        self._absent: set[int] = set()
         self._sent: set[int] = set()
         self._held_back: list[tuple[int, Transfer]] = []
         self._lr = 0.0
@@ -219,11 +218,6 @@ class Served(Owned):
         self._sent, self._held_back = set(), []
         self._trained = trained_indices(self._trainables, self._servers.optimizer)
 
-    def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them, and hold their gradients back; see [Note: a gradient that nobody has]."""
-        self._absent = set(indices)
-        return super().missing(indices)
-
     def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
         if not bucket.index:
             self._open_step()
@@ -249,7 +243,7 @@ class Served(Owned):
         for gather in gathering:
             gather()
         for trainable in part.trainables:
-            if trainable.index in self._absent:
+            if trainable.index in self._absent:  # [Note: a gradient that nobody has]
                 self._held_back.append((trainable.index, transfer))
             else:
                 self._send_one(trainable.index, transfer)
@@ -277,11 +271,10 @@ class Served(Owned):
     def wait(self) -> Said:
         """Learn what the ranks said, and send what was held back where one of them has it."""
         arrived(self._note)
-        self.averaged = True
-        self.zeroed.clear()
+        self._hand_out()
         self._deliver()
         said = self._tail.said()
-        self._broken = not is_sound(said)
+        self._broken = not said.is_sound
         reached = self._tail.reached()
         for index, transfer in self._held_back:
             if reached[index]:
@@ -395,8 +388,3 @@ class Served(Owned):
                     "servers have others, which would come back. Load and change weights before "
                     "distribute()"
                 )
-
-
-def is_sound(said: Said) -> bool:
-    """Whether no backward failed, and all ranks are in the same step."""
-    return not said.failed and len(set(said.unreached)) <= 1

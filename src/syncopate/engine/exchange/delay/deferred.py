@@ -1,0 +1,120 @@
+"""Deferred: the end of a step that goes on behind it, its pushes and the update of global weights.
+
+A rank that trains on weights of its own needs neither for its next forward. The next backward does,
+which fills the same buckets. So where nobody has looked at the gradients before the step, the step
+waits for no push. A thread of its own does, makes averages of this rank's sums, and updates its
+shards of the global weights. Pulls that the step launches wait for that in their turn. Everything
+is done in the order of Algorithms 1 and 2, and comes out the same to the last bit.
+
+[Note: a shadow of the optimizer] The update is the optimizer's own ``step``, called on a shadow of
+it. That has the same class and the same state, this rank's pieces as parameters, and the values
+that the groups have in the step it belongs to: a schedule may change them before the shadow steps.
+The optimizer's own step meanwhile finds no parameter of the model.
+
+[Note: whose steps have a shadow] Those of torch's own optimizers, of which it is known that they
+keep all they know in their state and their groups. A hook of somebody else's at the optimizer could
+look for what is not there yet; with one there is no shadow.
+
+[Note: a failure that is heard late] Between pulls a rank goes on before it has heard what the
+others say of their backward. It hears that by its next backward. Where one has failed, or never
+began, nobody updates the global weights and the step does not count, as on the rank that failed; so
+all are in step again. It is too late to refuse the step: a rank that has not failed is warned, and
+its local update stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from syncopate.engine.exchange.optimizer_state import Piece
+from syncopate.engine.exchange.optimizers import step_of
+from syncopate.engine.tail import Said
+
+
+def has_shadow(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether its steps may go on behind; see [Note: whose steps have a shadow]."""
+    held: Any = optimizer
+    alone = len(held._optimizer_step_pre_hooks) == len(held._optimizer_step_post_hooks) == 1
+    return alone and step_of(type(optimizer)).__module__.startswith("torch.optim.")
+
+
+class Shadow:
+    """One step of an optimizer on this rank's pieces; see [Note: a shadow of the optimizer].
+
+    Args:
+        optimizer: whose step; its groups have the values of now.
+        pieces: per group what this rank owns of its parameters.
+        given: of these, by identity of the parameter that the piece is of, those with a gradient.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        pieces: Sequence[Sequence[Piece]],
+        given: set[int],
+    ) -> None:
+        held = [piece for several in pieces for piece in several]
+        self._given = [piece for piece in held if id(piece.trainable.parameter) in given]
+        self._stepping = object.__new__(type(optimizer))
+        vars(self._stepping).update(vars(optimizer))
+        self._stepping.param_groups = [
+            {key: _as_now(value) for key, value in group.items()}
+            | {"params": [piece.parameter for piece in own]}
+            for group, own in zip(optimizer.param_groups, pieces, strict=True)
+        ]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Update the pieces by their averages, on whatever thread."""
+        for piece in self._given:
+            piece.parameter.grad = piece.gradient
+        try:
+            step_of(type(self._stepping))(self._stepping)
+        finally:
+            for piece in self._given:
+                piece.parameter.grad = None
+
+
+def _as_now(value: Any) -> Any:
+    """Return a value of a group that nobody changes; a schedule fills a tensor anew."""
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+class Ending:
+    """What a step leaves to do behind it.
+
+    Args:
+        averages: waits for its pushes, makes averages, and returns what the ranks said.
+        heard: whether that is known, and all is well.
+    """
+
+    def __init__(self, averages: Callable[[], Said], *, heard: bool) -> None:
+        self.heard = heard
+        self._averages = averages
+        self._said: Future[Said] | None = None
+
+    def go_on(self, executor: ThreadPoolExecutor, updates: Sequence[Callable[[], None]]) -> None:
+        """Begin to do it aside, and with averages of a sound step the ``updates``, in order."""
+
+        def end() -> Said:
+            said = self._averages()
+            for update in updates if said.is_sound else ():
+                update()
+            return said
+
+        self._said = executor.submit(end)
+
+    def wait(self) -> Said:
+        """Wait for it, and return what the ranks said; for averages alone where it never went on.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        if self._said is None:
+            self._said = Future()
+            self._said.set_result(self._averages())
+        return self._said.result()
