@@ -16,6 +16,10 @@ channel is free and computation has come as far as the message asks.
   iteration does. To the update of a shard comes that of all of the rank's own weights, which is
   taken to last as long as a whole update. Pulls that go behind the pushes of that
   iteration are not waited for by its update, but by the layers of the next forward.
+* On CPUs, where ranks train on weights of their own, a rank's shard is updated behind its step
+  (``engine/exchange/delay/deferred.py``). Nothing waits for pushes then but the next backward,
+  which fills the same buckets, and pulls, which begin when the shards are updated: those of a
+  channel come behind its own pushes, and what they wait for on others is left out.
 * Servers update while ranks go on. With a delay nothing on a rank waits for pushes then but the
   pulls after them, which begin when the servers have updated: the timeline of SSD-SGD's Eq. 4
   (:mod:`syncopate.costs.papers.ssd_sgd`). All of it shares a channel, as there.
@@ -27,8 +31,9 @@ On one channel without interference, pushes end by the recurrence of MG-WFBP (Eq
 backward, which came before them, for a forward that has waited for every pull. So each iteration
 does the same from the end of one update to the end of the next, and the first that starts with
 pulls is the steady one. Only the very first iteration of a training has nothing to pull. With a
-delay the k iterations from one pull to the next are, for the same reason. With servers and a delay
-pushes may be under way, and a period takes what is left of the one before: the third is played.
+delay the k iterations from one pull to the next are, for the same reason. Where no
+update waits for pushes they may be under way, and a period takes what is left of the one before:
+the third is played.
 
 [Note: interference] While computation runs beside at least one collective, it progresses at
 ``compute_rate`` and collectives at ``1 / collective_stretch``; where one of the two stands still,
@@ -175,7 +180,8 @@ def play_period(
     workload: Workload, traffic: Traffic, delay: Delay, interference: Interference = IDEAL
 ) -> tuple[Iteration, ...]:
     """Play the iterations of one period of a delay, from that which weights arrive in."""
-    count = (_SETTLED if traffic.served else 1) * delay.k
+    apart = traffic.served or _ends_behind(workload, traffic, delay)
+    count = (_SETTLED if apart else 1) * delay.k
     played = _played(workload, traffic, interference, count, pulls_first=True, delay=delay)
     return played[-delay.k :]
 
@@ -228,7 +234,9 @@ def _played(
     pieces: list[Piece] = []
     collectives: list[Collective] = []
     period, ahead = (delay.k, delay.runs_ahead) if delay else (1, False)
-    own_s, apart = (workload.update_s if ahead else 0.0), delay is not None and traffic.served
+    own_s = workload.update_s if ahead else 0.0
+    behind_step = delay is not None and _ends_behind(workload, traffic, delay)
+    apart = behind_step or (delay is not None and traffic.served)
     traffic = _updated_apart(traffic) if apart else traffic
     traffic = replace(traffic, update_s=traffic.update_s + own_s)
     layouts: list[_Layout] = []
@@ -237,14 +245,22 @@ def _played(
         if not (pulls_first or index):
             pulled = replace(traffic, pulls=())
         behind = layouts[-1].behind if layouts else ()
+        if behind_step and layouts:
+            behind = (*behind, *((workload.forward_s, push) for push in layouts[-1].pushes))
         added = _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
         layouts.append(added)
     result = run(pieces, collectives, interference)
     return tuple(_iteration(workload, traffic, result, layout) for layout in layouts)
 
 
+def _ends_behind(workload: Workload, traffic: Traffic, delay: Delay) -> bool:
+    """Whether ranks leave pushes, and the update of their shards, to end behind the step."""
+    own = workload.metadata.get("device") == "cpu" and not traffic.served
+    return own and delay.has_slack and None not in traffic.pulls
+
+
 def _updated_apart(traffic: Traffic) -> Traffic:
-    """Return traffic whose update is on servers alone: the first pull waits for it, and no rank."""
+    """Return traffic whose update is beside a rank's own: the first pull waits for it, no rank."""
     pulls = list(traffic.pulls)
     for first in traffic.pulled[:1]:
         pull = pulls[first]
@@ -267,8 +283,8 @@ def _add(
     """Add one iteration to the program of a run; its pulls start as the update before it ends.
 
     Forward waits for them, or its update where ranks run ``ahead``. Forward also waits for those of
-    the iteration before that went ``behind`` its pushes. Where servers update ``apart``, the update
-    does not wait for pushes.
+    the iteration before that went ``behind`` its pushes. Where global weights are updated
+    ``apart``, the update does not wait for pushes.
     """
     first, first_pull = len(pieces), len(collectives)
     order = traffic.pulled if traffic.pulls else ()

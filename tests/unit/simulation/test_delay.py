@@ -93,6 +93,33 @@ def test_the_last_pulls_go_behind_where_forward_is_too_short_for_all() -> None:
         replace(found, pulled_behind=len(found.buckets) + 1)
 
 
+@given(st.data(), st.integers(1, 3), st.integers(2, 4))
+def test_on_cpus_pushes_end_behind_the_step_and_before_the_next_backward(
+    data: st.DataObject, channels: int, k: int
+) -> None:
+    work = data.draw(workloads())
+    on_cpu = replace(work, metadata={"device": "cpu"})
+    traffic = data.draw(traffics(work, channels))
+    behind = play_period(on_cpu, traffic, Delay(k=k))
+    for one, after in pairwise(behind):
+        assert one.update_s == work.update_s
+        for end_s in one.ends_s:  # which the next backward waits for, and no step
+            stood_s = max((end for _, end in after.waits_s), default=0.0)
+            backward_s = max(float(after.wall_s(work.forward_s)), stood_s)
+            assert end_s <= one.iteration_s + backward_s + 1e-9
+        computed_s = work.forward_s + work.backward_s + work.update_s
+        waited_s = sum(end_s - start_s for start_s, end_s in one.waits_s)
+        if one is not behind[0]:
+            assert one.iteration_s == pytest.approx(computed_s + waited_s)
+    if channels == 1:
+        at_once = play_period(work, traffic, Delay(k=k))
+        lasts_s, lasted_s = (sum(one.iteration_s for one in each) for each in (behind, at_once))
+        assert lasts_s <= lasted_s + 1e-9
+    for rule in ("glu", "none"):
+        delay = Delay(k=1, local_update=rule)
+        assert play_period(on_cpu, traffic, delay) == play_period(work, traffic, delay)
+
+
 @given(st.data(), st.integers(1, 3))
 def test_without_a_local_rule_forward_waits_as_ever(data: st.DataObject, channels: int) -> None:
     work = data.draw(workloads())

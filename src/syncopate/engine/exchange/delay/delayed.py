@@ -1,7 +1,8 @@
 """Delayed: the sharded exchange whose weights are pulled every k-th step: SSD-SGD without a server.
 
 Gradients are reduce-scattered in every step, and each owner updates its shard of the global weights
-by the user's optimizer; every k-th step these are gathered. What else a delay is: ``late``.
+by the user's optimizer; every k-th step these are gathered. What of that may end behind the step:
+``deferred``. What else a delay is: ``late``.
 
 [Note: what is done to gradients] ``parameter.grad`` is the average, as with the sharded exchange.
 What changes each of its elements, such as clipping and unscaling, changes the rank's own gradient
@@ -179,6 +180,7 @@ class Delayed(Late, Sharded):
                 return self.wait()
             self._deliver()
         self._hand_out()
+        self._shadowed: set[int] = set()
         self._ending = Ending(partial(self._average, self.pushes), heard=at_once)
         return said
 
@@ -198,6 +200,8 @@ class Delayed(Late, Sharded):
     def _standing_for(self, parameter: Tensor) -> list[Tensor]:
         if self._ending is None or id(parameter) not in self._index:
             return super()._standing_for(parameter)
+        if parameter.grad is not None:
+            self._shadowed.add(id(parameter))
         return []  # its shadow has them
 
     def _go_on(self, ending: Ending, optimizer: torch.optim.Optimizer) -> None:
@@ -206,8 +210,7 @@ class Delayed(Late, Sharded):
             [piece for each in held if id(each) in self._index for piece in self._pieces_of(each)]
             for held in groups.parameters_of(optimizer)
         ]
-        given = {id(t.parameter) for t in self._trainables if t.parameter.grad is not None}
-        updates = [Shadow(optimizer, pieces, given).step]
+        updates = [Shadow(optimizer, pieces, self._shadowed).step]
         for local in self._locals.values():
             if self._pulls_now(local.part):
                 updates.append(partial(local.give_masters, local.retrieved))
