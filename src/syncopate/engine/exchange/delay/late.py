@@ -23,16 +23,17 @@ statistics of batch normalisation, which belong to its own weights. With the pul
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable, in_turn
 from syncopate.engine.exchange import base, groups
 from syncopate.engine.exchange.base import Work
 from syncopate.engine.exchange.delay.behind import Held
@@ -192,9 +193,9 @@ class Late(Owned):
         held = groups.parameters_of(optimizer)
         hypers = [hyper_of(self._delay, group) for group in optimizer.param_groups]
         known = {id(p): hyper for ps, hyper in zip(held, hypers, strict=True) for p in ps}
-        for part in self._parts:
-            if id(part) in self._stepping and (local := self._locals.get(id(part))) is not None:
-                self._begin_update(local, self._runs(local, known))
+        stepping = self._stepping & self._locals.keys()
+        here = [self._locals[id(part)] for part in self._parts if id(part) in stepping]
+        self._begin_updates([(local, self._runs(local, known)) for local in here])
 
     def _runs(self, local: Local, known: Mapping[int, Hyper]) -> list[tuple[int, int, Hyper]]:
         """Return which ranges of a flat buffer are updated, and by what."""
@@ -209,18 +210,30 @@ class Late(Owned):
             found.append((start, offset + parameter.numel(), hyper))
         return found
 
-    def _begin_update(self, local: Local, runs: Sequence[tuple[int, int, Hyper]]) -> None:
+    def _begin_updates(
+        self, updated: Sequence[tuple[Local, Sequence[tuple[int, int, Hyper]]]]
+    ) -> None:
         """Update local weights: aside, where that may take long; whoever looks at them waits."""
-        part = local.part
-        behind = any(isinstance(pull, Held) for pull in local.arriving)
-        if not (part.gradients.is_cpu and (part.nbytes >= base.ASIDE_BYTES or behind)):
-            local.updating(runs)()
-            torch.autograd.graph.increment_version([each.parameter for each in part.trainables])
+        if not updated:
             return
+        parts = [local.part for local, _ in updated]
+        behind = any(isinstance(pull, Held) for local, _ in updated for pull in local.arriving)
+        lasts = behind or sum(part.nbytes for part in parts) >= base.ASIDE_BYTES
+        if not (lasts and all(part.gradients.is_cpu for part in parts)):
+            for local, runs in updated:
+                local.updating(runs)()
+            for part in parts:
+                torch.autograd.graph.increment_version([each.parameter for each in part.trainables])
+            return
+        aside = []
+        for local, runs in updated:
+            local.working = Future()
+            aside.append(partial(_run, local.updating(runs), local.working))
+            self._expect(local.part, _Aside(local.working))
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="syncopate-local")
-        local.working = self._worker.submit(local.updating(runs))
-        self._expect(part, _Aside(local.working))
+        # At once, for a thread that is woken for each would disturb the step.
+        self._worker.submit(in_turn, *aside)
 
     def _pulls_now(self, part: FlatBuffer) -> bool:
         """Whether the step that ends now pulls the global weights of a flat buffer."""
@@ -357,6 +370,16 @@ class Late(Owned):
         self._own_buffers = bool(saved)
         for tensor, values in zip(self._tensors, saved, strict=False):
             tensor.copy_(values)
+
+
+def _run(update: Callable[[], None], working: Future[None]) -> None:
+    """Update, and tell how that went to who waits for ``working``."""
+    try:
+        update()
+    except BaseException as error:  # raised again where it is waited for
+        working.set_exception(error)
+    else:
+        working.set_result(None)
 
 
 class _Aside:
