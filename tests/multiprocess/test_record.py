@@ -75,4 +75,8 @@ def test_a_sleep_in_backward_shows_as_late_arrivals_from_its_bucket_on(tmp_path)
         assert ours.end_s == max(ours.start_s, theirs.start_s)
         assert ours.nbytes == theirs.nbytes == 4 * (256 * 256 + 256)
         assert spans["SGD", i, 0].start_s > theirs.start_s
-    assert {s.lane for s in timeline.spans} == {"push", "pull", "update"}
+        between = spans["input, forward, backward", i, 1]
+        assert spans["SGD", i - 1, 1].end_s == between.start_s
+        assert between.end_s == theirs.start_s
+        assert between.duration_s > SLEEP_S
+    assert {s.lane for s in timeline.spans} == {"push", "pull", "update", "backward"}

@@ -182,8 +182,14 @@ def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
             f"when {unknown} collectives ended is not known: they end where the last rank came to "
             "them, so waiting is measured and the transfer is missing"
         )
-    if all(work.lane == "update" for trace in traces for work in trace.work):
+    lanes = {work.lane for trace in traces for work in trace.work}
+    if "backward" not in lanes:
         notes.append("forward and backward are not recorded: they are part of what seems idle")
+    elif "forward" not in lanes:
+        notes.append(
+            "input, forward and backward are not told apart: what a rank does from a step to its "
+            "last collective before the next counts as backward"
+        )
     most = max(trace.lost for trace in traces)
     if most:
         notes.append(

@@ -14,6 +14,7 @@ import pickle
 import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from syncopate.errors import ArtifactError
@@ -21,6 +22,8 @@ from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_
 from syncopate.tracing.foreign.recorded import RecordedRank
 
 TOOL = "torch's flight recorder"
+BETWEEN_STEPS = "input, forward, backward"
+"""What a rank does from a step to its last collective, where nothing tells these three apart."""
 
 _COLLECTIVES = {
     "_all_gather_base": "all_gather",
@@ -94,7 +97,17 @@ def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankT
     if counting and counting[0].number:
         marks = ((0, counting[0].number), *marks)
     rank = RankTrace(recorded.rank, recorded.world_size, TOOL, (), work, marks, host=recorded.host)
-    return _trace(recorded.flight_recorder, path, rank)
+    trace = _trace(recorded.flight_recorder, path, rank)
+    return trace._replace(work=(*work, *_between_steps(trace)))
+
+
+def _between_steps(trace: RankTrace) -> Iterator[Work]:
+    """Yield what a rank did from a step to its last collective before the next: its own work."""
+    for (before_ns, _), (now_ns, _) in pairwise(trace.marks):
+        starts = [one.start_ns for one in trace.launches if before_ns < one.start_ns < now_ns]
+        ends = [work.end_ns for work in trace.work if starts and work.start_ns < starts[0]]
+        if ends and max(ends) < starts[-1]:
+            yield Work(BETWEEN_STEPS, "backward", max(ends), starts[-1])
 
 
 def _world_size(document: Mapping[str, Any]) -> int:

@@ -38,6 +38,10 @@ def test_steps_tell_iterations_where_sizes_do_not(tmp_path):
             1: (begin + 30, begin + 30),
         }
         assert times_ms(timeline, "SGD", iteration)[0] == (begin + 34, begin + 36)
+    between = [times_ms(timeline, "input, forward, backward", n)[1] for n in (1, 2)]
+    assert between == [(36, 130), (136, 230)]
+    assert times_ms(timeline, "input, forward, backward", 0) == {}
+    assert any("are not told apart" in note for note in notes(timeline))
     assert not any("clock" in note for note in notes(timeline))
 
 
@@ -94,7 +98,7 @@ def test_compressed_files_are_read(tmp_path):
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(gzip.compress(json.dumps(_rank(0)).encode()))
     assert is_document(path)
-    assert len(read_timeline([path]).spans) == 9
+    assert len(read_timeline([path]).spans) == 11
     path.write_bytes(path.read_bytes()[:50])
     with pytest.raises(ArtifactError, match="cannot be read"):
         read_timeline([path])
