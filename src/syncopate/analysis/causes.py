@@ -7,8 +7,9 @@ played again with it removed, and what that saves is the answer.
     input           nobody waits for input; of one rank: no longer than the median of the others
     pause           no iteration of a rank takes unusually long, by the rank's own median
     (by name)       a recorded pause did not happen
-    link            a rank's messages end no later after the last arrival than those of others
-    congestion      no transfer takes 1.5 times as long as the median of those of its bucket
+    link            a rank whose messages usually end later after the last arrival than those of
+                    the others has them when the others have
+    congestion      no iteration has transfers 1.5 times as long as usual
     transfers       other transfers than these take no time: the most that any plan can give
     server          the same of messages to and from parameter servers, their work included
 
@@ -39,7 +40,14 @@ WORTH = 0.02
 TRUSTED = 0.1
 """A replay that is further from the recorded iteration than this part explains nothing."""
 
-_UNUSUAL, _STRETCHED, _ALONE, _MOST = 0.1, 1.5, 0.8, 8
+_UNUSUAL, _STRETCHED = 0.1, 1.5
+"""What is unusual exceeds the usual by this part of computation; a transfer also is as long."""
+
+_LATER, _MOSTLY = 1.1, 0.75
+"""A link is slow where more than this part of its transfers takes this many times the others'."""
+
+_ALONE, _MOST = 0.8, 8
+"""A rank is a cause by itself with this part of the gain of all; as many are tried."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,7 @@ def explanation(timeline: Timeline) -> Explanation:
     even_s = replay.iteration_s(counterfactuals.even())
     bound_s = replay.iteration_s(counterfactuals.even(transfers=False))
     computing = [counterfactuals.usual_s(rank) for rank in counterfactuals.ranks]
-    least_s = max(WORTH * played_s / 2, float(timeline.metadata.get("clock_error_s", 0.0)))
+    least_s = max(WORTH * played_s, float(timeline.metadata.get("clock_error_s", 0.0)))
     causes = [] if lacks else counterfactuals.causes(played_s)
     return Explanation(
         iterations=len(replay.iterations),
@@ -164,6 +172,7 @@ class Counterfactuals:
         for one in works(replay.timeline):
             self._work[one.rank][one.iteration] = one
         self.ranks = tuple(sorted(self._work))
+        self._late: list[int] | None = None
         self._pausing: dict[int, list[tuple[int, str]]] = {}
         self._usual_s: dict[tuple[int, str | None], float] = {}
         pauses: dict[tuple[int, str], list[Interval]] = defaultdict(list)
@@ -195,6 +204,7 @@ class Counterfactuals:
             self._as_usual(changed, rank)
             self._without_input(changed, rank)
             self._as_fast(changed, rank)
+        for rank in self._linked():
             self._on_time(changed, rank)
         self._flowing(changed)
         if not transfers:
@@ -223,11 +233,11 @@ class Counterfactuals:
                 found += self._of_ranks(name, had, removed, played_s)
         unusual = [r for r in self.ranks if self._unusual(r)]
         found += self._of_ranks(PAUSE, unusual, self._as_usual, played_s)
-        found += self._of_ranks(LINK, list(self.ranks), self._on_time, played_s)
+        found += self._of_ranks(LINK, self._linked(), self._on_time, played_s)
         changed = self._replay.recorded.copy()
         where = self._flowing(changed)
         found.append(Cause(CONGESTION, (), self._gain_s(changed, played_s), where))
-        for rank in self.ranks:
+        for rank in self._linked():
             self._on_time(changed, rank)
         flowing_s = self._replay.iteration_s(changed)
         _free(changed)
@@ -366,20 +376,40 @@ class Counterfactuals:
             if rank in mine and theirs:
                 mine[rank] = min(mine[rank], statistics.median(theirs))
 
+    def _linked(self) -> list[int]:
+        """Return the ranks that usually have their messages later than the other ranks."""
+        if self._late is None:
+            later: dict[int, list[bool]] = defaultdict(list)
+            for mine in self._replay.recorded.transfers_s:
+                for rank, lasts_s in mine.items():
+                    theirs = [other_s for other, other_s in mine.items() if other != rank]
+                    if theirs:
+                        later[rank].append(lasts_s > _LATER * statistics.median(theirs))
+            self._late = [
+                rank for rank in self.ranks if sum(later[rank]) > _MOSTLY * len(later[rank])
+            ]
+        return self._late
+
     def _flowing(self, durations: Durations) -> tuple[int, ...]:
-        """Shorten unusually long transfers; return the iterations in which there are any."""
-        rows: dict[tuple[str, str, int], list[tuple[int, float]]] = defaultdict(list)
+        """Shorten transfers of iterations that have unusually long ones; return these."""
+        rows: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, message in enumerate(self._replay.messages):
             if message.iteration in self._replay.iterations:
-                for rank, lasts_s in durations.transfers_s[index].items():
-                    rows[message.lane, message.name, rank].append((index, lasts_s))
+                for rank in durations.transfers_s[index]:
+                    rows[rank][message.iteration].append(index)
         where: set[int] = set()
-        for (_, _, rank), row in rows.items():
-            typical_s = usual([lasts_s for _, lasts_s in row])
-            for index, lasts_s in row if len(row) >= SEVERAL else ():
-                if lasts_s > _STRETCHED * typical_s:
-                    durations.transfers_s[index][rank] = typical_s
-                    where.add(self._replay.messages[index].iteration)
+        for rank, row in rows.items():
+            totals_s = {
+                iteration: sum(durations.transfers_s[index][rank] for index in indices)
+                for iteration, indices in row.items()
+            }
+            usual_s = usual(list(totals_s.values()))
+            least_s = _UNUSUAL * self.usual_s(rank) if rank in self._work else 0.0
+            for iteration, total_s in totals_s.items() if len(row) >= SEVERAL else ():
+                if total_s > max(_STRETCHED * usual_s, usual_s + least_s):
+                    where.add(iteration)
+                    for index in row[iteration]:
+                        durations.transfers_s[index][rank] *= usual_s / total_s
         return tuple(sorted(where))
 
 

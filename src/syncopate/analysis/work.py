@@ -2,7 +2,7 @@
 
 Spans of the wait lane with a name of :data:`~syncopate.timeline.PAUSES` are pauses. What they cover
 of computation does not count as computation. A gap before an iteration's first computation, in
-which neither a message nor a pause is under way, counts as waiting for input.
+which no message, pause or other wait is under way, counts as waiting for input.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def usual(values: Sequence[float]) -> float:
 def _of_rank(rank: int, spans: Sequence[Span], origin_s: float) -> list[Work]:
     pauses = {name: _where(spans, ("wait",), name) for name in PAUSES}
     paused = union(stretch for found in pauses.values() for stretch in found)
-    taken = union([*_where(spans, COMMUNICATION), *paused])
     stalls = union(stalled(spans))
+    taken = union([*_where(spans, COMMUNICATION), *paused, *stalls])
     groups: dict[int, list[Span]] = defaultdict(list)
     for span in spans:
         if span.lane in COMPUTATION:

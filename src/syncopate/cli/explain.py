@@ -96,11 +96,12 @@ def _against_the_best(
     assert plan.prediction is not None
     found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
     gain_s = found.even_s - plan.prediction.iteration_s
-    if found.abstains or gain_s < WORTH / 2 * found.iteration_s:
+    least_s = WORTH * found.iteration_s
+    if found.abstains or gain_s < least_s:
         return found, plan
     rest = [
         replace(one, gain_s=one.gain_s - gain_s) if one.kind in (TRANSFERS, SERVER) else one
         for one in found.causes
     ]
     causes = sorted((*rest, Cause(PLAN, (), gain_s)), key=lambda cause: -cause.gain_s)
-    return replace(found, causes=tuple(one for one in causes if one.gain_s > 0)), plan
+    return replace(found, causes=tuple(one for one in causes if one.gain_s > least_s)), plan
