@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from syncopate.calibration.calibrate import calibrate
 from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import ArtifactError, CalibrationError, InvalidValueError
+from syncopate.profiling import profile as profiling
 from syncopate.profiling.profile import profile
 from syncopate.schedules import registry
+from syncopate.tracing import clocks as stamping
 from syncopate.tracing import offsets as clocks
 from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import GradientTensor, Workload
@@ -130,8 +135,25 @@ def offsets(communicator: Communicator) -> list[tuple[float, ...]]:
 
 
 def profiled(rank: int) -> dict[str, Any]:
+    """Profile a model that is slow on rank 1, by a clock that only the model's own sleeps move."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    def start_anew(*_: object) -> None:
+        now[0] = 0.0  # the ranks of one host start each iteration at the same time
+
     slow_on_rank_1 = replay(workload(3.0 if rank == 1 else 1.0))
-    found = {"workload": profile(slow_on_rank_1.task(), warmup=1, iterations=3)}
+    told = SimpleNamespace(perf_counter=lambda: now[0], sleep=sleep)
+    with (
+        # By its name: the package shows the function of that name.
+        mock.patch.object(importlib.import_module("syncopate.zoo.replay"), "time", told),
+        mock.patch.object(stamping, "time", told),
+        mock.patch.object(profiling, "time", told),
+    ):
+        measured = profile(slow_on_rank_1.task(), warmup=1, iterations=3, progress=start_anew)
+    found: dict[str, Any] = {"workload": measured}
     try:
         profile(Task(nn.Linear(3, 3 if rank == 3 else 2), torch.ones(2, 3)), iterations=1)
     except CalibrationError as error:
@@ -244,8 +266,10 @@ def test_four_ranks(tmp_path: Path) -> None:
     assert all(found == profiles[0] for found in profiles)
     found = profiles[0]["workload"]
     assert found.metadata["ranks"] == "4"
-    # The slow rank takes 12 ms for each of its gradients.
-    assert found.ready_s[-1] - found.forward_s > 4 * 0.012 * 0.9
+    # The slow rank takes 12 ms for each of its gradients, and 12 ms after the last.
+    assert found.forward_s == pytest.approx(0.01)
+    assert found.ready_s == pytest.approx([0.01 + 0.012 * count for count in (1, 2, 3, 4)])
+    assert found.backward_s == pytest.approx(0.06)
     assert "rank 3 has another model than rank 0" in profiles[0]["error"]
 
     for rank in ranks:

@@ -2,6 +2,11 @@
 
 Where the racks are known, nothing is searched for: what is left to measure is what their uplinks
 carry, which takes many pairs at once, and whether a host is slow.
+
+[Note: a second look] A host whose processor was busy with something else exchanges slowly for a
+while, and a search may end within that while. Nobody is named for it: hosts that seem slow exchange
+data again, each with a fast one, a few times and with others every time. A disturbance only ever
+slows, so the best repetition counts; a slow link stays slow.
 """
 
 from __future__ import annotations
@@ -15,8 +20,8 @@ from dataclasses import replace
 import numpy as np
 
 from syncopate.calibration.racks.flows import REPETITIONS, Flows
-from syncopate.calibration.racks.levels import Matching, Round, middle_of_fast
-from syncopate.calibration.racks.matchings import across, alone_with_two
+from syncopate.calibration.racks.levels import Matching, Observed, Round, middle_of_fast
+from syncopate.calibration.racks.matchings import across, alone_with_two, second_look
 from syncopate.calibration.racks.search import Racks, RackSearch
 from syncopate.calibration.racks.table import Groups
 from syncopate.collectives.communicator import Communicator
@@ -29,6 +34,7 @@ FEWEST_HOSTS = 3
 
 _CONFIRMING_ROUNDS = 6
 _UPLINK_ROUNDS = 3
+_SECOND_LOOKS = 4
 _LEAST_FLOW_S, _MOST_FLOW_S = 0.04, 0.1
 _PATIENCE, _LEAST_PATIENCE_S = 4.0, 8.0
 _MOST_NAMED = 8
@@ -78,6 +84,7 @@ def discover(
         rounds = [flows.run(matching) for matching in matchings]
         if communicator.rank == 0:
             search.observe(rounds)
+    _look_again(communicator, flows, len(names), search.rounds)
     where = topology_of(hosts, search.found(), search.rounds) if communicator.rank == 0 else None
     agreed: Topology = communicator.broadcast_object(where)
     return agreed
@@ -92,7 +99,7 @@ def measure_racks(
 ) -> Topology:
     """Return what :func:`discover` does, where the racks are known: no racks are searched for.
 
-    It takes at most 21 rounds, however many hosts there are.
+    It takes at most 21 rounds, however many hosts there are, and 4 more where some seem slow.
 
     Args:
         communicator: the ranks.
@@ -120,6 +127,7 @@ def measure_racks(
     for matching in matchings:
         say(progress, f"links of racks, round {len(rounds) + 1}", len(rounds) / len(matchings))
         rounds.append(flows.run(matching))
+    _look_again(communicator, flows, len(names), rounds)
     found = Racks.among(labels, rounds, resolved=True)
     where = topology_of(hosts, found, rounds) if communicator.rank == 0 else None
     agreed: Topology = communicator.broadcast_object(where)
@@ -130,6 +138,25 @@ def _flows(communicator: Communicator, hosts: Sequence[str], rounds: int, budget
     """Return what runs about so many matchings of the hosts in about that time."""
     flow_s = min(max(budget_s / (REPETITIONS * rounds) / 2, _LEAST_FLOW_S), _MOST_FLOW_S)
     return Flows(communicator, [hosts.index(name) for name in dict.fromkeys(hosts)], flow_s)
+
+
+def _look_again(communicator: Communicator, flows: Flows, hosts: int, rounds: list[Round]) -> None:
+    """Add rounds of hosts that seem slow to ``rounds``; see [Note: a second look].
+
+    Args:
+        communicator: the ranks; rank 0's rounds say who seems slow.
+        flows: runs them.
+        hosts: how many.
+        rounds: at least one on rank 0.
+    """
+    for look in range(_SECOND_LOOKS):
+        matching: Matching = communicator.broadcast_object(
+            second_look(Observed(hosts, rounds), look) if communicator.rank == 0 else ()
+        )
+        if not matching:
+            return
+        seen = flows.run(matching)
+        rounds.append(Round(seen.pairs, tuple((max(rates),) for rates in seen.rates_bytes_per_s)))
 
 
 def topology_of(hosts: Sequence[str], found: Racks, rounds: Sequence[Round]) -> Topology:

@@ -47,6 +47,20 @@ def alone_with_two(hosts: int) -> tuple[Matching, ...]:
     return found + tuple(tuple((order[a], order[b]) for a, b in one) for one in found)
 
 
+def second_look(observed: Observed, look: int) -> Matching:
+    """Return the hosts that seem slow, each with a fast one, which differs from look to look.
+
+    Args:
+        observed: what was seen.
+        look: which look this is, from 0.
+    """
+    slow = observed.slow_hosts
+    order = np.argsort(-observed.best_bytes_per_s, kind="stable").tolist()
+    fast = [host for host in order if host not in slow]
+    # Below a share of the median are fewer than half: nobody is left without a fast one.
+    return tuple((host, fast[(i + look) % len(fast)]) for i, host in enumerate(slow))
+
+
 def opening(hosts: int) -> tuple[Matching, ...]:
     """Return the matchings to begin with: about log2 of the number of hosts.
 

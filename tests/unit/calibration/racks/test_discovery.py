@@ -166,7 +166,10 @@ class TestKnownRacks:
         rates = [1.0] * 5 + [0.1]
         where, ran = measured(monkeypatch, Network(racks, [1.0] * 6, rates))
         assert (where.names, where.sizes, where.placement) == (("host",), (6,), ())
-        assert tuple(ran) == alone_with_two(6)
+        once = len(alone_with_two(6))
+        assert tuple(ran[:once]) == alone_with_two(6)
+        # Who seems slow exchanges data again, every time with another host.
+        assert ran[once:] == [((5, host),) for host in range(4)]
         # Slow hosts are named whether or not anybody searches for racks.
         (warning,) = where.warnings
         assert warning.startswith("h5 exchanges data at ")
@@ -191,6 +194,31 @@ class TestWarnings:
         assert ", where the others reach " in warning
         # Everybody waits for the slowest.
         assert where.rates_bytes_per_s == pytest.approx([0.1 * UNIT], rel=0.1)
+
+    @pytest.mark.parametrize("find", [discovered, measured])
+    @pytest.mark.parametrize("looks", [1, 4])
+    def test_a_host_that_was_busy_for_a_while_is_not_named(
+        self, monkeypatch: pytest.MonkeyPatch, find: Any, looks: int
+    ) -> None:
+        """Host 5 is slow for good, host 2 until both were looked at again so many times."""
+        network = Network([0] * 6, [1e9], [1.0] * 5 + [0.1], noise=0.03)
+        honest, seen = network.rates, []
+
+        def rates(pairs: Matching) -> list[float]:
+            # Two pairs at once are a second look: no other round of six hosts has two.
+            seen.extend([pairs] if len(pairs) == 2 else [])
+            busy = {2} if len(seen) < looks else set()
+            return [
+                rate * (0.3 if busy & set(pair) else 1.0)
+                for pair, rate in zip(pairs, honest(pairs), strict=True)
+            ]
+
+        monkeypatch.setattr(network, "rates", rates)
+        where, _ = find(monkeypatch, network)
+        (warning,) = [one for one in where.warnings if "exchanges data at" in one]
+        assert warning.startswith("h5 exchanges data at ")
+        assert "h2" not in warning
+        assert len(seen) == looks
 
     def test_many_slow_hosts_are_counted(self) -> None:
         best = (1.0,) * 20 + (0.1,) * 10
