@@ -30,14 +30,32 @@ REAL_DTYPES: tuple[torch.dtype, ...] = tuple(
 )
 """Every dtype of a gradient but the complex ones, which not every backend adds."""
 
-_START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _PRELOADED = [
     "torch",
     "torch.distributed",
     "torch.nn.parallel",
+    "scipy.optimize",
+    "encodings.idna",
+    "pytest",
+    "hypothesis.strategies",
     "syncopate.engine.selfplan.course",
+    "syncopate.calibration.calibrate",
+    "syncopate.paramserver.worker",
+    "tests.multiprocess.exchange_cases",
 ]
-"""What the fork server imports once, so that no rank has to."""
+"""What the fork server imports once, so that no rank has to: what most modules of tests import.
+
+There is one fork server for all tests of a process, so there is one list.
+"""
+
+
+def child_context() -> Any:
+    """Return what makes processes that have imported torch, this package and pytest already."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    return context
 
 
 class RankFailedError(AssertionError):
@@ -122,9 +140,7 @@ def run_ranks(
     Raises:
         RankFailedError: a rank raised, ended without a result, or was still running at the limit.
     """
-    context = multiprocessing.get_context(_START_METHOD)
-    if _START_METHOD == "forkserver":
-        context.set_forkserver_preload(_PRELOADED)
+    context = child_context()
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
     deadline_s = time.monotonic() + timeout_s
     processes, connections = [], []

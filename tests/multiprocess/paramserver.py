@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -27,14 +25,13 @@ from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
+from tests.multiprocess.harness import child_context
 
 CALM = Limits(heartbeat_s=0.1, silence_s=30.0, join_s=60.0, restart_s=60.0, retry_s=0.3)
 """Limits with which no process is taken for lost, however busy the machine is."""
 
 QUICK = msgspec.structs.replace(CALM, silence_s=4.0)
 """Limits with which a lost process is noticed soon."""
-
-_CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 
 
 def _main(connection: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -53,10 +50,9 @@ class Child:
     """A function that runs in a process of its own."""
 
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        if sys.platform == "linux":
-            _CONTEXT.set_forkserver_preload(["torch", "syncopate.paramserver.worker"])
-        self._ours, theirs = _CONTEXT.Pipe(duplex=False)
-        self.process = _CONTEXT.Process(target=_main, args=(theirs, function, args), daemon=True)
+        context = child_context()
+        self._ours, theirs = context.Pipe(duplex=False)
+        self.process = context.Process(target=_main, args=(theirs, function, args), daemon=True)
         self.process.start()
         theirs.close()
 

@@ -7,6 +7,10 @@ half sent, and Gloo offers nothing to end it. So the rank does not wait for Gloo
 either Gloo or the interruption, and gives up soon after that. A thread of Gloo's or of this module
 stays behind until the time limit. It keeps no process alive; but to destroy the group would wait
 for Gloo's, so another thread holds the group meanwhile.
+
+[Note: what has failed] Work that Gloo makes of single messages, as a reduce-scatter, never counts
+as completed once one of them has failed: every wait for it raises that failure at once. An error
+that comes well before the turn is over is such a failure, not the end of the turn.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ class GlooWaits:
         """
         turn = datetime.timedelta(seconds=TURN_S)
         while True:
+            began_s = time.monotonic()
             try:
                 work.wait(turn)
                 return
@@ -63,6 +68,8 @@ class GlooWaits:
                 if work.is_completed():
                     work.wait()  # raises what it ended with, if anything
                     return
+                if time.monotonic() - began_s < TURN_S / 2:
+                    raise  # see [Note: what has failed]
                 if self._over():
                     threading.Thread(
                         target=_hold, args=(self._group, work), name=_THREAD, daemon=True

@@ -76,6 +76,22 @@ def test_what_it_failed_with_is_raised(ending: str) -> None:
         calls[ending]()
 
 
+def test_work_that_has_failed_and_never_counts_as_completed_is_not_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(waits, "TURN_S", 30.0)
+    tries = []
+
+    class Failed(Work):
+        def wait(self, timeout: datetime.timedelta | None = None) -> None:
+            tries.append(timeout)
+            raise RuntimeError("Read error: Connection reset by peer")
+
+    with pytest.raises(RuntimeError, match="reset by peer"):
+        GlooWaits(Group()).wait(Failed())  # type: ignore[arg-type]
+    assert len(tries) == 1
+
+
 def test_an_interrupted_wait_ends_and_the_group_stays_until_gloo_has_ended() -> None:
     work, group = Work(), Group()
     there = weakref.ref(group)
