@@ -46,10 +46,11 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## the whole story on local processes and real data
 	@$(BIN)/syncopate demo $(ARGS)
 
-# Several at a time: most tests wait for ranks that wait for each other. Files stay whole, for what
-# their tests share, and in their order: the long ones come first.
+# One more at a time than there are cores (tests/conftest.py): many tests wait for ranks that wait for
+# each other. Files stay whole, for what their tests share, and in their order: the long ones come
+# first.
 test: $(READY) ## every test
-	@$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## style, formatting and types
 	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)

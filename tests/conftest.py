@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # Tests share the machine with the ranks of others: how long an example takes says nothing.
@@ -12,3 +13,11 @@ settings.load_profile("syncopate")
 
 # Plans of tests are kept for no other run, and tests get none of the user's.
 os.environ["SYNCOPATE_CACHE"] = "off"
+
+MOST_WORKERS = 4
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Return one more than the cores for ``-n auto``: part of their time tests wait for ranks."""
+    return min((os.cpu_count() or 1) + 1, MOST_WORKERS)

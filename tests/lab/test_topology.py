@@ -45,13 +45,26 @@ dist.destroy_process_group()
 
 
 WITHOUT_A_SEARCH = """
+import os
 import sys
 from syncopate.calibration import calibrate
 from syncopate.calibration.racks import discovery
 from syncopate.cli import main
 
 del calibrate.discover, discovery.RackSearch
-sys.exit(main())
+# One import of torch serves all tables; each has a process and a rendezvous of its own.
+tables, options = sys.argv[1].split(","), sys.argv[2:]
+for table in tables:
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    pid = os.fork()
+    if not pid:
+        sys.argv[1:] = ["calibrate", "--racks", table, "-o", table + ".json", *options]
+        code = main()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    os.write(1, f"{table}: exit code {ended}\\n".encode())
 """
 
 
@@ -121,24 +134,23 @@ def test_a_file_names_the_racks_and_nobody_searches_for_them(tmp_path: Path):
         uplink_bytes_per_s=GBIT / 5,
         placement="alternating",
     )
-    table, path = tmp_path / "racks.txt", tmp_path / "cluster.json"
-    command = ("calibrate", "--racks", str(table), "-o", str(path), "--budget", "2")
-    small = ("--sizes", "4KiB", "--algorithms", "native")
-
-    table.write_text("host0 left\nhost1 right\nhost2 left\n")
-    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, *command, *small)
-    assert code == 2
-    assert f"{table}: no line for host3; every host of the job must have a line" in printed
-    assert not path.exists()
-
-    table.write_text("# hall 1\nhost9 right\nhost3 right\nhost1 right\nhost2 left\nhost0 left\n")
-    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, *command, *small)
+    short, whole = tmp_path / "short.txt", tmp_path / "whole.txt"
+    short.write_text("host0 left\nhost1 right\nhost2 left\n")
+    whole.write_text("# hall 1\nhost9 right\nhost3 right\nhost1 right\nhost2 left\nhost0 left\n")
+    options = ("--budget", "2", "--sizes", "4KiB", "--algorithms", "native")
+    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, f"{short},{whole}", *options)
     assert code == 0, printed
-    cluster = Cluster.load(path)
+
+    assert printed.count(f"{short}: exit code 2") == topology.world_size, printed
+    assert f"{short}: no line for host3; every host of the job must have a line" in printed
+    assert not Path(f"{short}.json").exists()
+
+    assert printed.count(f"{whole}: exit code 0") == topology.world_size, printed
+    cluster = Cluster.load(f"{whole}.json")
     levels = [(level.name, level.size) for level in cluster.levels]
     assert levels == [("device", 2), ("host", 2), ("rack", 2)]
     assert cluster.placement == topology.cluster().placement == (0, 1, 4, 5, 2, 3, 6, 7)
-    assert cluster.metadata["racks"] == f"as {table} says"
+    assert cluster.metadata["racks"] == f"as {whole} says"
     # What two pairs get across together, which is more than one alone; loosely, for busy machines.
     host, uplink = (level.bandwidth_bytes_per_s for level in cluster.levels[1:])
     assert 1.3 * host < uplink < 2.4 * host
