@@ -12,7 +12,7 @@ from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.output import STANDARD_OUTPUT, write_output
+from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 from syncopate.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,7 +28,11 @@ _OR_RULES = " or ".join(RULES)
 
 TIMELINE = "timeline"
 PERFETTO = "perfetto"
-TIMELINES = (TIMELINE, PERFETTO)
+HTA = "hta"
+CHAKRA = "chakra"
+OF_RANKS = (HTA, CHAKRA)
+"""What has a file of each rank."""
+TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
 
@@ -40,7 +44,10 @@ def convert(
         str, typer.Option(help=f"Of a training {' or '.join(TIMELINES)}, of a cluster {_OR_RULES}.")
     ] = TIMELINE,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write; - prints it.")
+        Path,
+        typer.Option(
+            "--output", "-o", help="File to write; - prints it. For hta, chakra a folder."
+        ),
     ] = Path(STANDARD_OUTPUT),
     protocol: Annotated[
         str | None,
@@ -65,6 +72,8 @@ def convert(
 
       syncopate convert timeline.json --to perfetto -o perfetto.json
 
+      syncopate convert timeline.json --to chakra -o traces
+
       syncopate convert cluster.json --to nccl-tuner -o nccl_tuner.conf
 
       NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf torchrun
@@ -82,16 +91,25 @@ def convert(
         made = _rules(given.cluster(), to, protocol or "", -1 if channels is None else channels)
         for note in made.notes:
             err().print(f"note: {note}", style="yellow", soft_wrap=True)
-        write_output(output, made.text.encode())
-    else:
-        write_output(output, _recorded(read_timeline(*given.recorded()), to))
-    say_written(output)
+        say_written(write_output(output, made.text.encode()))
+        return
+    if to in OF_RANKS and is_standard_output(output):
+        raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
+    files = _recorded(read_timeline(*given.recorded()), to)
+    say_written(*(write_output(output / name, content) for name, content in files.items()))
 
 
-def _recorded(timeline: Timeline, to: str) -> bytes:
+def _recorded(timeline: Timeline, to: str) -> dict[str, bytes]:
+    """Return the files of a training, by their names below the output; an empty one is itself."""
+    from syncopate.analysis.collectives import collectives
+    from syncopate.tracing.foreign.chakra import to_chakra
+    from syncopate.tracing.foreign.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    return to_perfetto(timeline) if to == PERFETTO else timeline.to_json()
+    if to in OF_RANKS:
+        kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
+        return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
+    return {"": to_perfetto(timeline) if to == PERFETTO else timeline.to_json()}
 
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:

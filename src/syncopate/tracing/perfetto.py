@@ -3,7 +3,8 @@
 One process per rank, one thread per lane and channel. Complete events must nest within their
 thread, so a span that overlaps another one without nesting moves to a further thread of its lane.
 The spans of one collective on all ranks are joined by flow arrows in the order in which the ranks
-started it. Times are whole nanoseconds, written in microseconds as the format wants.
+started it, and a counter of each rank shows the bytes of the messages under way. Times are whole
+nanoseconds, written in microseconds as the format wants.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ def to_perfetto(timeline: Timeline, *, flows: bool = True) -> bytes:
     events = list(_names(timeline.world_size, threads))
     for (rank, tid), (_, placed) in threads.items():
         events.extend(_complete(one, rank, tid) for one in placed)
+    events.extend(_under_way(timeline.world_size, threads))
     if flows:
         events.extend(_arrows(threads))
     document = {
@@ -142,6 +144,22 @@ def _complete(placed: _Placed, pid: int, tid: int) -> _Event:
         "dur": (placed.end - placed.start) / 1000,
         "args": args,
     }
+
+
+def _under_way(world_size: int, threads: _Threads) -> Iterator[_Event]:
+    """Yield each rank's counter of the bytes of the messages it takes part in at a time."""
+    changes: list[dict[int, int]] = [defaultdict(int) for _ in range(world_size)]
+    for (rank, _), (_, placed) in threads.items():
+        for start, end, span in placed:
+            if span.lane in _COMMUNICATION and span.nbytes:
+                changes[rank][start] += span.nbytes
+                changes[rank][end] -= span.nbytes
+    for rank, own in enumerate(changes):
+        nbytes = 0
+        for moment, change in sorted(own.items()):
+            nbytes += change
+            event: _Event = {"ph": "C", "name": "bytes under way", "pid": rank, "tid": 0}
+            yield event | {"ts": moment / 1000, "args": {"bytes": nbytes}}
 
 
 def _arrows(threads: _Threads) -> Iterator[_Event]:

@@ -103,7 +103,7 @@ def require_valid(events: list[dict[str, Any]]) -> None:
     named = {(e["pid"], e["tid"]) for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
     threads = defaultdict(list)
     for event in events:
-        assert event["ph"] in {"M", "X", "s", "f"}
+        assert event["ph"] in {"M", "X", "s", "f", "C"}
         if event["ph"] == "X":
             assert event["ts"] >= 0
             assert event["dur"] >= 0
@@ -155,6 +155,17 @@ class TestPerfetto:
         names = {e["args"]["name"] for e in events if e["ph"] == "M" and "name" in e["args"]}
         assert names == {"rank 0", "rank 1", "forward", "push"}
         assert [e["pid"] for e in events if e["ph"] in "sf"] == [0, 1]
+
+    def test_a_counter_has_the_bytes_under_way_on_each_rank(self) -> None:
+        spans = [
+            span("a", "push", 1, 0.0, 0.004, nbytes=64),
+            span("b", "pull", 1, 0.002, 0.006, nbytes=8, channel=1),
+            span("forward", "forward", 1, 0.001, 0.003),
+        ]
+        events = json.loads(to_perfetto(timeline(spans)))["traceEvents"]
+        require_valid(events)
+        counted = [(e["pid"], e["ts"], e["args"]["bytes"]) for e in events if e["ph"] == "C"]
+        assert counted == [(1, 0.0, 64), (1, 2000.0, 72), (1, 4000.0, 8), (1, 6000.0, 0)]
 
     def test_channels_are_threads(self) -> None:
         spans = [span(f"b{c}", "push", 0, 0.0, 1.0, channel=c) for c in range(2)]
