@@ -24,7 +24,9 @@ _PACE = 3.0
 
 def explain(
     *,
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A timeline (.json).")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE", help="A timeline, or one file of each rank.")
+    ],
     workload: Annotated[
         Path | None,
         typer.Option("--workload", "-w", help="Its workload: compares its plan with the best."),
@@ -45,7 +47,7 @@ def explain(
 
       syncopate explain timeline.json -w workload.json -c cluster.json
 
-      syncopate explain timeline.json --json
+      syncopate explain traces/rank-*.json --json
     """
     import msgspec
 
@@ -56,17 +58,17 @@ def explain(
         option, path = ("--workload", workload) if workload else ("--cluster", cluster)
         rule = "given with the other of --workload and --cluster, or left out"
         raise InvalidValueError(option, str(path), rule)
-    timeline = read_timeline(run)
+    timeline = read_timeline(*files)
     found = explanation(timeline)
-    machines, plan, files = None, None, None
+    machines, plan, given = None, None, None
     if workload is not None and cluster is not None:
-        machines, files = Cluster.load(cluster), (str(workload), str(cluster))
+        machines, given = Cluster.load(cluster), (str(workload), str(cluster))
         found, plan = _against_the_best(timeline, found, Workload.load(workload), machines)
     if json:
-        values = msgspec.json.encode(explanation_json(found, files))
+        values = msgspec.json.encode(explanation_json(found, given))
         typer.echo(msgspec.json.format(values, indent=1).decode())
         return
-    out().print(explanation_report(timeline, found, machines, plan, files))
+    out().print(explanation_report(timeline, found, machines, plan, given))
 
 
 def _against_the_best(

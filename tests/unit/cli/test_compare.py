@@ -52,4 +52,4 @@ def test_json_has_the_figures_and_the_verdict(run, runs):
 def test_what_is_no_timeline_is_refused(run, runs, tmp_path):
     code, _, err = run("compare", runs[0], tmp_path / "none.json")
     assert code == 2
-    assert "cannot read this timeline file" in err
+    assert "none.json: cannot be read" in err
