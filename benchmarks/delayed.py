@@ -5,6 +5,7 @@
     python benchmarks/delayed.py --json delayed.json --figure 7 --model vgg11 --again
     python benchmarks/delayed.py --json delayed.json --only ssgd ssd-4 --batch 32
     python benchmarks/delayed.py --json delayed.json --no-run  # the tables alone
+    python benchmarks/delayed.py --json delayed.json --predict # its plans, predicted anew
     python benchmarks/delayed.py --quick                       # to see that it runs
 
 Four workers, one to four servers and the scheduler have a host each in a lab, behind links of 1
@@ -93,6 +94,7 @@ def parser() -> argparse.ArgumentParser:
     add("--report", type=Path, help="where the tables go, as Markdown; printed anyway")
     add("--again", action="store_true", help="measure what is chosen anew")
     add("--no-run", action="store_true", help="measure nothing, show what is there")
+    add("--predict", action="store_true", help="measure nothing, predict the plans there anew")
     add("--quick", action="store_true", help="fast links, few turns, to see that it runs")
     return found
 
@@ -104,6 +106,8 @@ def settled_options(words: Sequence[str] | None = None) -> argparse.Namespace:
         options.rate, options.iterations = "10gbit", 2
         options.model, options.batch, options.servers = ["resnet50"], [32], [2, 4]
         options.only = [ALONE, SSGD, ASGD, "ssd-2", figures.LONGEST]
+    if options.predict:
+        options.no_run, options.again = True, False
     for what in ("rounds", "iterations"):
         if getattr(options, what) < 1:
             parser().error(f"--{what} must be at least 1")
@@ -213,7 +217,7 @@ class Session:
             )
             said = format_seconds(cell.last_step_s)
         print(f"[{turn.number + 1}/{len(self._turns)}] {turn.case.name}: {said}", flush=True)
-        self.results = self.results.with_cell(turn.case, cell)
+        self.results = self.results.with_cell(turn.case, cell, turn.plan)
         if self._options.json is not None:
             self.results.save(self._options.json)
 
@@ -258,7 +262,7 @@ def main() -> int:
         resumed=lambda known: figures.resumed(options.json, options.rate, options.quick, known),
         without=lambda results: results.without(cases(options)),
         measure=measure,
-        report=figures.report,
+        report=figures.predicted_again if options.predict else figures.report,
     )
 
 

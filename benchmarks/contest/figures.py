@@ -12,11 +12,12 @@ from msgspec import structs
 
 from syncopate.artifacts import Artifact, Record
 from syncopate.errors import ArtifactError
+from syncopate.plan import Plan
 from syncopate.units import format_seconds, parse_rate
 
 from . import paper
 from .conduct import with_command
-from .served import ALONE, ASGD, MOST_SERVERS, SSD, SSGD, WORKERS, Case
+from .served import ALONE, ASGD, MOST_SERVERS, SSD, SSGD, WORKERS, Case, Planner, case_of
 
 LONGEST = "ssd-5"
 """The method of Fig. 7."""
@@ -61,6 +62,8 @@ class Results(Artifact, frozen=True, kw_only=True):
         quick: whether it was to see that it runs; then no figure counts.
         cells: by the name of a case.
         metadata: hardware, versions and date of the first turn, and the commands.
+        counts: by model, batch and servers, how many gradients each bucket of the plan held, in
+            ready order.
     """
 
     KIND: ClassVar[str] = "delayed-benchmark"
@@ -69,14 +72,18 @@ class Results(Artifact, frozen=True, kw_only=True):
     quick: bool
     cells: dict[str, Cell] = {}
     metadata: dict[str, str] = {}
+    counts: dict[str, tuple[int, ...]] = {}
 
     def cell(self, case: Case) -> Cell:
         """Return what is known of a case, be it nothing."""
         return self.cells.get(case.name, Cell())
 
-    def with_cell(self, case: Case, cell: Cell) -> Results:
-        """Return the results with one cell put in place of another."""
-        return structs.replace(self, cells=self.cells | {case.name: cell})
+    def with_cell(self, case: Case, cell: Cell, plan: Plan | None = None) -> Results:
+        """Return the results with one cell put in place of another, and what ``plan`` it ran."""
+        counts = self.counts
+        if plan is not None:
+            counts = counts | {case.place: tuple(len(one.tensors) for one in plan.buckets)}
+        return structs.replace(self, cells=self.cells | {case.name: cell}, counts=counts)
 
     def without(self, cases: Sequence[Case]) -> Results:
         """Return the results without some cases."""
@@ -107,10 +114,9 @@ scheduler have one each, behind links of {rate}; all share the machine's process
 slept, as long as the paper's machines computed in proportion to what they communicated:
 {stretch:.2f} times as long as theirs (`benchmarks/contest/paper.py`). Speeds are in the paper's
 images/s: those of the lab times that. In parentheses is the speed-up over SSGD, as in the paper.
-*Predicted* is what the plan of each promised, of which servers are taken to answer when all
-gradients are there, and links to carry one direction at a time. Turns count whole periods of k
-steps; each cell is the median over turns of all workers' speed together. Accuracy is another
-matter: `reproduce/ssd_sgd.py`.
+*Predicted* is what the plan of each promised when it ran; `--predict` predicts those plans anew.
+Turns count whole periods of k steps; each cell is the median over turns of all workers' speed
+together. Accuracy is another matter: `reproduce/ssd_sgd.py`.
 """
 
 
@@ -216,6 +222,40 @@ def _figure_7(results: Results) -> list[str]:
             )
             lines.append(f"| {model} ({batch}) | {' | '.join(cells)} |")
     return lines
+
+
+def predicted_again(results: Results, raw: str = "") -> str:
+    """Return what was promised of each plan that ran, and what is predicted of it now, as a table.
+
+    Args:
+        results: with the buckets of its plans; cases without are left out.
+        raw: as for :func:`report`.
+    """
+    planner = Planner(results.rate)
+    lines = [f"Every sample is in [{raw}]({raw}).", ""] if raw else []
+    lines += [
+        "| case | measured | promised then | | predicted now | |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    errors: tuple[list[float], list[float]] = ([], [])
+    for name in sorted(results.cells):
+        case, cell = case_of(name), results.cells[name]
+        counts = results.counts.get(case.place)
+        if counts is None or not cell.turns or cell.predicted_s is None:
+            continue
+        workload = paper.workload(case.model, case.batch, parse_rate(results.rate))
+        row = f"| {name} | {format_seconds(cell.step_s)} |"
+        now_s = planner.again(case, workload, counts).iteration_s
+        for found, predicted_s in zip(errors, (cell.predicted_s, now_s), strict=True):
+            found.append(predicted_s / cell.step_s - 1)
+            row += f" {format_seconds(predicted_s)} | {found[-1]:+.0%} |"
+        lines.append(row)
+    if not errors[0]:
+        return "no case here has been measured by a plan whose buckets are known"
+    for what, summary in (("median of the errors' sizes", statistics.median), ("the largest", max)):
+        sizes = [f"{summary(map(abs, found)):.1%}" for found in errors]
+        lines.append(f"| {what} | | | {' | | '.join(sizes)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _times(base_s: float | None, step_s: float | None) -> str:

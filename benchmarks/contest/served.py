@@ -18,11 +18,13 @@ import math
 import os
 import sys
 import traceback
-from itertools import count
+from collections.abc import Sequence
+from itertools import accumulate, count, pairwise
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 import syncopate
 from syncopate import KVStore
@@ -31,8 +33,8 @@ from syncopate.costs.model.served import served_costs
 from syncopate.delay import Delay
 from syncopate.lab import Topology
 from syncopate.paramserver.job import Job
-from syncopate.plan import SERVED, Plan
-from syncopate.planning import make_plan
+from syncopate.plan import SERVED, Plan, Prediction
+from syncopate.planning import make_plan, predict
 from syncopate.protocol import rules
 from syncopate.simulation.delay import with_delay
 from syncopate.units import parse_rate
@@ -79,6 +81,11 @@ class Case(Record, frozen=True):
         return f"{self.model}/{self.batch}/{self.servers}/{self.method}"
 
     @property
+    def place(self) -> str:
+        """The key of its buckets, which all methods on these servers share."""
+        return f"{self.model}/{self.batch}/{self.servers}"
+
+    @property
     def delay(self) -> Delay | None:
         """Its delay, of the shortest warm-up there is; None for synchronous methods."""
         k = SSD.get(self.method)
@@ -92,6 +99,12 @@ class Case(Record, frozen=True):
         """
         k = SSD.get(self.method, 1)
         return k + 1, k * math.ceil(least / k)
+
+
+def case_of(name: str) -> Case:
+    """Return the case of this name."""
+    model, batch, servers, method = name.split("/")
+    return Case(model, int(batch), int(servers), method)
 
 
 class Turn(Artifact, frozen=True, kw_only=True):
@@ -139,22 +152,41 @@ class Planner:
     def __init__(self, rate: str) -> None:
         rate_bytes_per_s = parse_rate(rate)
         self._workers = Topology(hosts=WORKERS, rate_bytes_per_s=rate_bytes_per_s).cluster()
-        self._plans: dict[tuple[str, int, int], Plan] = {}
+        self._plans: dict[str, Plan] = {}
 
     def plan(self, case: Case, workload: Workload) -> Plan | None:
         """Return the plan of a case with its prediction; None without servers."""
         if not case.servers:
             return None
         costs = served_costs(self._workers, case.servers)
-        place = (case.model, case.batch, case.servers)
-        if place not in self._plans:
-            self._plans[place] = make_plan(
+        if case.place not in self._plans:
+            self._plans[case.place] = make_plan(
                 workload, self._workers, "auto", exchange=SERVED, costs=costs
             )
-        plan = self._plans[place]
+        plan = self._plans[case.place]
         if case.delay is None:
             return plan
         return with_delay(plan, case.delay, workload, self._workers, costs)
+
+    def again(self, case: Case, workload: Workload, counts: Sequence[int]) -> Prediction:
+        """Return what is expected today of a synchronous or delayed plan that ran before.
+
+        Args:
+            case: with servers.
+            workload: of it.
+            counts: how many gradients each of the plan's buckets held, in ready order.
+        """
+        costs = served_costs(self._workers, case.servers)
+        plan = make_plan(workload, self._workers, "single", exchange=SERVED, costs=costs)
+        ends = list(accumulate(counts))
+        buckets = []
+        for start, end in pairwise((0, *ends)):
+            held = workload.tensors[start:end]
+            names, nbytes = tuple(one.name for one in held), sum(one.nbytes for one in held)
+            buckets.append(structs.replace(plan.buckets[0], tensors=names, nbytes=nbytes))
+        plan = structs.replace(plan, buckets=tuple(buckets), prediction=None)
+        plan = plan.delayed(case.delay) if case.delay is not None else plan
+        return predict(workload, plan, self._workers, costs)
 
 
 def commands(turn: Turn, topology: Topology) -> dict[str, list[str]]:

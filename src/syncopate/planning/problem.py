@@ -34,6 +34,7 @@ class Pulls:
         rooted: whether each bucket is updated by one rank, rather than a shard of it by each.
         replicated: seconds of the collective that may push a bucket instead, which every rank then
             updates, so that nothing is pulled; None where there is none.
+        served: whether ``ranks`` are servers.
     """
 
     cost: CostFunction
@@ -41,6 +42,7 @@ class Pulls:
     ranks: int
     rooted: bool = False
     replicated: CostFunction | None = None
+    served: bool = False
 
 
 class Problem:

@@ -105,7 +105,14 @@ class Question:
             if kind.asks_servers:
                 ranks = int(str(costs[kind.pull].bucket([1.0]).options[SERVERS]))
             replicated = costs.get(kind.replicated)
-            pulls = Pulls(costs[kind.pull], workload.needed_s, ranks, rooted, replicated)
+            pulls = Pulls(
+                costs[kind.pull],
+                workload.needed_s,
+                ranks,
+                rooted,
+                replicated,
+                served=kind.asks_servers,
+            )
         return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)
 
     def draft(self, partition: Partition, grain: float = WHOLE, replicated: int = 0) -> Draft:

@@ -56,9 +56,6 @@ def predict_delayed(
     period = play_period(workload, traffic, plan.delay, cluster.interference)
     played_s = math.fsum(one.iteration_s for one in period) / k
     communication_s = math.fsum(one.communication_s for one in period) / k
-    if traffic.served:
-        # What a period leaves to the next may grow for long until somebody waits for it.
-        played_s = max(played_s, communication_s)
     compute_s = period[0].compute_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     bound_s = plan_bound_s(cluster, plan.buckets, compute_s, share, beside_nbytes, pull_period=k)

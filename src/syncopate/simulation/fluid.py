@@ -26,6 +26,10 @@ class Collective(NamedTuple):
         startup_s: the part of it that does not share the link.
         channel: which channel carries it.
         piece: the piece of computation that ``ready_s`` speaks of.
+        link: which link its bytes share; a link that carries both directions at once is two.
+        turn: on its link a collective has nothing to share with one of a lower turn, which goes
+            first, whichever began before; those of the same turn share it equally.
+        after: the collectives that must have ended before it may start.
     """
 
     ready_s: float
@@ -33,6 +37,9 @@ class Collective(NamedTuple):
     startup_s: float = 0.0
     channel: int = 0
     piece: int = 0
+    link: int = 0
+    turn: int = 0
+    after: tuple[int, ...] = ()
 
 
 class Piece(NamedTuple):
@@ -207,6 +214,7 @@ class _Machine:
         self.queues = list(queues.values())
         # Alone on the link a collective is one part, which keeps its end exact.
         self.splits = len(self.queues) > 1
+        self.alike = all((one.link, one.turn) == (0, 0) for one in collectives)
         self.running: list[_Job | None] = [None] * len(self.queues)
         self.starts = [0.0] * len(collectives)
         self.ends = [0.0] * len(collectives)
@@ -230,7 +238,7 @@ class _Machine:
             while queue and self.running[place] is None:
                 index = queue[0]
                 collective = self.collectives[index]
-                if now < self.computation.when(collective):
+                if now < self.when(collective):
                     break
                 queue.popleft()
                 self.starts[index] = self.ends[index] = now
@@ -244,6 +252,36 @@ class _Machine:
                     self.ended[index] = at_once = True
         return at_once
 
+    def when(self, collective: Collective) -> float:
+        """Return when a collective may start, as far as is known now."""
+        for index in collective.after:
+            if not self.ended[index]:
+                return math.inf
+        return self.computation.when(collective)
+
+    def sharers(self, running: Sequence[_Job]) -> list[float]:
+        """Return among how many each job's link is shared: 1 in its start-up, inf out of turn."""
+        if self.alike:
+            count = 0
+            for job in running:
+                count += job.shares_link
+            return [count if job.shares_link else 1 for job in running]
+        turns: dict[int, list[int]] = {}
+        for job in running:
+            if job.shares_link:
+                one = self.collectives[job.index]
+                turns.setdefault(one.link, []).append(one.turn)
+        found: list[float] = []
+        for job in running:
+            one = self.collectives[job.index]
+            if not job.shares_link:
+                found.append(1)
+            elif one.turn > min(turns[one.link]):
+                found.append(math.inf)
+            else:
+                found.append(turns[one.link].count(one.turn))
+        return found
+
     def set_rates(self, now: float) -> None:
         if self.rates_hold:
             return
@@ -251,11 +289,8 @@ class _Machine:
         computes = self.computation.runs
         stretch = self.interference.collective_stretch if computes else 1.0
         running = [job for job in self.running if job is not None]
-        sharers = 0
-        for job in running:
-            sharers += job.shares_link
-        for job in running:
-            rate = 1.0 / (stretch * (sharers if job.shares_link else 1))
+        for job, sharers in zip(running, self.sharers(running), strict=True):
+            rate = 1.0 / (stretch * sharers)
             if rate != job.work.rate:
                 job.work.set_rate(now, rate)
         if computes:
@@ -269,7 +304,7 @@ class _Machine:
             if job is not None:
                 event = min(event, job.work.ends_s)
             elif queue:
-                event = min(event, computation.when(self.collectives[queue[0]]))
+                event = min(event, self.when(self.collectives[queue[0]]))
         return event if event < math.inf else None
 
     def settle(self, now: float) -> None:

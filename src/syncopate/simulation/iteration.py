@@ -20,9 +20,8 @@ channel is free and computation has come as far as the message asks.
   (``engine/exchange/delay/deferred.py``). Nothing waits for pushes then but the next backward,
   which fills the same buckets, and pulls, which begin when the shards are updated: those of a
   channel come behind its own pushes, and what they wait for on others is left out.
-* Servers update while ranks go on. With a delay nothing on a rank waits for pushes then but the
-  pulls after them, which begin when the servers have updated: the timeline of SSD-SGD's Eq. 4
-  (:mod:`syncopate.costs.papers.ssd_sgd`). All of it shares a channel, as there.
+* Servers update while ranks go on, and send weights back while gradients still arrive:
+  :mod:`syncopate.simulation.serving`.
 
 On one channel without interference, pushes end by the recurrence of MG-WFBP (Eqs. 6-8),
 ``end[k] = max(end[k-1], ready[k]) + T(bucket k)``, reproduced to the last bit.
@@ -31,9 +30,10 @@ On one channel without interference, pushes end by the recurrence of MG-WFBP (Eq
 backward, which came before them, for a forward that has waited for every pull. So each iteration
 does the same from the end of one update to the end of the next, and the first that starts with
 pulls is the steady one. Only the very first iteration of a training has nothing to pull. With a
-delay the k iterations from one pull to the next are, for the same reason. Where no
-update waits for pushes they may be under way, and a period takes what is left of the one before:
-the third is played.
+delay the k iterations from one pull to the next are, for the same reason. With servers pushes may
+be under way when an iteration begins. Their weights are pulled next, so that the second iteration
+is the steady one. With a delay, where no update waits for pushes, a period takes what is left of
+the one before, and as many are played as it takes until two last equally long.
 
 [Note: interference] While computation runs beside at least one collective, it progresses at
 ``compute_rate`` and collectives at ``1 / collective_stretch``; where one of the two stands still,
@@ -62,13 +62,21 @@ from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
 from syncopate.plan import Bucket
 from syncopate.simulation.fluid import Collective, Piece, Run, run
+from syncopate.simulation.layout import Layout, alone
+from syncopate.simulation.serving import Serving, updated_apart
 from syncopate.simulation.traffic import Traffic, traffic_of
 from syncopate.workload import Workload
 
 IDEAL = Interference()
 
-_SETTLED = 3
-"""The period that is played where pushes reach into the next; see [Note: one is enough]."""
+_SETTLED = (3, 6, 12)
+"""The period that is taken for steady where pushes reach into the next, if it lasts as long as the
+one before; if not, the next of these; see [Note: one is enough]."""
+
+_ALIKE = 1e-6
+
+_SERVED_SETTLED = 2
+"""The iteration that is played where pulls wait for the pushes of the one before."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,8 @@ class Iteration:
         update_s: the update alone.
         iteration_s: start of forward to start of the next.
         progress: ``(time, progress)`` points between which computation ran at a constant rate.
+        push_waits_s: ``(start, end)`` of each time that backward stood still for a push of the
+            iteration before.
     """
 
     starts_s: tuple[float, ...]
@@ -101,6 +111,7 @@ class Iteration:
     update_s: float
     iteration_s: float
     progress: tuple[tuple[float, float], ...]
+    push_waits_s: tuple[tuple[float, float], ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -165,11 +176,14 @@ def play_traffic(
     workload: Workload, traffic: Traffic, interference: Interference = IDEAL
 ) -> Iteration:
     """Play the steady iteration of messages that are already priced; see :func:`play`."""
-    return _played(workload, traffic, interference, 1, pulls_first=True)[0]
+    count = _SERVED_SETTLED if traffic.served else 1
+    return _played(workload, traffic, interference, count, pulls_first=True)[-1]
 
 
 def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = IDEAL) -> float:
     """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
+    if traffic.served:
+        return play_traffic(workload, traffic, interference).iteration_s
     pieces: list[Piece] = []
     collectives: list[Collective] = []
     _add(workload, traffic, pieces, collectives, ahead=False)
@@ -180,10 +194,19 @@ def play_period(
     workload: Workload, traffic: Traffic, delay: Delay, interference: Interference = IDEAL
 ) -> tuple[Iteration, ...]:
     """Play the iterations of one period of a delay, from that which weights arrive in."""
-    apart = traffic.served or _ends_behind(workload, traffic, delay)
-    count = (_SETTLED if apart else 1) * delay.k
-    played = _played(workload, traffic, interference, count, pulls_first=True, delay=delay)
-    return played[-delay.k :]
+    k = delay.k
+    if not (traffic.served or _ends_behind(workload, traffic, delay)):
+        return _played(workload, traffic, interference, k, pulls_first=True, delay=delay)
+    last: tuple[Iteration, ...] = ()
+    for periods in _SETTLED:
+        played = _played(
+            workload, traffic, interference, periods * k, pulls_first=True, delay=delay
+        )
+        before, last = played[-2 * k : -k], played[-k:]
+        before_s, last_s = (math.fsum(one.iteration_s for one in some) for some in (before, last))
+        if math.isclose(before_s, last_s, rel_tol=_ALIKE):
+            break
+    return last
 
 
 def play_several(
@@ -200,28 +223,6 @@ def play_several(
     return _played(workload, traffic, interference, count, pulls_first=False, delay=delay)
 
 
-@dataclass(frozen=True, slots=True)
-class _Layout:
-    """Where one iteration lies among the pieces and the collectives of a run.
-
-    Attributes:
-        pieces: from its first piece of forward to its update.
-        bases_s: the progress of the iteration at which each of them but the update begins.
-        computed_s: forward and backward together.
-        pushes: its pushes.
-        pulls: those of the update before it, in the order of their buckets.
-        behind: of them, the progress of the next forward that waits for each, and the pull, where
-            it goes behind the pushes.
-    """
-
-    pieces: range
-    bases_s: tuple[float, ...]
-    computed_s: float
-    pushes: range
-    pulls: tuple[int, ...]
-    behind: tuple[tuple[float, int], ...] = ()
-
-
 def _played(
     workload: Workload,
     traffic: Traffic,
@@ -235,18 +236,24 @@ def _played(
     collectives: list[Collective] = []
     period, ahead = (delay.k, delay.runs_ahead) if delay else (1, False)
     own_s = workload.update_s if ahead else 0.0
-    behind_step = delay is not None and _ends_behind(workload, traffic, delay)
-    apart = behind_step or (delay is not None and traffic.served)
-    traffic = _updated_apart(traffic) if apart else traffic
+    apart = delay is not None and _ends_behind(workload, traffic, delay)
+    if traffic.served:
+        traffic = updated_apart(traffic)
+    elif apart:
+        traffic = _updated_behind(traffic)
     traffic = replace(traffic, update_s=traffic.update_s + own_s)
-    layouts: list[_Layout] = []
+    serving = Serving(workload, traffic, pieces, collectives, ahead=ahead)
+    layouts: list[Layout] = []
     for index in range(count):
-        pulled = replace(traffic, pulls=() if index % period else traffic.pulls)
-        if not (pulls_first or index):
-            pulled = replace(traffic, pulls=())
+        pulls = not index % period and (pulls_first or index > 0)
+        if traffic.served:
+            layouts.append(serving.add(pulls=pulls))
+            continue
+        pulled = traffic if pulls else replace(traffic, pulls=())
         behind = layouts[-1].behind if layouts else ()
-        if behind_step and layouts:
-            behind = (*behind, *((workload.forward_s, push) for push in layouts[-1].pushes))
+        if apart and layouts:
+            pushed = (parts[-1] for parts in layouts[-1].pushes)
+            behind = (*behind, *((workload.forward_s, push) for push in pushed))
         added = _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
         layouts.append(added)
     result = run(pieces, collectives, interference)
@@ -259,8 +266,8 @@ def _ends_behind(workload: Workload, traffic: Traffic, delay: Delay) -> bool:
     return own and delay.has_slack and None not in traffic.pulls
 
 
-def _updated_apart(traffic: Traffic) -> Traffic:
-    """Return traffic whose update is beside a rank's own: the first pull waits for it, no rank."""
+def _updated_behind(traffic: Traffic) -> Traffic:
+    """Return traffic whose update is behind the step: the first pull waits for it, no rank."""
     pulls = list(traffic.pulls)
     for first in traffic.pulled[:1]:
         pull = pulls[first]
@@ -279,7 +286,7 @@ def _add(
     ahead: bool,
     behind: Sequence[tuple[float, int]] = (),
     apart: bool = False,
-) -> _Layout:
+) -> Layout:
     """Add one iteration to the program of a run; its pulls start as the update before it ends.
 
     Forward waits for them, or its update where ranks run ``ahead``. Forward also waits for those of
@@ -319,12 +326,12 @@ def _add(
     places = dict(zip(at_once, range(first_pull, pushes.start), strict=True))
     places |= dict(zip(late, range(pushes.stop, len(collectives)), strict=True))
     pieces.append(Piece(traffic.update_s, (*arriving, *(() if apart else pushes))))
-    return _Layout(
+    return Layout(
         pieces=range(first, len(pieces)),
         bases_s=bases_s,
         computed_s=computed_s,
-        pushes=pushes,
-        pulls=tuple(places[bucket] for bucket in sorted(order)),
+        pushes=alone(pushes),
+        pulls=tuple(range(places[b], places[b] + 1) for b in sorted(order)),
         behind=tuple((_needed_s(traffic, bucket), places[bucket]) for bucket in late),
     )
 
@@ -343,7 +350,7 @@ def _needed_s(traffic: Traffic, bucket: int) -> float:
     return pull.needed_s
 
 
-def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: _Layout) -> Iteration:
+def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: Layout) -> Iteration:
     *computing, update = layout.pieces
     origin_s = result.finishes_s[computing[0] - 1] if computing[0] else 0.0
     points = [(0.0, 0.0)]
@@ -353,16 +360,22 @@ def _iteration(workload: Workload, traffic: Traffic, result: Run, layout: _Layou
         points.append((result.finishes_s[piece] - origin_s, end_s))
     backward_end_s = result.finishes_s[computing[-1]] - origin_s
     ends_s = (origin_s, *(result.finishes_s[piece] for piece in computing))
-    stalls = zip(ends_s, (result.begins_s[piece] for piece in computing), strict=False)
+    begins_s = [result.begins_s[piece] for piece in computing]
+    stalls = [
+        ((end_s - origin_s, begin_s - origin_s), base_s)
+        for end_s, begin_s, base_s in zip(ends_s, begins_s, layout.bases_s, strict=False)
+        if begin_s > end_s
+    ]
     costs_s = [push.duration_s for push in traffic.pushes]
     if layout.pulls:
         costs_s += [pull.duration_s for pull in traffic.pulls if pull is not None]
     return Iteration(
-        starts_s=tuple(result.starts_s[index] - origin_s for index in layout.pushes),
-        ends_s=tuple(result.ends_s[index] - origin_s for index in layout.pushes),
-        pull_starts_s=tuple(result.starts_s[index] - origin_s for index in layout.pulls),
-        pull_ends_s=tuple(result.ends_s[index] - origin_s for index in layout.pulls),
-        waits_s=tuple((a - origin_s, b - origin_s) for a, b in stalls if b > a),
+        starts_s=tuple(result.starts_s[parts[0]] - origin_s for parts in layout.pushes),
+        ends_s=tuple(result.ends_s[parts[-1]] - origin_s for parts in layout.pushes),
+        pull_starts_s=tuple(result.starts_s[parts[0]] - origin_s for parts in layout.pulls),
+        pull_ends_s=tuple(result.ends_s[parts[-1]] - origin_s for parts in layout.pulls),
+        waits_s=tuple(wait for wait, base_s in stalls if base_s <= workload.forward_s),
+        push_waits_s=tuple(wait for wait, base_s in stalls if base_s > workload.forward_s),
         backward_end_s=backward_end_s,
         communication_s=math.fsum(costs_s),
         compute_s=workload.forward_s + workload.backward_s + traffic.update_s,

@@ -84,6 +84,8 @@ def simulate(
     )
 
 
+_ROUNDING_S = 1e-9
+
 _Pattern = list[tuple[float, float, dict[str, Any]]]
 """Start, end and the other fields of every span of one rank in one iteration."""
 
@@ -234,7 +236,11 @@ def _backward(workload: Workload, played: Iteration) -> _Pattern:
     bounds = played.wall_s([workload.forward_s, *workload.ready_s]).tolist()
     # Of weights that forward needs at its very end, it has progressed as far before the wait.
     bounds[0] = max(bounds[0], last_wait)
-    for tensor, (start, end) in zip(workload.tensors, pairwise(bounds), strict=True):
+    for wait_start, wait_end in played.push_waits_s:
+        pattern.append((wait_start, wait_end, {"name": "wait for pushes", "lane": "wait"}))
+    for tensor, (reached, end) in zip(workload.tensors, pairwise(bounds), strict=True):
+        stood = (b for a, b in played.push_waits_s if a <= reached + _ROUNDING_S < b)
+        start = next(stood, reached)
         if end > start:
             pattern.append((start, end, {"name": tensor.name, "lane": "backward"}))
     if played.backward_end_s > bounds[-1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
 from syncopate.plan import EXCHANGES, SHARDED, Bucket, joined, pulled_in, require_all_parts
+from syncopate.protocol.limits import Limits
 from syncopate.recipe import ROOTED, SERVERS, Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.shards import Part, Shards
@@ -20,6 +22,9 @@ from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload
 
 _SHARDS = EXCHANGES[SHARDED].push
+
+MOST_PARTS = 4
+"""In how many parts a bucket that servers keep is played at most."""
 
 
 class Pull(NamedTuple):
@@ -30,12 +35,14 @@ class Pull(NamedTuple):
         duration_s: how long it takes on an otherwise idle machine.
         startup_s: the part of it that does not share the link.
         channel: which channel carries it.
+        parts: in how many parts it follows its push, each when the same part has been pushed.
     """
 
     needed_s: float
     duration_s: float
     startup_s: float = 0.0
     channel: int = 0
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +115,8 @@ def traffic_of(
         else:
             duration_s, startup_s = price(bucket.pull, parts)
             needed_s = min(needed[i] for i in indices)
-            pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel))
+            parts_count = parts_at_servers(bucket.nbytes, bucket.pull.options.get(SERVERS))
+            pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel, parts_count))
     share = shards.largest_part if shards else _update_part(buckets, world_size)
     update_s = workload.update_s * share
     served = SERVERS in buckets[0].push.options
@@ -133,6 +141,21 @@ def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
     for bucket in buckets:
         by_root[bucket.push.root] += bucket.nbytes
     return max(by_root.values()) / (sum(by_root.values()) or 1)
+
+
+def parts_at_servers(nbytes: float, servers: object) -> int:
+    """Return in how many slices, one after the other, a bucket is sent to each of its servers.
+
+    No more than ``MOST_PARTS``, beyond which playing them takes longer and changes little.
+
+    Args:
+        nbytes: of the bucket.
+        servers: as a recipe has them; None where there are none, and it travels as a whole.
+    """
+    if servers is None:
+        return 1
+    slices = math.ceil(nbytes / (int(str(servers)) * Limits().slice_bytes))
+    return min(max(slices, 1), MOST_PARTS)
 
 
 def bytes_by_dtype(tensors: Sequence[GradientTensor]) -> dict[str, int]:

@@ -58,17 +58,22 @@ def test_turns_count_whole_periods_in_which_weights_are_pulled_as_often() -> Non
             assert before > delay.wp + 1  # the first delayed one has nothing to wait for
 
 
-def test_servers_and_scheduler_are_the_project_s_commands() -> None:
-    work = paper.workload("resnet50", 32, RATE)
-    planner = served.Planner("1gbit")
-    case = Case("resnet50", 32, 2, "ssd-4")
+@pytest.fixture(scope="module")
+def planner() -> served.Planner:
+    """Plans each model and number of servers once."""
+    return served.Planner("1gbit")
+
+
+def test_servers_and_scheduler_are_the_project_s_commands(planner: served.Planner) -> None:
+    work = paper.workload("alexnet", 32, RATE)
+    case = Case("alexnet", 32, 2, "ssd-4")
     plan = planner.plan(case, work)
     assert plan is not None
     assert (plan.exchange, plan.pull_period) == ("served", 4)
-    base = planner.plan(Case("resnet50", 32, 2, SSGD), work)
+    base = planner.plan(Case("alexnet", 32, 2, SSGD), work)
     assert base is not None
     assert base.buckets == plan.buckets
-    assert planner.plan(Case("resnet50", 32, 0, ALONE), work) is None
+    assert planner.plan(Case("alexnet", 32, 0, ALONE), work) is None
     turn = served.Turn(
         case=case, workload=work, plan=plan, least=3, number=5, limit_s=9, folder="", rate="1gbit"
     )
@@ -81,6 +86,27 @@ def test_servers_and_scheduler_are_the_project_s_commands() -> None:
         assert command[command.index("--port") + 1] == "9105"
         assert command[command.index("--host") + 1] == topology.address(8)
     assert commands["5"][-1] == topology.address(5)
+
+
+@pytest.mark.parametrize("method", [SSGD, "ssd-3"])
+def test_what_ran_is_predicted_anew_by_its_buckets(planner: served.Planner, method: str) -> None:
+    case = Case("alexnet", 32, 2, method)
+    assert served.case_of(case.name) == case
+    work = paper.workload("alexnet", 32, RATE)
+    plan = planner.plan(case, work)
+    assert plan is not None
+    assert plan.prediction is not None
+    promised_s = plan.prediction.iteration_s
+    measured = cell(promised_s / 2, predicted_s=2 * promised_s)
+    found = Results(rate="1gbit", quick=False).with_cell(case, measured, plan)
+    assert sum(found.counts["alexnet/32/2"]) == len(work.tensors)
+    row = next(line for line in figures.predicted_again(found).splitlines() if case.name in line)
+    # Promised was four times what was measured, and is now what it was when it was planned.
+    assert row.split("|")[4].strip() == "+300%"
+    assert row.split("|")[6].strip() == "+100%"
+    asynchronous = Case("alexnet", 32, 2, ASGD)
+    unknown = Results(rate="1gbit", quick=False).with_cell(asynchronous, measured)
+    assert "no case" in figures.predicted_again(unknown)
 
 
 def cell(*steps_s: float, predicted_s: float | None = None) -> Cell:

@@ -30,9 +30,10 @@ Beside the timelines themselves, which tests play:
 
 :func:`steady_iteration_s` is what the timeline takes, whatever the layers.
 
-A plan with a delay on servers is predicted by that timeline, with buckets in the place of layers
-and pulls that begin when the step ends. On the sharded exchange it is another: the step waits
-for its pushes, or the next backward does. :mod:`syncopate.simulation.delay` predicts both.
+Plans are not predicted by it, but by :mod:`syncopate.simulation.delay`: on servers pulls do not
+take the pushes' time, because links carry both directions at once, and a push that is late holds up
+the next one of its bucket; on the sharded exchange the step waits for its pushes, or the next
+backward does.
 
 Source: Xu, Dong, Zhao, Xu and Liao, "SSD-SGD: communication sparsification for distributed deep
 learning training" (2021), Sections 2.1 to 2.3.

@@ -12,11 +12,15 @@ from syncopate.planning.problem import Partition, Problem, pull_channels, pull_o
 from syncopate.planning.search.uneven import Uneven
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import lasts_s
-from syncopate.simulation.traffic import Pull, Traffic
+from syncopate.simulation.traffic import Pull, Traffic, parts_at_servers
 from syncopate.workload import Workload
 
 PRICED_MESSAGES = 64
 """As many messages are played while one with unequal shards is priced."""
+
+_SERVED_WORK = 2 * 2 * 4
+"""As much as a part counts where weights are served: it goes both ways, in two iterations, and each
+is about four times the work of a message that waits for nothing but its turn."""
 
 _Prices = dict[tuple[int, int, int, int], tuple[float, float]]
 """First gradient, one past the last, part and parts of a message -> what it costs."""
@@ -76,7 +80,10 @@ class Player:
     def score(self, partition: Partition) -> tuple[float, int]:
         """Return the iteration time and the number of messages each way."""
         traffic = self._traffic(partition)
-        self.played += len(traffic.pushes) + len(traffic.pulls)
+        if traffic.served:
+            self.played += _SERVED_WORK * sum(pull.parts for pull in traffic.pulls if pull)
+        else:
+            self.played += len(traffic.pushes) + len(traffic.pulls)
         iteration_s = lasts_s(self.workload, traffic, self.interference)
         return iteration_s, len(traffic.pushes)
 
@@ -99,9 +106,19 @@ class Player:
                 pulls.append(None)
                 continue
             duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, message)
-            pulls.append(Pull(at_s, duration_s, startup_s, turns[index]))
+            parts = self._parts(message)
+            pulls.append(Pull(at_s, duration_s, startup_s, turns[index], parts))
         update_s = self.workload.update_s * self._update_part(partition)
-        return Traffic(tuple(pushes), tuple(pulls) if any(pulls) else (), update_s, order)
+        there = tuple(pulls) if any(pulls) else ()
+        served = problem.pulls.served
+        return Traffic(tuple(pushes), there, update_s, order, served=served)
+
+    def _parts(self, message: Message) -> int:
+        """Return in how many parts servers send a bucket back."""
+        pulls = self.problem.pulls
+        assert pulls is not None
+        nbytes = sum(self.problem.sizes(message.start, message.stop)) if pulls.served else 0.0
+        return parts_at_servers(nbytes, pulls.ranks if pulls.served else None)
 
     def _push_price(self, message: Message) -> tuple[float, float]:
         pulls = self.problem.pulls
