@@ -48,8 +48,10 @@ demo: $(READY) ## the whole story on local processes and real data
 
 # One more at a time than there are cores (tests/conftest.py): many tests wait for ranks that wait for
 # each other. Files stay whole, for what their tests share, and in their order: the long ones come
-# first.
+# first. The package is compiled once, not by each of the hundred processes that tests start, which
+# keep nothing where PYTHONDONTWRITEBYTECODE is set.
 test: $(READY) ## every test
+	@$(BIN)/python -m compileall -q src
 	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: $(READY) ## style, formatting and types
