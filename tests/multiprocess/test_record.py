@@ -12,7 +12,7 @@ from syncopate.tracing.foreign import read_timeline
 from tests.multiprocess.harness import run_ranks
 
 ITERATIONS = 4
-SLEEP_S = 0.1
+SLEEP_S = 0.2
 
 SCRIPT = f"""
 import sys, time
@@ -69,7 +69,7 @@ def test_a_sleep_in_backward_shows_as_late_arrivals_from_its_bucket_on(tmp_path)
         )
         for bucket in (0, 1)
     }
-    assert abs(late_s[0]) < SLEEP_S / 2 < SLEEP_S * 0.9 < late_s[1]
+    assert abs(late_s[0]) < SLEEP_S / 2 < late_s[1]
     for i in later:
         ours, theirs = spans["bucket 1", i, 0], spans["bucket 1", i, 1]
         assert ours.end_s == max(ours.start_s, theirs.start_s)
