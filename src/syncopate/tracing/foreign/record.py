@@ -70,7 +70,7 @@ class Recording:
         self._dump = getattr(c10d, "_dump_fr_trace_json", None)
         if self._dump is None:
             raise EngineError(
-                "this torch has no flight recorder for every backend; take torch 2.11"
+                "this torch has no flight recorder for every backend; take torch 2.11 or newer"
             )
         self._steps: deque[Step] = deque(maxlen=most)
         self._numbers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
