@@ -56,7 +56,8 @@ class Step:
         forward_start: the model was called (in the last micro-batch, when several accumulate).
         backward_start: backward reached the model's outputs, which ends forward and loss.
         backward_end: all gradients of this rank are there.
-        end: all averages are there; where weights are pulled, all pulls are launched.
+        end: all averages are there, unless they may end behind the step; where weights are pulled,
+            all pulls are launched.
         update: start and end of the optimizer's step *before* this forward, which closed the
             previous iteration.
         earlier: ``(forward_start, backward_start, backward_end)`` of the accumulated micro-batches.
