@@ -16,6 +16,7 @@ before, and makes the former the latter. So the two exchange their places, and n
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -144,9 +145,7 @@ class Local:
         def update() -> None:
             for each in arriving:
                 arrived(each)
-            with torch.no_grad():
-                flat.weights.copy_(begun_with)
-            apply(flat, runs)
+            apply(dataclasses.replace(flat, begun=begun_with), runs)
 
         return update
 

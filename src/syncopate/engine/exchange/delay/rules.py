@@ -115,17 +115,28 @@ class Flat:
         before: ``pre_weight``, the global weights as they were pulled before; empty for rules that
             do not look at it.
         squares: the running mean square of gradients, changed in place; empty likewise.
+        begun: what the weights are to be before the rule; None where they are.
     """
 
     weights: Tensor
     gradient: Tensor
     before: Tensor
     squares: Tensor
+    begun: Tensor | None = None
 
     def cut(self, start: int, stop: int) -> Flat:
         """Return the range from ``start`` to ``stop``, which shares memory."""
-        held = (self.weights, self.gradient, self.before, self.squares)
-        return Flat(*(each[start:stop] if each.numel() else each for each in held))
+        weights, gradient, before, squares = (
+            each[start:stop] if each.numel() else each
+            for each in (self.weights, self.gradient, self.before, self.squares)
+        )
+        begun = None if self.begun is None else self.begun[start:stop]
+        return Flat(weights, gradient, before, squares, begun)
+
+    def begin(self) -> None:
+        """Let the weights be what they are to be before the rule."""
+        if self.begun is not None:
+            self.weights.copy_(self.begun)
 
     def blocks(self) -> Iterator[Flat]:
         """Yield it in blocks of a size for caches; as it is on a device."""
@@ -139,11 +150,15 @@ class Flat:
 
 @torch.no_grad()
 def apply(flat: Flat, runs: Sequence[tuple[int, int, Hyper]]) -> None:
-    """Update ranges of flat memory, each by the rule that its hyper-parameters name."""
+    """Update ranges of flat memory, in ascending order, each by the rule that it names."""
+    reached = 0
     for start, stop, hyper in runs:
-        rule = RULES[hyper.delay.local_update]
+        flat.cut(reached, start).begin()
+        rule, reached = RULES[hyper.delay.local_update], stop
         for block in flat.cut(start, stop).blocks():
+            block.begin()
             rule(block, hyper)
+    flat.cut(reached, flat.weights.numel()).begin()
 
 
 def glu(flat: Flat, hyper: Hyper) -> None:
