@@ -6,6 +6,8 @@
   a push is over when the last message is acknowledged, and nobody adds or copies anything.
 - ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
   what is pushed to its weights, the worker copies what is pulled into its tensors.
+- ``threaded``: ``pyzmq`` through a thread of its own: the caller hands an operation over to the
+  thread that has the socket, and is woken by it. It tells what two changes of thread cost.
 - ``memory``: the bound: one thread copies the bytes from memory to memory, twice for a push (into
   the kernel and out of it), and once more for a pull, into the tensor.
 - ``rpc``: ``torch.distributed.rpc``, a tensor in a call (push) or an answer (pull), all of them
@@ -19,6 +21,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -68,6 +71,7 @@ def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
             "encrypted": stack.enter_context(_syncopate(sets, encrypted=True)),
             "pyzmq": stack.enter_context(_pyzmq(sets, written=False)),
             "written": stack.enter_context(_pyzmq(sets, written=True)),
+            "threaded": stack.enter_context(_threaded(sets)),
             "memory": {
                 what: {name: _copies(tensors, name) for name in work.OPERATIONS}
                 for what, tensors in sets.items()
@@ -189,6 +193,19 @@ def _pyzmq(
         yield by_set
         socket.send(_header(_END, 0))
         socket.close(linger=1000)
+
+
+@contextmanager
+def _threaded(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
+    with _pyzmq(sets, written=False) as by_set, ThreadPoolExecutor(max_workers=1) as thread:
+
+        def handed(function: Callable[[], None]) -> Callable[[], None]:
+            return lambda: thread.submit(function).result()
+
+        yield {
+            what: {name: handed(function) for name, function in operations.items()}
+            for what, operations in by_set.items()
+        }
 
 
 def _header(kind: bytes, size: int) -> bytes:

@@ -18,6 +18,7 @@ file             what it does
 ``state``        a server's state on disk
 ``server``       one server
 ``scheduler``    the scheduler
+``driver``       which thread drives a worker's sockets; handles of what it submitted
 ``worker``       the key-value store that a training script uses
 ``launch``       all of them on this machine
 ===============  ===================================================================================

@@ -61,7 +61,18 @@ class Node:
             take: takes in what came from anybody but the scheduler.
             tick: called now and then with the time.
         """
-        for arrival in self.wire.receive(TICK_S):
+        self.wire.flush()
+        self.wire.wait(TICK_S)
+        self.take_in(do, take, tick)
+
+    def take_in(
+        self,
+        do: Callable[[list[Action]], None],
+        take: Callable[[Arrival], None],
+        tick: Callable[[float], None],
+    ) -> None:
+        """Do the second half of :meth:`step`: take in what came, and tick."""
+        for arrival in self.wire.read():
             if arrival.peer == SCHEDULER:
                 try:
                     message, _ = opened(msg.FromScheduler, arrival.frames)

@@ -7,6 +7,7 @@ still be overtaken by something more urgent.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ IN_FLIGHT_LEAST = 2
 
 IN_FLIGHT_MESSAGES = 256
 """Payloads that ZeroMQ holds for a peer at most."""
+
+_LAST, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class Parcel(NamedTuple):
@@ -52,7 +55,7 @@ class Outbox:
         self._socket = socket
         self._prefix = prefix
         self._waiting: list[tuple[int, int, Parcel]] = []
-        self._in_flight: list[_Held] = []
+        self._in_flight: deque[_Held] = deque()
         self._in_flight_bytes = 0
         self._count = 0
 
@@ -63,11 +66,6 @@ class Outbox:
     def empty(self) -> bool:
         """Whether nothing waits and ZeroMQ holds no payload."""
         return not self._waiting and not self._in_flight
-
-    @property
-    def idle(self) -> bool:
-        """Whether ZeroMQ holds no payload, as far as is known."""
-        return not self._in_flight
 
     def put(self, parcel: Parcel, priority: int) -> None:
         """Let ``parcel`` wait; among equal priorities the first goes first."""
@@ -83,11 +81,14 @@ class Outbox:
         self._settle()
         while self._waiting and self._room():
             parcel = self._waiting[0][2]
-            frames: list[bytes | zmq.Frame] = [*self._prefix, parcel.header]
-            if parcel.payload is not None:
-                frames.append(parcel.payload)
             try:
-                self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+                for frame in self._prefix:
+                    self._socket.send(frame, _MORE)
+                if parcel.payload is None:
+                    self._socket.send(parcel.header, _LAST)
+                else:
+                    self._socket.send(parcel.header, _MORE)
+                    self._socket.send(parcel.payload, _LAST, copy=False)
             except zmq.Again:
                 return True
             except zmq.ZMQError as error:
@@ -98,11 +99,8 @@ class Outbox:
             heapq.heappop(self._waiting)
             if parcel.payload is not None:
                 assert parcel.payload.tracker is not None
-                held = _Held(parcel.payload.tracker, len(parcel.payload), parcel.on_sent)
-                self._in_flight.append(held)
-                self._in_flight_bytes += held.nbytes
-            del parcel, frames
-        self._settle()
+                self._hold(_Held(parcel.payload.tracker, len(parcel.payload), parcel.on_sent))
+            del parcel
         return True
 
     def _room(self) -> bool:
@@ -110,13 +108,18 @@ class Outbox:
         few = count < IN_FLIGHT_LEAST or self._in_flight_bytes < IN_FLIGHT_BYTES
         return few and count < IN_FLIGHT_MESSAGES
 
+    def _hold(self, held: _Held) -> None:
+        if held.tracker.done:  # ZeroMQ copies what is short
+            if held.on_sent is not None:
+                held.on_sent()
+            return
+        self._in_flight.append(held)
+        self._in_flight_bytes += held.nbytes
+
     def _settle(self) -> None:
-        """Take note of payloads that ZeroMQ has let go of."""
-        before, self._in_flight = self._in_flight, []
-        for held in before:
-            if not held.tracker.done:
-                self._in_flight.append(held)
-                continue
+        """Take note of payloads that ZeroMQ has let go of: it does so in their order."""
+        while self._in_flight and self._in_flight[0].tracker.done:
+            held = self._in_flight.popleft()
             self._in_flight_bytes -= held.nbytes
             if held.on_sent is not None:
                 held.on_sent()

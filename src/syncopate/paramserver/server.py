@@ -173,8 +173,9 @@ class ParameterServer:
             shard.update(action)
         else:
             assert isinstance(action.message, msg.Weights)
-            frame = shard.payload(action.message.key, action.backup_for)
-            self._node.wire.send(action.to, action.message, action.priority, frame)
+            wire = self._node.wire
+            frame = shard.payload(action.message.key, action.backup_for, wire.let_go)
+            wire.send(action.to, action.message, action.priority, frame)
 
     def _told(self, said: msg.Message) -> None:
         """Take note of what the scheduler said about others."""

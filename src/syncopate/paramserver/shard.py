@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import zmq
 from torch import Tensor
@@ -69,18 +69,21 @@ class Shard:
         optimizers.step(self._rules.optimizer, action.lr, weights, total, state)
         self.changed.add(key)
 
-    def payload(self, key: int, backup_for: int | None) -> zmq.Frame:
+    def payload(
+        self, key: int, backup_for: int | None, let_go: Callable[[], None] | None = None
+    ) -> zmq.Frame:
         """Return a tracked frame with the weights of a slice, as they are now.
 
         Args:
             key: of the slice.
             backup_for: the worker for which a copy is kept; None: for none.
+            let_go: called, in whatever thread, when ZeroMQ no longer needs the weights.
         """
         weights = self._weights[key]
         if backup_for is not None:
             self._backups[key][backup_for] = weights.clone()
             self.changed.add(key)
-        frame = frame_of(flat_bytes(weights))
+        frame = frame_of(flat_bytes(weights), let_go)
         assert frame.tracker is not None
         trackers = [tracker for tracker in self._sending.get(key, []) if not tracker.done]
         self._sending[key] = [*trackers, frame.tracker]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import weakref
+from collections.abc import Callable
 
 import torch
 import zmq
@@ -16,12 +18,20 @@ _KEPT_FREE_BYTES = 1 << 30
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a contiguous CPU tensor, in its own memory."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
-def frame_of(data: Tensor) -> zmq.Frame:
-    """Return a tracked frame with the bytes ``data``; large ones stay where they lie."""
-    return zmq.Frame(data.numpy(), track=True)
+def frame_of(data: Tensor, let_go: Callable[[], None] | None = None) -> zmq.Frame:
+    """Return a tracked frame with the bytes ``data``; large ones stay where they lie.
+
+    Args:
+        data: shape (bytes,).
+        let_go: called, in whatever thread, when ZeroMQ no longer needs a large one.
+    """
+    array = data.numpy()
+    if let_go is not None and data.numel() >= zmq.COPY_THRESHOLD:
+        weakref.finalize(array, let_go).atexit = False
+    return zmq.Frame(array, track=True)
 
 
 def tensor_of(frame: zmq.Frame, dtype: torch.dtype) -> Tensor:

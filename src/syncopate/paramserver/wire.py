@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import zmq
@@ -29,6 +29,7 @@ _RECEIVE_QUEUE = 16
 _SEND_QUEUE = 4096
 _MOST_WAITING = 1 << 16
 _BATCH = 64
+_AT_ONCE, _READABLE = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _BUSY_MS = 1
 _LINGER_MS = 500
 _PROBE_MS = 1000
@@ -45,7 +46,7 @@ class Arrival(NamedTuple):
 
 
 class Wire:
-    """The sockets of one process; all but :meth:`wake` belong to one thread."""
+    """The sockets of one process: one thread's at a time, but for :meth:`wake`, :meth:`let_go`."""
 
     def __init__(self, key: JobKey | None, limits: Limits, faults: Faults | None = None) -> None:
         """Open nothing yet.
@@ -66,6 +67,8 @@ class Wire:
         self._outboxes: dict[Peer, Outbox] = {}
         self._late: list[tuple[float, int, Peer, Parcel, int]] = []
         self._count = 0
+        self._waiting = False
+        self._ready: list[tuple[object, int]] = []
         self._awake, self._waker = os.pipe()
         os.set_blocking(self._awake, False)
         os.set_blocking(self._waker, False)
@@ -170,22 +173,36 @@ class Wire:
         if peer in self._outboxes:
             self._outboxes[peer].clear()
 
-    def receive(self, timeout_s: float) -> list[Arrival]:
-        """Send what can be sent; return what came, waiting for it for a while if nothing has."""
-        self._flush()
-        busy = any(not outbox.empty for outbox in self._outboxes.values())
-        timeout_ms = min(int(timeout_s * 1000), _BUSY_MS if busy or self._late else 1 << 30)
-        arrivals: list[Arrival] = []
-        ready = dict(self._poller.poll(timeout_ms))
+    def receive(self, timeout_s: float) -> Iterator[Arrival]:
+        """Send what can be sent; give what came, waiting for it for a while if nothing has."""
+        self.flush()
+        self.wait(timeout_s)
+        return self.read()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for something that :meth:`read` may return; an exception here loses nothing."""
+        self._waiting = any(len(outbox) for outbox in self._outboxes.values())
+        busy = self._waiting or self._late
+        timeout_ms = min(int(timeout_s * 1000), _BUSY_MS if busy else 1 << 30)
+        self._ready = self._poller.poll(timeout_ms)
+
+    def read(self) -> Iterator[Arrival]:
+        """Give what came before :meth:`wait` returned.
+
+        One by one, so that whoever takes them in lets go of one frame before the next is read:
+        ZeroMQ then has the same memory for each, and need not ask the system for more.
+        """
+        ready, self._ready = dict(self._ready), []
         if self._awake in ready:
             os.read(self._awake, 1 << 16)
         if self._router is not None and self._router in ready:
             for frames in _read(self._router):
-                arrivals.append(Arrival(frames[0].bytes, frames[1:]))
-        for peer, socket in self._dealers.items():
-            if socket in ready:
-                arrivals += [Arrival(peer, frames) for frames in _read(socket)]
-        return arrivals
+                yield Arrival(frames[0].bytes, frames[1:])
+        for peer, socket in list(self._dealers.items()):
+            # What came from one peer may be that another one moved.
+            if socket in ready and self._dealers.get(peer) is socket:
+                for frames in _read(socket):
+                    yield Arrival(peer, frames)
 
     def wake(self) -> None:
         """Make :meth:`receive` return; any thread may."""
@@ -194,11 +211,16 @@ class Wire:
         except OSError:  # full: it will wake anyway; closed: nobody is left to wake
             return
 
+    def let_go(self) -> None:
+        """Take note that ZeroMQ let go of a payload: what waits may follow; any thread may."""
+        if self._waiting:
+            self.wake()
+
     def drain(self, limit_s: float) -> None:
         """Send what waits, for at most ``limit_s``."""
         until_s = time.monotonic() + limit_s
         while time.monotonic() < until_s:
-            self._flush()
+            self.flush()
             if all(outbox.empty for outbox in self._outboxes.values()):
                 return
             time.sleep(0.005)
@@ -213,8 +235,9 @@ class Wire:
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
-        os.close(self._awake)
-        os.close(self._waker)
+        awake, waker, self._waker = self._awake, self._waker, -1
+        os.close(waker)
+        os.close(awake)
 
     def _set_up(self, socket: zmq.Socket[bytes]) -> None:
         socket.linger = _LINGER_MS
@@ -235,10 +258,10 @@ class Wire:
         if isinstance(peer, bytes) and len(outbox) >= _MOST_WAITING:
             return  # a peer that does not read; one of ours asks again
         outbox.put(parcel, priority)
-        if parcel.payload is None or outbox.idle:
-            outbox.flush()  # ZeroMQ's own thread sends it while this one goes on
+        outbox.flush()  # ZeroMQ's own thread sends it while this one goes on
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what can be sent."""
         now_s = time.monotonic()
         while self._late and self._late[0][0] <= now_s:
             _, _, peer, parcel, priority = heapq.heappop(self._late)
@@ -249,12 +272,20 @@ class Wire:
                 del self._outboxes[peer]
 
 
-def _read(socket: zmq.Socket[bytes]) -> list[list[zmq.Frame]]:
-    """Read what is there, but not for ever."""
-    found: list[list[zmq.Frame]] = []
-    while len(found) < _BATCH:
+def _read(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:
+    """Read what is there, but not for ever.
+
+    Frame by frame: pyzmq's own recv_multipart, and an exception for nothing, take longer than all
+    else that is done with a short message.
+    """
+    for _ in range(_BATCH):
         try:
-            found.append(socket.recv_multipart(zmq.NOBLOCK, copy=False))
+            frames = [socket.recv(_AT_ONCE, copy=False)]
         except zmq.Again:
-            break
-    return found
+            return
+        while frames[-1].more:
+            frames.append(socket.recv(_AT_ONCE, copy=False))
+        yield frames
+        del frames
+        if socket.closed or not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
+            return

@@ -1,11 +1,12 @@
 """Worker: the key-value store that a training script uses.
 
-Each store has a thread that sends, receives and says that this worker is alive, so that backward
-goes on while gradients travel.
+Whoever waits sends and receives. Besides, each store has a thread that does so while nobody waits,
+and says that this worker is alive, so that backward goes on while gradients travel.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -15,9 +16,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
+import zmq
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
+from syncopate.paramserver.driver import Driven, Driver, Handle
 from syncopate.paramserver.faults import faults_from
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token, opened
@@ -43,50 +46,8 @@ QUEUE_BYTES = 1 << 30
 _POLL_S = 0.25
 
 
-class Handle:
-    """A push or pull that was submitted."""
-
-    def __init__(self, parts: int, finish: Callable[[], None] | None = None) -> None:
-        """Wait for ``parts`` slices, then call ``finish``."""
-        self._left = parts
-        self._finish = finish
-        self._over = threading.Event()
-        self._error: ParameterServerError | None = None
-        self.finished_s = 0.0
-
-    def done(self) -> bool:
-        """Say whether it is over, well or badly, without blocking."""
-        return self._over.is_set()
-
-    def wait(self) -> None:
-        """Return when it is over.
-
-        Raises:
-            ParameterServerError: it will never be; the message says why.
-        """
-        while not self._over.wait(_POLL_S):  # a limit lets Ctrl-C through on every platform
-            pass
-        if self._error is not None:
-            raise self._error
-
-    def part_done(self) -> None:
-        """Take note that one slice is over."""
-        self._left -= 1
-        if self._left == 0:
-            if self._finish is not None:
-                self._finish()
-            self.finished_s = time.perf_counter()
-            self._over.set()
-
-    def fail(self, error: ParameterServerError) -> None:
-        """Take note that it will never be over."""
-        if not self._over.is_set():
-            self._error = error
-            self._over.set()
-
-
 class _Call(NamedTuple):
-    """What the store's thread shall do, and who waits for it."""
+    """What whoever drives shall do, and who waits for it."""
 
     function: Callable[[], None]
     handle: Handle | None = None
@@ -157,12 +118,20 @@ class KVStore:
         self._over = False
         self.rank = -1
         self.num_workers = self.num_servers = 0
-        self._thread = threading.Thread(target=self._run, name="syncopate-worker", daemon=True)
-        self._thread.start()
+        driven = Driven(
+            over=lambda: self._over,
+            busy=lambda: not self._idle(),
+            submitted=self._submitted,
+            step=self._step,
+            wake=self._wire.wake,
+            end=self._end,
+        )
+        self._driver = Driver(driven, "syncopate-worker")
+        self._driver.start()
         while not self._joined.wait(_POLL_S):
             pass
         if self._error is not None or self._roster is None:
-            self._thread.join()
+            self._driver.join()
             raise self._error or ParameterServerError("the job ended before it began")
         self.rank = self._roster.rank
         self.num_workers = len(self._roster.workers)
@@ -216,17 +185,17 @@ class KVStore:
             ParameterServerError: the job is over.
         """
         slices = self._slices(key, tensor)
-        data = flat_bytes(tensor.detach().cpu().contiguous())
-        size = tensor.element_size()
+        data = flat_bytes(tensor if _direct(tensor) else tensor.detach().cpu().contiguous())
+        size, alone = tensor.element_size(), len(slices) == 1
         self._reserve(data.numel())
-        handle = Handle(len(slices), lambda: self._release(data.numel()))
+        handle = Handle(self._driver, len(slices), lambda: self._release(data.numel()))
         lr = self._lr
 
         def submit() -> None:
             assert self._machine is not None
             for piece in slices:
                 begin = piece.begin * size
-                part = data[begin : begin + piece.nbytes]
+                part = data if alone else data[begin : begin + piece.nbytes]
                 number, actions = self._machine.push(piece.key, priority, lr, time.monotonic())
                 self._pushed[piece.key, number] = _Pushed(part, handle)
                 self._do(actions)
@@ -251,17 +220,18 @@ class KVStore:
         """
         slices = self._slices(key, out)
         out = out.detach()
-        direct = out.device.type == "cpu" and out.is_contiguous()
+        direct = _direct(out)
         target = out if direct else torch.empty(out.shape, dtype=out.dtype)
         data = flat_bytes(target)
-        size = out.element_size()
-        handle = Handle(len(slices), None if direct else lambda: _copy(target, out))
+        size, alone = out.element_size(), len(slices) == 1
+        finish = None if direct else lambda: _copy(target, out)
+        handle = Handle(self._driver, len(slices), finish)
 
         def submit() -> None:
             assert self._machine is not None
             for piece in slices:
                 begin = piece.begin * size
-                part = data[begin : begin + piece.nbytes]
+                part = data if alone else data[begin : begin + piece.nbytes]
                 request, actions = self._machine.pull(piece.key, priority, time.monotonic())
                 self._pulled[request] = _Pulled(part, handle)
                 self._do(actions)
@@ -290,16 +260,12 @@ class KVStore:
         Raises:
             ParameterServerError: the job failed, or the time is over.
         """
-        began_s = time.monotonic()
-        while not self._over and not self._idle():
-            if timeout_s is not None and time.monotonic() - began_s > timeout_s:
-                break
-            time.sleep(0.002)
+        until_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+        while not self._over and not self._idle() and time.monotonic() <= until_s:
+            if not self._driver.drive(lambda: self._idle() or time.monotonic() > until_s):
+                time.sleep(0.002)  # another thread drives
         late = not self._over and not self._idle()
-        if not self._over:
-            self._calls.append(_Call(self._leave))
-            self._wire.wake()
-        self._thread.join()
+        self._end_by(self._leave)
         if self._error is not None:
             raise self._error
         if late:
@@ -312,11 +278,9 @@ class KVStore:
         """Leave; after an exception at once, and end the job."""
         if kind is None:
             self.close()
-        elif not self._over:
+        else:
             reason = f"worker {self.rank} raised {kind.__name__}: {error}"
-            self._calls.append(_Call(lambda: self._give_up(ParameterServerError(reason))))
-            self._wire.wake()
-            self._thread.join()
+            self._end_by(lambda: self._give_up(ParameterServerError(reason)))
 
     @property
     def refused(self) -> dict[str, int]:
@@ -349,41 +313,70 @@ class KVStore:
             self._room.notify_all()
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
-        """Let the store's thread call ``function``."""
+        """Let whoever drives call ``function``; at once if nobody does."""
         if self._error is not None:
             raise self._error
         if self._over:
             raise ParameterServerError("this store is closed")
         self._calls.append(_Call(function, handle))
-        self._wire.wake()
-        # It may have given up just before, and then looks at no call any more.
-        if self._error is not None and handle is not None:
-            handle.fail(self._error)
+        self._driver.submit()
+        # It may have ended just before, and then nobody looks at calls any more.
+        if self._over and handle is not None:
+            handle.fail(self._error or ParameterServerError("this store is closed"))
+
+    def _end_by(self, function: Callable[[], None]) -> None:
+        """Call ``function``, which ends it all, and wait for the end."""
+        if not self._over:
+            self._calls.append(_Call(function))
+            self._driver.submit()
+        self._driver.join()
 
     def _idle(self) -> bool:
-        return not self._calls and (self._machine is None or self._machine.idle)
+        machine, joined = self._machine, self._roster is not None
+        return joined and not self._calls and (machine is None or machine.idle)
 
-    # What the store's own thread does.
+    # What whoever drives does.
 
-    def _run(self) -> None:
+    def _submitted(self) -> None:
         try:
-            while not self._over:
-                while self._calls and self._error is None:
-                    call = self._calls[0]
-                    call.function()
-                    # Only now: until then close() must not take this worker for idle.
-                    if self._calls and self._calls[0] is call:
-                        self._calls.popleft()
-                if not self._over:
-                    self._node.step(self._do, self._take, self._tick)
+            while self._calls and self._error is None:
+                call = self._calls[0]
+                call.function()
+                # Only now: until then close() must not take this worker for idle.
+                if self._calls and self._calls[0] is call:
+                    self._calls.popleft()
         except BaseException as error:  # whoever waits has to hear of it
-            reason = f"worker: {type(error).__name__}: {error}"
-            self._give_up(ParameterServerError(reason))
-        finally:
-            self._over = True
-            self._joined.set()
-            self._node.part()
-            self._wire.close()
+            self._broken(error)
+
+    def _step(self, timeout_s: float) -> None:
+        self._submitted()
+        if self._over:
+            return
+        try:
+            self._wire.flush()
+        except BaseException as error:
+            self._broken(error)
+        try:
+            self._wire.wait(timeout_s)  # who is interrupted here may go on
+        except zmq.ZMQError as error:
+            self._broken(error)
+        try:
+            self._node.take_in(self._do, self._take, self._tick)
+        except BaseException as error:
+            self._broken(error)
+
+    def _broken(self, error: BaseException) -> None:
+        """Give up; leave it to callers' threads to be interrupted."""
+        self._give_up(ParameterServerError(f"worker: {type(error).__name__}: {error}"))
+        if not isinstance(error, Exception):
+            raise error
+
+    def _end(self) -> None:
+        self._over = True
+        self._fail_all(ParameterServerError("this store is closed"))
+        self._joined.set()
+        self._node.part()
+        self._wire.close()
 
     def _begin(self) -> None:
         assert self._roster is not None
@@ -442,7 +435,7 @@ class KVStore:
         push, machine = action.message, self._machine
         assert isinstance(push, msg.Push)
         assert machine is not None
-        frame = frame_of(self._pushed[push.key, push.sequence].data)
+        frame = frame_of(self._pushed[push.key, push.sequence].data, self._wire.let_go)
         self._wire.send(
             action.to,
             push,
@@ -479,6 +472,9 @@ class KVStore:
         self._do(self._node.member.fail(str(error)))
         self._error = error
         self._over = True
+        self._fail_all(error)
+
+    def _fail_all(self, error: ParameterServerError) -> None:
         for pushed in self._pushed.values():
             pushed.handle.fail(error)
         for pulled in self._pulled.values():
@@ -489,6 +485,11 @@ class KVStore:
                 handle.fail(error)
         with self._room:
             self._room.notify_all()
+
+
+def _direct(tensor: Tensor) -> bool:
+    """Say whether it is sent from, and received into, where it lies."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

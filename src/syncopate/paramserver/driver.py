@@ -1,0 +1,188 @@
+"""Driver: which thread drives a worker's sockets, and the handles that wait for what comes.
+
+[Note: who drives] Sockets and machine belong to one thread at a time: to whoever has the turn. A
+caller that submits something takes the turn if it is free, and sends by itself. A caller that waits
+takes it, and receives by itself: so a short push or pull needs no other thread, and no switch to
+one and back. Where callers do something else, a thread in the background has the turn as long as
+something is under way; it says that this worker is alive, too. It begins only after a moment
+without callers, so that it does not get in the way of one that submits and then waits.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from syncopate.errors import ParameterServerError
+from syncopate.paramserver.node import TICK_S
+
+_POLL_S = 0.25
+_MOMENT_S = 0.002
+"""How long nobody has driven before the thread in the background does."""
+
+
+class Driven(NamedTuple):
+    """What is driven.
+
+    Attributes:
+        over: says whether there is nothing more to drive.
+        busy: says whether something is submitted or under way.
+        submitted: does what was submitted, without waiting.
+        step: does what was submitted, waits for so many seconds for something to come, and takes
+            it in.
+        wake: makes ``step`` return; any thread may.
+        end: says the last words, and closes.
+    """
+
+    over: Callable[[], bool]
+    busy: Callable[[], bool]
+    submitted: Callable[[], None]
+    step: Callable[[float], None]
+    wake: Callable[[], None]
+    end: Callable[[], None]
+
+
+class Driver:
+    """Lets one thread at a time drive."""
+
+    def __init__(self, driven: Driven, name: str) -> None:
+        """Start the thread in the background, called ``name``."""
+        self._driven = driven
+        self._turn = threading.Lock()
+        # Whoever has it waits for something, and has the turn or is about to.
+        self._waiter = threading.Lock()
+        self._times = 0
+        self._asleep = False
+        self._nudge = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Drive in the background from now on."""
+        self._thread.start()
+
+    def submit(self) -> None:
+        """Let what was submitted be done: here, or by whoever has the turn."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if not self._driven.over():
+                    self._driven.submitted()
+            finally:
+                self._turn.release()
+            self._left()
+        else:
+            self._driven.wake()
+            if not self._turn.locked():  # it may just have looked for the last time
+                self._left()
+
+    def drive(self, until: Callable[[], bool]) -> bool:
+        """Drive until ``until()`` or the end; return False if it is over, or another waits so."""
+        if self._driven.over() or not self._waiter.acquire(blocking=False):
+            return False
+        try:
+            if self._turn.locked():
+                self._driven.wake()
+            with self._turn:
+                while not self._driven.over() and not until():
+                    self._driven.step(TICK_S)
+        finally:
+            self._waiter.release()
+        self._left()
+        return True
+
+    def join(self) -> None:
+        """Return when all is over and closed."""
+        self._nudge.set()
+        self._thread.join()
+
+    def _left(self) -> None:
+        """Let the thread in the background see to what is under way."""
+        self._times += 1
+        if self._asleep and (self._driven.busy() or self._driven.over()):
+            self._nudge.set()
+
+    def _run(self) -> None:
+        try:
+            self._go_on()
+        finally:
+            with self._turn:
+                self._driven.end()
+
+    def _go_on(self) -> None:
+        driven, seen = self._driven, 0
+        while not driven.over():
+            waited_for = self._waiter.locked()
+            if (driven.busy() or waited_for) and seen != self._times:
+                seen = self._times
+                time.sleep(_MOMENT_S)
+            elif driven.busy() and not waited_for:
+                with self._turn:
+                    if not driven.over() and not self._waiter.locked():
+                        driven.step(TICK_S)
+            else:
+                self._rest(waited_for)
+
+    def _rest(self, waited_for: bool) -> None:
+        """Sleep until something is under way and nobody drives; at times take in what came."""
+        self._nudge.clear()
+        self._asleep = True
+        idle = self._waiter.locked() if waited_for else not self._driven.busy()
+        slept = idle and not self._nudge.wait(TICK_S)
+        self._asleep = False
+        if slept and not waited_for and not self._waiter.locked():
+            with self._turn:
+                if not self._driven.over():
+                    self._driven.step(0.0)
+
+
+class Handle:
+    """A push or pull that was submitted."""
+
+    def __init__(self, driver: Driver, parts: int, finish: Callable[[], None] | None) -> None:
+        """Wait for ``parts`` slices, then call ``finish``."""
+        self._driver = driver
+        self._left = parts
+        self._finish = finish
+        self._over = False
+        # Held until it is over: an Event takes longer to make than all else that a handle does.
+        self._waiting = threading.Lock()
+        self._waiting.acquire()
+        self._error: ParameterServerError | None = None
+        self.finished_s = 0.0
+
+    def done(self) -> bool:
+        """Say whether it is over, well or badly, without blocking."""
+        return self._over
+
+    def wait(self) -> None:
+        """Return when it is over.
+
+        Raises:
+            ParameterServerError: it will never be; the message says why.
+        """
+        while not self._over:
+            # A limit lets Ctrl-C through on every platform.
+            if not self._driver.drive(self.done) and self._waiting.acquire(timeout=_POLL_S):
+                self._waiting.release()  # for the next who waits
+        if self._error is not None:
+            raise self._error
+
+    def part_done(self) -> None:
+        """Take note that one slice is over."""
+        self._left -= 1
+        if self._left == 0:
+            if self._finish is not None:
+                self._finish()
+            self.finished_s = time.perf_counter()
+            self._end()
+
+    def fail(self, error: ParameterServerError) -> None:
+        """Take note that it will never be over."""
+        if not self._over:
+            self._error = error
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._waiting.release()
