@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import time
+
 import pytest
 import torch
 
@@ -103,6 +106,37 @@ def test_a_push_waits_where_too_much_is_under_way():
     with LocalServers(servers=1, workers=1, rules=rules) as job:
         found = job.start(push_more_than_fits)[0].result()
     assert torch.equal(found, torch.full((10_000,), -float(sum(range(30)))))
+
+
+def _interrupt(*_):
+    raise InterruptedError
+
+
+def wait_twice(store, interrupted):
+    """Push and pull; rank 0's wait is interrupted, and only then rank 1 pushes."""
+    weights = torch.zeros(3)
+    store.init({"w": weights})
+    while store.rank and not interrupted.exists():
+        time.sleep(0.01)
+    store.push("w", torch.ones(3))
+    pulled = store.pull("w", weights)
+    if not store.rank:
+        signal.signal(signal.SIGALRM, _interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(InterruptedError):
+            pulled.wait()
+        assert not pulled.done()
+        interrupted.touch()
+    pulled.wait()
+    return weights.tolist()
+
+
+def test_who_is_interrupted_may_wait_again(tmp_path):
+    rules = Rules(optimizer=SGD(lr=1.0))
+    with LocalServers(servers=1, workers=2, rules=rules) as job:
+        workers = job.start(wait_twice, tmp_path / "interrupted")
+        assert [worker.result() for worker in workers] == [[-1.0] * 3] * 2
+        assert job.ended() is None
 
 
 def misuse(store):
