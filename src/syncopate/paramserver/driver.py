@@ -171,7 +171,7 @@ class Handle:
     def part_done(self) -> None:
         """Take note that one slice is over."""
         self._left -= 1
-        if self._left == 0:
+        if self._left == 0 and not self._over:
             if self._finish is not None:
                 self._finish()
             self.finished_s = time.perf_counter()

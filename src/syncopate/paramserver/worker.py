@@ -320,9 +320,8 @@ class KVStore:
             raise ParameterServerError("this store is closed")
         self._calls.append(_Call(function, handle))
         self._driver.submit()
-        # It may have ended just before, and then nobody looks at calls any more.
-        if self._over and handle is not None:
-            handle.fail(self._error or ParameterServerError("this store is closed"))
+        if self._over:  # perhaps just before, and then nobody looked at it
+            raise self._error or ParameterServerError("this store is closed")
 
     def _end_by(self, function: Callable[[], None]) -> None:
         """Call ``function``, which ends it all, and wait for the end."""

@@ -170,3 +170,13 @@ def test_nobody_waits_beyond_the_end(machinery):
     assert failed == [handle]
     with pytest.raises(ParameterServerError, match="closed"):
         handle.wait()
+
+
+def test_what_failed_stays_failed(machinery):
+    handle = machinery.submit()
+    handle.fail(ParameterServerError("lost"))
+    handle.fail(ParameterServerError("again"))
+    handle.part_done()
+    with pytest.raises(ParameterServerError, match="lost"):
+        handle.wait()
+    machinery.handles.clear()
