@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
     from syncopate.timeline import Timeline
+    from syncopate.tracing.capture import trace
     from syncopate.workload import Workload
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ __all__ = [
     "distribute",
     "make_plan",
     "profile",
+    "trace",
 ]
 
 _MODULES = {
@@ -89,6 +91,7 @@ _MODULES = {
     "compare": "planning.planner",
     "make_plan": "planning.planner",
     "Timeline": "timeline",
+    "trace": "tracing.capture",
     "Workload": "workload",
 }
 

@@ -18,7 +18,9 @@ import secrets
 import stat
 import sys
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from typing import BinaryIO
 
 from syncopate.errors import ArtifactError
 
@@ -73,6 +75,48 @@ def write_output(path: str | os.PathLike[str], data: bytes) -> Path:
         what = "standard output" if inherited == 1 else target
         raise ArtifactError(what, f"cannot write: {error.strerror or error}") from None
     return target
+
+
+def new_file(directory: Path, stem: str, suffix: str) -> tuple[Path, BinaryIO]:
+    """Begin a file beside those that are there, to be written without a buffer.
+
+    Args:
+        directory: where; must exist.
+        stem: its name; ``-2``, ``-3`` and so on follow it where there are files of that name.
+        suffix: what the name ends with.
+
+    Returns:
+        Its path, and the file.
+
+    Raises:
+        ArtifactError: it cannot be made.
+    """
+    for number in count(1):
+        path = directory / f"{stem}{'' if number == 1 else f'-{number}'}{suffix}"
+        try:
+            return path, path.open("xb", buffering=0)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ArtifactError(path, f"cannot write: {error.strerror or error}") from None
+    raise AssertionError
+
+
+def new_directory(path: str | os.PathLike[str]) -> Path:
+    """Make a directory unless it is there, with its parents; return its path.
+
+    Raises:
+        ArtifactError: it is not there and cannot be made, or nothing can be written in it.
+    """
+    directory = Path(path)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"cannot make this directory: {error.strerror or error}"
+        raise ArtifactError(directory, reason) from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise ArtifactError(directory, "cannot write in this directory; give another")
+    return directory
 
 
 def is_standard_output(path: str | os.PathLike[str] | None) -> bool:

@@ -24,7 +24,7 @@ SOURCES: tuple[str, ...] = ("measured", "simulated")
 """Where a timeline can come from."""
 
 
-class Span(Record, frozen=True, kw_only=True):
+class Span(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One stretch of one rank's time.
 
     Attributes:
@@ -37,6 +37,8 @@ class Span(Record, frozen=True, kw_only=True):
         channel: which channel carried it, for communication.
         nbytes: bytes communicated; 0 for computation.
         detail: the algorithm, or anything else a reader wants.
+        launched_s: when communication was handed to its channel; None: not known.
+        ready_s: when all that a push carries was there; None: not known.
     """
 
     name: str
@@ -48,6 +50,8 @@ class Span(Record, frozen=True, kw_only=True):
     channel: int = 0
     nbytes: int = 0
     detail: str = ""
+    launched_s: float | None = None
+    ready_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.lane not in LANES:

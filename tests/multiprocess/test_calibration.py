@@ -23,6 +23,7 @@ from syncopate.profiling.profile import profile
 from syncopate.schedules import registry
 from syncopate.tracing import clocks as stamping
 from syncopate.tracing import offsets as clocks
+from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Task, replay
@@ -124,12 +125,18 @@ def wrong_sum(communicator: Communicator) -> str:
     return ""
 
 
+def _seconds(communicator: Communicator) -> tuple[float, ...]:
+    found = clock_offsets(communicator)
+    assert all(0 <= offset.error_s < 0.05 for offset in found)
+    return tuple(offset.seconds for offset in found)
+
+
 def offsets(communicator: Communicator) -> list[tuple[float, ...]]:
-    same = clock_offsets(communicator)
+    same = _seconds(communicator)
     real = clocks.hosts_of
     clocks.hosts_of = lambda _: ("a", "a", "b", "c")
     try:
-        return [same, clock_offsets(communicator)]
+        return [same, _seconds(communicator)]
     finally:
         clocks.hosts_of = real
 
@@ -278,7 +285,7 @@ def test_four_ranks(tmp_path: Path) -> None:
 
 def alone(rank: int, world_size: int) -> Cluster:
     with Communicator() as communicator:
-        assert clock_offsets(communicator) == (0.0,)
+        assert clock_offsets(communicator) == (ClockOffset(0.0, 0.0),)
         return calibrate(communicator)
 
 

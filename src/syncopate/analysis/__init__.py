@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from syncopate.analysis.arrivals import Arrivals, arrivals
 from syncopate.analysis.collectives import Bandwidth, Collective, bandwidths, collectives
 from syncopate.analysis.exposure import Exposure, exposures
 from syncopate.analysis.path import Segment, critical_path
@@ -11,6 +12,7 @@ from syncopate.analysis.stragglers import Straggler, stragglers
 from syncopate.analysis.work import Work, works
 
 __all__ = [
+    "Arrivals",
     "Bandwidth",
     "Collective",
     "Exposure",
@@ -20,6 +22,7 @@ __all__ = [
     "Segment",
     "Straggler",
     "Work",
+    "arrivals",
     "bandwidths",
     "collectives",
     "critical_path",

@@ -32,7 +32,7 @@ class Starts:
         self._communicator = communicator
         self._device = device_of(communicator)
         offsets = None if shared_clock else clock_offsets(communicator)
-        self._offset_s = 0.0 if offsets is None else offsets[communicator.rank]
+        self._offset_s = 0.0 if offsets is None else offsets[communicator.rank].seconds
 
     def timed(self, work: Callable[[], object]) -> float:
         """Run ``work`` from the next agreed moment; return the seconds until this rank is done."""

@@ -1,4 +1,4 @@
-"""``syncopate analyze``: what a timeline, or the traces of a parameter server, say."""
+"""``syncopate analyze``: what a run, a timeline, or the traces of a parameter server say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def analyze(
     files: Annotated[
         list[Path],
         typer.Argument(
-            metavar="FILE", help="A timeline, or one file of each rank, or of each node."
+            metavar="FILE",
+            help="The directory of a run that was traced, a timeline, or one file of each rank, or "
+            "of each node.",
         ),
     ],
     asynchronous: Annotated[
@@ -33,6 +35,9 @@ def analyze(
     repair: Annotated[
         bool, typer.Option("--repair", help="DLC: put records in the order of their times.")
     ] = False,
+    last: Annotated[
+        int, typer.Option(help="A run: how many iterations to look at, the last ones.")
+    ] = 200,
     json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
     """Say what iterations spent their time on: computation, communication, and waiting.
@@ -40,11 +45,14 @@ def analyze(
     And which message kept ranks from computing, which rank was late and why, what the critical path
     is, and what bandwidth was reached. `syncopate explain` says what to do about it.
 
-    A timeline comes from `syncopate simulate` or from a recorded training. Files of ranks are those
-    of `syncopate record`, of torch's flight recorder or of torch.profiler. A DLC trace is what one
+    A run is traced by `syncopate.trace` or `SYNCOPATE_TRACE` (docs/tracing.md). A timeline comes
+    from `syncopate simulate` or from a recorded training. Files of ranks are those of
+    `syncopate record`, of torch's flight recorder or of torch.profiler. A DLC trace is what one
     node of a parameter server sent and received, as SketchDLC defines it. Needs no ranks.
 
     For example:
+
+      syncopate analyze runs/a
 
       syncopate analyze timeline.json
 
@@ -56,9 +64,9 @@ def analyze(
     """
     from syncopate.tracing.foreign import is_document
 
-    documents = [path for path in files if is_document(path)]
+    documents = [path for path in files if path.is_dir() or is_document(path)]
     if len(documents) == len(files):
-        _timeline(read_timeline(*files), json)
+        _timeline(read_timeline(*files, last=last), json)
     elif documents:
         rule = "left out: DLC traces are analysed by themselves"
         raise InvalidValueError("FILE", str(documents[0]), rule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from typing import Protocol
 
 _POLL_S = 0.25
@@ -28,9 +29,13 @@ class Handle:
     On CPU the collective is over when :meth:`wait` returns. With NCCL, as in torch, :meth:`wait`
     orders the current stream after the collective and does not block the host; reading a stamp
     does.
+
+    Attributes:
+        launched_s: when it was submitted, by ``time.perf_counter``.
     """
 
     def __init__(self) -> None:
+        self.launched_s = time.perf_counter()
         # A lock held until the collective is over: an Event takes ten times as long to make.
         self._open = threading.Lock()
         self._open.acquire()

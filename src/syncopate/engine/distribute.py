@@ -19,14 +19,16 @@ from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.checks.agreement import agree
+from syncopate.engine.checks.agreement import Checks, T, agree
 from syncopate.engine.checks.connect import require_process_group
 from syncopate.engine.checks.soundness import Given, checks
 from syncopate.engine.engine import Engine
 from syncopate.engine.model.module import attach
 from syncopate.engine.model.state import Buffers, broadcast_tensors
+from syncopate.engine.recording import tell
 from syncopate.engine.selfplan import Asked, Wishes, start
 from syncopate.plan import SERVED, Plan
+from syncopate.tracing.capture import current
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])
 
@@ -181,16 +183,24 @@ def _built(
     # One channel until it is known that all ranks ask for the same number of them.
     communicator = Communicator(group, timeout_s=timeout_s)
     try:
-        row = checks(model, optimizers, given, communicator.world_size)
-        sound, hosts = agree(communicator, row, beside=socket.gethostname())
+        row = _with_capture(checks(model, optimizers, given, communicator.world_size))
+        sound, told = agree(communicator, row, beside=tell(socket.gethostname()))
         device, shared = sound.trainables[0].parameter.device, given.broadcast_buffers
         buffers = Buffers(model, device, sound.ignored, shared=shared)
         broadcast_tensors(communicator, [*sound.weights, *buffers.tensors])
         buffers.take(buffers.kept)
-        return Engine(model, sound, buffers, communicator), hosts
+        engine = Engine(model, sound, buffers, communicator)
+        engine.recording.enrol(told)
+        return engine, [one.host for one in told]
     except BaseException:
         communicator.close()
         raise
+
+
+def _with_capture(row: Checks[T]) -> Checks[T]:
+    """Return a row of checks, and before it that the capture that is asked for can be written."""
+    current()
+    return (yield from row)
 
 
 def _listed(optimizer: object) -> Sequence[object]:

@@ -29,12 +29,10 @@ from syncopate.engine.model import ownership
 from syncopate.engine.model.inventory import Inventory
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.readiness import Readiness
-from syncopate.engine.step import StepRecorder
+from syncopate.engine.recording import Recording
 from syncopate.errors import EngineError
 from syncopate.plan import SERVED, Plan
 from syncopate.timeline import Timeline
-from syncopate.tracing import merge
-from syncopate.tracing.offsets import clock_offsets
 from syncopate.workload import TENSOR, Workload
 
 if TYPE_CHECKING:
@@ -57,6 +55,7 @@ class Engine:
         tries_spread: whether self-planning lets plans compete in which ranks own parts.
         delay: what plans train with that can; None for synchronous training.
         servers: parameter servers that hold the weights; None where ranks do.
+        recording: what is noted of its steps.
     """
 
     def __init__(
@@ -77,11 +76,10 @@ class Engine:
         self.tries_spread = False
         self.delay: Delay | LocalSGD | None = sound.delay
         self.servers: Servers | None = sound.servers
-        self._recorder: StepRecorder | None = None
-        self._recording = False
         self.model_name = type(model).__name__
         self._inventory = Inventory(model, sound.trainables, sound.ignored)
         self._readiness = Readiness(sound.trainables, buffers, communicator)
+        self.recording = Recording(self._readiness, communicator)
         self._exchange: Exchange | None = None
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
@@ -159,33 +157,16 @@ class Engine:
 
     def record(self, on: bool = True) -> None:
         """Start or stop noting when every step did what; a new start forgets the old record."""
-        if on and not self._recording:
-            self._recorder = StepRecorder(self.communicator.rank, self._readiness.clock)
-            self._readiness.listeners.append(self._recorder.steps.append)
-        elif not on and self._recording and self._recorder is not None:
-            self._readiness.listeners.remove(self._recorder.steps.append)
-        self._recording = on
+        self.recording.record(on)
 
     def timeline(self, name: str = "training") -> Timeline:
         """Return what was recorded, every rank on rank 0's clock; every rank calls it.
 
         Raises:
             EngineError: nothing was ever recorded.
+            CollectiveError: a rank is lost or late.
         """
-        if self._recorder is None:
-            raise EngineError("there is no record; call record() before the steps to look at")
-        spans = self._recorder.spans(self._readiness.last_update)
-        offsets_s = clock_offsets(self.communicator)
-        everyone = self.communicator.all_gather_object(spans)
-        plan = self.plan
-        metadata = {
-            "model": plan.model,
-            "policy": plan.policy,
-            "exchange": plan.exchange,
-            "buckets": str(len(plan.buckets)),
-            "torch": str(torch.__version__),
-        }
-        return merge(everyone, name=name, offsets_s=offsets_s, metadata=metadata)
+        return self.recording.timeline(name)
 
     def join(
         self,
@@ -334,6 +315,7 @@ class Engine:
             if self._exchange is not None:
                 self._exchange.leave()
         finally:
+            self.recording.close()
             ownership.release(self)
             self._inventory.forget()
             self._readiness.remove()
@@ -461,6 +443,7 @@ class Engine:
         self._exchange.complete = self._readiness.complete
         self._readiness.install(self._exchange)
         self._plan = plan
+        self.recording.adopted(plan)
 
     def _require_trainable(self) -> None:
         ownership.require_alone(self, self._trainables)

@@ -42,7 +42,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from enum import IntEnum
 from functools import partial
 from typing import Any
 
@@ -57,23 +56,10 @@ from syncopate.engine.exchange.base import Exchange, Missing, Note
 from syncopate.engine.join import Move
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
-from syncopate.engine.step import Step
+from syncopate.engine.step import State, Step
 from syncopate.engine.tail import Said
 from syncopate.errors import EngineError
 from syncopate.tracing.clocks import clock_for
-
-
-class State(IntEnum):
-    """What the current backward does with its gradients."""
-
-    IDLE = 0
-    """No backward runs."""
-    SYNC = 1
-    """Buckets are launched as they become ready."""
-    HELD = 2
-    """Ready times are noted; every bucket is launched at the end."""
-    SKIP = 3
-    """Gradients accumulate locally (``no_sync``)."""
 
 
 class Readiness:
@@ -186,7 +172,7 @@ class Readiness:
             bucket = bucket_of[index]
             left[bucket] -= 1
             if not left[bucket]:
-                alive()._advance()
+                alive()._advance(bucket)
 
         return hook
 
@@ -276,7 +262,7 @@ class Readiness:
         elif self._state == State.SYNC and not self._ready[index]:
             self._ready[index] = 1
             self._left[self._bucket_of[index]] -= 1
-            self._advance()
+            self._advance(self._bucket_of[index])
         elif self._state == State.HELD and not self._timed[index]:
             self._timed[index] = 1
             self._step.ready.append((index, self._stamp()))
@@ -287,8 +273,10 @@ class Readiness:
                 "use torch.utils.checkpoint with use_reentrant=False"
             )
 
-    def _advance(self) -> None:
-        """Launch every bucket that is complete and whose turn it is."""
+    def _advance(self, bucket: int) -> None:
+        """Launch every bucket that is complete and whose turn it is, after a gradient of one."""
+        if self.listeners and not self._left[bucket]:
+            self._step.arrived[bucket] = self._stamp()
         with torch.no_grad():
             while self._next < len(self._buckets) and not self._left[self._next]:
                 self._push(self._buckets[self._next])
@@ -322,6 +310,11 @@ class Readiness:
         if self.listeners:
             step.earlier.append((step.forward_start, step.backward_start, self._stamp()))
         step.forward_start = None
+
+    @property
+    def steps(self) -> int:
+        """How many synchronised backwards are over."""
+        return self._step.number
 
     @property
     def last_update(self) -> tuple[Any, Any] | None:
@@ -486,13 +479,18 @@ class Readiness:
 
     def _report(self) -> None:
         """Hand the step that is over to whoever listens."""
-        step, self._step = self._step, Step()
+        step, self._step = self._step, Step(number=self._step.number + 1)
+        step.waits, self.exchange.waits = self.exchange.waits, []
         if not self.exchange.ends_with_backward:
             step.closing, step.update = step.update, None
         if not self.listeners:
             return
         step.end = self._stamp()
-        step.pushes = [one.pushed() for one in self.exchange.pushes]
+        bucket_of, arrived = self._bucket_of, step.arrived
+        step.pushes = [
+            one.pushed(arrived.get(bucket_of[one.part.trainables[0].index]))
+            for one in self.exchange.pushes
+        ]
         step.pulls = [one.pulled() for one in self.exchange.pulls]
         self.exchange.begin()
         for listener in tuple(self.listeners):

@@ -1,20 +1,43 @@
-"""Step: when one synchronised training step did what, and its spans for the timeline."""
+"""Step: when one synchronised training step did what, and its events for who records them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Protocol
 
 from syncopate.recipe import Recipe
-from syncopate.timeline import Span
-from syncopate.tracing import Recorder
 from syncopate.tracing.clocks import Clock
+from syncopate.tracing.recorder import Event, Recorder
+
+_MOST_PENDING = 32
+"""Steps of which something may be on its way; what is not over by then is dropped."""
+
+_UNKNOWN_S = float("nan")
+
+
+class State(IntEnum):
+    """What the current backward does with its gradients."""
+
+    IDLE = 0
+    """No backward runs."""
+    SYNC = 1
+    """Buckets are launched as they become ready."""
+    HELD = 2
+    """Ready times are noted; every bucket is launched at the end."""
+    SKIP = 3
+    """Gradients accumulate locally (``no_sync``)."""
 
 
 class Ran(Protocol):
     """What carried a message."""
+
+    @property
+    def launched_s(self) -> float:
+        """When it was handed over, by ``time.perf_counter``."""
 
     @property
     def started_s(self) -> float:
@@ -23,6 +46,9 @@ class Ran(Protocol):
     @property
     def finished_s(self) -> float:
         """When it was over, on the same clock."""
+
+    def done(self) -> bool:
+        """Say whether it is over, without blocking."""
 
     def wait(self) -> None:
         """Return when it is over."""
@@ -37,12 +63,14 @@ class Sent:
         recipe: how it travelled.
         nbytes: bytes on the wire, what rode along included.
         handle: knows when it ran.
+        ready: when all that a push carries was there; None: not known.
     """
 
     bucket: int
     recipe: Recipe
     nbytes: int
     handle: Ran
+    ready: Any = None
 
 
 @dataclass
@@ -67,6 +95,11 @@ class Step:
         pushes: the collectives of the gradients, in launch order.
         pulls: those of the weights, likewise; the next forward waits for them.
         called: the model was called, before ranks met; :attr:`forward_start` is after that.
+        number: counts the synchronised backwards, from 0.
+        arrived: when the last gradient of a bucket was there, by launch order; kept where
+            somebody listens.
+        waits: ``(bucket, start_s, end_s)`` of waits for weights, by ``time.perf_counter``.
+        whole: whether it is a step; else only the update that closes one that was noted before.
     """
 
     forward_start: Any = None
@@ -80,67 +113,113 @@ class Step:
     pushes: list[Sent] = field(default_factory=list)
     pulls: list[Sent] = field(default_factory=list)
     called: Any = None
+    number: int = 0
+    arrived: dict[int, Any] = field(default_factory=dict)
+    waits: list[tuple[int, float, float]] = field(default_factory=list)
+    whole: bool = True
 
 
 class StepRecorder:
-    """Keeps steps and turns them into spans when asked: recording itself is one list append.
+    """Listens to steps and notes their events, once all that was launched in them is over.
 
     Args:
-        rank: whose steps.
+        recorder: gets the events.
         clock: made the stamps.
+        model: which model of the process it is.
     """
 
-    def __init__(self, rank: int, clock: Clock) -> None:
-        self.steps: list[Step] = []
-        self._rank = rank
+    def __init__(self, recorder: Recorder, clock: Clock, model: int = 0) -> None:
+        self.recorder = recorder
+        self._model = model
         self._clock = clock
+        self._pending: deque[Step] = deque()
+        self._updated = -1
+        self._last: int | None = None
         # Stamps of a device are placed on the host's clock by one moment known on both.
         self._anchor = clock.stamp()
         clock.finish()
         self._anchor_s = time.perf_counter()
 
-    def spans(self, last_update: tuple[Any, Any] | None = None) -> tuple[Span, ...]:
-        """Return the spans of every step, on ``time.perf_counter``; waits for the device.
+    def __call__(self, step: Step) -> None:
+        """Take a step that is over for this rank; parts of it may be on their way."""
+        if step.update is not None and self._last == step.number - 1:
+            self._pending.append(Step(number=step.number - 1, closing=step.update, whole=False))
+        self._pending.append(step)
+        self._last = step.number
+        while self._pending and self._is_over(self._pending[0]):
+            self._put(self._pending.popleft())
+        while len(self._pending) > _MOST_PENDING:
+            step = self._pending.popleft()
+            self.recorder.drop(len(step.pushes) + len(step.pulls) + 1)
+
+    def closed(self, update: tuple[Any, Any] | None) -> None:
+        """Take the optimizer's step that closed the last step, where that is not said otherwise."""
+        if update is not None and self._last is not None:
+            self._pending.append(Step(number=self._last, closing=update, whole=False))
+
+    def finish(self, *, wait: bool) -> None:
+        """Note what has not been noted yet.
 
         Args:
-            last_update: the optimizer's step after the last backward.
-        """
-        self._clock.finish()
-        recorder = Recorder(self._rank)
-        updates = [step.update for step in self.steps[1:]] + [last_update]
-        for iteration, (step, following) in enumerate(zip(self.steps, updates, strict=True)):
-            self._add_step(recorder, iteration, step)
-            update = step.closing or following
-            if update is not None:
-                self._add(recorder, "update", iteration, update)
-        return recorder.drain()
+            wait: for what is on its way; it is dropped otherwise.
 
-    def _add_step(self, recorder: Recorder, iteration: int, step: Step) -> None:
+        Raises:
+            CollectiveError: a rank is lost or late; only where it waits.
+        """
+        if wait:
+            self._clock.finish()
+            for step in self._pending:
+                for sent in (*step.pushes, *step.pulls):
+                    sent.handle.wait()
+        while self._pending:
+            step = self._pending.popleft()
+            if self._is_over(step):
+                self._put(step)
+            else:
+                self.recorder.drop(len(step.pushes) + len(step.pulls) + 1)
+
+    def _is_over(self, step: Step) -> bool:
+        last = step.closing[1] if step.closing else step.end
+        sent = (*step.pushes, *step.pulls)
+        return self._clock.reached(last) and all(one.handle.done() for one in sent)
+
+    def _put(self, step: Step) -> None:
+        events = list(self._events(step)) if step.whole else []
+        if step.closing is not None and self._updated < step.number:
+            events.append(self._between("update", step, *step.closing))
+            self._updated = step.number
+        self.recorder.add(events)
+
+    def _events(self, step: Step) -> Iterator[Event]:
         passes: Sequence[tuple[Any, Any, Any]] = (
             *step.earlier,
             (step.forward_start, step.backward_start, step.backward_end),
         )
         for forward_start, backward_start, backward_end in passes:
             if forward_start is not None:
-                self._add(recorder, "forward", iteration, (forward_start, backward_start))
-            self._add(recorder, "backward", iteration, (backward_start, backward_end))
+                yield self._between("forward", step, forward_start, backward_start)
+            yield self._between("backward", step, backward_start, backward_end)
         waited = step.closing[0] if step.closing else step.end
-        self._add(recorder, "wait", iteration, (step.backward_end, waited))
+        yield self._between("wait", step, step.backward_end, waited)
+        for bucket, start_s, end_s in step.waits:
+            yield Event("wait", start_s, end_s, step.number, bucket, model=self._model)
         for lane, collectives in (("push", step.pushes), ("pull", step.pulls)):
             for sent in collectives:
-                sent.handle.wait()
-                recorder.add(
-                    f"bucket {sent.bucket}",
-                    lane,
-                    (sent.handle.started_s, sent.handle.finished_s),
-                    iteration=iteration,
-                    channel=sent.recipe.channel,
-                    nbytes=sent.nbytes,
-                    detail=sent.recipe.algorithm,
-                )
+                handle, recipe = sent.handle, sent.recipe
+                start_s, end_s = handle.started_s, handle.finished_s
+                if not end_s >= start_s:
+                    continue  # it failed, and nobody knows when it ended
+                ready_s = _UNKNOWN_S if sent.ready is None else self._host_s(sent.ready)
+                yield Event(
+                    lane, start_s, end_s, step.number, sent.bucket, recipe.channel, sent.nbytes,
+                    recipe.algorithm, handle.launched_s, ready_s, self._model,
+                )  # fmt: skip
+        # A clock that was compared long ago has drifted, and a long time has few digits left.
+        self._anchor, self._anchor_s = step.end, self._host_s(step.end)
 
-    def _add(self, recorder: Recorder, lane: str, iteration: int, stamps: tuple[Any, Any]) -> None:
-        start_s, end_s = (
-            self._anchor_s + self._clock.between_s(self._anchor, stamp) for stamp in stamps
-        )
-        recorder.add(lane, lane, (start_s, max(start_s, end_s)), iteration=iteration)
+    def _between(self, lane: str, step: Step, start: Any, end: Any) -> Event:
+        start_s, end_s = self._host_s(start), self._host_s(end)
+        return Event(lane, start_s, max(start_s, end_s), step.number, model=self._model)
+
+    def _host_s(self, stamp: Any) -> float:
+        return self._anchor_s + self._clock.between_s(self._anchor, stamp)

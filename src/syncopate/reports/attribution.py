@@ -16,6 +16,7 @@ from rich.text import Text
 from syncopate.analysis import (
     Exposure,
     Segment,
+    arrivals,
     bandwidths,
     collectives,
     critical_path,
@@ -24,10 +25,12 @@ from syncopate.analysis import (
     stragglers,
     works,
 )
-from syncopate.reports.phases import phases_report
+from syncopate.reports.phases import arrivals_report, phases_report
 from syncopate.reports.tables import titled_table
 from syncopate.timeline import Timeline
 from syncopate.units import format_bytes, format_rate, format_seconds
+
+MEASURED = "measured"
 
 _SHOWN = 12
 """Rows of a table that a terminal has room for."""
@@ -50,6 +53,8 @@ def timeline_report(timeline: Timeline) -> RenderableType:
     last = max((work.iteration for work in works(timeline)), default=None)
     if last is not None:
         parts.append(_path(critical_path(timeline, last), last))
+    if timeline.source == MEASURED and (said := arrivals_report(timeline)) is not None:
+        parts.append(said)
     return Group(*parts)
 
 
@@ -59,6 +64,7 @@ def timeline_json(timeline: Timeline) -> dict[str, Any]:
     last = max((work.iteration for work in works(timeline)), default=None)
     found = {
         "phases": phases(timeline),
+        "arrivals": arrivals(timeline),
         "exposures": exposures(timeline, messages),
         "bandwidths": bandwidths(timeline, messages),
         "stragglers": stragglers(timeline),

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis import Phases, mean, phases
+from syncopate.analysis import Phases, arrivals, mean, phases
 from syncopate.reports.tables import titled_table
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
@@ -24,15 +24,21 @@ _COLUMNS = (
     "idle",
 )
 
+_MOST_ROWS = 20
+
 
 def phases_report(timeline: Timeline) -> RenderableType:
-    """Return the phases of every iteration, the mean over ranks; the last one stands for all.
+    """Return the phases of the last iterations, the mean over ranks; the last stands for all.
 
     Raises:
         InvalidValueError: the timeline has no spans.
     """
     found = phases(timeline)
     numbers = sorted({phase.iteration for phase in found}) or [-1]
+    title = "iterations, mean over ranks"
+    if len(numbers) > _MOST_ROWS:
+        title = f"the last {_MOST_ROWS} of {len(numbers)} {title}"
+        numbers = numbers[-_MOST_ROWS:]
     means = [mean([phase for phase in found if phase.iteration == number]) for number in numbers]
     last = means[-1]
     lines = Text.assemble(
@@ -42,12 +48,33 @@ def phases_report(timeline: Timeline) -> RenderableType:
         f"computation {format_seconds(last.computation_s)}, "
         f"communication {format_seconds(last.communication_s)}, {last.overlap_ratio:.0%} hidden",
     )
-    table = titled_table("iterations, mean over ranks")
+    table = titled_table(title)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     for number, phase in zip(numbers, means, strict=True):
         _add(table, number, phase)
     return Group(lines, table)
+
+
+def arrivals_report(timeline: Timeline) -> RenderableType | None:
+    """Return how long collectives took once all ranks were there, by clocks and without them.
+
+    None where no collective was recorded by all of several ranks.
+    """
+    found = arrivals(timeline)
+    if timeline.world_size < 2 or not found.collectives:
+        return None
+    iterations = len({span.iteration for span in timeline.spans})
+    lines = [
+        "collectives of an iteration, from the last arrival to the last completion: "
+        f"{format_seconds(found.together_s / iterations)} by the clocks of the ranks, "
+        f"{format_seconds(found.bound_s / iterations)} at least by each rank's own clock"
+    ]
+    if error := float(timeline.metadata.get("clock_error_s", 0.0)):
+        lines.append(f"the clocks of hosts were compared within {format_seconds(error)}")
+    if found.clocks_off_s > 0:
+        lines.append(f"clocks are wrong by {format_seconds(found.clocks_off_s)} at least")
+    return Text("\n".join(lines))
 
 
 def _add(table: Table, number: int, phase: Phases) -> None:

@@ -26,6 +26,9 @@ class Clock(Protocol):
     def host_s(self, stamp: Any) -> float | None:
         """Return the host's ``time.perf_counter`` at a stamp; None where it is not known."""
 
+    def reached(self, stamp: Any) -> bool:
+        """Say whether the computation has come to a stamp, without blocking."""
+
     def finish(self) -> None:
         """Wait until the computation up to here is done."""
 
@@ -46,6 +49,10 @@ class HostClock:
     def host_s(self, stamp: float) -> float:
         """Return the stamp."""
         return stamp
+
+    def reached(self, stamp: float) -> bool:
+        """Return True: the work is done when the call returns."""
+        return True
 
     def finish(self) -> None:
         """Do nothing: the work is done when the call returns."""
@@ -71,6 +78,10 @@ class CudaClock:
 
     def host_s(self, stamp: torch.cuda.Event) -> None:
         """Return None: the device's clock is its own."""
+
+    def reached(self, stamp: torch.cuda.Event) -> bool:
+        """Ask the event."""
+        return bool(stamp.query())  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
         """Synchronise the device."""

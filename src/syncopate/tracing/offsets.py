@@ -9,13 +9,13 @@ import torch
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.collectives.wire import Wire
-from syncopate.tracing.merge import clock_offset
+from syncopate.tracing.merge import ClockOffset, clock_offset
 
 _ROUND_TRIPS = 20
 
 
-def clock_offsets(communicator: Communicator) -> tuple[float, ...]:
-    """Return each rank's ``time.perf_counter`` minus rank 0's, in seconds, the same on all ranks.
+def clock_offsets(communicator: Communicator) -> tuple[ClockOffset, ...]:
+    """Return each rank's ``time.perf_counter`` minus rank 0's, the same on all ranks.
 
     Ranks of one host read one clock, so their offset is exactly 0; others are asked over some
     round trips. Clocks drift apart by microseconds per second: measure close to what is compared.
@@ -23,7 +23,7 @@ def clock_offsets(communicator: Communicator) -> tuple[float, ...]:
     """
     hosts = hosts_of(communicator)
     strangers = [rank for rank, host in enumerate(hosts) if host != hosts[0]]
-    offsets = [0.0] * communicator.world_size
+    offsets = [ClockOffset(0.0, 0.0)] * communicator.world_size
     if not strangers:
         return tuple(offsets)
     wire = Wire(communicator)
@@ -36,7 +36,7 @@ def clock_offsets(communicator: Communicator) -> tuple[float, ...]:
     return tuple(offsets)
 
 
-def _ask(wire: Wire, peer: int) -> float:
+def _ask(wire: Wire, peer: int) -> ClockOffset:
     stamp = torch.zeros((), dtype=torch.float64, device=wire.device)
     trips = []
     for _ in range(_ROUND_TRIPS):

@@ -1,71 +1,198 @@
-"""Recorder: one rank notes what it did when, at the cost of one list append."""
+"""Recorder: a ring of one rank's events, of fixed size, that counts what it has no room for.
+
+An event is a row of a numpy array. Texts (algorithms) are kept once, in a table, and rows have
+their index. Whoever empties the ring, a writer of files or whoever asks for spans, makes room.
+"""
 
 from __future__ import annotations
 
-from syncopate.timeline import Span
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.errors import UnknownNameError
+from syncopate.timeline import LANES, Span
+
+_UNKNOWN_S = float("nan")
+
+RECORD = np.dtype(
+    [
+        ("lane", "u1"),
+        ("model", "u1"),
+        ("channel", "<u2"),
+        ("iteration", "<i4"),
+        ("bucket", "<i4"),
+        ("detail", "<u4"),
+        ("nbytes", "<i8"),
+        ("start_s", "<f8"),
+        ("end_s", "<f8"),
+        ("launched_s", "<f8"),
+        ("ready_s", "<f8"),
+    ]
+)
+"""One event: 56 bytes, as they lie in memory and in files."""
+
+Records = NDArray[np.void]
+
+CAPACITY = 1 << 20
+"""Events that a recorder holds at most: memory is only used as they come."""
+
+_LANE = {lane: place for place, lane in enumerate(LANES)}
+
+
+class Event(NamedTuple):
+    """What a rank did; times by its ``time.perf_counter``, NaN where they are not known.
+
+    Attributes:
+        lane: one of :data:`syncopate.timeline.LANES`.
+        start_s: when it began.
+        end_s: when it was over.
+        iteration: of the training.
+        bucket: of the plan; -1: of none.
+        channel: which channel carried it.
+        nbytes: bytes communicated.
+        detail: the algorithm.
+        launched_s: when it was handed to its channel.
+        ready_s: when all gradients of the bucket were there.
+        model: which model of this process, in the order of ``distribute``.
+    """
+
+    lane: str
+    start_s: float
+    end_s: float
+    iteration: int = 0
+    bucket: int = -1
+    channel: int = 0
+    nbytes: int = 0
+    detail: str = ""
+    launched_s: float = _UNKNOWN_S
+    ready_s: float = _UNKNOWN_S
+    model: int = 0
 
 
 class Recorder:
-    """Collects one rank's spans on that rank's clock, ``time.perf_counter``.
-
-    ``add`` may be called from any thread. Nothing is checked or built until the spans are read, so
-    that recording disturbs what it records as little as possible.
+    """Holds one rank's events until they are taken; any thread may call it.
 
     Args:
-        rank: whose time it is.
-        enabled: whether ``add`` records at all; may be changed at any time.
+        capacity: events that it holds at most.
+
+    Attributes:
+        dropped: events that came while it was full.
+        texts: the details of events, by index.
     """
 
-    def __init__(self, rank: int, *, enabled: bool = True) -> None:
-        self.rank = rank
-        self.enabled = enabled
-        self._rows: list[tuple[str, str, float, float, int, int, int, str]] = []
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.dropped = 0
+        self.texts: list[str] = []
+        self._index: dict[str, int] = {}
+        self._ring: Records = np.empty(capacity, RECORD)
+        self._first = self._count = 0
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._count
 
-    def add(
-        self,
-        name: str,
-        lane: str,
-        when_s: tuple[float, float],
-        *,
-        iteration: int = 0,
-        channel: int = 0,
-        nbytes: int = 0,
-        detail: str = "",
-    ) -> None:
-        """Note one span, by the fields of :class:`syncopate.timeline.Span`.
+    def add(self, events: Sequence[Event]) -> bool:
+        """Note events that belong together: all of them, or none where there is no room.
 
-        ``when_s`` is its ``(start_s, end_s)``.
-        """
-        if self.enabled:
-            self._rows.append((name, lane, *when_s, iteration, channel, nbytes, detail))
-
-    def spans(self) -> tuple[Span, ...]:
-        """Return what was recorded, in order of recording.
+        Returns:
+            Whether there was room.
 
         Raises:
-            SyncopateError: a recorded span is invalid (unknown lane, ends before it starts).
+            UnknownNameError: no such lane.
         """
-        return tuple(self._span(row) for row in list(self._rows))
+        with self._lock:
+            capacity, count = len(self._ring), len(events)
+            if self._count + count > capacity:
+                self.dropped += count
+                return False
+            rows = np.array([self._row(event) for event in events], RECORD)
+            at = (self._first + self._count) % capacity
+            fits = min(count, capacity - at)
+            self._ring[at : at + fits] = rows[:fits]
+            self._ring[: count - fits] = rows[fits:]
+            self._count += count
+            return True
 
-    def drain(self) -> tuple[Span, ...]:
-        """Return what was recorded and forget it; spans added meanwhile are kept."""
-        spans = self.spans()
-        del self._rows[: len(spans)]
-        return spans
+    def drop(self, count: int) -> None:
+        """Count events that could not be noted."""
+        with self._lock:
+            self.dropped += count
 
-    def _span(self, row: tuple[str, str, float, float, int, int, int, str]) -> Span:
-        name, lane, start_s, end_s, iteration, channel, nbytes, detail = row
-        return Span(
-            name=name,
-            lane=lane,
-            rank=self.rank,
-            start_s=start_s,
-            end_s=end_s,
-            iteration=iteration,
-            channel=channel,
-            nbytes=nbytes,
-            detail=detail,
+    def records(self) -> Records:
+        """Return a copy of what is held, in order of recording."""
+        with self._lock:
+            return self._copy()
+
+    def take(self) -> Records:
+        """Return what is held, in order of recording, and make room."""
+        with self._lock:
+            found = self._copy()
+            self._first = (self._first + self._count) % len(self._ring)
+            self._count = 0
+            return found
+
+    def _copy(self) -> Records:
+        places = np.arange(self._first, self._first + self._count) % len(self._ring)
+        found: Records = self._ring[places]
+        return found
+
+    def _row(self, event: Event) -> tuple[Any, ...]:
+        lane = _LANE.get(event.lane)
+        if lane is None:
+            raise UnknownNameError("lane", event.lane, LANES)
+        detail = self._index.get(event.detail)
+        if detail is None:
+            detail = self._index[event.detail] = len(self.texts)
+            self.texts.append(event.detail)
+        return (
+            lane, event.model, event.channel, event.iteration, event.bucket, detail,
+            event.nbytes, event.start_s, event.end_s, event.launched_s, event.ready_s,
+        )  # fmt: skip
+
+
+def spans_of(
+    records: Iterable[Any],
+    texts: Sequence[str],
+    rank: int,
+    *,
+    models: Mapping[int, str] | None = None,
+) -> tuple[Span, ...]:
+    """Return records as spans.
+
+    Args:
+        records: rows of :data:`RECORD`.
+        texts: details by index.
+        rank: whose they are.
+        models: what to put before the names of spans, by model; nothing where there is none.
+    """
+    prefixes = models or {}
+    found = []
+    for (
+        lane, model, channel, iteration, bucket, detail,
+        nbytes, start_s, end_s, launched_s, ready_s,
+    ) in map(tuple, records):  # fmt: skip
+        name = LANES[lane] if bucket < 0 else f"bucket {bucket}"
+        found.append(
+            Span(
+                name=prefixes.get(int(model), "") + name,
+                lane=LANES[lane],
+                rank=rank,
+                start_s=float(start_s),
+                end_s=float(end_s),
+                iteration=int(iteration),
+                channel=int(channel),
+                nbytes=int(nbytes),
+                detail=texts[detail],
+                launched_s=_known(launched_s),
+                ready_s=_known(ready_s),
+            )
         )
+    return tuple(found)
+
+
+def _known(time_s: float) -> float | None:
+    return None if np.isnan(time_s) else float(time_s)

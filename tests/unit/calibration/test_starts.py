@@ -8,6 +8,9 @@ import pytest
 
 from syncopate.calibration import starts
 from syncopate.calibration.starts import Starts
+from syncopate.tracing import ClockOffset
+
+OFFSETS = (ClockOffset(0.0, 0.0), ClockOffset(50.0, 0.001))
 
 
 class Clock:
@@ -75,7 +78,7 @@ def test_a_moment_long_gone_is_not_waited_for(monkeypatch):
 
 def test_other_clocks_are_translated(monkeypatch):
     """Rank 1's clock is 50 s ahead of rank 0's, which names the moment 10.004."""
-    monkeypatch.setattr(starts, "clock_offsets", lambda communicator: (0.0, 50.0))
+    monkeypatch.setattr(starts, "clock_offsets", lambda communicator: OFFSETS)
     clock = Clock(60.0)
     assert timed(monkeypatch, clock, Rank(1, named_s=10.004), 0.25) == pytest.approx(0.25)
     assert clock.slept_s == [pytest.approx(0.004)]

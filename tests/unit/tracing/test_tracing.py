@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections import defaultdict
 from pathlib import Path
@@ -14,7 +15,16 @@ from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.timeline import LANES, Span, Timeline
-from syncopate.tracing import Recorder, clock_offset, merge, save_perfetto, to_perfetto
+from syncopate.tracing import (
+    Event,
+    Recorder,
+    clock_offset,
+    merge,
+    save_perfetto,
+    spans_of,
+    to_perfetto,
+)
+from syncopate.tracing.merge import offset_bounds
 
 
 def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields: Any) -> Span:
@@ -23,45 +33,53 @@ def span(name: str, lane: str, rank: int, start_s: float, end_s: float, **fields
 
 class TestRecorder:
     def test_spans_have_every_field(self) -> None:
-        recorder = Recorder(3)
-        recorder.add(
-            "bucket 0", "push", (1.0, 2.0), iteration=4, channel=1, nbytes=8, detail="ring"
-        )
-        assert recorder.spans() == (
-            span("bucket 0", "push", 3, 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring"),
-        )
+        recorder = Recorder()
+        recorder.add([Event("push", 1.0, 2.0, 4, 0, 1, 8, "ring", 0.75, 0.5)])
+        recorder.add([Event("forward", 3.0, 4.0, 5)])
+        assert spans_of(recorder.records(), recorder.texts, 3) == (
+            span(
+                "bucket 0", "push", 3, 1.0, 2.0, iteration=4, channel=1, nbytes=8, detail="ring",
+                launched_s=0.75, ready_s=0.5,
+            ),
+            span("forward", "forward", 3, 3.0, 4.0, iteration=5),
+        )  # fmt: skip
 
-    def test_drain_empties(self) -> None:
-        recorder = Recorder(0)
-        recorder.add("a", "forward", (0.0, 1.0))
-        assert len(recorder.drain()) == 1
-        assert len(recorder) == 0
-        assert recorder.drain() == ()
+    def test_taking_makes_room_and_order_is_kept_around_the_end(self) -> None:
+        recorder = Recorder(capacity=5)
+        seen = []
+        for number in range(9):
+            assert recorder.add([Event("wait", float(number), 10.0)] * 2)
+            if number % 2:
+                seen += [row["start_s"] for row in recorder.take()]
+        assert seen == [float(number) for number in range(8) for _ in range(2)]
+        assert (len(recorder), recorder.dropped) == (2, 0)
 
-    def test_disabled_records_nothing(self) -> None:
-        recorder = Recorder(0, enabled=False)
-        recorder.add("a", "forward", (0.0, 1.0))
-        assert recorder.spans() == ()
+    def test_what_there_is_no_room_for_is_counted_and_steps_stay_whole(self) -> None:
+        recorder = Recorder(capacity=3)
+        assert recorder.add([Event("wait", 0.0, 1.0)] * 2)
+        assert not recorder.add([Event("push", 0.0, 1.0)] * 2)
+        assert recorder.add([Event("update", 0.0, 1.0)])
+        assert recorder.dropped == 2
+        kinds = [s.lane for s in spans_of(recorder.take(), recorder.texts, 0)]
+        assert kinds == ["wait", "wait", "update"]
 
-    def test_invalid_spans_are_refused_when_read(self) -> None:
-        recorder = Recorder(0)
-        recorder.add("a", "sideways", (0.0, 1.0))
+    def test_an_unknown_lane_is_refused(self) -> None:
         with pytest.raises(UnknownNameError, match="sideways"):
-            recorder.spans()
+            Recorder().add([Event("sideways", 0.0, 1.0)])
 
     def test_threads_lose_nothing(self) -> None:
-        recorder = Recorder(0)
+        recorder = Recorder()
 
         def work() -> None:
-            for i in range(500):
-                recorder.add("a", "push", (float(i), float(i)))
+            for i in range(200):
+                recorder.add([Event("push", float(i), float(i))])
 
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(recorder) == 2000
+        assert len(recorder) == 800
 
 
 class TestMerge:
@@ -93,9 +111,24 @@ class TestMerge:
 
     def test_clock_offset_believes_the_fastest_round_trip(self) -> None:
         trips = [(0.0, 105.9, 1.0), (2.0, 107.05, 2.1), (3.0, 108.9, 4.0)]
-        assert clock_offset(trips) == pytest.approx(105.0)
+        assert clock_offset(trips) == pytest.approx((105.0, 0.05))
         with pytest.raises(InvalidValueError, match="round_trips"):
             clock_offset([])
+
+
+class TestOffsetBounds:
+    def test_collectives_bound_how_far_clocks_differ(self) -> None:
+        """Rank 1's clock is 50 s ahead; both do the same two collectives, of 1 and 0.2 s."""
+        own = [span("b", "push", 0, 1.0, 2.0), span("b", "push", 0, 3.0, 3.2, iteration=1)]
+        others = [span("b", "push", 1, 51.5, 52.0), span("b", "push", 1, 53.1, 53.2, iteration=1)]
+        bounds = offset_bounds([own, others], ("push",))
+        assert bounds[1] == pytest.approx((53.1 - 3.2, 53.2 - 3.0))
+        assert bounds[1][0] < 50.0 < bounds[1][1]
+
+    def test_nothing_together_is_no_bound(self) -> None:
+        apart = [[span("b", "pull", 0, 1.0, 2.0)], [span("c", "pull", 1, 1.0, 2.0)]]
+        assert offset_bounds(apart, ("pull",))[1] == (-math.inf, math.inf)
+        assert offset_bounds(apart, ())[0] == (-math.inf, math.inf)
 
 
 def require_valid(events: list[dict[str, Any]]) -> None:

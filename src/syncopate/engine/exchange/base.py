@@ -23,6 +23,7 @@ to be, whoever looks first. On a device the copy is on the stream of backward, w
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -55,10 +56,10 @@ class Launched(NamedTuple):
     message: Message
     handle: Ran
 
-    def pushed(self) -> Sent:
-        """Return it for the record of a step, as one that carried gradients."""
+    def pushed(self, ready: Any = None) -> Sent:
+        """Return it for the record of a step, as one that carried gradients, ``ready`` then."""
         nbytes = self.message.wire.numel() * self.part.wire_dtype.itemsize
-        return Sent(self.message.bucket, self.message.push, nbytes, self.handle)
+        return Sent(self.message.bucket, self.message.push, nbytes, self.handle, ready)
 
     def pulled(self) -> Sent:
         """Return it for the record of a step, as one that carried weights."""
@@ -100,6 +101,8 @@ class Exchange(ABC):
         grads: per parameter what its gradient becomes, on the memory of its bucket.
         pushes: what was launched of this backward's gradients.
         pulls: what was launched of the weights in the steps since.
+        waits: bucket, begin and end of each wait for weights since the last step, seconds by
+            ``time.perf_counter``; whoever records steps takes them.
         communicator: as given.
         complete: finishes the exchange of gradients that is under way; set by who uses this.
     """
@@ -125,6 +128,7 @@ class Exchange(ABC):
         self._copies: list[Callable[[], object]] = []
         self.pushes: list[Launched] = []
         self.pulls: list[Launched] = []
+        self.waits: list[tuple[int, float, float]] = []
         self._module_buffers = buffers
         self._trainables = tuple(trainables)
         self._prepare(optimizers)
@@ -288,6 +292,14 @@ class Exchange(ABC):
                 "this is the local state of a training with a delay, and the plan at work has "
                 "none; give distribute(delay=...), or go on from the global weights without it"
             )
+
+    def _await(self, works: Sequence[Work], part: FlatBuffer) -> None:
+        """Wait for what brings the weights of a flat buffer, and note how long it took."""
+        began_s = time.perf_counter()
+        for work in works:
+            arrived(work)
+        if works and part.gradients.is_cpu:  # on a device the stream waits, and not the host
+            self.waits.append((part.messages[0].bucket, began_s, time.perf_counter()))
 
     def leave(self) -> None:
         """Give parameters and optimizers back as they are without the exchange; all ranks call it.

@@ -195,8 +195,7 @@ class Owned(Exchange):
     def _arrive(self, key: int) -> None:
         """Wait for the weights of one flat buffer, of the identity ``key``."""
         pending = self._pending.pop(key, [])
-        for launched in pending:
-            arrived(launched)
+        self._await(pending, self._flat[key])
         if pending:
             weights.release(each.parameter for each in self._flat[key].trainables)
 

@@ -119,7 +119,7 @@ class Transfer:
     def __init__(self) -> None:
         """Begin with nothing."""
         self._handles: list[StoreHandle] = []
-        self.started_s = time.perf_counter()
+        self.started_s = self.launched_s = time.perf_counter()
 
     def add(self, handle: StoreHandle) -> None:
         """Note a part of it."""
@@ -129,6 +129,10 @@ class Transfer:
     def finished_s(self) -> float:
         """When it was over, by ``time.perf_counter``; as it began until then."""
         return max((each.finished_s for each in self._handles), default=0.0) or self.started_s
+
+    def done(self) -> bool:
+        """Say whether it is over, well or badly, without blocking."""
+        return all(each.done() for each in self._handles)
 
     def wait(self) -> None:
         """Return when it is over.

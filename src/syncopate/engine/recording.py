@@ -1,0 +1,178 @@
+"""Recording: what is noted of an engine's steps, when it is asked for, and for the run's trace."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from syncopate.collectives import Communicator
+from syncopate.engine.step import StepRecorder
+from syncopate.errors import EngineError
+from syncopate.plan import Plan
+from syncopate.timeline import Timeline
+from syncopate.tracing import capture as captures
+from syncopate.tracing.merge import ClockOffset, merge
+from syncopate.tracing.offsets import clock_offsets
+from syncopate.tracing.recorder import Recorder, spans_of
+
+if TYPE_CHECKING:
+    from syncopate.engine.readiness import Readiness
+
+
+class Told(NamedTuple):
+    """What a rank tells the others, for the files of a run.
+
+    Attributes:
+        host: where it is.
+        token: random; rank 0's becomes the name of the run.
+        traced: whether it captures.
+    """
+
+    host: str
+    token: str
+    traced: bool
+
+
+def tell(host: str) -> Told:
+    """Return what this rank tells."""
+    return Told(host, secrets.token_hex(8), captures.wanted())
+
+
+class Recording:
+    """Notes the steps of one engine.
+
+    Args:
+        readiness: says when a step is over.
+        communicator: joins the ranks.
+
+    Attributes:
+        member: who this process is in the run; known after :meth:`enrol`.
+    """
+
+    member: captures.Member
+
+    def __init__(self, readiness: Readiness, communicator: Communicator) -> None:
+        self._readiness = readiness
+        self._communicator = communicator
+        self._own: StepRecorder | None = None
+        self._on = False
+        self._capture: captures.Capture | None = None
+        self._traced: StepRecorder | None = None
+        self._model = 0
+        self._plan: Plan | None = None
+
+    # -- for whoever asks -----------------------------------------------------------------------
+
+    def record(self, on: bool) -> None:
+        """Start or stop noting steps; a new start forgets the old record."""
+        if on and not self._on:
+            self._own = StepRecorder(Recorder(), self._readiness.clock)
+            self._readiness.listeners.append(self._own)
+        elif not on and self._on and self._own is not None:
+            self._remove(self._own)
+        self._on = on
+
+    def timeline(self, name: str) -> Timeline:
+        """Return what was noted, every rank on rank 0's clock; every rank calls it.
+
+        Raises:
+            EngineError: nothing was ever noted.
+            CollectiveError: a rank is lost or late.
+        """
+        if self._own is None or self._plan is None:
+            raise EngineError("there is no record; call record() before the steps to look at")
+        if self._on:
+            self._own.closed(self._readiness.last_update)
+        self._own.finish(wait=True)
+        recorder = self._own.recorder
+        records = recorder.records()
+        if len(records):
+            records["iteration"] -= records["iteration"].min()
+        spans = spans_of(records, recorder.texts, self._communicator.rank)
+        offsets = clock_offsets(self._communicator)
+        everyone = self._communicator.all_gather_object(spans)
+        return merge(
+            everyone,
+            name=name,
+            offsets_s=[offset.seconds for offset in offsets],
+            metadata=described(self._plan, recorder.dropped),
+        )
+
+    # -- for the run's trace --------------------------------------------------------------------
+
+    def enrol(self, told: list[Told]) -> None:
+        """Let a capture know of this engine; every rank calls it.
+
+        Args:
+            told: by every rank.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        rank, size = dist.get_rank(), dist.get_world_size()
+        offset: ClockOffset | None = None
+        if len(told) == size:
+            if all(one.traced for one in told):
+                offset = clock_offsets(self._communicator)[rank]
+            elif told[rank].host == told[0].host:
+                offset = ClockOffset(0.0, 0.0)
+        self.member = captures.Member(told[0].token, rank, size, offset)
+        captures.enrol(self)
+
+    def begin_trace(self, capture: captures.Capture, model: int) -> None:
+        """Note steps for ``capture``, as those of the ``model``-th model of this process."""
+        self._capture, self._model = capture, model
+        self._traced = StepRecorder(capture.recorder, self._readiness.clock, model)
+        self._readiness.listeners.append(self._traced)
+        self._note_plan()
+
+    def end_trace(self) -> None:
+        """Note what is over, and stop."""
+        traced, self._traced, self._capture = self._traced, None, None
+        if traced is not None:
+            self._remove(traced)
+            traced.finish(wait=False)
+
+    def _remove(self, listener: StepRecorder) -> None:
+        """Let a recorder listen no more; the step that is open may have ended its last one."""
+        if listener in self._readiness.listeners:
+            self._readiness.listeners.remove(listener)
+        listener.closed(self._readiness.last_update)
+
+    def adopted(self, plan: Plan) -> None:
+        """Note that the engine trains by ``plan`` from now on."""
+        self._plan = plan
+        self._note_plan()
+
+    def _note_plan(self) -> None:
+        if self._capture is None or self._plan is None:
+            return
+        digest = hashlib.sha256(msgspec.json.encode(msgspec.to_builtins(self._plan))).hexdigest()
+        self._capture.note(
+            described(self._plan, 0)
+            | {
+                "plan": digest[:16],
+                "number": self._model,
+                "iteration": self._readiness.steps,
+            }
+        )
+
+    def close(self) -> None:
+        """Note no more."""
+        captures.dismiss(self)
+
+
+def described(plan: Plan, dropped: int) -> dict[str, str]:
+    """Return what stands beside spans that were measured under ``plan``."""
+    return {
+        "model": plan.model,
+        "policy": plan.policy,
+        "exchange": plan.exchange,
+        "buckets": str(len(plan.buckets)),
+        "torch": str(torch.__version__),
+    } | ({"dropped": str(dropped)} if dropped else {})

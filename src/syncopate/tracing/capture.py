@@ -1,0 +1,318 @@
+"""Capture: what this process does, written to the directory of the run as it goes on.
+
+A training notes its events in a ring (:mod:`syncopate.tracing.recorder`). A thread appends them to
+the rank's file several times a second, so that a process that is killed loses the last moments
+alone, and a slow disk holds up nobody: what the ring has no room for is counted.
+
+[Note: before and after distribute]
+``trace`` knows nothing of ranks. The file is begun when a model is distributed, or at once where
+one is already. The environment variable ``SYNCOPATE_TRACE`` is looked at when a model is.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import socket
+import threading
+import time
+import weakref
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.output import new_directory
+from syncopate.tracing.merge import ClockOffset
+from syncopate.tracing.recorder import Recorder
+from syncopate.tracing.trace_file import Header, TraceWriter
+
+VARIABLE = "SYNCOPATE_TRACE"
+"""The environment variable that names the directory of the run."""
+
+CAPACITY = 1 << 16
+"""Events that wait to be written at most: 3.5 MiB."""
+
+FLUSH_S = 0.2
+"""How often events are written."""
+
+_log = logging.getLogger("syncopate")
+
+
+class Member(NamedTuple):
+    """Who this process is in a run.
+
+    Attributes:
+        run: a random name that all ranks share.
+        rank: of this process.
+        world_size: number of ranks.
+        offset: its clock minus rank 0's; None: not measured.
+    """
+
+    run: str
+    rank: int
+    world_size: int
+    offset: ClockOffset | None
+
+
+class Traced(Protocol):
+    """A training that can be captured."""
+
+    @property
+    def member(self) -> Member:
+        """Who this process is."""
+
+    def begin_trace(self, capture: Capture, model: int) -> None:
+        """Note events in ``capture.recorder`` from now on, as those of the ``model``-th."""
+
+    def end_trace(self) -> None:
+        """Note what is over, and then no more."""
+
+
+class Capture:
+    """What :func:`trace` returns: a capture that goes on until the process or the block ends.
+
+    Attributes:
+        directory: of the run.
+        recorder: where events wait to be written.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        capacity: int = CAPACITY,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        """Make the directory.
+
+        Args:
+            directory: of the run.
+            capacity: events that wait to be written at most.
+            flush_s: how often they are written.
+
+        Raises:
+            ArtifactError: it cannot be written to.
+        """
+        self.directory = new_directory(directory)
+        self.recorder = Recorder(capacity)
+        self._flush_s = flush_s
+        self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
+        self._count = 0
+        self._notes: list[dict[str, Any]] = []
+        self._said = (0, 0)
+        self._writer: TraceWriter | None = None
+        self._lock = threading.RLock()
+        self._ends = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._process = os.getpid()
+        self._broken = self.active = False
+
+    @property
+    def path(self) -> str | None:
+        """This rank's file; None before there is one."""
+        return None if self._writer is None else str(self._writer.path)
+
+    @property
+    def dropped(self) -> int:
+        """How many events there was no room for."""
+        return self.recorder.dropped
+
+    def start(self) -> None:
+        """Go on, between two iterations; does nothing where it goes on already.
+
+        Raises:
+            InvalidValueError: another capture goes on.
+        """
+        if self.active:
+            return
+        _require_alone(self)
+        self.active = True
+        _current[:] = [self]
+        for subject in list(_subjects):
+            self._attach(subject)
+
+    def stop(self) -> None:
+        """Write what there is, and capture nothing until :meth:`start`."""
+        if not self.active or os.getpid() != self._process:
+            return
+        self.active = False
+        for subject in list(self._models):
+            subject.end_trace()
+        self._ends.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.flush()
+
+    def __enter__(self) -> Capture:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stop."""
+        self.stop()
+
+    def note(self, note: dict[str, Any]) -> None:
+        """Write something that is no event, before the events that come from now on."""
+        with self._lock:
+            self._notes.append(note)
+
+    def flush(self) -> None:
+        """Write what waits; what cannot be written counts as dropped."""
+        with self._lock:
+            if self._writer is None or self._broken:
+                return
+            records, texts = self.recorder.take(), len(self.recorder.texts)
+            notes, self._notes = self._notes, []
+            if (texts, self.dropped) != self._said:
+                fresh = self.recorder.texts[self._said[0] : texts]
+                notes.append({"texts": fresh, "dropped": self.dropped})
+                self._said = (texts, self.dropped)
+            try:
+                self._writer.write(records, notes)
+            except OSError as error:
+                self._give_up(len(records), error)
+
+    def _attach(self, subject: Traced) -> None:
+        """Capture a training; the first one says who this process is."""
+        with self._lock:
+            if self._writer is None:
+                self._writer = TraceWriter(self.directory, _header(subject.member))
+            if subject not in self._models:
+                self._models[subject] = self._count
+                self._count += 1
+            if self._thread is None:
+                self._ends.clear()
+                self._thread = threading.Thread(
+                    target=self._write_on, name="syncopate-trace", daemon=True
+                )
+                self._thread.start()
+        subject.begin_trace(self, self._models[subject])
+
+    def _write_on(self) -> None:
+        while not self._ends.wait(self._flush_s):
+            self.flush()
+
+    def _give_up(self, lost: int, error: OSError) -> None:
+        """Write no more: the training matters more. What still comes finds the ring full."""
+        _log.warning("%s: cannot write: %s; nothing more is captured", self.path, error.strerror)
+        self.recorder.drop(lost)
+        self._broken = True
+        self._ends.set()
+
+
+def _header(member: Member) -> Header:
+    return Header(
+        run=member.run,
+        rank=member.rank,
+        world_size=member.world_size,
+        host=socket.gethostname(),
+        clock="time.perf_counter",
+        began_s=time.time(),
+        offset_s=None if member.offset is None else member.offset.seconds,
+        offset_error_s=0.0 if member.offset is None else member.offset.error_s,
+    )
+
+
+_subjects: weakref.WeakSet[Traced] = weakref.WeakSet()
+_current: list[Capture] = []
+
+
+def trace(directory: str | os.PathLike[str]) -> Capture:
+    """Capture what this process's trainings do, for ``syncopate analyze DIRECTORY``.
+
+    Every rank calls it with the same directory, before ``distribute`` or between two iterations,
+    and writes a file of its own there. It goes on until the process ends, until ``stop()``, or to
+    the end of a ``with`` block. Clocks of several hosts are compared by messages where every rank
+    called it before ``distribute``; else what the ranks did together says how far they differ.
+
+    Setting the environment variable ``SYNCOPATE_TRACE`` does the same without touching the script.
+
+    Args:
+        directory: of the run; made where it is not there.
+
+    Returns:
+        The capture: ``stop()`` and ``start()`` switch it, ``dropped`` counts what it had no room
+        for.
+
+    Raises:
+        ArtifactError: the directory cannot be written to.
+        InvalidValueError: this process captures to another directory already.
+
+    Example:
+        >>> with syncopate.trace("runs/a"):  # doctest: +SKIP
+        ...     train()
+    """
+    path = os.path.realpath(directory)
+    for capture in _current:
+        if capture.active and os.path.realpath(capture.directory) == path:
+            return capture
+        _require_alone(None, path)
+    capture = Capture(directory)
+    capture.start()
+    return capture
+
+
+def _require_alone(own: Capture | None, directory: str | os.PathLike[str] = "") -> None:
+    """Refuse a second capture at the same time.
+
+    Raises:
+        InvalidValueError: another one goes on.
+    """
+    for capture in _current:
+        if capture.active and capture is not own:
+            rule = f"{capture.directory}, to which this process captures already; or stop() that"
+            given = os.fspath(directory if own is None else own.directory)
+            raise InvalidValueError("directory", given, rule)
+
+
+def wanted() -> bool:
+    """Say whether this process is to capture what it does."""
+    return any(capture.active for capture in _current) or bool(_named())
+
+
+def current() -> Capture | None:
+    """Return the capture that goes on, begun here where the environment asks for one.
+
+    Raises:
+        ArtifactError: the directory that the environment names cannot be written to.
+    """
+    if not _current and (directory := _named()):
+        try:
+            trace(directory)
+        except ArtifactError as error:
+            raise ArtifactError(f"{VARIABLE}: {error.path}", error.reason) from None
+    return _current[0] if _current else None
+
+
+def enrol(subject: Traced) -> None:
+    """Let a training that begins be captured, now or when a capture begins."""
+    _subjects.add(subject)
+    if (capture := current()) is None or not capture.active:
+        return
+    try:
+        capture._attach(subject)
+    except ArtifactError as error:  # ranks have met already: one that raised would leave the others
+        _log.warning("%s; nothing is captured", error)
+
+
+def dismiss(subject: Traced) -> None:
+    """Note that a training is over."""
+    _subjects.discard(subject)
+    subject.end_trace()
+
+
+def _named() -> str:
+    return os.environ.get(VARIABLE, "")
+
+
+@atexit.register
+def _end() -> None:
+    for capture in _current:
+        capture.stop()

@@ -1,0 +1,292 @@
+"""Capture and the directory of a run: what is written, what can be read, and what is said of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.tracing import ClockOffset, Event, capture
+from syncopate.tracing.capture import Capture, Member, trace
+from syncopate.tracing.recorder import RECORD
+from syncopate.tracing.run import read_run
+from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
+
+
+class Subject:
+    """A training of this test: the rank ``rank`` of ``world_size``."""
+
+    def __init__(
+        self, rank: int = 0, world_size: int = 1, offset_s: float | None = 0.0, run: str = "r"
+    ) -> None:
+        offset = None if offset_s is None else ClockOffset(offset_s, 1e-6)
+        self.member = Member(run, rank, world_size, offset)
+        self.capture: Capture | None = None
+        self.last: list[Event] = []
+
+    def begin_trace(self, capture: Capture, model: int) -> None:
+        self.capture = capture
+        plan = {"plan": "f", "number": model, "model": "mlp", "exchange": "allreduce"}
+        capture.note(plan | {"policy": "wfbp", "iteration": 0})
+
+    def end_trace(self) -> None:
+        if self.capture is not None:
+            self.capture.recorder.add(self.last)
+        self.capture = None
+
+    def step(self, iteration: int, start_s: float, end_s: float) -> None:
+        if self.capture is not None:
+            push = Event("push", start_s, end_s, iteration, bucket=0, nbytes=8, detail="ring")
+            self.capture.recorder.add([Event("backward", start_s, end_s, iteration), push])
+
+
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(capture, "_current", [])
+    monkeypatch.setattr(capture, "_subjects", set())
+    monkeypatch.delenv(capture.VARIABLE, raising=False)
+    yield
+    for one in capture._current:
+        one.stop()
+
+
+def written(directory: Path, *ranks: list[tuple[float, float]], **member: Any) -> list[Path]:
+    """Let ranks write ``(start_s, end_s)`` of each iteration, on their own clocks."""
+    offsets = member.pop("offsets", [0.0] * len(ranks))
+    paths = []
+    for rank, times in enumerate(ranks):
+        one = Capture(directory)
+        subject = Subject(rank, len(ranks), offsets[rank], **member)
+        one._attach(subject)
+        for iteration, (start_s, end_s) in enumerate(times):
+            subject.step(iteration, start_s, end_s)
+        one.active = True
+        one.stop()
+        assert one.path is not None
+        paths.append(Path(one.path))
+    return paths
+
+
+def test_a_capture_begins_before_or_after_a_training_and_can_be_switched(tmp_path: Path) -> None:
+    subject = Subject()
+    capture.enrol(subject)
+    with trace(tmp_path / "runs" / "a") as one:
+        assert one is trace(tmp_path / "runs" / "a")
+        subject.step(0, 1.0, 2.0)
+        one.stop()
+        subject.step(1, 2.0, 3.0)  # nobody captures
+        one.start()
+        subject.step(2, 3.0, 4.0)
+        later = Subject()
+        capture.enrol(later)
+        subject.last = [Event("update", 4.0, 5.0, 2)]
+    assert subject.capture is later.capture is None
+    file = read_trace(tmp_path / "runs" / "a" / "rank-0.trace")
+    assert [int(row["iteration"]) for row in file.records] == [0, 0, 2, 2, 2]
+    assert [note["number"] for note in file.notes if "plan" in note] == [0, 0, 1]
+    assert (file.missing_bytes, one.dropped) == (0, 0)
+
+
+def test_the_environment_asks_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not capture.wanted()
+    monkeypatch.setenv(capture.VARIABLE, str(tmp_path / "b"))
+    assert capture.wanted()
+    subject = Subject()
+    capture.enrol(subject)
+    assert subject.capture is not None
+    assert Path(subject.capture.path or "").name == "rank-0.trace"
+    with pytest.raises(InvalidValueError, match="captures already; or stop"):
+        trace(tmp_path / "c")
+
+
+def test_a_directory_that_cannot_be_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="cannot make this directory"):
+        trace(tmp_path / "file" / "run")
+    monkeypatch.setenv(capture.VARIABLE, str(tmp_path / "file"))
+    with pytest.raises(ArtifactError, match=rf"{capture.VARIABLE}: .*file: cannot make"):
+        capture.current()
+
+
+def test_events_are_written_while_the_training_goes_on(tmp_path: Path) -> None:
+    one = Capture(tmp_path, flush_s=0.01)
+    subject = Subject()
+    one._attach(subject)
+    subject.step(0, 1.0, 2.0)
+    until_s = time.monotonic() + 10
+    while len(read_trace(tmp_path / "rank-0.trace").records) < 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    one.active = True
+    one.stop()
+
+
+def test_what_there_is_no_room_for_is_counted_and_said(tmp_path: Path) -> None:
+    one = Capture(tmp_path, capacity=3, flush_s=60.0)
+    subject = Subject()
+    one._attach(subject)
+    for iteration in range(3):
+        subject.step(iteration, 1.0, 2.0)
+    one.active = True
+    one.stop()
+    assert one.dropped == 4
+    (remark,) = read_run(tmp_path).remarks
+    assert "4 events were dropped" in remark
+
+
+def test_a_full_disk_ends_the_capture_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Capture(tmp_path, flush_s=60.0)
+    subject = Subject()
+    one._attach(subject)
+    subject.step(0, 1.0, 2.0)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    assert one._writer is not None
+    one._writer.write = full  # type: ignore[method-assign]
+    with caplog.at_level(logging.WARNING, logger="syncopate"):
+        one.flush()
+        subject.step(1, 2.0, 3.0)
+        one.flush()
+    assert one.dropped == 2
+    assert [record.message for record in caplog.records] == [
+        f"{one.path}: cannot write: No space left on device; nothing more is captured"
+    ]
+    one.active = True
+    one.stop()
+
+
+def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
+    written(tmp_path, [(1.0, 2.0)], [(51.5, 52.0)], offsets=[0.0, 50.0])
+    run = read_run(tmp_path)
+    assert run.remarks == ()
+    pushes = [span for span in run.timeline.spans if span.lane == "push"]
+    assert [(s.rank, s.start_s, s.end_s) for s in pushes] == [(0, 0.0, 1.0), (1, 0.5, 1.0)]
+    assert run.timeline.name == f"{tmp_path.name}: mlp"
+    assert run.timeline.metadata["clock_error_s"] == "0.000001000"
+    assert {(s.name, s.nbytes, s.detail) for s in pushes} == {("bucket 0", 8, "ring")}
+
+
+def test_a_clock_that_nobody_compared_is_bounded_by_what_ranks_did_together(tmp_path: Path) -> None:
+    times = [(1.0, 1.2), (2.0, 2.3)], [(51.1, 51.2), (52.1, 52.3)]
+    written(tmp_path, *times, offsets=[0.0, None])
+    run = read_run(tmp_path)
+    assert "rank 1: its clock was not compared" in run.remarks[0]
+    assert "differs by 50.050000 s, 150000 us at most off" in run.remarks[0]
+    late = min(span.start_s for span in run.timeline.spans if span.rank == 1)
+    assert late == pytest.approx(0.05)
+
+
+def test_a_clock_that_drifted_is_noticed(tmp_path: Path) -> None:
+    written(tmp_path, [(1.0, 1.2)], [(51.0, 51.2)], offsets=[0.0, 40.0])
+    run = read_run(tmp_path)
+    assert "has drifted" in run.remarks[0]
+    assert {round(span.start_s, 6) for span in run.timeline.spans} == {0.0}
+
+
+def test_what_is_missing_or_damaged_is_said_and_the_rest_shown(tmp_path: Path) -> None:
+    paths = written(tmp_path, [(1.0, 2.0)], [(1.0, 2.0)], [(1.0, 2.0)])
+    paths[1].unlink()
+    with paths[2].open("ab") as file:
+        file.write(b"R\xff\0\0\0 and then power was gone")
+    (tmp_path / "rank-7.trace").write_bytes(b"something else\n")
+    run = read_run(tmp_path)
+    assert {span.rank for span in run.timeline.spans} == {0, 2}
+    assert run.timeline.world_size == 3
+    said = "\n".join(run.remarks)
+    assert "rank-7.trace: not valid JSON" in said
+    assert "no file of rank 1: 2 of 3 ranks are shown" in said
+    assert "rank-2.trace: ends in the midst of a block; its last 29 bytes are left out" in said
+
+
+def test_every_cut_of_a_file_is_read_as_far_as_it_is_whole(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, [(1.0, 2.0), (2.0, 3.0)])
+    data = path.read_bytes()
+    head = data.index(b"\n") + 1
+    for length in range(head, len(data), 7):
+        path.write_bytes(data[:length])
+        file = read_trace(path)
+        assert len(file.records) == 0
+        # One block of notes stands before the only one of records.
+        assert file.missing_bytes < len(data) - head
+    path.write_bytes(data)
+    assert len(read_trace(path).records) == 4
+    path.write_bytes(data[: head - 1])
+    with pytest.raises(ArtifactError, match="not a trace: its first line"):
+        read_trace(path)
+    damaged = bytearray(data)
+    damaged[-3] ^= 1
+    path.write_bytes(damaged)
+    assert len(read_trace(path).records) == 0
+
+
+def test_of_several_runs_the_last_is_shown_and_none_is_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written(tmp_path, [(1.0, 2.0)], run="first")
+    monkeypatch.setattr(capture.time, "time", lambda: 2e9)
+    (second,) = written(tmp_path, [(1.0, 4.0)], run="second")
+    assert second.name == "rank-0-2.trace"
+    run = read_run(tmp_path)
+    assert run.timeline.duration_s == 3.0
+    assert run.remarks == (
+        "there are files of 2 runs; this is the one that began last, 2033-05-18 03:33:20 UTC",
+    )
+
+
+def test_only_the_last_iterations_are_shown(tmp_path: Path) -> None:
+    written(tmp_path, [(float(n), n + 0.5) for n in range(10)])
+    run = read_run(tmp_path, last=3)
+    assert {span.iteration for span in run.timeline.spans} == {7, 8, 9}
+    assert run.remarks == ("the last 3 iterations are shown, from iteration 7 on",)
+    with pytest.raises(InvalidValueError, match="last is 0"):
+        read_run(tmp_path, last=0)
+
+
+def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no file of a rank"):
+        read_run(tmp_path)
+    (tmp_path / "rank-0.trace").write_bytes(b"{}")
+    with pytest.raises(ArtifactError, match="none of its files can be read"):
+        read_run(tmp_path)
+    (tmp_path / "rank-0.trace").unlink()
+    written(tmp_path, [])
+    with pytest.raises(ArtifactError, match="no iteration was captured"):
+        read_run(tmp_path)
+
+
+def test_a_newer_file_is_refused(tmp_path: Path) -> None:
+    header = Header(run="r", rank=0, world_size=1, host="h", clock="c", began_s=1.0)
+    writer = TraceWriter(tmp_path, header)
+    writer.close()
+    writer.path.write_bytes(writer.path.read_bytes().replace(b'on":1,', b'on":9,'))
+    with pytest.raises(ArtifactError, match="version 9 is newer"):
+        read_trace(writer.path)
+
+
+def test_a_record_is_as_large_as_files_say() -> None:
+    assert RECORD.itemsize == 56
+
+
+def test_another_process_writes_nothing(tmp_path: Path) -> None:
+    """A fork that ends as a script does must not write its parent's events again."""
+    one = Capture(tmp_path, flush_s=60.0)
+    subject = Subject()
+    one._attach(subject)
+    subject.step(0, 1.0, 2.0)
+    one.active, one._process = True, os.getpid() + 1
+    one.stop()
+    assert len(one.recorder) == 2
+    one._process = os.getpid()
+    one.stop()
+    assert len(read_trace(tmp_path / "rank-0.trace").records) == 2
