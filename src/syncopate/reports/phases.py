@@ -66,9 +66,9 @@ def arrivals_report(timeline: Timeline) -> RenderableType | None:
         return None
     iterations = len({span.iteration for span in timeline.spans})
     lines = [
-        "collectives of an iteration, from the last arrival to the last completion: "
-        f"{format_seconds(found.together_s / iterations)} by the clocks of the ranks, "
-        f"{format_seconds(found.bound_s / iterations)} at least by each rank's own clock"
+        "collectives of an iteration, from the last arrival to the last completion:",
+        f"  {format_seconds(found.together_s / iterations)} by the clocks of the ranks, "
+        f"{format_seconds(found.bound_s / iterations)} at least by each rank's own clock",
     ]
     if error := float(timeline.metadata.get("clock_error_s", 0.0)):
         lines.append(f"the clocks of hosts were compared within {format_seconds(error)}")
