@@ -20,6 +20,9 @@ WHOLE = math.inf
 _ALIGNED = 128
 """Parts begin at multiples of so many elements, where the memory of any dtype is aligned."""
 
+_LEAST_BYTES = 16 * _ALIGNED
+"""A smaller grain is not looked at: it could cut a tensor into more parts than it has elements."""
+
 _COUNTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 """How many parts of the largest tensor are looked at."""
 
@@ -84,7 +87,8 @@ def grains(problem: Problem) -> list[float]:
         return parts * sum(float(cost(largest / parts)) for cost in costs)
 
     most = [parts for parts in _COUNTS if parts * total / largest <= _MOST_PARTS]
-    return [largest / parts for parts in most if together_s(parts) < together_s(1)]
+    found = [largest / n for n in most if together_s(n) < together_s(1)]
+    return [size for size in found if size >= _LEAST_BYTES]
 
 
 def alone(problem: Problem, partition: Partition, grain: float) -> Partition:

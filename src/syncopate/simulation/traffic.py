@@ -24,7 +24,10 @@ from syncopate.workload import GradientTensor, Workload
 _SHARDS = EXCHANGES[SHARDED].push
 
 MOST_PARTS = 4
-"""In how many parts a bucket that servers keep is played at most."""
+"""In how many parts a bucket that servers keep is played at most.
+
+Chosen by holding predictions with 1 to 16 against what was measured: more make planning slower, and
+the largest error no smaller."""
 
 
 class Pull(NamedTuple):
@@ -146,7 +149,7 @@ def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:
 def parts_at_servers(nbytes: float, servers: object) -> int:
     """Return in how many slices, one after the other, a bucket is sent to each of its servers.
 
-    No more than ``MOST_PARTS``, beyond which playing them takes longer and changes little.
+    No more than ``MOST_PARTS``.
 
     Args:
         nbytes: of the bucket.

@@ -186,3 +186,16 @@ def test_grains_are_those_that_cost_less() -> None:
     assert min(found(12 * MIB)) == 12 * MIB / 32
     # All bytes together are cut into no more messages than can be played.
     assert min(found(400 * MIB, *[4 * MIB] * 900)) == 400 * MIB / 48
+
+
+@pytest.mark.parametrize("numel", [5, 200, 1000, 100_000])
+def test_every_part_has_elements(numel: int) -> None:
+    steep = PiecewiseCost(Pieces.of([4.0, math.inf], [0.0, -1.0], [0.0, 1.0]))
+    of = workload(numel)
+    problem = Problem(of.ready_s, [tensor.nbytes for tensor in of.tensors], steep)
+    found = grains(problem)
+    assert bool(found) == (numel > 1000)
+    for grain in found:
+        cuts = [elements_of(numel, one) for one in messages(problem, (1,), grain)]
+        assert len(cuts) > 1
+        assert all(cut is not None and cut[0] < cut[1] for cut in cuts)
