@@ -16,6 +16,9 @@ from typing import NamedTuple
 
 from syncopate.cluster import Interference
 
+_ROUNDING = 1e-12
+"""Times that differ by less, as a share of them, differ by the rounding of their sums."""
+
 
 class Collective(NamedTuple):
     """One bucket's communication.
@@ -125,12 +128,12 @@ class _Job:
         self.shares_link = startup_s == 0.0
         self.work = _Work(now, transfer_s if self.shares_link else startup_s)
 
-    def ends(self, now: float) -> bool:
-        """Return whether it has ended; step from start-up to transfer on the way."""
-        if not self.shares_link and now >= self.work.ends_s:
+    def ends(self, now: float, by: float) -> bool:
+        """Return whether it ends ``by`` then; step from start-up to transfer on the way."""
+        if not self.shares_link and by >= self.work.ends_s:
             self.shares_link = True
             self.work = _Work(now, self.transfer_s)
-        return self.shares_link and now >= self.work.ends_s
+        return self.shares_link and by >= self.work.ends_s
 
 
 class _Computation:
@@ -222,11 +225,13 @@ class _Machine:
         self.rates_hold = False  # whether nothing has happened since rates were set
 
     def end_collectives(self, now: float) -> None:
+        # Out of turn, what is done but for the rounding of times would stand still.
+        by = now if self.alike else now * (1 + _ROUNDING)
         for place, job in enumerate(self.running):
-            if job is None or now < job.work.ends_s:
+            if job is None or by < job.work.ends_s:
                 continue
             self.rates_hold = False
-            if job.ends(now):
+            if job.ends(now, by):
                 self.ends[job.index] = now
                 self.ended[job.index] = True
                 self.running[place] = None

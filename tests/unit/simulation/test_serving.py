@@ -49,6 +49,13 @@ class TestKernel:
         found = run([Piece(1.0)], [late, first, other], IDEAL)
         assert found.ends_s == (6.0, 3.0, 4.0)
 
+    def test_what_ends_as_another_comes_is_not_held_up_by_rounding(self) -> None:
+        for begins_s in (0.0, 0.1, 0.7, 1.3, 5.0363098221889135):
+            late = Collective(begins_s + 0.1, 1.78, channel=0, turn=1)
+            first = Collective(begins_s + 1.88, 2.5, channel=1)
+            found = run([Piece(9.0)], [late, first], IDEAL)
+            assert found.ends_s == pytest.approx((begins_s + 1.88, begins_s + 4.38))
+
     def test_a_start_up_takes_no_turn(self) -> None:
         late = Collective(0.0, 5.0, startup_s=1.0, channel=0, turn=1)
         first = Collective(0.0, 3.0, startup_s=2.0, channel=1)
