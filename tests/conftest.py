@@ -7,8 +7,10 @@ from hypothesis import HealthCheck, settings
 
 # Tests share the machine with the ranks of others: how long an example takes says nothing.
 settings.register_profile(
-    "syncopate", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
+# The same examples every time, so that a change is judged by itself.
+settings.register_profile("syncopate", settings.get_profile("explore"), derandomize=True)
 settings.load_profile("syncopate")
 
 # Plans of tests are kept for no other run, and tests get none of the user's.

@@ -17,7 +17,7 @@ from syncopate.cluster import (
     LinkProbe,
 )
 from syncopate.plan import EXCHANGES, SERVERLESS, Bucket, Plan, Prediction
-from syncopate.recipe import WIRE_DTYPES, Recipe
+from syncopate.recipe import NATIVE, WIRE_DTYPES, Recipe
 from syncopate.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.units import DTYPE_BYTES
 from syncopate.workload import GradientTensor, Workload
@@ -133,8 +133,9 @@ def plans(draw: st.DrawFn) -> Plan:
     exchange = draw(st.sampled_from(sorted(SERVERLESS)))
 
     def recipe(collective: str) -> Recipe:
-        channel = draw(st.integers(0, channels - 1))
-        return Recipe(collective, draw(texts), 0, draw(options), channel)
+        channel, algorithm = draw(st.integers(0, channels - 1)), draw(texts)
+        told = {} if algorithm == NATIVE else draw(options)
+        return Recipe(collective, algorithm, 0, told, channel)
 
     def parts(tensors: tuple[str, ...]) -> list[tuple[int, int] | None]:
         if len(tensors) > 1 or draw(st.booleans()):
