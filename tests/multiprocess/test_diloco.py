@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,9 +16,8 @@ from tests.multiprocess.engine_cases import identical_everywhere
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.local_sgd_cases import Workers
 
-pytestmark = pytest.mark.skipif(
-    find_spec("torchft") is None, reason="torchft is not installed: pip install torchft"
-)
+MISSING = diloco.why_not()
+pytestmark = pytest.mark.skipif(MISSING != "", reason=MISSING)
 
 HOW = diloco.DiLoCo(period=4, warm_up=3)
 STEPS = 17
