@@ -142,7 +142,7 @@ def bench(
       mpirun -n 4 syncopate bench --against gloo,mpi
     """
     from syncopate.bench.sweep import MPI_NEEDED, Effort, Sweep
-    from syncopate.reports.page import require_html
+    from syncopate.reports.pages.page import require_html
 
     sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
     if results["html"] is not None:
@@ -191,7 +191,7 @@ def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) 
     benchmark = structs.replace(benchmark, metadata={**benchmark.metadata, "command": command})
     benchmark.save(output)
     if html is not None:
-        from syncopate.reports.bench_page import bench_page
+        from syncopate.reports.pages.bench import bench_page
 
         write_output(html, bench_page(benchmark).encode())
     if json:

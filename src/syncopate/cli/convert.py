@@ -18,7 +18,7 @@ from syncopate.timeline import Timeline
 if TYPE_CHECKING:
     from syncopate.cluster import Cluster
     from syncopate.decision_table import CollectiveDecisions
-    from syncopate.reports.rules import RuleFile
+    from syncopate.reports.rules.rules import RuleFile
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"
@@ -114,8 +114,8 @@ def _recorded(timeline: Timeline, to: str) -> dict[str, bytes]:
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:
     from syncopate.costs.decide.tabulate import decision_table
-    from syncopate.reports.nccl_tuner import nccl_tuner
-    from syncopate.reports.open_mpi import open_mpi
+    from syncopate.reports.rules.nccl_tuner import nccl_tuner
+    from syncopate.reports.rules.open_mpi import open_mpi
 
     def restrict(collective: str, names: tuple[str, ...]) -> CollectiveDecisions | None:
         found = decision_table(cluster, (collective,), {collective: names}).collectives

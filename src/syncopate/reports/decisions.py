@@ -16,7 +16,7 @@ from syncopate.decision_table import (
     SizeRange,
 )
 from syncopate.recipe import AlgorithmOptions
-from syncopate.reports.rules import sizes_text
+from syncopate.reports.rules.rules import sizes_text
 from syncopate.units import format_bytes, format_seconds
 
 _HIDDEN = "order"

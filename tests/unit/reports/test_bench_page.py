@@ -9,9 +9,9 @@ import pytest
 from msgspec import structs
 
 from syncopate.errors import SyncopateError
-from syncopate.reports import page
 from syncopate.reports.bench import algorithm_text, topology_line
-from syncopate.reports.bench_page import bench_page
+from syncopate.reports.pages import page
+from syncopate.reports.pages.bench import bench_page
 from tests.unit import examples
 
 plotly_script = pytest.importorskip("plotly.offline", reason="the extra html is not installed")

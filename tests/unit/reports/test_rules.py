@@ -12,8 +12,8 @@ from syncopate.cluster import Cluster, Level
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.reports.nccl_tuner import LARGEST_BYTES, nccl_tuner
-from syncopate.reports.open_mpi import open_mpi
+from syncopate.reports.rules.nccl_tuner import LARGEST_BYTES, nccl_tuner
+from syncopate.reports.rules.open_mpi import open_mpi
 from tests.unit import examples
 
 NCCL_ALGORITHMS = {

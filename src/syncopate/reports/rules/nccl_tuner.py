@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from syncopate.decision_table import DecisionTable
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.reports.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
+from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
 
 PROTOCOLS = ("ll", "ll128", "simple")
 """Protocols that a line may name."""

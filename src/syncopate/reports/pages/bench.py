@@ -12,7 +12,7 @@ from typing import Any
 
 from syncopate.benchmark import BARRIER, BUS_FACTORS, Benchmark, Point, Series, Timing
 from syncopate.reports.bench import algorithm_text, topology_line
-from syncopate.reports.page import render_page
+from syncopate.reports.pages.page import render_page
 from syncopate.units import format_bytes, format_seconds
 
 BANDS = {"half": (25, 75), "most": (5, 95)}

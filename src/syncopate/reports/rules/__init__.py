@@ -1,0 +1,1 @@
+"""Rules: decisions in the words of other libraries, which choose algorithms by them."""
