@@ -17,6 +17,9 @@ import msgspec
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
 
+TOO_DEEP = "arrays or objects stand inside each other deeper than any file of this kind needs"
+"""Why a document is refused that would exhaust the stack."""
+
 A = TypeVar("A", bound="Artifact")
 
 
@@ -53,6 +56,8 @@ class Artifact(Record, frozen=True, kw_only=True):
             raise ArtifactError(source, f"not valid JSON (damaged or truncated): {error}") from None
         except UnicodeDecodeError as error:
             raise ArtifactError(source, f"not valid UTF-8: {error}") from None
+        except RecursionError:
+            raise ArtifactError(source, TOO_DEEP) from None
         if not isinstance(raw, dict):
             raise ArtifactError(source, f"expected a JSON object, found {type(raw).__name__}", "$")
         kind = raw.pop("kind", None)

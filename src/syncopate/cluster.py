@@ -119,6 +119,9 @@ class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidValueError("samples_s", self.samples_s, "at least one duration")
         for sample in self.samples_s:
             require_time("samples_s", sample)
+        for name, value in self.options.items():
+            if isinstance(value, int) and value < 1:
+                raise InvalidValueError(f"option {name}", value, "an integer >= 1")
 
     @property
     def expected_s(self) -> float:
@@ -280,20 +283,33 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         if self.handling and (limits != sorted(set(limits)) or limits[-1] < math.inf):
             rule = "by ascending up_to_bytes, and the last without"
             raise InvalidValueError("handling", [h.up_to_bytes for h in self.handling], rule)
-        ranks = list(range(self.world_size))
-        if self.placement and sorted(self.placement) != ranks:
+        p = self.world_size
+        if self.placement and (
+            len(self.placement) != p or sorted(self.placement) != list(range(p))
+        ):
             raise InvalidValueError(
-                "placement", self.placement, f"a permutation of the ranks 0..{len(ranks) - 1}"
+                "placement", self.placement, f"a permutation of the ranks 0..{p - 1}"
             )
-        if self.hosts and len(self.hosts) != len(ranks):
-            raise InvalidValueError(
-                "hosts", self.hosts, f"one host name for each of {len(ranks)} ranks"
-            )
+        if self.hosts and len(self.hosts) != p:
+            raise InvalidValueError("hosts", self.hosts, f"one host name for each of {p} ranks")
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
         return math.prod(level.size for level in self.levels)
+
+    @property
+    def host_count(self) -> int:
+        """Number of hosts: by name where the hosts are known, else by level.
+
+        A level named ``"host"`` joins hosts, and so do those around it. Where none has that name,
+        the innermost of several levels is taken for what is inside a host.
+        """
+        if self.hosts:
+            return len(set(self.hosts))
+        names = [level.name for level in self.levels]
+        first = names.index("host") if "host" in names else int(len(names) > 1)
+        return math.prod(level.size for level in self.levels[first:])
 
     def position(self, rank: int) -> int:
         """Return where ``rank`` sits, positions counted innermost level fastest."""

@@ -57,6 +57,7 @@ def test_a_round_trip_through_a_file_in_a_new_folder(tmp_path):
         ("", "not valid JSON"),
         ('{"kind": "tree", ', "damaged or truncated"),
         (b'{"kind": "\xff"}', "not valid"),
+        ("[" * 100_000, "deeper than any file of this kind needs"),
         ("[]", r"at \$: expected a JSON object, found list"),
         ("null", r"at \$: expected a JSON object, found NoneType"),
         (_text(kind="plan"), r"at \$\.kind: expected a 'tree' artefact, found 'plan'"),

@@ -103,6 +103,10 @@ def test_coordinates_outside_are_refused(coordinates):
         (lambda: CurvePoint(nbytes=-1, samples_s=(1.0,)), "nbytes is -1"),
         (lambda: CurvePoint(nbytes=1, samples_s=()), "at least one duration"),
         (lambda: CurvePoint(nbytes=1, samples_s=(math.inf,)), "samples_s is inf"),
+        (
+            lambda: CurvePoint(nbytes=1, samples_s=(1.0,), options={"blocks": -3}),
+            "option blocks is -3; it must be an integer >= 1",
+        ),
         (lambda: Interference(compute_rate=1.1), r"a number in \[0, 1\]"),
         (lambda: Interference(compute_rate=math.nan), "compute_rate is nan"),
         (lambda: Interference(collective_stretch=0.9), "a finite number >= 1"),
@@ -174,6 +178,27 @@ def test_the_cluster_that_the_documents_write_by_hand():
     cluster = Cluster.from_json(text.split("```json\n")[1].split("```")[0])
     assert [(level.name, level.size) for level in cluster.levels] == [("host", 4), ("rack", 2)]
     assert {cluster.coordinates(rank)[1] for rank in (0, 2, 4, 6)} == {0}
+    assert (cluster.world_size, cluster.host_count) == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("names", "hosts", "count"),
+    [
+        (("host",), (), 2),
+        (("device", "host"), (), 3),
+        (("device", "host", "rack"), (), 12),
+        (("host", "rack"), (), 6),
+        (("a", "b"), (), 3),
+        (("host", "rack"), tuple("aabbcc"), 3),
+    ],
+)
+def test_hosts_are_counted_by_name_or_else_by_level(names, hosts, count):
+    levels = tuple(_level(name, size) for name, size in zip(names, (2, 3, 4), strict=False))
+    assert Cluster(name="c", levels=levels, hosts=hosts).host_count == count
+
+
+def test_a_cluster_of_very_many_ranks_takes_no_room():
+    assert Cluster(name="c", levels=(_level(size=10**15),)).world_size == 10**15
 
 
 def test_files_from_before_there_were_warnings_have_none():

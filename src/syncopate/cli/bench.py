@@ -20,6 +20,7 @@ from syncopate.cli.common.console import (
     require_one_writer,
     say_written,
 )
+from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped, items
 from syncopate.cluster import Cluster
 from syncopate.errors import CalibrationError
@@ -149,7 +150,7 @@ def bench(
         require_html()
     if "mpi" in sweep.against and find_spec("mpi4py") is None:
         raise CalibrationError(f"MPI cannot be used here: mpi4py is not installed; {MPI_NEEDED}")
-    known = Cluster.load(cluster) if cluster is not None and is_leader() else None
+    known = load_cluster(cluster) if cluster is not None and is_leader() else None
     code = ranks.start_if_asked(local)
     if code is not None:
         raise typer.Exit(code)

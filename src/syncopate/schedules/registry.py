@@ -26,7 +26,7 @@ from syncopate.recipe import NATIVE as _NATIVE
 from syncopate.recipe import ORDER
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.catalogue import ROWS, Algorithm
-from syncopate.schedules.compose import relabelled, topology_order
+from syncopate.schedules.compose import relabelled, require_order, topology_order
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.factors import cluster_factors
 from syncopate.schedules.options import Option, Options, checked
@@ -89,6 +89,23 @@ def require(collective: str, name: str, *, allow_native: bool = False) -> None:
     known = ((NATIVE,) if allow_native else ()) + algorithms(collective)
     if name not in known:
         raise UnknownNameError("algorithm", name, known, collective)
+
+
+def require_curves(cluster: Cluster) -> None:
+    """Refuse a cluster with measured curves of what is registered nowhere.
+
+    Raises:
+        UnknownNameError: no such collective, algorithm or option; lists those there are.
+        InvalidValueError: no such value of an option.
+    """
+    for curve in cluster.curves:
+        require(curve.collective, curve.algorithm, allow_native=True)
+        row = ALGORITHMS.get((curve.collective, curve.algorithm))
+        scope = f"{curve.collective} ({curve.algorithm})"
+        for point in curve.points:
+            checked(row.options if row else (), cluster.world_size, point.options, scope)
+        if curve.order:
+            require_order(cluster.world_size, curve.order)
 
 
 def candidates(collective: str, cluster: Cluster) -> tuple[str, ...]:

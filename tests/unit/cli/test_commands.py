@@ -221,6 +221,25 @@ def test_choose_says_which_algorithm_carries_which_sizes(run):
     assert {each.basis for each in table.collectives} == {"priced"}
 
 
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"algorithm": "magic"}, "unknown algorithm 'magic' for all_reduce; known: native, ring"),
+        ({"collective": "all_redcue"}, "unknown collective 'all_redcue'"),
+        ({"order": (0, 0, 1, 2)}, "order is (0, 0, 1, 2); it must be a permutation"),
+    ],
+)
+@pytest.mark.parametrize("command", ["choose wrong.json", "plan -w workload.json -c wrong.json"])
+def test_curves_of_what_there_is_not_are_refused(run, command, change, complaint):
+    cluster = examples.cluster()
+    curves = (msgspec.structs.replace(cluster.curves[0], **change),)
+    msgspec.structs.replace(cluster, curves=curves).save("wrong.json")
+    code, out, err = run(command)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: wrong.json at $.curves: ")
+    assert complaint in err
+
+
 def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
     code, out, err = run("convert --network 10gbe --nodes 8 --to nccl-tuner --channels 4")
     assert code == 0

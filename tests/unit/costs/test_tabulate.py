@@ -7,7 +7,7 @@ from msgspec import structs
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.decide.decisions import decisions
-from syncopate.costs.decide.tabulate import decision_table, host_count
+from syncopate.costs.decide.tabulate import decision_table
 from syncopate.costs.model.collective import collective_costs
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import collectives
@@ -86,8 +86,3 @@ def test_a_choice_can_be_restricted():
         table.of("reduce")
     with pytest.raises(UnknownNameError, match="all_redcue"):
         decision_table(cluster, ("all_redcue",))
-
-
-def test_hosts_are_counted_by_name_or_else_by_level():
-    assert host_count(Cluster.preset("1gbe", 3)) == 3
-    assert host_count(examples.steady_cluster()) == 2

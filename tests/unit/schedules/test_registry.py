@@ -1,8 +1,11 @@
 from __future__ import annotations
 
-import pytest
+from contextlib import nullcontext
 
-from syncopate.cluster import Cluster, Level
+import pytest
+from msgspec import structs
+
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -20,6 +23,7 @@ from syncopate.schedules.registry import (
     fitted,
     register,
     require,
+    require_curves,
 )
 
 
@@ -250,3 +254,34 @@ def test_conditions():
         "reduce_scatter",
         "all_gather",
     ]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "complaint"),
+    [
+        ("magic", {}, "unknown algorithm 'magic' for broadcast; known: native, "),
+        (
+            "lp",
+            {"blorks": 3},
+            r"unknown option 'blorks' .* \(lp\); known: blocks, order",
+        ),
+        ("lp", {"blocks": (3,)}, r"blocks is \(3,\); it must be an integer >= 1"),
+        ("native", {"blocks": 3}, r"unknown option 'blocks' for broadcast \(native\)"),
+        ("lp", {"blocks": 3}, ""),
+        ("native", {}, ""),
+    ],
+)
+def test_curves_are_of_registered_algorithms_with_their_options(algorithm, options, complaint):
+    curve = CollectiveCurve(
+        collective="broadcast",
+        algorithm=algorithm,
+        points=(CurvePoint(nbytes=8, samples_s=(1.0,), options=options),),
+        fit=LinearFit(a_s=0.0, b_s_per_byte=0.0),
+    )
+    cluster = structs.replace(Cluster.preset("10gbe", 4), curves=(curve,))
+    with (
+        pytest.raises((InvalidValueError, UnknownNameError), match=complaint)
+        if complaint
+        else nullcontext()
+    ):
+        require_curves(cluster)

@@ -8,7 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.cluster import NETWORKS, Cluster
-from syncopate.errors import InvalidValueError
+from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 
 _Network = Annotated[
     str | None,
@@ -97,6 +97,22 @@ def machines_option(
     return _load_cluster("--cluster", cluster, network, nodes)
 
 
+def load_cluster(path: Path) -> Cluster:
+    """Return the cluster of a file whose curves are of collectives and algorithms that there are.
+
+    Raises:
+        ArtifactError: the file is no cluster, or has other curves.
+    """
+    from syncopate.schedules.registry import require_curves
+
+    cluster = Cluster.load(path)
+    try:
+        require_curves(cluster)
+    except (InvalidValueError, UnknownNameError) as error:
+        raise ArtifactError(path, str(error), "$.curves") from None
+    return cluster
+
+
 def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
     """Return the cluster of a file, or of a typical network.
 
@@ -116,7 +132,7 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
             raise InvalidValueError(
                 what, str(path), f"the only one of {what} and --network with --nodes"
             )
-        return Cluster.load(path)
+        return load_cluster(path)
     if network is None:
         raise InvalidValueError(what, None, "given, or else --network and --nodes")
     if nodes is None or nodes < 1:

@@ -48,24 +48,12 @@ def decision_table(
     return DecisionTable(
         cluster=cluster.name,
         world_size=cluster.world_size,
-        hosts=host_count(cluster),
+        hosts=cluster.host_count,
         probed=bool(cluster.probes),
         collectives=tuple(
             _decisions(cluster, name, chosen) for name, chosen in choices.items() if chosen != ()
         ),
     )
-
-
-def host_count(cluster: Cluster) -> int:
-    """Return how many hosts the ranks are on: by name where known, else all above the first level.
-
-    A cluster of one level without names has a rank on every host.
-    """
-    if cluster.hosts:
-        return len(set(cluster.hosts))
-    if len(cluster.levels) == 1:
-        return cluster.world_size
-    return cluster.world_size // cluster.levels[0].size
 
 
 def _with_costs(cluster: Cluster, collective: str, names: Collection[str]) -> tuple[str, ...]:

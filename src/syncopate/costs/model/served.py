@@ -39,8 +39,7 @@ def served_costs(cluster: Cluster, servers: int | None = None) -> Costs:
         InvalidValueError: fewer than one server.
     """
     if servers is None:
-        inner = cluster.levels[0].size if len(cluster.levels) > 1 else 1
-        servers = cluster.world_size // inner
+        servers = cluster.host_count
 
     def price(options: Mapping[str, Any]) -> PiecewiseCost:
         unknown = [name for name in options if name != SERVERS]

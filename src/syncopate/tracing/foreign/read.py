@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from syncopate.artifacts import TOO_DEEP
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.timeline import Timeline
 from syncopate.tracing.foreign import flight, profiler
@@ -92,6 +93,8 @@ def _decoded(data: bytes, path: str | os.PathLike[str]) -> Any:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         reason = f"neither a pickle nor valid JSON (damaged or truncated): {error}"
         raise ArtifactError(path, f"{reason}; expected {READABLE}") from None
+    except RecursionError:
+        raise ArtifactError(path, f"{TOO_DEEP}; expected {READABLE}") from None
 
 
 def _described(document: Any) -> str:

@@ -124,6 +124,7 @@ def test_ranks_that_do_not_fit_are_refused(tmp_path):
         ('{"kind": "timeline", "schema_version": 99}', "newer than this Syncopate reads"),
         ('{"kind": "recorded rank", "schema_version": 1, "rank": "a"}', r"at \$\.rank"),
         ("{}", "found an object of nothing"),
+        ("[" * 100_000, "deeper than any file of this kind needs; expected a timeline"),
     ],
 )
 def test_what_was_found_is_said(tmp_path, text, complaint):
