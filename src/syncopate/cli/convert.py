@@ -88,7 +88,7 @@ def convert(
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
     if to in RULES:
-        made = _rules(given.cluster(), to, protocol or "", -1 if channels is None else channels)
+        made = _rules(given.cluster(), to, protocol or "", channels)
         for note in made.notes:
             err().print(f"note: {note}", style="yellow", soft_wrap=True)
         say_written(write_output(output, made.text.encode()))
@@ -112,7 +112,7 @@ def _recorded(timeline: Timeline, to: str) -> dict[str, bytes]:
     return {"": to_perfetto(timeline) if to == PERFETTO else timeline.to_json()}
 
 
-def _rules(cluster: Cluster, to: str, protocol: str, channels: int) -> RuleFile:
+def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> RuleFile:
     from syncopate.costs.decide.tabulate import decision_table
     from syncopate.reports.rules.nccl_tuner import nccl_tuner
     from syncopate.reports.rules.open_mpi import open_mpi

@@ -275,6 +275,7 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("convert", "FILE is None; it must be given: a timeline, or one file of each rank"),
         ("convert cluster.json --to open-mpi --channels 4", "left out: it belongs to --to nccl"),
         ("convert cluster.json --to nccl-tuner --channels 0", "channels is 0"),
+        ("convert cluster.json --to nccl-tuner --channels -1", "channels is -1; it must be an int"),
         ("convert cluster.json --to nccl-tuner --protocol fast", "unknown protocol 'fast'"),
         ("calibrate --local 4 --budget 0", "--budget is 0.0"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),

@@ -43,7 +43,7 @@ _Line = tuple[str, int, int, str, str]
 
 
 def nccl_tuner(
-    table: DecisionTable, restrict: Restrict, *, protocol: str = "", channels: int = _ANY
+    table: DecisionTable, restrict: Restrict, *, protocol: str = "", channels: int | None = None
 ) -> RuleFile:
     """Return the plug-in's configuration for ``table``.
 
@@ -51,7 +51,7 @@ def nccl_tuner(
         table: our decisions.
         restrict: how to decide among some algorithms alone.
         protocol: one of :data:`PROTOCOLS` for every size; chosen by size when empty.
-        channels: NCCL channels; -1 leaves them to the plug-in.
+        channels: NCCL channels; None leaves them to the plug-in.
 
     Raises:
         UnknownNameError: no such protocol.
@@ -59,13 +59,16 @@ def nccl_tuner(
     """
     if protocol and protocol not in PROTOCOLS:
         raise UnknownNameError("protocol", protocol, PROTOCOLS)
-    if channels != _ANY and channels < 1:
-        raise InvalidValueError("channels", channels, "an integer >= 1, or -1 for the plug-in's")
+    if channels is not None and channels < 1:
+        rule = "an integer >= 1, or left out for the plug-in's own"
+        raise InvalidValueError("channels", channels, rule)
     rules, notes = rules_and_notes("NCCL", table, _counterparts(table), restrict)
-    if channels == _ANY:
+    if channels is None:
         notes.append(_ONE_CHANNEL)
     lines = _merged(line for rule in rules for line in _lines(rule, protocol))
-    tail = f"{channels},{table.hosts},{table.world_size},{_ANY},{_ANY}"
+    tail = (
+        f"{_ANY if channels is None else channels},{table.hosts},{table.world_size},{_ANY},{_ANY}"
+    )
     rows = [f"{name},{low},{high},{how},{via},{tail}" for name, low, high, how, via in lines]
     return RuleFile("\n".join([*_head(table), *rows]) + "\n", tuple(notes))
 
