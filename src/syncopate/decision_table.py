@@ -26,11 +26,13 @@ class Candidate(Record, frozen=True, kw_only=True, omit_defaults=True):
         algorithm: a registered name, or ``"native"``.
         options: what it is told.
         expected_s: how long it is expected to take.
+        tied: of a runner-up, whether noise alone separates it from what was chosen.
     """
 
     algorithm: str
     options: AlgorithmOptions = {}
     expected_s: float
+    tied: bool = False
 
     def __post_init__(self) -> None:
         require_time("expected_s", self.expected_s)

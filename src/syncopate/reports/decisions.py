@@ -62,10 +62,10 @@ def _remarks(table: DecisionTable) -> list[str]:
             "priced: what the schedule takes on the links of the cluster, not measured; the "
             "backend's own algorithm has no price and is not considered"
         )
-    if any(o.expected_s < r.chosen.expected_s for r in _ranges(table) for o in r.others[:1]):
+    if any(other.tied for each in _ranges(table) for other in each.others[:1]):
         found.append(
-            "a next best that is ahead is so by no more than noise: the algorithm of the next "
-            "smaller size stays, or the simpler one is taken"
+            "tied: no more than noise lies between the two, whichever was the faster; the "
+            "algorithm of the next smaller size stays, or the simpler one is taken"
         )
     return found
 
@@ -101,7 +101,9 @@ def _table(decided: CollectiveDecisions) -> Table:
 
 
 def _behind(runner: Candidate, chosen: Candidate) -> str:
-    """Return how much longer the next best takes: ``+12%``, or ``3.1x`` from twice as long on."""
+    """Return how much longer the next best takes: ``tied``, ``+12%``, or ``3.1x`` from twice on."""
+    if runner.tied:
+        return "tied"
     if chosen.expected_s <= 0:
         return "-"
     ratio = runner.expected_s / chosen.expected_s

@@ -74,6 +74,38 @@ def test_a_measured_size_at_the_end_of_a_range_is_of_the_range():
     assert large.at_bytes == 4096  # the second of 2048, 4096 and 8192
 
 
+def test_a_runner_up_that_noise_alone_separates_is_tied():
+    native = (1.0e-3, 2.6e-3, 1.0e-3, 2.0e-3)  # 1.65 ms, and 0.4 ms of standard error
+    curves = tuple(
+        CollectiveCurve(
+            collective="all_reduce",
+            algorithm=name,
+            points=(CurvePoint(nbytes=1024, samples_s=samples_s),),
+            fit=LinearFit(a_s=1e-3, b_s_per_byte=0.0),
+        )
+        for name, samples_s in (
+            ("native", native),
+            ("ring", (1.2e-3, 1.3e-3, 1.25e-3, 1.3e-3)),
+            ("recursive_doubling", (9e-3, 9e-3, 9e-3, 9e-3)),
+        )
+    )
+    cluster = structs.replace(examples.steady_cluster(), curves=curves)
+    (found,) = decision_table(cluster, ("all_reduce",)).of("all_reduce").ranges
+    assert found.chosen.algorithm == "native"
+    assert [(other.algorithm, other.tied) for other in found.others] == [
+        ("ring", True),  # 23% ahead
+        ("recursive_doubling", False),
+    ]
+    assert found.others[0].expected_s < 0.8 * found.chosen.expected_s
+
+
+def test_prices_within_noise_are_tied():
+    for each in decision_table(Cluster.preset("10gbe", 64)).of("broadcast").ranges:
+        for other in each.others:
+            ratio = other.expected_s / each.chosen.expected_s
+            assert other.tied == (max(ratio, 1 / ratio) <= 1.05)
+
+
 def test_a_choice_can_be_restricted():
     cluster = Cluster.preset("10gbe", 8)
     among = {"all_reduce": ("ring", "binary_tree"), "broadcast": ("mst",)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from syncopate.cluster import Cluster
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.reports.decisions import decision_report
@@ -33,6 +35,20 @@ def test_prices_say_so_and_options_are_shown():
     assert "has no price" in text
     assert "blocks 64" in text
     assert "all sizes" in text
+
+
+def test_what_noise_alone_separates_is_tied_and_not_ahead():
+    table = decision_table(examples.steady_cluster(), ("all_reduce",))
+    (all_reduce,) = table.collectives
+    small, large = all_reduce.ranges
+    ahead = structs.replace(small.others[0], expected_s=77e-6, tied=True)
+    ranges = (structs.replace(small, others=(ahead,)), large)
+    changed = structs.replace(all_reduce, ranges=ranges)
+    report = decision_report(structs.replace(table, collectives=(changed,)))
+    (shown,) = examples.tables(report)
+    assert [row[-1] for row in _rows(shown)] == ["tied", "+50%"]
+    assert "tied: no more than noise lies between the two" in examples.text(report)
+    assert "tied" not in examples.text(decision_report(table))
 
 
 def test_one_rank_has_nothing_to_choose():

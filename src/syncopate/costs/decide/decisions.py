@@ -33,7 +33,7 @@ from itertools import pairwise
 
 from syncopate.cluster import Cluster, robust_mean, standard_error
 from syncopate.costs.model.collective import collective_costs
-from syncopate.costs.model.functions import CurveCost, Envelope
+from syncopate.costs.model.functions import CostFunction, CurveCost, Envelope
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import Recipe
@@ -194,6 +194,17 @@ def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
     """Say whether ``one`` was measured slower than ``other`` by more than noise."""
     samples = one.point(size).samples_s, other.point(size).samples_s
     return _beyond_noise(float(one(size)), float(other(size)), *samples)
+
+
+def tied(one: CostFunction, other: CostFunction, nbytes: float) -> bool:
+    """Say whether noise alone separates two costs at a size; see [Note: noise].
+
+    Prices, which know no scatter, are tied within ``NOISE`` of the smaller.
+    """
+    if isinstance(one, CurveCost) and isinstance(other, CurveCost):
+        return not (_slower(one, other, nbytes) or _slower(other, one, nbytes))
+    low_s, high_s = sorted((float(one(nbytes)), float(other(nbytes))))
+    return high_s <= (1 + NOISE) * low_s
 
 
 def longer_beyond_noise(one: Sequence[float], other: Sequence[float]) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping
 
 from syncopate.cluster import Cluster
-from syncopate.costs.decide.decisions import Decision, decisions
+from syncopate.costs.decide.decisions import Decision, decisions, tied
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import CostFunction, CurveCost
 from syncopate.decision_table import (
@@ -78,13 +78,17 @@ def _range(
     decision: Decision, costs: Mapping[str, CostFunction], sizes: Collection[int]
 ) -> SizeRange:
     recipe, at = decision.recipe, _middle(decision, sizes)
+    known = costs[recipe.algorithm].fixed(recipe.options)
     chosen = Candidate(
-        algorithm=recipe.algorithm,
-        options=recipe.options,
-        expected_s=_seconds(costs[recipe.algorithm].fixed(recipe.options), at),
+        algorithm=recipe.algorithm, options=recipe.options, expected_s=_seconds(known, at)
     )
     others = [
-        Candidate(algorithm=name, options=dict(cost.options(at)), expected_s=_seconds(cost, at))
+        Candidate(
+            algorithm=name,
+            options=dict(cost.options(at)),
+            expected_s=_seconds(cost, at),
+            tied=tied(known, cost, at),
+        )
         for name, cost in costs.items()
         if name != recipe.algorithm and _known(cost, at)
     ]
