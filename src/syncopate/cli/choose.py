@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import out, progress_bar
 from syncopate.cli.common.machines import machines
 from syncopate.cli.common.options import grouped, items
 from syncopate.cluster import Cluster
@@ -37,7 +37,8 @@ def choose(
     """
     from syncopate.costs.decide.tabulate import decision_table
 
-    table = decision_table(cluster, items(collective))
+    with progress_bar("pricing") as progress:
+        table = decision_table(cluster, items(collective), progress=progress)
     if json:
         typer.echo(table.to_json().decode(), nl=False)
         return

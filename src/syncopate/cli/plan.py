@@ -10,7 +10,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from syncopate.cli.common.console import out, require_one_writer, say_written
+from syncopate.cli.common.console import (
+    ProgressFunction,
+    out,
+    progress_bar,
+    require_one_writer,
+    say_written,
+)
 from syncopate.cli.common.machines import machines_option
 from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
@@ -137,7 +143,8 @@ def plan(
 
     require_policy(policy)
     require_one_writer(json, ("--output", output))
-    plans = _plans(Workload.load(workload), cluster, wanted)
+    with progress_bar("planning") as progress:
+        plans = _plans(Workload.load(workload), cluster, wanted, progress)
     chosen = min((plan for plan in plans if plan.policy == policy), key=_expected_s)
     beside: list[RenderableType] = []
     if wanted.pull_period is not None:
@@ -163,7 +170,9 @@ def _delayed(
     return chosen, [delays_report([plan, *plans], chosen, limits(plan, workload, cluster))]
 
 
-def _plans(workload: Workload, cluster: Cluster, wanted: _Wanted) -> tuple[Plan, ...]:
+def _plans(
+    workload: Workload, cluster: Cluster, wanted: _Wanted, progress: ProgressFunction
+) -> tuple[Plan, ...]:
     """Return the plans of every policy for every exchange asked for, the one of ``auto`` last.
 
     Exchanges without the algorithm asked for are left out of all of them.
@@ -174,9 +183,12 @@ def _plans(workload: Workload, cluster: Cluster, wanted: _Wanted) -> tuple[Plan,
         from syncopate.costs.model.served import served_costs
 
         wanted.told["costs"] = served_costs(cluster, wanted.servers)
+    progress("auto", 0.0)
     best = make_plan(workload, cluster, "auto", exchange=wanted.exchange, **wanted.told)
     plans: list[Plan] = []
-    for name in SERVERLESS if wanted.exchange is None else (wanted.exchange,):
+    exchanges = tuple(SERVERLESS) if wanted.exchange is None else (wanted.exchange,)
+    for index, name in enumerate(exchanges):
+        progress(f"every policy, {name}", (1 + index) / (1 + len(exchanges)))
         try:
             plans += compare(workload, cluster, exchange=name, **wanted.told)
         except UnknownNameError:

@@ -30,6 +30,7 @@ def run(monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
     examples.workload().save("workload.json")
     examples.cluster().save("cluster.json")
+    Cluster.preset("10gbe", 10**9).save("large.json")
 
     def run(line: str):
         monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
@@ -266,6 +267,8 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
         ("choose", "CLUSTER is None; it must be given, or else --network and --nodes"),
         ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
+        ("choose --network 10gbe --nodes 4097", "--nodes is 4097; it must be at most 4096: sched"),
+        ("plan -w workload.json -c large.json", "ranks of large.json is 1000000000; it must be at"),
         ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
         ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
         ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, perfetto,"),

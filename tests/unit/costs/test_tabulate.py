@@ -99,6 +99,13 @@ def test_a_runner_up_that_noise_alone_separates_is_tied():
     assert found.others[0].expected_s < 0.8 * found.chosen.expected_s
 
 
+def test_it_is_told_which_collective_is_being_worked_on():
+    told = []
+    wanted = ("broadcast", "reduce")
+    decision_table(Cluster.preset("10gbe", 4), wanted, progress=lambda *one: told.append(one))
+    assert told == [("broadcast", 0.0), ("reduce", 0.5), ("", 1.0)]
+
+
 def test_prices_within_noise_are_tied():
     for each in decision_table(Cluster.preset("10gbe", 64)).of("broadcast").ranges:
         for other in each.others:

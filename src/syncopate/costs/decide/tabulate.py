@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from syncopate.cluster import Cluster
 from syncopate.costs.decide.decisions import Decision, decisions, tied
@@ -15,6 +15,8 @@ from syncopate.decision_table import (
     DecisionTable,
     SizeRange,
 )
+from syncopate.output import Progress, say
+from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import collectives
 
 _SMALLEST_BYTES = 4
@@ -28,6 +30,7 @@ def decision_table(
     cluster: Cluster,
     wanted: Iterable[str] = (),
     among: Mapping[str, Collection[str]] | None = None,
+    progress: Progress | None = None,
 ) -> DecisionTable:
     """Return which algorithm carries which sizes on ``cluster``.
 
@@ -36,11 +39,14 @@ def decision_table(
         wanted: collectives; all that have an algorithm when empty.
         among: the algorithms to choose from by collective, such as those that another library has
             too; a collective for which none of them has a cost here is left out. None for all.
+        progress: called before every collective; those of a thousand ranks take seconds each.
 
     Raises:
         UnknownNameError: no such collective.
     """
     names = dict.fromkeys(tuple(wanted) or collectives())
+    for name in names:
+        conditions(name)
     choices = {
         name: None if among is None else _with_costs(cluster, name, among.get(name, ()))
         for name in names
@@ -51,9 +57,18 @@ def decision_table(
         hosts=cluster.host_count,
         probed=bool(cluster.probes),
         collectives=tuple(
-            _decisions(cluster, name, chosen) for name, chosen in choices.items() if chosen != ()
+            _decisions(cluster, name, choices[name])
+            for name in _told(progress, [name for name in choices if choices[name] != ()])
         ),
     )
+
+
+def _told(progress: Progress | None, names: Sequence[str]) -> Iterator[str]:
+    """Yield the names, each told before the work on it begins."""
+    for index, name in enumerate(names):
+        say(progress, name, index / len(names))
+        yield name
+    say(progress, "", 1.0)
 
 
 def _with_costs(cluster: Cluster, collective: str, names: Collection[str]) -> tuple[str, ...]:
