@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich import box
-from rich.table import Table
+from rich.markup import escape
+
+from syncopate.reports.tables import ReportTable
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Comparison:
 
 def comparison_table(
     title: str, comparisons: Iterable[Comparison], *, theirs: str = "paper", own: str = "ours"
-) -> Table:
+) -> ReportTable:
     """Return the figures side by side, with the difference.
 
     Args:
@@ -52,7 +54,7 @@ def comparison_table(
         theirs: heading of the figures compared with, as a measurement may take a paper's place.
         own: heading of those computed here.
     """
-    table = Table(title=title, box=box.SIMPLE_HEAD)
+    table = ReportTable(title=escape(title), box=box.SIMPLE_HEAD)
     table.add_column("figure")
     for column in (theirs, own, "difference"):
         table.add_column(column, justify="right")

@@ -17,6 +17,7 @@ from syncopate.decision_table import (
 )
 from syncopate.recipe import AlgorithmOptions
 from syncopate.reports.rules.rules import sizes_text
+from syncopate.reports.tables import ReportTable
 from syncopate.units import format_bytes, format_seconds
 
 _HIDDEN = "order"
@@ -79,8 +80,9 @@ def _basis(decided: CollectiveDecisions, probed: bool) -> tuple[str, str]:
 
 
 def _table(decided: CollectiveDecisions) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False)
-    for name in ("sizes", "algorithm", "options"):
+    table = ReportTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    told = any(options_text(each.chosen.options) for each in decided.ranges)
+    for name in ("sizes", "algorithm", *(["options"] if told else [])):
         table.add_column(name, no_wrap=name == "sizes", overflow="fold")
     table.add_column("expected", justify="right", no_wrap=True)
     table.add_column("at", justify="right", no_wrap=True)
@@ -91,7 +93,7 @@ def _table(decided: CollectiveDecisions) -> Table:
         table.add_row(
             sizes_text(each.min_bytes, each.max_bytes),
             Text(each.chosen.algorithm, style="bold"),
-            options_text(each.chosen.options),
+            *([options_text(each.chosen.options)] if told else []),
             format_seconds(each.chosen.expected_s),
             format_bytes(each.at_bytes),
             "-" if runner is None else runner.algorithm,

@@ -79,6 +79,20 @@ def test_plan_compares_every_policy_for_every_exchange_and_writes_the_best(run):
     plan.require_fit([(t.name, t.numel, t.dtype) for t in work.tensors], 4)
 
 
+def test_names_of_tensors_are_no_markup(run):
+    work = examples.workload()
+    named = [f"x[/red]:smile:{index}" for index in range(len(work.tensors))]
+    tensors = tuple(
+        msgspec.structs.replace(tensor, name=name)
+        for tensor, name in zip(work.tensors, named, strict=True)
+    )
+    msgspec.structs.replace(work, tensors=tensors, model="[bold]").save("workload.json")
+    code, out, _ = run("plan -w workload.json -c cluster.json --policy wfbp")
+    assert code == 0
+    assert all(name in out for name in named)
+    assert "plan for [bold] on" in out
+
+
 def test_a_policy_by_name_is_written_for_its_best_exchange(run):
     code, out, _ = run("plan -w workload.json -c cluster.json --policy threshold --json")
     assert code == 0

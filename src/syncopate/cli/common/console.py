@@ -39,6 +39,7 @@ def out(beside: Path | None = None) -> Console:
         stderr=is_standard_output(beside),
         quiet=not is_leader(),
         highlight=False,
+        emoji=False,
         soft_wrap=False,
         force_terminal=_terminal(),
     )
@@ -49,7 +50,13 @@ def out(beside: Path | None = None) -> Console:
 
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
-    return Console(stderr=True, quiet=not is_leader(), highlight=False, force_terminal=_terminal())
+    return Console(
+        stderr=True,
+        quiet=not is_leader(),
+        highlight=False,
+        emoji=False,
+        force_terminal=_terminal(),
+    )
 
 
 def say_written(*paths: Path | None) -> None:
@@ -92,11 +99,11 @@ def progress_bar(title: str) -> Iterator[ProgressFunction]:
     """
     console = err()
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TaskProgressColumn(),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[what]}", style="dim"),
+        TextColumn("{task.fields[what]}", style="dim", markup=False),
         console=console,
         transient=True,
         disable=not console.is_terminal,
