@@ -20,6 +20,7 @@ VOCABULARY = {
     "output",
     "plan",
     "recipe",
+    "spans",
     "timeline",
     "topology",
 }

@@ -10,6 +10,7 @@ import inspect
 import json
 import re
 import runpy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,12 @@ def _describe(value: Any) -> Any:
         member = inspect.getattr_static(value, name)
         if name.startswith("_") or member is inspect.getattr_static(BaseException, name, None):
             continue
-        if inspect.isroutine(member) or isinstance(member, classmethod | staticmethod):
+        if isinstance(member, property | cached_property):
+            members[name] = "property"
+        elif inspect.isroutine(member) or isinstance(member, classmethod | staticmethod):
             members[name] = _signature(getattr(value, name))
         else:
-            members[name] = "property" if isinstance(member, property) else "attribute"
+            members[name] = "attribute"
     return members
 
 

@@ -35,8 +35,11 @@ class Artifact(Record, frozen=True, kw_only=True):
 
     def to_json(self) -> bytes:
         """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first."""
+        return self._encoded(msgspec.to_builtins(self))
+
+    def _encoded(self, body: dict[str, Any]) -> bytes:
+        """Return fields as the text of a file of this kind."""
         header = {"kind": self.KIND, "schema_version": self.SCHEMA_VERSION}
-        body: dict[str, Any] = msgspec.to_builtins(self)
         return msgspec.json.format(msgspec.json.encode(header | body), indent=1) + b"\n"
 
     @classmethod

@@ -5,78 +5,31 @@ The engine records one, the simulator computes one; analysis and reports do not 
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, ClassVar
+
+import msgspec
+import numpy as np
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.spans import LANES, PAUSES, Span, Spans, span_record
 
-LANES: tuple[str, ...] = ("forward", "backward", "push", "update", "pull", "wait")
-"""What a span can be: computation, communication, or waiting for it."""
-
-PAUSES: tuple[str, ...] = ("input", "garbage collection", "evaluation", "checkpoint")
-"""Names of spans in the wait lane that say why their rank stood still; others wait for ranks.
-
-Such a span may lie within a span of computation, which then lasted longer by it.
-"""
+__all__ = ["LANES", "PAUSES", "SOURCES", "Span", "Spans", "Timeline"]
 
 SOURCES: tuple[str, ...] = ("measured", "simulated")
 """Where a timeline can come from."""
 
 
-class Span(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One stretch of one rank's time.
-
-    Attributes:
-        name: what it was: a layer, ``"bucket 3"``, ``"optimizer"``.
-        lane: one of ``LANES``.
-        rank: whose time.
-        start_s: from the timeline's origin.
-        end_s: from the timeline's origin; not before ``start_s``.
-        iteration: the training iteration it belongs to.
-        channel: which channel carried it, for communication.
-        nbytes: bytes communicated; 0 for computation.
-        detail: the algorithm, or anything else a reader wants.
-        launched_s: when communication was handed to its channel; None: not known.
-        ready_s: when all that a push carries was there; None: not known.
-    """
-
-    name: str
-    lane: str
-    rank: int
-    start_s: float
-    end_s: float
-    iteration: int = 0
-    channel: int = 0
-    nbytes: int = 0
-    detail: str = ""
-    launched_s: float | None = None
-    ready_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.lane not in LANES:
-            raise UnknownNameError("lane", self.lane, LANES)
-        if not (math.isfinite(self.start_s) and math.isfinite(self.end_s)):
-            raise InvalidValueError(f"span {self.name}", (self.start_s, self.end_s), "finite times")
-        if self.end_s < self.start_s:
-            raise InvalidValueError(
-                f"end_s of span {self.name}", self.end_s, f"at least start_s, {self.start_s}"
-            )
-
-    @property
-    def duration_s(self) -> float:
-        """Length of the span."""
-        return self.end_s - self.start_s
-
-
-class Timeline(Artifact, frozen=True, kw_only=True):
+class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
     """Spans of every rank on one clock.
 
     Attributes:
         name: what to call it in reports.
         source: one of ``SOURCES``.
         world_size: number of ranks.
-        spans: in any order.
+        spans: in any order; of files :class:`~syncopate.spans.Spans`, which are columns.
         metadata: plan, cluster, versions, date.
     """
 
@@ -85,21 +38,87 @@ class Timeline(Artifact, frozen=True, kw_only=True):
     name: str
     source: str
     world_size: int
-    spans: tuple[Span, ...]
+    spans: Sequence[Span]
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise UnknownNameError("source", self.source, SOURCES)
-        for span in self.spans:
+        if isinstance(self.spans, Spans):
+            wrong = (self.spans.rank < 0) | (self.spans.rank >= self.world_size)
+            suspects: Sequence[Span] = self.spans.take(np.flatnonzero(wrong)[:1])
+        else:
+            suspects = self.spans
+        for span in suspects:
             if not 0 <= span.rank < self.world_size:
                 raise InvalidValueError(
                     f"rank of span {span.name}", span.rank, f"in 0..{self.world_size - 1}"
                 )
 
+    @cached_property
+    def columns(self) -> Spans:
+        """The spans as columns, for whoever looks at all of them."""
+        return Spans.of(self.spans)
+
     @property
     def duration_s(self) -> float:
         """From the first start to the last end; 0 when empty."""
-        if not self.spans:
-            return 0.0
-        return max(s.end_s for s in self.spans) - min(s.start_s for s in self.spans)
+        columns = self.columns
+        return float(columns.end_s.max() - columns.start_s.min()) if len(columns) else 0.0
+
+    def to_json(self) -> bytes:
+        """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first."""
+        return self._encoded(
+            {
+                "name": self.name,
+                "source": self.source,
+                "world_size": self.world_size,
+                "spans": msgspec.Raw(self.columns.to_json()),
+                "metadata": self.metadata,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, data: bytes | str, source: object = "<memory>") -> Timeline:
+        """Decode strictly.
+
+        Args:
+            data: the JSON text.
+            source: what to call the text in errors, usually its path.
+
+        Raises:
+            ArtifactError: not valid JSON, another kind, another version, or a field at fault.
+        """
+        try:
+            read: Any = _DOCUMENT.decode(data)
+            if (read.kind, read.schema_version) == (cls.KIND, cls.SCHEMA_VERSION):
+                return cls(
+                    name=read.name,
+                    source=read.source,
+                    world_size=read.world_size,
+                    spans=Spans.of(read.spans),
+                    metadata=read.metadata,
+                )
+        except (msgspec.DecodeError, UnicodeDecodeError, SyncopateError) as error:
+            refused = str(error)
+        # What is wrong is found field by field.
+        super().from_json(data, source)
+        raise ArtifactError(source, refused, "$.spans")
+
+
+_Row: Any = span_record()
+
+
+class _Document(Record, frozen=True, kw_only=True):
+    """A timeline as it stands in its file."""
+
+    kind: str
+    schema_version: int
+    name: str
+    source: str
+    world_size: int
+    spans: list[_Row]
+    metadata: dict[str, str] = {}
+
+
+_DOCUMENT = msgspec.json.Decoder(_Document)

@@ -11,10 +11,10 @@ import typer
 from syncopate.cli.common.console import err, out
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Timeline
 
 if TYPE_CHECKING:
     from syncopate.analysis import Message
+    from syncopate.timeline import Timeline
     from syncopate.tracing.dlc import Record
 
 

@@ -13,12 +13,12 @@ from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
-from syncopate.timeline import Timeline
 
 if TYPE_CHECKING:
     from syncopate.cluster import Cluster
     from syncopate.decision_table import CollectiveDecisions
     from syncopate.reports.rules.rules import RuleFile
+    from syncopate.timeline import Timeline
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"

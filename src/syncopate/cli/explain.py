@@ -11,12 +11,12 @@ from syncopate.cli.common.console import out
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Timeline
 from syncopate.workload import Workload
 
 if TYPE_CHECKING:
     from syncopate.analysis.causes import Explanation
     from syncopate.plan import Plan
+    from syncopate.timeline import Timeline
 
 _PACE = 3.0
 """A workload that computes this many times as long as the training, or as short, is another's."""

@@ -13,14 +13,16 @@ bounds of a training are as far apart as its shortest collectives last.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import Span, Spans, Timeline
+
+_TIMES = ("start_s", "end_s", "launched_s", "ready_s")
 
 
 def merge(
@@ -47,31 +49,26 @@ def merge(
     offsets = [0.0] * world_size if offsets_s is None else list(offsets_s)
     if len(offsets) != world_size:
         raise InvalidValueError("offsets_s", offsets, f"one number for each of {world_size} ranks")
-    rows: list[tuple[Span, float]] = []
-    for rank, of_rank in enumerate(spans):
-        for span in of_rank:
-            if span.rank != rank:
-                raise InvalidValueError(
-                    f"rank of span {span.name}", span.rank, f"{rank}, where it was given"
-                )
-            rows.append((span, offsets[rank]))
-    origin_s = min((span.start_s - offset for span, offset in rows), default=0.0)
-    shifted = [
-        msgspec.structs.replace(
-            span,
-            start_s=span.start_s - offset - origin_s,
-            end_s=span.end_s - offset - origin_s,
-            launched_s=None if span.launched_s is None else span.launched_s - offset - origin_s,
-            ready_s=None if span.ready_s is None else span.ready_s - offset - origin_s,
-        )
-        for span, offset in rows
-    ]
-    shifted.sort(key=lambda span: (span.start_s, span.rank, span.end_s))
+    parts = [Spans.of(of_rank) for of_rank in spans]
+    for rank, part in enumerate(parts):
+        for span in part.take(np.flatnonzero(part.rank != rank)[:1]):
+            raise InvalidValueError(
+                f"rank of span {span.name}", span.rank, f"{rank}, where it was given"
+            )
+    offset_s = np.repeat(offsets, [len(part) for part in parts])
+    origin_s = (Spans.column(parts, "start_s") - offset_s).min(initial=math.inf)
+
+    def shifted(field: str, column: NDArray[Any]) -> NDArray[Any]:
+        return column - offset_s - origin_s if field in _TIMES else column
+
+    by = (shifted(field, Spans.column(parts, field)) for field in ("end_s", "rank", "start_s"))
+    order = np.lexsort(tuple(by))
+
     return Timeline(
         name=name,
         source=source,
         world_size=max(world_size, 1),
-        spans=tuple(shifted),
+        spans=Spans.joined(parts, lambda field, column: shifted(field, column)[order]),
         metadata=dict(metadata or {}),
     )
 
@@ -118,28 +115,19 @@ def offset_bounds(
         spans: per rank, its spans on its own clock.
         together: lanes of which nothing ends on a rank before it began on all others.
     """
-    lanes = frozenset(together)
-    per_rank = [_numbered(span for span in of_rank if span.lane in lanes) for of_rank in spans]
+    first: Spans | None = None
     found = []
-    for own in per_rank:
-        low_s, high_s = -math.inf, math.inf
-        for key, (start_s, end_s) in per_rank[0].items():
-            if key in own:
-                low_s = max(low_s, own[key][0] - end_s)
-                high_s = min(high_s, own[key][1] - start_s)
-        found.append((low_s, high_s))
-    return found
-
-
-_Collective = tuple[int, str, str, int, str, int]
-
-
-def _numbered(spans: Iterable[Span]) -> dict[_Collective, tuple[float, float]]:
-    """Return start and end of each collective, by what names it on every rank."""
-    found: dict[_Collective, tuple[float, float]] = {}
-    count: dict[tuple[int, str, str, int, str], int] = defaultdict(int)
-    for span in sorted(spans, key=lambda span: span.start_s):
-        key = (span.iteration, span.lane, span.name, span.channel, span.detail)
-        found[*key, count[key]] = (span.start_s, span.end_s)
-        count[key] += 1
+    for of_rank in spans:
+        part = Spans.of(of_rank)
+        own = part.take(part.in_lanes(*together))
+        first = own if first is None else first
+        # Rank 0 is compared with itself too.
+        both = Spans.joined([first, own.changed(rank=own.rank + 1)])
+        code, nth = both.numbered("iteration", "lane", "name", "channel", "detail")
+        which = code * (nth.max(initial=0) + 1) + nth
+        there, here = which[: len(first)], which[len(first) :]
+        _, theirs, mine = np.intersect1d(there, here, True, return_indices=True)
+        low_s = own.start_s[mine] - first.end_s[theirs]
+        high_s = own.end_s[mine] - first.start_s[theirs]
+        found.append((float(low_s.max(initial=-math.inf)), float(high_s.min(initial=math.inf))))
     return found

@@ -7,14 +7,14 @@ their index. Whoever empties the ring, a writer of files or whoever asks for spa
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.errors import UnknownNameError
-from syncopate.timeline import LANES, Span
+from syncopate.spans import LANES, Spans
 
 _UNKNOWN_S = float("nan")
 
@@ -155,12 +155,12 @@ class Recorder:
 
 
 def spans_of(
-    records: Iterable[Any],
+    records: Records,
     texts: Sequence[str],
     rank: int,
     *,
     models: Mapping[int, str] | None = None,
-) -> tuple[Span, ...]:
+) -> Spans:
     """Return records as spans.
 
     Args:
@@ -170,29 +170,15 @@ def spans_of(
         models: what to put before the names of spans, by model; nothing where there is none.
     """
     prefixes = models or {}
-    found = []
-    for (
-        lane, model, channel, iteration, bucket, detail,
-        nbytes, start_s, end_s, launched_s, ready_s,
-    ) in map(tuple, records):  # fmt: skip
-        name = LANES[lane] if bucket < 0 else f"bucket {bucket}"
-        found.append(
-            Span(
-                name=prefixes.get(int(model), "") + name,
-                lane=LANES[lane],
-                rank=rank,
-                start_s=float(start_s),
-                end_s=float(end_s),
-                iteration=int(iteration),
-                channel=int(channel),
-                nbytes=int(nbytes),
-                detail=texts[detail],
-                launched_s=_known(launched_s),
-                ready_s=_known(ready_s),
-            )
-        )
-    return tuple(found)
-
-
-def _known(time_s: float) -> float | None:
-    return None if np.isnan(time_s) else float(time_s)
+    bucket = np.maximum(records["bucket"], -1)
+    kinds = (bucket + 1) << 16 | records["model"].astype(np.int64) << 8
+    kinds |= np.where(bucket < 0, records["lane"], 0)
+    found, name = np.unique(kinds, return_inverse=True)
+    names = []
+    for kind in found.tolist():
+        what = f"bucket {(kind >> 16) - 1}" if kind >> 16 else LANES[kind & 255]
+        names.append(prefixes.get(kind >> 8 & 255, "") + what)
+    columns = {field: records[field] for field in Spans.DTYPES if field in (RECORD.names or ())}
+    own = {"name": name, "rank": np.full(len(records), rank)}
+    own["detail"] = records["detail"].astype(np.int64) + len(names)
+    return Spans([*names, *texts], columns | own)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import Span, Spans, Timeline
 from syncopate.tracing.merge import merge, offset_bounds
 from syncopate.tracing.recorder import spans_of
 from syncopate.tracing.trace_file import Written, read_trace
@@ -66,6 +66,7 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
     if not files:
         raise ArtifactError(directory, f"none of its files can be read: {remarks[0]}")
     found = {one.header.rank: one for one in _of_last_run(files, remarks)}
+    del files
     remarks += _shortcomings(found)
     if not any(len(one.records) for one in found.values()):
         reason = "no iteration was captured: a training ends one with the next forward"
@@ -74,7 +75,10 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
     if first > 0:
         remarks.append(f"the last {last} iterations are shown, from iteration {first} on")
     world_size = max(max(found) + 1, *(one.header.world_size for one in found.values()))
-    spans = [_spans(found[rank], first) if rank in found else () for rank in range(world_size)]
+    spans: list[Sequence[Span]] = [()] * world_size
+    for rank, one in found.items():
+        spans[rank] = _spans(one, first)
+        found[rank] = one._replace(records=one.records[:0].copy())  # they are not needed twice
     offsets_s = [0.0] * world_size
     for rank, offset_s, remark in _offsets(found, spans):
         offsets_s[rank] = offset_s
@@ -116,7 +120,7 @@ def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
             yield f"{one.path}: {dropped} events were dropped: there was no room for them"
 
 
-def _spans(one: Written, first: int) -> tuple[Span, ...]:
+def _spans(one: Written, first: int) -> Spans:
     texts = [text for note in one.notes for text in note.get("texts", ())]
     names = {note["number"]: note["model"] for note in one.notes if "plan" in note}
     models = {n: f"{name} {n}: " for n, name in names.items()} if len(names) > 1 else {}

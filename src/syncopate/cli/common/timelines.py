@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from syncopate.cli.common.console import err
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Timeline
+
+if TYPE_CHECKING:
+    from syncopate.timeline import Timeline
 
 LAST = 200
 """Iterations of a run that are read, the last ones, unless others are asked for."""

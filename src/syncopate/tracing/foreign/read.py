@@ -71,11 +71,11 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
             data = gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
         raise ArtifactError(path, f"cannot be read: {error}") from None
+    if _kind(data) == Timeline.KIND:
+        return Timeline.from_json(data, path)
     document = _decoded(data, path)
     if isinstance(document, dict):
         kind = document.get("kind")
-        if kind == Timeline.KIND:
-            return Timeline.from_json(data, path)
         if kind == RecordedRank.KIND:
             return flight.read_recorded(RecordedRank.from_json(data, path), path)
         if flight.is_dump(document):
@@ -83,6 +83,18 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
         if profiler.is_trace(document):
             return profiler.read_trace(document, path)
     raise ArtifactError(path, f"{_described(document)}; expected {READABLE}")
+
+
+class _Kind(msgspec.Struct):
+    kind: str = ""
+
+
+def _kind(data: bytes) -> str:
+    """Return what kind of artefact a document says it is, and read no more of it."""
+    try:
+        return msgspec.json.decode(data, type=_Kind).kind
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def _decoded(data: bytes, path: str | os.PathLike[str]) -> Any:
