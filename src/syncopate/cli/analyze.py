@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, out
-from syncopate.cli.common.timelines import read_timeline
+from syncopate.cli.common.console import out
+from syncopate.cli.common.timelines import note, read_timeline
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from syncopate.analysis import Message
+    from syncopate.analysis import Message, Overhead
     from syncopate.timeline import Timeline
-    from syncopate.tracing.dlc import Record
+    from syncopate.tracing.dlc import Header, Record, SetUp
+    from syncopate.tracing.served.read import Served
 
 
 def analyze(
@@ -64,6 +65,9 @@ def analyze(
     """
     from syncopate.tracing.foreign import is_document
 
+    if len(files) == 1 and files[0].is_dir():
+        _run(files[0], last, json)
+        return
     documents = [path for path in files if path.is_dir() or is_document(path)]
     if len(documents) == len(files):
         _timeline(read_timeline(*files, last=last), json)
@@ -74,49 +78,77 @@ def analyze(
         _traces(files, synchronous=not asynchronous, repair=repair, json=json)
 
 
-def _timeline(timeline: Timeline, json: bool) -> None:
-    import msgspec
+def _run(directory: Path, last: int, json: bool) -> None:
+    from syncopate.tracing.run import read_run
 
+    run = read_run(directory, last)
+    for remark in run.remarks:
+        note(remark)
+    if run.served is None:
+        _timeline(run.timeline, json)
+        return
+    from syncopate.reports.attribution import timeline_json, timeline_report
+    from syncopate.reports.serving import serving_json, serving_report
+    from syncopate.tracing.served.to_dlc import dlc_traces
+
+    traces = dlc_traces(run.served)
+    heads = {name: trace.header for name, trace in traces.items()}
+    messages = _messages({name: (heads[name], trace.records) for name, trace in traces.items()})
+    messages = [m for m in messages if not run.first or m.iteration >= run.first]
+    computed = [one for one in _computed(run.served) if one.iteration >= run.first]
+    whole = bool(run.timeline.spans)
+    synchronous = run.served.synchronous
+    if json:
+        found = timeline_json(run.timeline) if whole else {}
+        _print(found | {"served": serving_json(messages, computed, synchronous=synchronous)})
+        return
+    if whole:
+        out().print(timeline_report(run.timeline))
+    out().print(serving_report(messages, computed, synchronous=synchronous))
+
+
+def _timeline(timeline: Timeline, json: bool) -> None:
     from syncopate.reports.attribution import timeline_json, timeline_report
 
     if json:
-        found = timeline_json(timeline)
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        _print(timeline_json(timeline))
         return
     out().print(timeline_report(timeline))
 
 
 def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -> None:
-    import msgspec
-
     from syncopate.reports.serving import serving_json, serving_report
     from syncopate.tracing import dlc
 
-    messages: list[Message] = []
-    origin_us: int | None = None
+    traces = {}
     for path in files:
         trace = dlc.read(path)
         for damage in trace.damage:
-            _note(str(damage))
+            note(str(damage))
         for odd in dlc.findings(trace.records):
-            _note(f"{path}: {odd}{'; mended' if repair else ''}")
-        kept = dlc.repaired(trace.records) if repair else trace.records
-        records = [record for record in kept if isinstance(record, dlc.Record)]
-        # Seconds since 1970 as floats would lose tenths of a microsecond.
-        if origin_us is None and records:
-            origin_us = records[0].time_us
-        messages += _messages(records, trace.header.workers, origin_us or 0)
+            note(f"{path}: {odd}{'; mended' if repair else ''}")
+        records = dlc.repaired(trace.records) if repair else trace.records
+        traces[str(path)] = (trace.header, records)
+    messages = _messages(traces)
     if json:
-        found = serving_json(messages, synchronous=synchronous)
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        _print(serving_json(messages, synchronous=synchronous))
         return
     out().print(serving_report(messages, synchronous=synchronous))
 
 
-def _messages(records: Iterable[Record], workers: int, origin_us: int) -> list[Message]:
-    """Return the messages of one node, timed from ``origin_us``."""
+def _messages(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> list[Message]:
+    """Return the messages of nodes, timed from the first one's first."""
     from syncopate.analysis import Message
+    from syncopate.tracing.dlc import Record
 
+    timed = [
+        (header.workers, record)
+        for header, records in traces.values()
+        for record in records
+        if isinstance(record, Record)
+    ]
+    # Seconds since 1970 as floats would lose tenths of a microsecond.
+    origin_us = timed[0][1].time_us if timed else 0
     return [
         Message(
             f"w{r.node}" if r.operation.by_worker else f"s{r.node - workers}",
@@ -128,9 +160,21 @@ def _messages(records: Iterable[Record], workers: int, origin_us: int) -> list[M
             (r.time_us - origin_us) * 1e-6,
             r.length,
         )
-        for r in records
+        for workers, r in timed
     ]
 
 
-def _note(text: str) -> None:
-    err().print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)
+def _computed(served: Served) -> Iterable[Overhead]:
+    """Yield what servers computed in the iterations of the training."""
+    from syncopate.analysis import Overhead
+
+    for one in served.work:
+        if one.kind in ("update", "search") and one.number > 0:
+            took_s = one.end_s - one.start_s
+            yield Overhead(one.kind, one.node, one.number - 1, took_s, one.key, one.peer)
+
+
+def _print(found: object) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import err, say_written
+from syncopate.cli.common.console import say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import read_timeline
+from syncopate.cli.common.timelines import note, read_nodes, read_timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 
 if TYPE_CHECKING:
     from syncopate.cluster import Cluster
     from syncopate.decision_table import CollectiveDecisions
-    from syncopate.reports.rules.rules import RuleFile
-    from syncopate.timeline import Timeline
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"
@@ -30,8 +28,9 @@ TIMELINE = "timeline"
 PERFETTO = "perfetto"
 HTA = "hta"
 CHAKRA = "chakra"
-OF_RANKS = (HTA, CHAKRA)
-"""What has a file of each rank."""
+DLC = "dlc"
+OF_RANKS = (HTA, CHAKRA, DLC)
+"""What has a file of each rank or node."""
 TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
@@ -46,7 +45,7 @@ def convert(
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="File to write; - prints it. For hta, chakra a folder."
+            "--output", "-o", help="File to write; - prints it. For hta, chakra, dlc a folder."
         ),
     ] = Path(STANDARD_OUTPUT),
     protocol: Annotated[
@@ -74,6 +73,8 @@ def convert(
 
       syncopate convert timeline.json --to chakra -o traces
 
+      syncopate convert runs/a --to dlc -o dlc
+
       syncopate convert cluster.json --to nccl-tuner -o nccl_tuner.conf
 
       NCCL_TUNER_PLUGIN=libnccl-tuner-example.so NCCL_TUNER_CONFIG_FILE=nccl_tuner.conf torchrun
@@ -88,31 +89,45 @@ def convert(
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
     if to in RULES:
-        made = _rules(given.cluster(), to, protocol or "", channels)
-        for note in made.notes:
-            err().print(f"note: {note}", style="yellow", soft_wrap=True)
-        say_written(write_output(output, made.text.encode()))
+        text = _rules(given.cluster(), to, protocol or "", channels)
+        say_written(write_output(output, text.encode()))
         return
     if to in OF_RANKS and is_standard_output(output):
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
-    files = _recorded(read_timeline(*given.recorded()), to)
+    files = _recorded(given.recorded(), to)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
 
 
-def _recorded(timeline: Timeline, to: str) -> dict[str, bytes]:
+def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
+    """Return the files of a parameter server's nodes, by their names below the output."""
+    from syncopate.tracing.served.files import dlc_files
+
+    served = read_nodes(*given).served
+    assert served is not None
+    files, remarks = dlc_files(served)
+    for remark in remarks:
+        note(remark)
+    return files
+
+
+def _recorded(given: tuple[Path, ...], to: str) -> dict[str, bytes]:
     """Return the files of a training, by their names below the output; an empty one is itself."""
+    if to == DLC:
+        return _served(given)
     from syncopate.analysis.collectives import collectives
     from syncopate.tracing.foreign.chakra import to_chakra
     from syncopate.tracing.foreign.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
+    timeline = read_timeline(*given)
     if to in OF_RANKS:
         kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
     return {"": to_perfetto(timeline) if to == PERFETTO else timeline.to_json()}
 
 
-def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> RuleFile:
+def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> str:
+    """Return the file of another library's tuning; remark what has no counterpart there."""
     from syncopate.costs.decide.tabulate import decision_table
     from syncopate.reports.rules.nccl_tuner import nccl_tuner
     from syncopate.reports.rules.open_mpi import open_mpi
@@ -123,5 +138,9 @@ def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> Ru
 
     table = decision_table(cluster)
     if to == NCCL_TUNER:
-        return nccl_tuner(table, restrict, protocol=protocol, channels=channels)
-    return open_mpi(table, restrict)
+        made = nccl_tuner(table, restrict, protocol=protocol, channels=channels)
+    else:
+        made = open_mpi(table, restrict)
+    for remark in made.notes:
+        note(remark)
+    return made.text

@@ -6,8 +6,6 @@ import secrets
 import time
 from collections.abc import Callable
 
-import zmq
-
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
@@ -75,7 +73,7 @@ class Node:
         for arrival in self.wire.read():
             if arrival.peer == SCHEDULER:
                 try:
-                    message, _ = opened(msg.FromScheduler, arrival.frames)
+                    message, _ = self.wire.opened(msg.FromScheduler, arrival)
                 except Refusal:
                     continue
                 do(self.member.receive(message, time.monotonic()))
@@ -101,14 +99,3 @@ class Node:
     def send(self, action: act.Send) -> None:
         """Send a message without a payload."""
         self.wire.send(action.to, action.message, action.priority)
-
-
-def opened(kinds: object, frames: list[zmq.Frame]) -> tuple[msg.Message, zmq.Frame | None]:
-    """Return the message in ``frames``, and its payload if it has one.
-
-    Raises:
-        Refusal: it is no message.
-    """
-    if not 1 <= len(frames) <= 2:
-        raise Refusal(msg.MALFORMED, f"{len(frames)} frames; a message has 1 or 2")
-    return msg.decode(kinds, frames[0].buffer), frames[1] if len(frames) > 1 else None

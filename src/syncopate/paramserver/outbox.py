@@ -9,9 +9,12 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable
+from time import perf_counter
 from typing import NamedTuple
 
 import zmq
+
+from syncopate.protocol.messages import Message
 
 IN_FLIGHT_BYTES = 4 * 1024 * 1024
 """Payload bytes that ZeroMQ holds for a peer at most, but for :data:`IN_FLIGHT_LEAST` payloads."""
@@ -32,11 +35,20 @@ class Parcel(NamedTuple):
         header: its first frame.
         payload: its second frame, tracked; None: there is none.
         on_sent: called when ZeroMQ has let go of the payload.
+        message: what the header says.
+        queued_s: when it was given to be sent, by ``time.perf_counter``.
     """
 
     header: bytes
     payload: zmq.Frame | None
     on_sent: Callable[[], None] | None
+    message: Message | None = None
+    queued_s: float = 0.0
+
+
+Noted = Callable[[Message, tuple[int, int, float, float]], None]
+"""Called with a message that ZeroMQ was given, its priority, its bytes, when it was given to be
+sent, and when it was."""
 
 
 class _Held(NamedTuple):
@@ -50,9 +62,12 @@ class _Held(NamedTuple):
 class Outbox:
     """The messages for one peer."""
 
-    def __init__(self, socket: zmq.Socket[bytes], prefix: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], prefix: tuple[bytes, ...], noted: Noted | None = None
+    ) -> None:
         """Send through ``socket``, with ``prefix`` before every message."""
         self._socket = socket
+        self._noted = noted
         self._prefix = prefix
         self._waiting: list[tuple[int, int, Parcel]] = []
         self._in_flight: deque[_Held] = deque()
@@ -80,7 +95,8 @@ class Outbox:
         """Give ZeroMQ what it may have; return whether the peer can still be reached."""
         self._settle()
         while self._waiting and self._room():
-            parcel = self._waiting[0][2]
+            priority, _, parcel = self._waiting[0]
+            at_s = perf_counter()  # before: nobody shall receive it earlier than it was sent
             try:
                 for frame in self._prefix:
                     self._socket.send(frame, _MORE)
@@ -97,6 +113,9 @@ class Outbox:
                     return False
                 raise
             heapq.heappop(self._waiting)
+            if self._noted is not None and parcel.message is not None:
+                nbytes = len(parcel.header) + (len(parcel.payload) if parcel.payload else 0)
+                self._noted(parcel.message, (-priority, nbytes, parcel.queued_s, at_s))
             if parcel.payload is not None:
                 assert parcel.payload.tracker is not None
                 self._hold(_Held(parcel.payload.tracker, len(parcel.payload), parcel.on_sent))

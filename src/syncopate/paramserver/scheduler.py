@@ -7,12 +7,13 @@ from collections.abc import Callable
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.job import Job
-from syncopate.paramserver.node import TICK_S, new_token, opened
+from syncopate.paramserver.node import TICK_S, new_token
 from syncopate.paramserver.security import load_key
+from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.wire import Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.actions import Action
+from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.scheduler import SchedulerMachine
@@ -38,12 +39,14 @@ class Scheduler:
         self._machine = SchedulerMachine(
             job.name, self.run_id, job.servers, job.workers, self._limits
         )
-        self._wire = Wire(load_key(job.key), self._limits)
+        tap = Tap(SCHEDULER)
+        self._wire = Wire(load_key(job.key), self._limits, tap)
         try:
             self._wire.listen(job.uri, job.port)
         except BaseException:
             self._wire.close(0)
             raise
+        tap.joined(self.run_id, 0, job.workers, job.servers)
         self._failure: ParameterServerError | None = None
 
     @property
@@ -65,7 +68,7 @@ class Scheduler:
             while not self._machine.settled:
                 for arrival in self._wire.receive(TICK_S):
                     try:
-                        message, _ = opened(msg.ToScheduler, arrival.frames)
+                        message, _ = self._wire.opened(msg.ToScheduler, arrival)
                     except Refusal as refusal:
                         self._do(self._machine.refuse(arrival.peer, refusal))
                         continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from pathlib import Path
 
@@ -12,10 +13,11 @@ import zmq
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.job import Job, own_host
-from syncopate.paramserver.node import Node, new_token, opened
+from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.security import load_key
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
+from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import keep_freed_memory
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
@@ -70,7 +72,7 @@ class ParameterServer:
         self._said = 0
         # What workers say who heard of this server before it heard of them.
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
-        wire = Wire(load_key(job.key), self._limits, faults)
+        wire = Wire(load_key(job.key), self._limits, Tap(msg.SERVER), faults)
         try:
             address = wire.listen(own_host(job), port)
             self._node = Node(wire, self._register(address), self._limits, job.scheduler)
@@ -131,7 +133,7 @@ class ParameterServer:
                 self._early.append(arrival)
             return
         try:
-            message, payload = opened(msg.ToServer, arrival.frames)
+            message, payload = self._node.wire.opened(msg.ToServer, arrival)
         except Refusal as refusal:
             self._do(machine.refuse(arrival.peer, refusal))
             return
@@ -162,20 +164,23 @@ class ParameterServer:
         action: act.Stage | act.Initialise | act.Update | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
-        shard = self._shard
+        shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
         assert shard is not None
         if isinstance(action, act.Stage):
             assert payload is not None
             shard.stage(action.key, action.worker, action.sequence, payload)
         elif isinstance(action, act.Initialise):
             shard.initialise(action)
+            wire.tap.worked("initialise", action.key, (0, 0, None), began_s)
         elif isinstance(action, act.Update):
             shard.update(action)
+            wire.tap.worked("update", action.key, (action.version, 0, None), began_s)
         else:
-            assert isinstance(action.message, msg.Weights)
-            wire = self._node.wire
-            frame = shard.payload(action.message.key, action.backup_for, wire.let_go)
-            wire.send(action.to, action.message, action.priority, frame)
+            asked = action.message
+            assert isinstance(asked, msg.Weights)
+            frame = shard.payload(asked.key, action.backup_for, wire.let_go)
+            wire.tap.worked("search", asked.key, (asked.version, asked.request, action.to), began_s)
+            wire.send(action.to, asked, action.priority, frame)
 
     def _told(self, said: msg.Message) -> None:
         """Take note of what the scheduler said about others."""

@@ -10,6 +10,7 @@ import heapq
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 import zmq
@@ -19,9 +20,10 @@ from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.job import endpoint, numeric
 from syncopate.paramserver.outbox import Outbox, Parcel
 from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, secure_listener
+from syncopate.paramserver.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
-from syncopate.protocol.messages import Message, encode
+from syncopate.protocol.messages import MALFORMED, Message, Refusal, decode, encode
 
 _RECEIVE_QUEUE = 16
 """Messages of one peer that wait to be read; beyond, its TCP connection stops it."""
@@ -39,23 +41,34 @@ _RECONNECT_MAX_MS = 1000
 
 
 class Arrival(NamedTuple):
-    """What came from a peer: one frame or two; more are none of ours."""
+    """What came from a peer: one frame or two; more are none of ours.
+
+    Attributes:
+        peer: who it came from.
+        frames: what came.
+        at_s: when it was taken from ZeroMQ, by ``time.perf_counter``.
+    """
 
     peer: Peer
     frames: list[zmq.Frame]
+    at_s: float
 
 
 class Wire:
     """The sockets of one process: one thread's at a time, but for :meth:`wake`, :meth:`let_go`."""
 
-    def __init__(self, key: JobKey | None, limits: Limits, faults: Faults | None = None) -> None:
+    def __init__(
+        self, key: JobKey | None, limits: Limits, tap: Tap, faults: Faults | None = None
+    ) -> None:
         """Open nothing yet.
 
         Args:
             key: of the job; None: nothing is encrypted.
             limits: how large a frame may be.
+            tap: notes every message.
             faults: what goes wrong between workers and servers.
         """
+        self.tap = tap
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._key = key
         self._limits = limits
@@ -134,7 +147,7 @@ class Wire:
             socket.close()
             raise ParameterServerError(f"cannot connect to {address}: {error.strerror}") from None
         self._dealers[peer] = socket
-        self._outboxes[peer] = Outbox(socket, ())
+        self._outboxes[peer] = Outbox(socket, (), partial(self.tap.sent, peer))
         self._poller.register(socket, zmq.POLLIN)
 
     def send(
@@ -154,7 +167,7 @@ class Wire:
             payload: a tracked frame that follows it.
             on_sent: called when the payload has left.
         """
-        parcel = Parcel(encode(message), payload, on_sent)
+        parcel = Parcel(encode(message), payload, on_sent, message, time.perf_counter())
         delays = [0.0]
         if self._faults is not None and peer != SCHEDULER:
             delays = self._faults.delays()
@@ -197,12 +210,34 @@ class Wire:
             os.read(self._awake, 1 << 16)
         if self._router is not None and self._router in ready:
             for frames in _read(self._router):
-                yield Arrival(frames[0].bytes, frames[1:])
+                yield Arrival(frames[0].bytes, frames[1:], time.perf_counter())
         for peer, socket in list(self._dealers.items()):
             # What came from one peer may be that another one moved.
             if socket in ready and self._dealers.get(peer) is socket:
                 for frames in _read(socket):
-                    yield Arrival(peer, frames)
+                    yield Arrival(peer, frames, time.perf_counter())
+
+    def opened(self, kinds: object, arrival: Arrival) -> tuple[Message, zmq.Frame | None]:
+        """Return the message that came, and its payload if it has one.
+
+        Args:
+            kinds: which messages may come.
+            arrival: what came.
+
+        Raises:
+            Refusal: it is no message.
+        """
+        peer, frames, at_s = arrival
+        nbytes = sum(map(len, frames))
+        try:
+            if not 1 <= len(frames) <= 2:
+                raise Refusal(MALFORMED, f"{len(frames)} frames; a message has 1 or 2")
+            message = decode(kinds, frames[0].buffer)
+        except Refusal:
+            self.tap.received(peer, None, nbytes, at_s)
+            raise
+        self.tap.received(peer, message, nbytes, at_s)
+        return message, frames[1] if len(frames) > 1 else None
 
     def wake(self) -> None:
         """Make :meth:`receive` return; any thread may."""
@@ -235,6 +270,7 @@ class Wire:
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
+        self.tap.close()
         awake, waker, self._waker = self._awake, self._waker, -1
         os.close(waker)
         os.close(awake)
@@ -254,7 +290,8 @@ class Wire:
         if outbox is None:
             if self._router is None or not isinstance(peer, bytes):
                 return  # a connection that is gone
-            outbox = self._outboxes[peer] = Outbox(self._router, (peer,))
+            noted = partial(self.tap.sent, peer)
+            outbox = self._outboxes[peer] = Outbox(self._router, (peer,), noted)
         if isinstance(peer, bytes) and len(outbox) >= _MOST_WAITING:
             return  # a peer that does not read; one of ours asks again
         outbox.put(parcel, priority)

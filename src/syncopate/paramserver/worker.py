@@ -23,8 +23,9 @@ from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.paramserver.driver import Driven, Driver, Handle
 from syncopate.paramserver.faults import faults_from
 from syncopate.paramserver.job import Job, job_from
-from syncopate.paramserver.node import Node, new_token, opened
+from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.security import load_key
+from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import flat_bytes, frame_of, name_of, tensor_of
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
@@ -101,7 +102,8 @@ class KVStore:
         job = (job or job_from(os.environ, "worker")).require_valid()
         self._token = new_token()
         register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
-        self._wire = Wire(load_key(job.key), self._limits, faults_from(os.environ))
+        key = load_key(job.key)
+        self._wire = Wire(key, self._limits, Tap(msg.WORKER), faults_from(os.environ))
         self._node = Node(self._wire, register, self._limits, job.scheduler)
         self._calls: deque[_Call] = deque()
         self._machine: WorkerMachine | None = None
@@ -116,8 +118,7 @@ class KVStore:
         self._error: ParameterServerError | None = None
         self._joined = threading.Event()
         self._over = False
-        self.rank = -1
-        self.num_workers = self.num_servers = 0
+        self.rank, self.num_workers, self.num_servers = -1, 0, 0
         driven = Driven(
             over=lambda: self._over,
             busy=lambda: not self._idle(),
@@ -395,7 +396,7 @@ class KVStore:
         if self._machine is None or not isinstance(arrival.peer, int):
             return
         try:
-            message, payload = opened(msg.FromServer, arrival.frames)
+            message, payload = self._wire.opened(msg.FromServer, arrival)
         except Refusal as refusal:
             self._machine.refused[refusal.kind] += 1
             return

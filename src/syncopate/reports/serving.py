@@ -28,19 +28,37 @@ from syncopate.units import format_bytes, format_seconds
 _KINDS = ("synchronization", "update", "search")
 
 
-def serving_report(messages: Sequence[Message], *, synchronous: bool = True) -> RenderableType:
-    """Return phases of the workers, overheads of the servers, and bytes of both."""
+def serving_report(
+    messages: Sequence[Message],
+    computed: Sequence[Overhead] = (),
+    *,
+    synchronous: bool = True,
+) -> RenderableType:
+    """Return phases of the workers, overheads of the servers, and bytes of both.
+
+    Args:
+        messages: of the nodes.
+        computed: what servers noted of their own updates and searches.
+        synchronous: whether servers answer a push when all workers pushed.
+    """
     found = overheads(messages, synchronous=synchronous)
     parts: list[RenderableType] = []
     if any(m.node.startswith("w") for m in messages):
         parts.append(_workers(served_phases(messages), found))
     if any(m.node.startswith("s") for m in messages):
-        parts.append(_servers(found))
+        parts.append(_servers(found, "servers"))
+    if computed:
+        parts.append(_servers(computed, "what servers computed of it"))
     parts.append(_volume(messages))
     return Group(*parts)
 
 
-def serving_json(messages: Sequence[Message], *, synchronous: bool = True) -> dict[str, Any]:
+def serving_json(
+    messages: Sequence[Message],
+    computed: Sequence[Overhead] = (),
+    *,
+    synchronous: bool = True,
+) -> dict[str, Any]:
     """Return the same as values: times in seconds, each with its distribution."""
     found = overheads(messages, synchronous=synchronous)
     phases = [
@@ -54,11 +72,16 @@ def serving_json(messages: Sequence[Message], *, synchronous: bool = True) -> di
         }
         for phase in served_phases(messages)
     ]
-    by_key = [
+    values = {"phases": phases, "overheads": _by_key(found)}
+    values |= {"computed": _by_key(computed)} if computed else {}
+    return values | {"bytes_per_iteration": _bytes(messages)}
+
+
+def _by_key(spent: Iterable[Overhead]) -> list[dict[str, Any]]:
+    return [
         {"kind": kind, "node": node, "key": key, **distribution(values)._asdict()}
-        for (kind, node, key), values in sorted(_grouped(found).items())
+        for (kind, node, key), values in sorted(_grouped(spent).items())
     ]
-    return {"phases": phases, "overheads": by_key, "bytes_per_iteration": _bytes(messages)}
 
 
 def _workers(found: Sequence[Phases], spent: Iterable[Overhead]) -> RenderableType:
@@ -95,11 +118,11 @@ def _workers(found: Sequence[Phases], spent: Iterable[Overhead]) -> RenderableTy
     return table
 
 
-def _servers(spent: Iterable[Overhead]) -> Table:
+def _servers(spent: Iterable[Overhead], title: str) -> Table:
     values: dict[tuple[str, str], list[float]] = defaultdict(list)
     for overhead in spent:
         values[overhead.node, overhead.kind].append(overhead.seconds)
-    table = titled_table("servers, mean and standard deviation over parameters and iterations")
+    table = titled_table(f"{title}, mean and standard deviation over parameters and iterations")
     table.add_column("server")
     for kind in _KINDS:
         table.add_column(kind, justify="right")

@@ -1,8 +1,9 @@
 """Capture: what this process does, written to the directory of the run as it goes on.
 
-A training notes its events in a ring (:mod:`syncopate.tracing.recorder`). A thread appends them to
-the rank's file several times a second, so that a process that is killed loses the last moments
-alone, and a slow disk holds up nobody: what the ring has no room for is counted.
+A training notes its events in a ring (:mod:`syncopate.tracing.recorder`), a node of a parameter
+server its messages in another (:mod:`syncopate.tracing.served.rows`). A thread appends them to a
+file of each several times a second, so that a process that is killed loses the last moments alone,
+and a slow disk holds up nobody: what a ring has no room for is counted.
 
 [Note: before and after distribute]
 ``trace`` knows nothing of ranks. The file is begun when a model is distributed, or at once where
@@ -24,7 +25,9 @@ from typing import Any, NamedTuple, Protocol
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import new_directory
 from syncopate.tracing.merge import ClockOffset
+from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.recorder import Recorder
+from syncopate.tracing.served.rows import WORKER, NodeHeader, Ring
 from syncopate.tracing.trace_file import Header, TraceWriter
 
 VARIABLE = "SYNCOPATE_TRACE"
@@ -69,6 +72,20 @@ class Traced(Protocol):
         """Note what is over, and then no more."""
 
 
+class TracedNode(Protocol):
+    """A node of a parameter server that can be captured."""
+
+    @property
+    def header(self) -> NodeHeader:
+        """Whose file it is."""
+
+    def begin_trace(self, outlet: Outlet) -> None:
+        """Note messages from now on."""
+
+    def end_trace(self) -> None:
+        """Note no more."""
+
+
 class Capture:
     """What :func:`trace` returns: a capture that goes on until the process or the block ends.
 
@@ -99,24 +116,24 @@ class Capture:
         self._flush_s = flush_s
         self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
         self._count = 0
-        self._notes: list[dict[str, Any]] = []
-        self._said = (0, 0)
-        self._writer: TraceWriter | None = None
+        self._own = Outlet(self.recorder)
+        self._outlets = [self._own]
+        self._nodes: weakref.WeakKeyDictionary[TracedNode, Outlet] = weakref.WeakKeyDictionary()
         self._lock = threading.RLock()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        self._broken = self.active = False
+        self.active = False
 
     @property
     def path(self) -> str | None:
         """This rank's file; None before there is one."""
-        return None if self._writer is None else str(self._writer.path)
+        return None if self._own.path is None else str(self._own.path)
 
     @property
     def dropped(self) -> int:
         """How many events there was no room for."""
-        return self.recorder.dropped
+        return sum(outlet.waiting.dropped for outlet in self._outlets)
 
     def start(self) -> None:
         """Go on, between two iterations; does nothing where it goes on already.
@@ -131,6 +148,8 @@ class Capture:
         _current[:] = [self]
         for subject in list(_subjects):
             self._attach(subject)
+        for node in list(_nodes):
+            self._attach_node(node)
 
     def stop(self) -> None:
         """Write what there is, and capture nothing until :meth:`start`."""
@@ -139,6 +158,8 @@ class Capture:
         self.active = False
         for subject in list(self._models):
             subject.end_trace()
+        for node in list(self._nodes):
+            node.end_trace()
         self._ends.set()
         if self._thread is not None:
             self._thread.join()
@@ -161,50 +182,51 @@ class Capture:
     def note(self, note: dict[str, Any]) -> None:
         """Write something that is no event, before the events that come from now on."""
         with self._lock:
-            self._notes.append(note)
+            self._own.note(note)
 
     def flush(self) -> None:
         """Write what waits; what cannot be written counts as dropped."""
         with self._lock:
-            if self._writer is None or self._broken:
-                return
-            records, texts = self.recorder.take(), len(self.recorder.texts)
-            notes, self._notes = self._notes, []
-            if (texts, self.dropped) != self._said:
-                fresh = self.recorder.texts[self._said[0] : texts]
-                notes.append({"texts": fresh, "dropped": self.dropped})
-                self._said = (texts, self.dropped)
-            try:
-                self._writer.write(records, notes)
-            except OSError as error:
-                self._give_up(len(records), error)
+            for outlet in self._outlets:
+                outlet.flush()
+            if all(outlet.broken for outlet in self._outlets):
+                self._ends.set()
 
     def _attach(self, subject: Traced) -> None:
         """Capture a training; the first one says who this process is."""
         with self._lock:
-            if self._writer is None:
-                self._writer = TraceWriter(self.directory, _header(subject.member))
+            if self._own.writer is None:
+                self._own.writer = TraceWriter(self.directory, _header(subject.member))
             if subject not in self._models:
                 self._models[subject] = self._count
                 self._count += 1
-            if self._thread is None:
-                self._ends.clear()
-                self._thread = threading.Thread(
-                    target=self._write_on, name="syncopate-trace", daemon=True
-                )
-                self._thread.start()
+            self._write_in_background()
         subject.begin_trace(self, self._models[subject])
+
+    def _attach_node(self, node: TracedNode) -> None:
+        """Capture a node of a parameter server, to a file of its own."""
+        with self._lock:
+            if node not in self._nodes:
+                header = node.header
+                outlet = Outlet(Ring(), TraceWriter(self.directory, header))
+                self._nodes[node] = outlet
+                self._outlets.append(outlet)
+                if header.role == WORKER:  # joins the files of this process
+                    self._own.note({"job": header.run, "worker": header.rank})
+            self._write_in_background()
+        node.begin_trace(self._nodes[node])
+
+    def _write_in_background(self) -> None:
+        if self._thread is None:
+            self._ends.clear()
+            self._thread = threading.Thread(
+                target=self._write_on, name="syncopate-trace", daemon=True
+            )
+            self._thread.start()
 
     def _write_on(self) -> None:
         while not self._ends.wait(self._flush_s):
             self.flush()
-
-    def _give_up(self, lost: int, error: OSError) -> None:
-        """Write no more: the training matters more. What still comes finds the ring full."""
-        _log.warning("%s: cannot write: %s; nothing more is captured", self.path, error.strerror)
-        self.recorder.drop(lost)
-        self._broken = True
-        self._ends.set()
 
 
 def _header(member: Member) -> Header:
@@ -221,6 +243,7 @@ def _header(member: Member) -> Header:
 
 
 _subjects: weakref.WeakSet[Traced] = weakref.WeakSet()
+_nodes: weakref.WeakSet[TracedNode] = weakref.WeakSet()
 _current: list[Capture] = []
 
 
@@ -228,9 +251,12 @@ def trace(directory: str | os.PathLike[str]) -> Capture:
     """Capture what this process's trainings do, for ``syncopate analyze DIRECTORY``.
 
     Every rank calls it with the same directory, before ``distribute`` or between two iterations,
-    and writes a file of its own there. It goes on until the process ends, until ``stop()``, or to
-    the end of a ``with`` block. Clocks of several hosts are compared by messages where every rank
-    called it before ``distribute``; else what the ranks did together says how far they differ.
+    and writes a file of its own there. A worker of a parameter server writes another, with its
+    messages; servers and scheduler do where ``SYNCOPATE_TRACE`` is set.
+
+    It goes on until the process ends, until ``stop()``, or to the end of a ``with`` block. Clocks
+    of several hosts are compared by messages where every rank called it before ``distribute``; else
+    what the ranks did together says how far they differ.
 
     Setting the environment variable ``SYNCOPATE_TRACE`` does the same without touching the script.
 
@@ -306,6 +332,26 @@ def dismiss(subject: Traced) -> None:
     """Note that a training is over."""
     _subjects.discard(subject)
     subject.end_trace()
+
+
+def enrol_node(node: TracedNode) -> None:
+    """Let a node of a parameter server be captured, now or when a capture begins."""
+    _nodes.add(node)
+    if (capture := current()) is None or not capture.active:
+        return
+    try:
+        capture._attach_node(node)
+    except ArtifactError as error:  # the others are there already, and would wait for it
+        _log.warning("%s; nothing is captured", error)
+
+
+def dismiss_node(node: TracedNode) -> None:
+    """Note that a node is done; write what it noted."""
+    _nodes.discard(node)
+    node.end_trace()
+    for capture in _current:
+        if node in capture._nodes:
+            capture.flush()
 
 
 def _named() -> str:

@@ -1,4 +1,7 @@
-"""Run: the files that the ranks of one training wrote, as one timeline.
+"""Run: the files that the ranks and nodes of one training wrote, as one timeline.
+
+Where workers of a parameter server wrote files and no rank did, because the script trains without
+``distribute``, the timeline is made of their messages.
 
 What is whole is shown; what is missing or damaged is said.
 """
@@ -7,16 +10,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.plan import SERVED
 from syncopate.timeline import Span, Spans, Timeline
-from syncopate.tracing.merge import merge, offset_bounds
+from syncopate.tracing.merge import ClockOffset, merge, offset_bounds
 from syncopate.tracing.recorder import spans_of
+from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
+from syncopate.tracing.served.spans import spans_of_workers
 from syncopate.tracing.trace_file import Written, read_trace
 
 PATTERN = "rank-*.trace"
@@ -32,10 +37,16 @@ class Run(NamedTuple):
     Attributes:
         timeline: every rank that wrote a file, on rank 0's clock.
         remarks: what is missing, damaged or uncertain, a sentence each.
+        served: what the nodes of a parameter server did, all of it; None: there was none.
+        first: the first iteration that is shown.
+        origin_s: where the timeline begins by the clock of ``served``.
     """
 
     timeline: Timeline
     remarks: tuple[str, ...]
+    served: Served | None = None
+    first: int = 0
+    origin_s: float = 0.0
 
 
 def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
@@ -47,60 +58,107 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
 
     Raises:
         InvalidValueError: less than one iteration is asked for.
-        ArtifactError: no file of a rank is there, none can be read, or none holds an iteration.
+        ArtifactError: no file of a rank or node is there, none can be read, or none holds an
+            iteration.
     """
     if last < 1:
         raise InvalidValueError("last", last, "at least 1")
     directory = Path(directory)
-    paths = sorted(directory.glob(PATTERN))
-    if not paths:
-        reason = "holds no file of a rank (rank-0.trace and so on); was anything captured here?"
-        raise ArtifactError(directory, reason)
     remarks: list[str] = []
+    files, nodes = _of_last_run(*_files(directory, remarks), remarks)
+    found = {one.header.rank: one for one in files}
+    remarks += _shortcomings(found) if found else ()
+    served = served_of(nodes, remarks, *_told(found)) if nodes else None
+    by_messages = served if not found else None
+    spans, first = spans_of_workers(by_messages, last) if by_messages else _of_ranks(found, last)
+    if served is None and not any(map(len, spans)):
+        reason = "no iteration was captured: a training ends one with the next forward"
+        raise ArtifactError(directory, reason)
+    if first:
+        remarks.append(f"the last {last} iterations are shown, from iteration {first} on")
+    offsets_s = [0.0] * len(spans)
+    for rank, offset_s, remark in _offsets(found, spans, served):
+        offsets_s[rank] = offset_s
+        remarks += [remark] if remark else []
+    metadata = _metadata(found, served)
+    name = f"{directory.name}: {metadata['model']}" if "model" in metadata else directory.name
+    timeline = merge(spans, name=name, offsets_s=offsets_s, metadata=metadata)
+    starts_s = [
+        float(Spans.of(mine).start_s.min()) - by_s
+        for mine, by_s in zip(spans, offsets_s, strict=True)
+        if len(mine)
+    ]
+    return Run(timeline, tuple(remarks), served, first, min(starts_s, default=0.0))
+
+
+def _files(directory: Path, remarks: list[str]) -> tuple[list[Written], list[NodeFile]]:
+    """Return the files of ranks and of nodes that can be read.
+
+    Raises:
+        ArtifactError: there are none.
+    """
+    paths = sorted(directory.glob(PATTERN))
     files: list[Written] = []
     for path in paths:
         try:
             files.append(read_trace(path))
         except ArtifactError as error:
             remarks.append(str(error))
-    if not files:
-        raise ArtifactError(directory, f"none of its files can be read: {remarks[0]}")
-    found = {one.header.rank: one for one in _of_last_run(files, remarks)}
-    del files
-    remarks += _shortcomings(found)
-    if not any(len(one.records) for one in found.values()):
-        reason = "no iteration was captured: a training ends one with the next forward"
+    nodes = node_files(directory, remarks)
+    if not files and not nodes:
+        if remarks:
+            raise ArtifactError(directory, f"none of its files can be read: {remarks[0]}")
+        reason = "holds no file of a rank (rank-0.trace and so on); was anything captured here?"
         raise ArtifactError(directory, reason)
-    first = max(int(one.records["iteration"].max(initial=0)) for one in found.values()) - last + 1
-    if first > 0:
-        remarks.append(f"the last {last} iterations are shown, from iteration {first} on")
+    return files, nodes
+
+
+def _of_last_run(
+    files: Sequence[Written], nodes: Sequence[NodeFile], remarks: list[str]
+) -> tuple[list[Written], list[NodeFile]]:
+    """Return the files of the run that began last: of its ranks, and of the job they joined."""
+    began_s: dict[str, float] = {}
+    runs = [_job(one).get("job", one.header.run) for one in files]
+    began = [(run, one.header.began_s) for run, one in zip(runs, files, strict=True)]
+    for run, at_s in (*began, *((node.header.run, node.header.began_s) for node in nodes)):
+        began_s[run] = min(at_s, began_s.get(run, math.inf))
+    last = max(began_s, key=lambda run: began_s[run])
+    if len(began_s) > 1:
+        day = datetime.fromtimestamp(began_s[last], UTC)
+        remarks.append(
+            f"there are files of {len(began_s)} runs; this is the one that began last, "
+            f"{day:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    mine = [one for run, one in zip(runs, files, strict=True) if run == last]
+    return mine, [node for node in nodes if node.header.run == last]
+
+
+def _job(one: Written) -> dict[str, Any]:
+    """Return which job of a parameter server a rank joined, and as which worker; empty: none."""
+    return next((note for note in reversed(one.notes) if "job" in note), {})
+
+
+def _told(found: dict[int, Written]) -> tuple[str, dict[str, ClockOffset]]:
+    """Return which worker has the clock that counts, and what is known of the others' clocks."""
+    known: dict[str, ClockOffset] = {}
+    for one in found.values():
+        offset_s, error_s = one.header.offset_s, one.header.offset_error_s
+        if (job := _job(one)) and offset_s is not None:
+            known[f"w{job['worker']}"] = ClockOffset(offset_s, error_s)
+    first = _job(found[0]) if 0 in found else {}
+    return f"w{first['worker']}" if first else "", known if first else {}
+
+
+def _of_ranks(found: dict[int, Written], last: int) -> tuple[list[Sequence[Span]], int]:
+    """Return the spans of each rank in the last iterations, and the first of these."""
     world_size = max(max(found) + 1, *(one.header.world_size for one in found.values()))
+    count = max(int(one.records["iteration"].max(initial=0)) for one in found.values()) + 1
+    first = max(count - last, 0)
     spans: list[Sequence[Span]] = [()] * world_size
     for rank, one in found.items():
         spans[rank] = _spans(one, first)
         found[rank] = one._replace(records=one.records[:0].copy())  # they are not needed twice
-    offsets_s = [0.0] * world_size
-    for rank, offset_s, remark in _offsets(found, spans):
-        offsets_s[rank] = offset_s
-        remarks += [remark] if remark else []
-    metadata = _metadata(found)
-    name = f"{directory.name}: {metadata['model']}" if "model" in metadata else directory.name
-    timeline = merge(spans, name=name, offsets_s=offsets_s, metadata=metadata)
-    return Run(timeline, tuple(remarks))
-
-
-def _of_last_run(files: Sequence[Written], remarks: list[str]) -> list[Written]:
-    runs: dict[str, list[Written]] = defaultdict(list)
-    for one in files:
-        runs[one.header.run].append(one)
-    last = max(runs.values(), key=lambda run: min(one.header.began_s for one in run))
-    if len(runs) > 1:
-        began = datetime.fromtimestamp(min(one.header.began_s for one in last), UTC)
-        remarks.append(
-            f"there are files of {len(runs)} runs; this is the one that began last, "
-            f"{began:%Y-%m-%d %H:%M:%S} UTC"
-        )
-    return last
+    return spans, first
 
 
 def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
@@ -129,7 +187,7 @@ def _spans(one: Written, first: int) -> Spans:
 
 
 def _offsets(
-    found: dict[int, Written], spans: Sequence[Sequence[Span]]
+    found: dict[int, Written], spans: Sequence[Sequence[Span]], served: Served | None
 ) -> Iterator[tuple[int, float, str]]:
     """Yield each rank's clock minus rank 0's, and what is to be said of it."""
     exchanges = {note["exchange"] for one in found.values() for note in one.notes if "plan" in note}
@@ -140,7 +198,10 @@ def _offsets(
         bounded = math.isfinite(low_s) and math.isfinite(high_s) and low_s <= high_s
         middle_s, half_s = (low_s + high_s) / 2, (high_s - low_s) / 2
         offset_s, error_s = one.header.offset_s, one.header.offset_error_s
-        if offset_s is None and bounded:
+        as_worker = served.clocks.get(f"w{_job(one).get('worker')}") if served else None
+        if offset_s is None and as_worker is not None and math.isfinite(as_worker.error_s):
+            yield rank, as_worker.seconds, ""  # what is uncertain about it is said of the worker
+        elif offset_s is None and bounded:
             yield (
                 rank,
                 middle_s,
@@ -160,15 +221,21 @@ def _offsets(
             yield rank, offset_s, ""
 
 
-def _metadata(found: dict[int, Written]) -> dict[str, str]:
+def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str]:
     """Return what the first rank says of its last plan, and of the clocks."""
-    first = found[min(found)]
-    plans = [note for note in first.notes if "plan" in note]
-    said = {key: str(value) for key, value in plans[-1].items()} if plans else {}
-    hosts = Counter(one.header.host for one in found.values())
-    error_s = max(one.header.offset_error_s for one in found.values())
+    if not found:
+        assert served is not None
+        hosts, run = set(served.hosts.values()), served.run
+        errors_s = [abs(clock.error_s) for clock in served.clocks.values()]
+        said: dict[str, str] = {"exchange": SERVED}
+    else:
+        first = found[min(found)]
+        plans = [note for note in first.notes if "plan" in note]
+        said = {key: str(value) for key, value in plans[-1].items()} if plans else {}
+        hosts, run = {one.header.host for one in found.values()}, first.header.run
+        errors_s = [one.header.offset_error_s for one in found.values()]
     return {key: value for key, value in said.items() if key not in ("number", "iteration")} | {
-        "run": first.header.run,
+        "run": run,
         "hosts": str(len(hosts)),
-        "clock_error_s": f"{error_s:.9f}",
+        "clock_error_s": f"{max(errors_s):.9f}",
     }

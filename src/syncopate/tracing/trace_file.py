@@ -1,8 +1,9 @@
-"""Trace file: what one rank captured, appended to as the training goes on.
+"""Trace file: what one rank or one node captured, appended to as the training goes on.
 
 A line of JSON says whose file it is. Blocks follow, each with its length and a checksum in front:
-records of :mod:`syncopate.tracing.recorder`, or a note, which is JSON. A file whose end is missing,
-because its process was killed, is read up to its last whole block.
+records of :mod:`syncopate.tracing.recorder` or rows of :mod:`syncopate.tracing.served.rows`, or a
+note, which is JSON. A file whose end is missing, because its process was killed, is read up to its
+last whole block.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from syncopate.artifacts import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import new_file
 from syncopate.tracing.recorder import RECORD, Records
+from syncopate.tracing.served.rows import NodeHeader
 
 _FRAME = struct.Struct("<cII")
 _RECORDS, _NOTE = b"R", b"N"
@@ -51,6 +54,11 @@ class Header(Artifact, frozen=True, kw_only=True):
     offset_s: float | None = None
     offset_error_s: float = 0.0
 
+    @property
+    def stem(self) -> str:
+        """What its file is called."""
+        return f"rank-{self.rank}"
+
 
 class Written(NamedTuple):
     """What a trace file holds.
@@ -70,8 +78,22 @@ class Written(NamedTuple):
     missing_bytes: int
 
 
+class Blocks(NamedTuple):
+    """What a file holds behind its first line.
+
+    Attributes:
+        records: the bytes of its records, joined.
+        notes: what else was said, in order.
+        missing_bytes: at the end of the file, of a block that is not whole.
+    """
+
+    records: bytes
+    notes: tuple[dict[str, Any], ...]
+    missing_bytes: int
+
+
 class TraceWriter:
-    """Appends to one rank's file.
+    """Appends to the file of one rank or node.
 
     Args:
         directory: of the run; must exist.
@@ -84,12 +106,12 @@ class TraceWriter:
         ArtifactError: the file cannot be made.
     """
 
-    def __init__(self, directory: Path, header: Header) -> None:
-        self.path, self._file = new_file(directory, f"rank-{header.rank}", ".trace")
+    def __init__(self, directory: Path, header: Header | NodeHeader) -> None:
+        self.path, self._file = new_file(directory, header.stem, ".trace")
         fields = {"kind": header.KIND, "schema_version": header.SCHEMA_VERSION}
         self._file.write(msgspec.json.encode(fields | msgspec.to_builtins(header)) + b"\n")
 
-    def write(self, records: Records, notes: list[dict[str, Any]]) -> None:
+    def write(self, records: NDArray[np.void], notes: list[dict[str, Any]]) -> None:
         """Append notes, and records behind them, at once.
 
         Raises:
@@ -116,6 +138,18 @@ def read_trace(path: str | os.PathLike[str]) -> Written:
     Raises:
         ArtifactError: it cannot be read, or is no trace of a version that is known.
     """
+    line, blocks = read_blocks(path)
+    header = Header.from_json(line, source=path)
+    records: Records = np.frombuffer(blocks.records, RECORD)
+    return Written(Path(path), header, records, blocks.notes, blocks.missing_bytes)
+
+
+def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
+    """Read a file's first line, and what is whole behind it.
+
+    Raises:
+        ArtifactError: it cannot be read, or has no first line.
+    """
     try:
         data = Path(path).read_bytes()
     except OSError as error:
@@ -123,19 +157,17 @@ def read_trace(path: str | os.PathLike[str]) -> Written:
     line, newline, _ = data[:_LONGEST_HEADER].partition(b"\n")
     if not newline:
         raise ArtifactError(path, "not a trace: its first line, which says whose it is, is missing")
-    header = Header.from_json(line, source=path)
-    records: list[Records] = []
+    records: list[bytes] = []
     notes: list[dict[str, Any]] = []
     at = len(line) + 1
     while (block := _read_block(data, at)) is not None:
         kind, payload = block
         at += _FRAME.size + len(payload)
         if kind == _RECORDS:
-            records.append(np.frombuffer(payload, RECORD))
+            records.append(payload)
         else:
             notes.append(msgspec.json.decode(payload))
-    joined: Records = np.concatenate([np.empty(0, RECORD), *records])
-    return Written(Path(path), header, joined, tuple(notes), len(data) - at)
+    return line, Blocks(b"".join(records), tuple(notes), len(data) - at)
 
 
 def _read_block(data: bytes, at: int) -> tuple[bytes, bytes] | None:

@@ -10,6 +10,7 @@ import pytest
 from syncopate.cli import main
 from syncopate.timeline import Timeline
 from tests.unit.tracing.foreign.made import entry, recorded, write
+from tests.unit.tracing.served_cases import Job
 
 
 @pytest.fixture
@@ -57,3 +58,34 @@ def test_hta_and_chakra_have_a_folder_with_a_file_of_each_rank(convert, tmp_path
         assert all(path.stat().st_size for path in made)
         code, _, err = convert(f"rank-0.json rank-1.json --to {to}")
         assert (code, f"--output is '-'; it must be a folder: {to}" in err) == (2, True)
+
+
+def test_nodes_become_dlc_traces_that_say_what_the_run_says(convert, monkeypatch, capfd, tmp_path):
+    job = Job()
+    job.connect(0.0)
+    job.first_values(0.1)
+    for number in range(4):
+        job.iteration(number, 1.0 + number)
+    (tmp_path / "run").mkdir()
+    job.write(tmp_path / "run")
+    code, _, err = convert("run --to dlc -o made")
+    assert code == 0
+    assert "note: worker-0.txt: 8 Ack left out: the format has no place for them" in err
+    assert "no file of scheduler" in err
+    names = ("worker-0.txt", "worker-1.txt", "server-0.txt")
+    said = []
+    for files in (["run"], [f"made/{name}" for name in names]):
+        monkeypatch.setattr(sys, "argv", ["syncopate", "analyze", *files, "--json"])
+        assert main() == 0
+        said.append(json.loads(capfd.readouterr().out))
+    of_run, of_traces = said
+    computed = of_run["served"].pop("computed")
+    assert of_run["served"] == of_traces
+    assert [one["kind"] for one in computed] == ["update", "update"]
+    assert len(of_traces["phases"]) == 2 * 4
+
+
+def test_only_nodes_have_dlc_traces(convert, tmp_path):
+    assert "it must be the directory of one run" in convert("rank-0.json --to dlc -o made")[2]
+    (tmp_path / "empty").mkdir()
+    assert "holds no file of a rank" in convert("empty --to dlc -o made")[2]

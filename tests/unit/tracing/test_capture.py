@@ -152,8 +152,8 @@ def test_a_full_disk_ends_the_capture_and_not_the_training(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    assert one._writer is not None
-    one._writer.write = full  # type: ignore[method-assign]
+    assert one._own.writer is not None
+    one._own.writer.write = full  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, logger="syncopate"):
         one.flush()
         subject.step(1, 2.0, 3.0)

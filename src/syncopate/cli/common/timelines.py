@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from syncopate.cli.common.console import err
-from syncopate.errors import InvalidValueError
+from syncopate.errors import ArtifactError, InvalidValueError
 
 if TYPE_CHECKING:
     from syncopate.timeline import Timeline
+    from syncopate.tracing.run import Run
 
 LAST = 200
 """Iterations of a run that are read, the last ones, unless others are asked for."""
@@ -36,14 +38,39 @@ def read_timeline(*files: Path, last: int = LAST) -> Timeline:
     if folders:
         run = read_run(folders[0], last)
         for remark in run.remarks:
-            _note(remark)
+            note(remark)
+        if not run.timeline.spans:
+            reason = "only servers were captured here; a timeline is of ranks or workers"
+            raise ArtifactError(folders[0], reason)
         return run.timeline
     timeline = foreign.read_timeline(files)
     for key, text in timeline.metadata.items():
         if key.startswith(foreign.NOTE):
-            _note(text)
+            note(text)
     return timeline
 
 
-def _note(text: str) -> None:
+def read_nodes(*files: Path) -> Run:
+    """Return the run of a directory, in which nodes of a parameter server wrote files.
+
+    Raises:
+        ArtifactError: none did.
+        InvalidValueError: not one directory.
+    """
+    from syncopate.tracing.run import read_run
+
+    if len(files) != 1 or not files[0].is_dir():
+        rule = "the directory of one run that was traced: it has what each node sent and received"
+        raise InvalidValueError("FILE", ", ".join(map(str, files)), rule)
+    run = read_run(files[0], sys.maxsize)
+    if run.served is None:
+        reason = "no worker or server of a parameter server wrote a file (worker-0.trace and so on)"
+        raise ArtifactError(files[0], reason)
+    for remark in run.remarks:
+        note(remark)
+    return run
+
+
+def note(text: str) -> None:
+    """Remark something on standard error."""
     err().print(f"note: {text}", style="yellow", soft_wrap=True, markup=False)

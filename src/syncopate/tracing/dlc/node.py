@@ -2,7 +2,8 @@
 
 A worker and a server do four things with a key and a peer, always in this order: push sent and
 answered, pull sent and answered. So the number of an operation, what it waited for and how long
-follow from the messages alone.
+follow from the messages alone. Where something is missing, because it was not captured or because
+weights are not pulled in every iteration, whoever adds a message says its iteration.
 
 Source: SketchDLC, Sections 3.2.3, 4.1 and 4.3.2, Equations 5 to 8. Where a push waits for all pulls
 of the iteration before, ``d_time`` is read off Fig. 8: it counts from the last message that the
@@ -11,12 +12,16 @@ worker sent before it had that key's weights.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.dlc.records import Dependency, Operation, Record, SetUp
 
 _FOUR = 4
+_KEPT = 64
+"""Operations of a key and a peer that are remembered."""
+
 _WORKER = (
     Operation.PUSH_SEND_WORKER,
     Operation.PUSH_RECV_WORKER,
@@ -76,7 +81,7 @@ class Node:
         self._first_peer = workers if worker else 0
         self._synchronous = synchronous
         self._order = _WORKER if worker else _SERVER
-        self._last: dict[tuple[int, int], _Last] = {}
+        self._done: dict[tuple[int, int], dict[int, _Last]] = {}
         self._sent_us = 0
 
     def set_up(self, peer: int, *, sends: bool, length: int) -> SetUp:
@@ -96,8 +101,12 @@ class Node:
         length: int,
         num_pp: int,
         time_us: int,
+        iteration: int | None = None,
     ) -> Record:
         """Add a message, and return its record.
+
+        Without an iteration it must be what comes next for its key and peer. With one, a request to
+        pull may come before the push is answered; it then waited for the push alone.
 
         Args:
             operation: what this node did.
@@ -106,18 +115,26 @@ class Node:
             length: size of the message, bytes.
             num_pp: number of the push or pull.
             time_us: when, microseconds since the epoch.
+            iteration: of the training, from 0; -1: before it. None: what comes next.
 
         Raises:
-            InvalidValueError: not what comes next for this key and peer.
+            InvalidValueError: not what comes next for this key and peer, or not what a worker or
+                server does.
         """
-        last = self._last.get((key, peer))
-        number = self._first_number(peer) if last is None else last.number + 1
-        place = self._place(number)
-        expected = self._order[place]
-        if operation is not expected:
-            raise InvalidValueError(
-                f"operation of key {key} with {self._peers[peer]}", str(operation), str(expected)
-            )
+        done = self._done.setdefault((key, peer), {})
+        if iteration is None:
+            number = max(done) + 1 if done else self._first_number(peer)
+            place = self._place(number)
+            expected = self._order[place]
+            if operation is not expected:
+                what = f"operation of key {key} with {self._peers[peer]}"
+                raise InvalidValueError(what, str(operation), str(expected))
+        else:
+            if operation not in self._order:
+                raise InvalidValueError("operation", str(operation), " or ".join(self._order))
+            place = self._order.index(operation)
+            number = self._first_training_number + _FOUR * iteration + place
+        last = self._before(done, number, place)
         if operation.sends:
             self._sent_us = time_us
         other = self._first_peer + peer
@@ -128,12 +145,27 @@ class Node:
             self._peers[peer], kind, waited_us, time_us, depends_on, many,
         )  # fmt: skip
         self.records.append(record)
-        self._last[key, peer] = _Last(number, time_us, self._sent_us)
+        done[number] = _Last(number, time_us, self._sent_us)
+        if len(done) > _KEPT:
+            del done[next(iter(done))]
         return record
+
+    def _before(self, done: Mapping[int, _Last], number: int, place: int) -> _Last | None:
+        """Return what an operation waited for, of this key and peer; None: it is not known."""
+        if place == 0:
+            pulled = (n for n in done if n < number and self._place(n) == _FOUR - 1)
+            return done.get(max(pulled, default=number - 1))
+        if place == 2:
+            return done.get(number - 1) or done.get(number - 2)
+        return done.get(number - 1)
 
     def _first_number(self, peer: int) -> int:
         """Return the number with which a key begins: servers count what worker 0 gives from -2."""
         return 0 if self._worker or peer else -2
+
+    @property
+    def _first_training_number(self) -> int:
+        return _FOUR if self._worker and self._rank == 0 else _FOUR - 2
 
     def _place(self, number: int) -> int:
         """Return the place of an operation among its four: only worker 0 begins with a push."""

@@ -31,7 +31,7 @@ _OP_ID = re.compile(r"(\d+)-(-?\d+)-([ws]\d+)")
 _ONE = re.compile(r"(?:\d+-)?-?\d+-[ws]\d+")
 _HEADER = re.compile(
     r"num_workers:\s*=\s*(\d+)\s+num_servers:\s*=\s*(\d+)\s+"
-    r"(worker|server)_hostname:\s*=\s*(\S*)",
+    r"(worker|server|scheduler)_hostname:\s*=\s*(\S*)",
 )
 
 

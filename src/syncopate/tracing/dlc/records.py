@@ -72,7 +72,7 @@ class Header(NamedTuple):
         workers: number of workers.
         servers: number of servers.
         hostname: of the node.
-        role: ``"worker"`` or ``"server"``.
+        role: ``"worker"``, ``"server"`` or ``"scheduler"``.
     """
 
     workers: int

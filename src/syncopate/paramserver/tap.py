@@ -1,0 +1,219 @@
+"""Tap: every message that a node sends or receives, noted for the run's trace.
+
+It sits where ZeroMQ is given messages and where they are taken from it. Which rank this node has,
+and who a connection belongs to, it learns from the messages themselves.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from syncopate.protocol import messages as msg
+from syncopate.protocol.actions import SCHEDULER, Peer
+from syncopate.tracing import capture as captures
+from syncopate.tracing.outlet import Outlet
+from syncopate.tracing.served import rows
+from syncopate.tracing.served.rows import ASKED, KINDS, NOBODY, SENDS, NodeHeader, Ring, Row
+
+_EARLY = 4096
+"""Rows that wait for the file at most: what is said until everybody is there."""
+
+_PEERS = 1 << 12
+"""Connections that are told apart at most: strangers may make any number."""
+
+_MACHINE = Path("/proc/sys/kernel/random/boot_id")
+_KIND = {name: index for index, name in enumerate(KINDS)}
+_UNREADABLE = 0
+_NUMBERS: dict[type, Callable[[Any], tuple[int, int, int]]] = {
+    msg.Push: lambda m: (m.key, m.sequence, 0),
+    msg.Pull: lambda m: (m.key, m.after, m.request),
+    msg.Ack: lambda m: (m.key, m.received, m.done),
+    msg.Weights: lambda m: (m.key, m.version, m.request),
+    msg.Query: lambda m: (m.key, m.number, 0),
+}
+"""Message -> key, number and other number of its row; others have none."""
+
+
+class Tap:
+    """What one node's wire carries.
+
+    Args:
+        role: ``"worker"``, ``"server"`` or ``"scheduler"``.
+
+    Raises:
+        ArtifactError: the environment asks for a trace in a directory that cannot be written to.
+    """
+
+    def __init__(self, role: str) -> None:
+        self.header: NodeHeader
+        self._role = role
+        self._peers: dict[Peer, int] = {}
+        self._names: dict[int, str] = {}
+        self._roles: dict[Peer, str] = {}
+        self._tokens: tuple[str, ...] = ()
+        self._said: list[dict[str, Any]] = []
+        self._ring: Ring | None = None
+        self._outlet: Outlet | None = None
+        captures.current()
+        self._early: list[Row] | None = [] if captures.wanted() else None
+        self._tells: dict[type, Callable[[Peer, Any, bool], None]] = {
+            msg.Register: self._registers,
+            msg.Roster: self._ranks,
+            msg.Hello: self._greets,
+            msg.Declare: self._declares,
+        }
+
+    # -- what the wire says ---------------------------------------------------------------------
+
+    def sent(self, peer: Peer, message: msg.Message, row: tuple[int, int, float, float]) -> None:
+        """Note that ZeroMQ was given a message.
+
+        Args:
+            peer: who it goes to.
+            message: what it says.
+            row: its priority, its bytes, when it was given to be sent, and when it was.
+        """
+        kind = type(message)
+        if kind in self._tells:
+            self._tells[kind](peer, message, True)
+        if self._ring is not None or self._early is not None:
+            self._note(peer, message, SENDS, row)
+
+    def received(self, peer: Peer, message: msg.Message | None, nbytes: int, at_s: float) -> None:
+        """Note that a message was taken from ZeroMQ; None: one that cannot be read."""
+        kind = type(message)
+        if kind in self._tells:
+            self._tells[kind](peer, message, False)
+        if self._ring is not None or self._early is not None:
+            self._note(peer, message, 0, (0, nbytes, at_s, at_s))
+
+    def worked(
+        self, kind: str, key: int, numbers: tuple[int, int, Peer | None], since_s: float
+    ) -> None:
+        """Note what a server computed since then, until now.
+
+        Args:
+            kind: one of :data:`syncopate.tracing.served.rows.WORK`.
+            key: of the slice.
+            numbers: its version, the request that it answers, and whose that is.
+            since_s: when it began.
+        """
+        if self._ring is not None:
+            version, request, peer = numbers
+            place = NOBODY if peer is None else self._place(peer)
+            row = (0, place, key, version, request, 0, 0, since_s, time.perf_counter())
+            self._ring.add((_KIND[kind], *row))
+
+    def close(self) -> None:
+        """Note no more."""
+        captures.dismiss_node(self)
+
+    def _note(
+        self,
+        peer: Peer,
+        message: msg.Message | None,
+        flags: int,
+        row: tuple[int, int, float, float],
+    ) -> None:
+        kind = type(message)
+        numbers = _NUMBERS.get(kind)
+        key, number, other = (-1, 0, 0) if numbers is None else numbers(message)
+        if kind is msg.Ack and message.query:  # type: ignore[union-attr]
+            flags |= ASKED
+        place = self._peers.get(peer)
+        if place is None:
+            place = self._place(peer)
+        what = _KIND.get(kind.__name__, _UNREADABLE)
+        whole = (what, flags, place, key, number, other, *row)
+        if self._ring is not None:
+            self._ring.add(whole)
+        elif self._early is not None and len(self._early) < _EARLY:
+            self._early.append(whole)
+
+    # -- for the capture ------------------------------------------------------------------------
+
+    def begin_trace(self, outlet: Outlet) -> None:
+        """Note messages from now on, and what was said until now."""
+        assert isinstance(outlet.waiting, Ring)
+        self._outlet = outlet
+        for note in self._said:
+            outlet.note(note)
+        if self._names:
+            outlet.note({"peers": {str(place): name for place, name in self._names.items()}})
+        early, self._early = self._early, None
+        for row in early or ():
+            outlet.waiting.add(row)
+        self._ring = outlet.waiting
+
+    def end_trace(self) -> None:
+        """Note no more, until it begins again."""
+        self._ring = self._outlet = None
+
+    # -- what the messages tell -----------------------------------------------------------------
+
+    def joined(self, run: str, rank: int, workers: int, servers: int) -> None:
+        """Take note of who this node is: its file begins."""
+        machine = _MACHINE.read_text().strip() if _MACHINE.exists() else socket.gethostname()
+        self.header = NodeHeader(
+            run=run,
+            role=self._role,
+            rank=rank,
+            workers=workers,
+            servers=servers,
+            host=socket.gethostname(),
+            machine=machine,
+            clock="time.perf_counter",
+            began_s=time.time(),
+            began_clock_s=time.perf_counter(),
+        )
+        captures.enrol_node(self)
+
+    def _place(self, peer: Peer) -> int:
+        """Return the number of a peer in this node's table."""
+        place = self._peers.get(peer)
+        if place is None:
+            if len(self._peers) >= _PEERS:
+                return NOBODY
+            place = self._peers[peer] = len(self._peers)
+            if peer == SCHEDULER:
+                self._name(peer, rows.SCHEDULER)
+            elif isinstance(peer, int):
+                self._name(peer, f"s{peer}")
+        return place
+
+    def _name(self, peer: Peer, name: str) -> None:
+        place = self._place(peer)
+        if place != NOBODY and self._names.get(place) != name:
+            self._names[place] = name
+            if self._outlet is not None:
+                self._outlet.note({"peers": {str(place): name}})
+
+    def _registers(self, peer: Peer, said: msg.Register, sends: bool) -> None:
+        if not sends:
+            self._roles[peer] = said.role
+
+    def _ranks(self, peer: Peer, said: msg.Roster, sends: bool) -> None:
+        if sends:
+            self._name(peer, f"{self._roles.get(peer, '?')[0]}{said.rank}")
+        elif not self._tokens:
+            self._tokens = said.workers
+            self.joined(said.run, said.rank, len(said.workers), len(said.servers))
+
+    def _greets(self, peer: Peer, said: msg.Hello, sends: bool) -> None:
+        known = said.rank < len(self._tokens) and self._tokens[said.rank] == said.token
+        if not sends and known:
+            self._name(peer, f"w{said.rank}")
+
+    def _declares(self, peer: Peer, said: msg.Declare, sends: bool) -> None:
+        """Note which slices a server keeps; a worker says it to each, and each says it once."""
+        server = peer if sends else self.header.rank
+        slices = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in said.slices]
+        note = {"server": server, "mode": said.rules.mode, "slices": slices}
+        if note not in self._said:
+            self._said.append(note)
+            if self._outlet is not None:
+                self._outlet.note(note)

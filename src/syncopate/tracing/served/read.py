@@ -1,0 +1,299 @@
+"""Read: the files of a parameter server's nodes, as messages and work on one clock.
+
+What is whole is shown; what is missing or damaged is said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from syncopate.errors import ArtifactError
+from syncopate.tracing.merge import ClockOffset
+from syncopate.tracing.served.clocks import node_offsets
+from syncopate.tracing.served.rows import (
+    ASKED,
+    NOBODY,
+    ROLES,
+    ROW,
+    SCHEDULER,
+    SENDS,
+    SERVER,
+    WORK,
+    NodeHeader,
+    Rows,
+)
+from syncopate.tracing.trace_file import read_blocks
+
+PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
+"""The files of nodes in the directory of a run."""
+
+
+class NodeFile(NamedTuple):
+    """What the file of one node holds.
+
+    Attributes:
+        path: the file.
+        header: whose it is.
+        rows: its messages and work.
+        notes: what else was said, in order.
+        missing_bytes: at the end of the file, of a block that is not whole.
+    """
+
+    path: Path
+    header: NodeHeader
+    rows: Rows
+    notes: tuple[dict[str, Any], ...]
+    missing_bytes: int
+
+
+class Wired(NamedTuple):
+    """A message as one node saw it.
+
+    Attributes:
+        node: ``"w0"``, ``"s1"`` or ``"scheduler"``.
+        kind: what the protocol calls it, such as ``"Push"``; ``"unreadable"``: it was refused.
+        sends: whether the node sent it; else it received it.
+        peer: the node at the other end; empty: a stranger.
+        key: of the slice; -1: of none.
+        number: of a push its sequence number, of a pull how many pushes are to be in its answer, of
+            an acknowledgement how many the server has, of weights their version.
+        other: of a pull or its answer the request, of an acknowledgement how many pushes are over.
+        asked: whether it answers a query.
+        priority: with which it was sent.
+        nbytes: of all its frames.
+        queued_s: when it was given to be sent; as ``time_s`` where it was received.
+        time_s: when ZeroMQ was given it, or it was taken from there.
+    """
+
+    node: str
+    kind: str
+    sends: bool
+    peer: str
+    key: int
+    number: int
+    other: int
+    asked: bool
+    priority: int
+    nbytes: int
+    queued_s: float
+    time_s: float
+
+
+class Work(NamedTuple):
+    """What a server computed.
+
+    Attributes:
+        node: the server.
+        kind: one of :data:`~syncopate.tracing.served.rows.WORK`.
+        peer: whose pull is answered; empty: nobody's.
+        key: of the slice.
+        number: version of the weights.
+        start_s: when it began.
+        end_s: when it was over.
+    """
+
+    node: str
+    kind: str
+    peer: str
+    key: int
+    number: int
+    start_s: float
+    end_s: float
+
+
+class Key(NamedTuple):
+    """A slice, which is what messages call a key.
+
+    Attributes:
+        server: rank of the server that keeps it.
+        tensor: name of the tensor that it is a part of.
+        dtype: of its elements.
+        begin: its first element in the flat tensor.
+        numel: its elements.
+    """
+
+    server: int
+    tensor: str
+    dtype: str
+    begin: int
+    numel: int
+
+
+class Served(NamedTuple):
+    """What the nodes of a parameter server sent, received and computed, on one clock.
+
+    Attributes:
+        run: the job's random name.
+        workers: number of workers.
+        servers: number of servers.
+        hosts: node -> host, of the nodes that wrote a file.
+        messages: node -> its messages, by time.
+        work: what servers computed, by server and time.
+        keys: the slices.
+        synchronous: whether an update waits for the pushes of all workers.
+        epoch_s: seconds since 1970 where the clock is 0.
+        clocks: node -> its clock minus the common one, as far as that is known.
+    """
+
+    run: str
+    workers: int
+    servers: int
+    hosts: dict[str, str]
+    messages: dict[str, tuple[Wired, ...]]
+    work: tuple[Work, ...]
+    keys: dict[int, Key]
+    synchronous: bool
+    epoch_s: float
+    clocks: dict[str, ClockOffset]
+
+
+def node_files(directory: str | os.PathLike[str], remarks: list[str]) -> list[NodeFile]:
+    """Read the files of nodes in a directory; say in ``remarks`` which cannot be read."""
+    found = []
+    for path in sorted(path for each in PATTERNS for path in Path(directory).glob(each)):
+        try:
+            line, blocks = read_blocks(path)
+            header = NodeHeader.from_json(line, source=path)
+        except ArtifactError as error:
+            remarks.append(str(error))
+            continue
+        rows: Rows = np.frombuffer(blocks.records, ROW)
+        found.append(NodeFile(path, header, rows, blocks.notes, blocks.missing_bytes))
+    return found
+
+
+def served_of(
+    files: Sequence[NodeFile],
+    remarks: list[str],
+    reference: str = "",
+    known: Mapping[str, ClockOffset] | None = None,
+) -> Served:
+    """Return what the files of one job say.
+
+    Args:
+        files: of the nodes; a node that was started again has several.
+        remarks: what is missing or uncertain is added, a sentence each.
+        reference: the node whose clock counts; worker 0's, or else the first's, where it is none.
+        known: clocks of nodes minus that, as they were measured.
+    """
+    files = sorted(files, key=lambda f: (ROLES.index(f.header.role), f.header.rank))
+    first = files[0].header
+    remarks += _shortcomings(files)
+    seen = [(file, _messages(file), _work(file)) for file in files]
+    names = [file.header.node for file in files]
+    place = next((names.index(n) for n in (reference, "w0") if n in names), 0)
+    machines = [file.header.machine for file in files]
+    offsets = node_offsets(
+        [(machine, mine) for machine, (_, mine, _) in zip(machines, seen, strict=True)],
+        machines[place],
+        {machines[names.index(n)]: offset for n, offset in (known or {}).items() if n in names},
+    )
+    for machine, offset in offsets.items():
+        nodes = ", ".join(n for n, m in zip(names, machines, strict=True) if m == machine)
+        if said := _of_clock(nodes, names[place], offset):
+            remarks.append(said)
+    messages: dict[str, list[Wired]] = defaultdict(list)
+    work: list[Work] = []
+    for (file, mine, done), machine in zip(seen, machines, strict=True):
+        by_s = offsets[machine].seconds
+        messages[file.header.node] += [
+            m._replace(queued_s=m.queued_s - by_s, time_s=m.time_s - by_s) for m in mine
+        ]
+        work += [w._replace(start_s=w.start_s - by_s, end_s=w.end_s - by_s) for w in done]
+    keys, modes = _keys(files)
+    began = files[place].header
+    return Served(
+        run=first.run,
+        workers=first.workers,
+        servers=first.servers,
+        hosts={file.header.node: file.header.host for file in files},
+        messages={
+            node: tuple(sorted(mine, key=lambda m: m.time_s)) for node, mine in messages.items()
+        },
+        work=tuple(sorted(work, key=lambda w: (w.node, w.start_s))),
+        keys=keys,
+        synchronous=modes <= {"ssgd"},
+        epoch_s=began.began_s - began.began_clock_s,
+        clocks={n: offsets[machine] for n, machine in zip(names, machines, strict=True)},
+    )
+
+
+def _shortcomings(files: Sequence[NodeFile]) -> Iterable[str]:
+    header = files[0].header
+    here = {file.header.node for file in files}
+    expected = [f"w{rank}" for rank in range(header.workers)]
+    expected += [f"s{rank}" for rank in range(header.servers)] + [SCHEDULER]
+    if missing := [node for node in expected if node not in here]:
+        yield f"no file of {', '.join(missing)}: {len(here)} of {len(expected)} nodes are shown"
+    for file in files:
+        if file.missing_bytes:
+            yield (
+                f"{file.path}: ends in the midst of a block; its last {file.missing_bytes} bytes "
+                "are left out"
+            )
+        dropped = max((note.get("dropped", 0) for note in file.notes), default=0)
+        if dropped:
+            yield f"{file.path}: {dropped} messages were dropped: there was no room for them"
+
+
+def _of_clock(nodes: str, reference: str, offset: ClockOffset | None) -> str:
+    """Say by how much clocks of another machine differ, and how sure that is."""
+    if offset is None or offset == ClockOffset(0.0, 0.0):
+        return ""
+    said = f"{nodes}: clock differs from that of {reference} by {offset.seconds:.6f} s"
+    if offset.error_s == float("inf"):
+        return f"{nodes}: nothing says by how much the clock differs from that of {reference}"
+    if offset.error_s < 0:
+        return (
+            f"{said} in the middle; it drifted: messages both ways contradict each other by "
+            f"{-2e6 * offset.error_s:.0f} us"
+        )
+    return f"{said}, by messages both ways, {offset.error_s * 1e6:.0f} us at most off"
+
+
+def _messages(file: NodeFile) -> list[Wired]:
+    kinds, node = file.header.kinds, file.header.node
+    peers = _peers(file)
+    return [
+        Wired(
+            node, kinds[kind], bool(flags & SENDS), peers.get(peer, ""), key, number, other,
+            bool(flags & ASKED), priority, nbytes, since_s, time_s,
+        )
+        for kind, flags, peer, key, number, other, priority, nbytes, since_s, time_s in (
+            file.rows.tolist()
+        )
+        if kinds[kind] not in WORK
+    ]  # fmt: skip
+
+
+def _work(file: NodeFile) -> list[Work]:
+    kinds, node = file.header.kinds, file.header.node
+    peers = _peers(file)
+    return [
+        Work(node, kinds[row[0]], peers.get(row[2], ""), row[3], row[4], row[8], row[9])
+        for row in file.rows.tolist()
+        if kinds[row[0]] in WORK
+    ]
+
+
+def _peers(file: NodeFile) -> dict[int, str]:
+    named = {int(n): name for note in file.notes for n, name in note.get("peers", {}).items()}
+    return {place: name for place, name in named.items() if place != NOBODY}
+
+
+def _keys(files: Iterable[NodeFile]) -> tuple[dict[int, Key], set[str]]:
+    """Return the slices, and the modes that were declared."""
+    keys: dict[int, Key] = {}
+    modes: set[str] = set()
+    for file in files:
+        for note in file.notes:
+            if "slices" in note:
+                modes.add(note["mode"])
+                keys |= {key: Key(note[SERVER], *rest) for key, *rest in note["slices"]}
+    return dict(sorted(keys.items())), modes

@@ -1,0 +1,158 @@
+"""Rows: messages of one node, and what it computed, as they lie in memory and in files.
+
+A row is packed where it happens, which takes about a microsecond. The ring that holds the rows is
+of fixed size, and counts what it has no room for.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.artifacts import Artifact
+
+CAPACITY = 1 << 16
+"""Rows that wait to be written at most: 3.5 MiB."""
+
+ROW = np.dtype(
+    [
+        ("kind", "u1"),
+        ("flags", "u1"),
+        ("peer", "<u2"),
+        ("key", "<i4"),
+        ("number", "<i8"),
+        ("other", "<i8"),
+        ("priority", "<i8"),
+        ("nbytes", "<i8"),
+        ("since_s", "<f8"),
+        ("time_s", "<f8"),
+    ]
+)
+"""One row: 56 bytes.
+
+``kind`` is an index in the header's ``kinds``, ``peer`` one in the table of peers. ``since_s`` is
+when a message was given to be sent, or a computation began; ``time_s`` when ZeroMQ was given it,
+when it was taken from ZeroMQ, or when the computation was over.
+"""
+
+Rows = NDArray[np.void]
+Row = tuple[int, int, int, int, int, int, int, int, float, float]
+
+SENDS, ASKED = 1, 2
+"""Flags: the node sent it; it answers a query."""
+
+NOBODY = (1 << 16) - 1
+"""The peer of what has none, or one too many to be told apart."""
+
+MESSAGES = (
+    "unreadable", "Register", "Heartbeat", "Leave", "Failed", "Roster", "Lost", "Left", "Moved",
+    "Finish", "Abort", "Hello", "Declare", "Push", "Query", "Pull", "Welcome", "HelloWanted", "Ack",
+    "Weights", "Refused",
+)  # fmt: skip
+"""Kinds of messages, by the names that the protocol gives them."""
+
+WORK = ("initialise", "update", "search")
+"""What a server computes: first values, an update, the weights that answer a pull."""
+
+KINDS = (*MESSAGES, *WORK)
+
+WORKER, SERVER, SCHEDULER = "worker", "server", "scheduler"
+ROLES = (WORKER, SERVER, SCHEDULER)
+
+_PACKED = struct.Struct("<BBHiqqqqdd")
+assert _PACKED.size == ROW.itemsize
+
+
+class NodeHeader(Artifact, frozen=True, kw_only=True):
+    """Whose file it is.
+
+    Attributes:
+        run: a random name that all nodes of a job share.
+        role: one of :data:`ROLES`.
+        rank: among the workers, or among the servers.
+        workers: how many there are.
+        servers: how many there are.
+        host: the node's.
+        machine: a name of the running system; nodes with the same one read one clock.
+        clock: what its times are of.
+        began_s: seconds since 1970 when the file was begun.
+        began_clock_s: the clock at that moment.
+        kinds: names of the kinds of rows, by index.
+    """
+
+    KIND: ClassVar[str] = "node_trace"
+
+    run: str
+    role: str
+    rank: int
+    workers: int
+    servers: int
+    host: str
+    machine: str
+    clock: str
+    began_s: float
+    began_clock_s: float
+    kinds: tuple[str, ...] = KINDS
+
+    @property
+    def stem(self) -> str:
+        """What its file is called."""
+        return self.role if self.role == SCHEDULER else f"{self.role}-{self.rank}"
+
+    @property
+    def node(self) -> str:
+        """What analysis calls it: ``"w0"``, ``"s1"`` or ``"scheduler"``."""
+        return self.role if self.role == SCHEDULER else f"{self.role[0]}{self.rank}"
+
+
+class Ring:
+    """Holds one node's rows until they are taken; any thread may call it.
+
+    Args:
+        capacity: rows that it holds at most.
+
+    Attributes:
+        dropped: rows that came while it was full.
+        texts: none; what a row names, notes say.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.dropped = 0
+        self.texts: list[str] = []
+        self._data = bytearray(capacity * ROW.itemsize)
+        self._capacity = capacity
+        self._first = self._count = 0
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, row: Row) -> None:
+        """Note a row, or count it where there is no room."""
+        with self._lock:
+            if self._count == self._capacity:
+                self.dropped += 1
+                return
+            at = (self._first + self._count) % self._capacity
+            _PACKED.pack_into(self._data, at * ROW.itemsize, *row)
+            self._count += 1
+
+    def drop(self, count: int) -> None:
+        """Count rows that could not be noted."""
+        with self._lock:
+            self.dropped += count
+
+    def take(self) -> Rows:
+        """Return what is held, in order, and make room."""
+        size = ROW.itemsize
+        with self._lock:
+            first, end = self._first, self._first + self._count
+            found = self._data[first * size : min(end, self._capacity) * size]
+            found += self._data[: max(end - self._capacity, 0) * size]
+            self._first, self._count = end % self._capacity, 0
+        rows: Rows = np.frombuffer(found, ROW)
+        return rows

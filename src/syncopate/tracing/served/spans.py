@@ -1,0 +1,85 @@
+"""Spans: what workers did, by their messages alone.
+
+A push lasts from when it was sent until it is over, a pull from the request until the weights are
+there. Computation is what SketchDLC takes for it: from the last weights of the iteration before to
+the last push (Section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from syncopate.timeline import Span
+from syncopate.tracing.served.places import places
+from syncopate.tracing.served.read import Served, Wired
+
+_BEGINS = {"Push": "push", "Pull": "pull"}
+_ENDS = {"Ack": "push", "Weights": "pull"}
+
+
+def spans_of_workers(served: Served, last: int) -> tuple[list[Sequence[Span]], int]:
+    """Return the spans of each worker as a rank, and the first iteration: of the last ones."""
+    names = key_names(served)
+    found = [_spans(r, served.messages.get(f"w{r}", ()), names) for r in range(served.workers)]
+    count = max((span.iteration for mine in found for span in mine), default=-1) + 1
+    first = max(count - last, 0)
+    return [[span for span in mine if span.iteration >= first] for mine in found], first
+
+
+def _spans(rank: int, messages: tuple[Wired, ...], names: Mapping[int, str]) -> list[Span]:
+    begun: dict[tuple[str, int, int], Wired] = {}
+    spans: list[Span] = []
+    sent: dict[int, float] = {}
+    had: dict[int, float] = {}
+    for index, iteration in places(messages).items():
+        m = messages[index]
+        if m.kind in _BEGINS:
+            begun[_BEGINS[m.kind], m.key, iteration] = m
+            if m.kind == "Push":
+                sent[iteration] = m.time_s
+            continue
+        lane = _ENDS[m.kind]
+        if lane == "pull":
+            had[iteration] = m.time_s
+        first = begun.pop((lane, m.key, iteration), None)
+        if first is None or iteration < 0:
+            continue
+        spans.append(
+            Span(
+                name=names.get(m.key, f"key {m.key}"),
+                lane=lane,
+                rank=rank,
+                start_s=first.time_s,
+                end_s=m.time_s,
+                iteration=iteration,
+                nbytes=first.nbytes if lane == "push" else m.nbytes,
+                detail=m.peer,
+                launched_s=first.queued_s,
+            )
+        )
+    for iteration, end_s in sent.items():
+        start_s = had.get(iteration - 1)
+        if start_s is not None and start_s <= end_s and iteration >= 0:
+            spans.append(
+                Span(
+                    name="computation",
+                    lane="backward",
+                    rank=rank,
+                    start_s=start_s,
+                    end_s=end_s,
+                    iteration=iteration,
+                )
+            )
+    return spans
+
+
+def key_names(served: Served) -> dict[int, str]:
+    """Return what a slice is called: its tensor, and where it is cut its elements."""
+    parts = Counter(one.tensor for one in served.keys.values())
+    return {
+        key: one.tensor
+        if parts[one.tensor] == 1
+        else f"{one.tensor}[{one.begin}:{one.begin + one.numel}]"
+        for key, one in served.keys.items()
+    }
