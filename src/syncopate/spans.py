@@ -247,8 +247,8 @@ class Spans(Sequence[Span]):
             For each span a number that those have which agree, and how many such of its own rank
             started before.
         """
-        code = _coded([getattr(self, field) for field in fields])
-        mine = _coded([code, self.rank])
+        code = coded([getattr(self, field) for field in fields])
+        mine = coded([code, self.rank])
         order = np.lexsort((self.start_s, mine))
         sorted_ = mine[order]
         first = np.flatnonzero(np.diff(sorted_, prepend=-1))
@@ -318,7 +318,7 @@ class Spans(Sequence[Span]):
         return b"[" + b",".join(blocks) + b"]"
 
 
-def _coded(columns: Sequence[NDArray[Any]]) -> Numbers:
+def coded(columns: Sequence[NDArray[Any]]) -> Numbers:
     """Return a number for each row, equal where the rows are, and rising with them."""
     code = np.zeros(len(columns[0]), np.int64)
     if not len(code):

@@ -99,7 +99,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
                     spans=Spans.of(read.spans),
                     metadata=read.metadata,
                 )
-        except (msgspec.DecodeError, UnicodeDecodeError, SyncopateError) as error:
+        except (ValueError, RecursionError, SyncopateError) as error:
             refused = str(error)
         # What is wrong is found field by field.
         super().from_json(data, source)

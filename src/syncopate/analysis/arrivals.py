@@ -36,14 +36,10 @@ class Arrivals:
 
 def arrivals(timeline: Timeline) -> Arrivals:
     """Return how long the collectives of a timeline took once all ranks were there."""
-    count, together_s, bound_s, off_s = 0, 0.0, 0.0, 0.0
-    for one in collectives(timeline):
-        if len(one.spans) < max(timeline.world_size, 2):
-            continue
-        took_s = max(span.end_s for span in one.spans) - one.arrived_s
-        least_s = min(span.duration_s for span in one.spans)
-        count += 1
-        together_s += took_s
-        bound_s += least_s
-        off_s = max(off_s, least_s - took_s)
-    return Arrivals(count, together_s, bound_s, off_s)
+    found = collectives(timeline)
+    spans = found.spans
+    whole = found.sizes >= max(timeline.world_size, 2)
+    took_s = (found.most(spans.end_s) - found.arrived_s)[whole]
+    least_s = found.least(spans.end_s - spans.start_s)[whole]
+    off_s = (least_s - took_s).max(initial=0.0)
+    return Arrivals(int(whole.sum()), float(took_s.sum()), float(least_s.sum()), float(off_s))

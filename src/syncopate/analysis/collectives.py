@@ -11,16 +11,22 @@ of it counts as transferring, the server's own time included.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
+from typing import Any, overload
 
-from syncopate.analysis.intervals import length_s, union
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION
+from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
-from syncopate.timeline import Span, Timeline
+from syncopate.spans import Numbers, coded
+from syncopate.timeline import Span, Spans, Timeline
 
 EXCHANGE = "exchange"
 """What a timeline's metadata call the exchange."""
@@ -102,56 +108,132 @@ class Bandwidth:
     bus_bytes_per_s: float
 
 
-def collectives(timeline: Timeline) -> tuple[Collective, ...]:
+class Collectives(Sequence[Collective]):
+    """Collectives as columns: the sequence makes a :class:`Collective` when it is asked for one.
+
+    Args:
+        spans: of the timeline.
+        rows: the spans of the first collective by rank, then those of the second, and so on.
+        first: where in ``rows`` each begins.
+        kinds: what each is, a place in ``names``.
+        names: such as ``"all_reduce"``.
+
+    Attributes:
+        sizes: on how many ranks each is.
+        of: to which collective each of ``rows`` belongs.
+        arrived_s: when the last rank of each arrived.
+        moves_s: when each of ``rows`` ceases to wait for other ranks.
+    """
+
+    def __init__(
+        self, spans: Spans, rows: Numbers, first: Numbers, kinds: Numbers, names: Sequence[str]
+    ) -> None:
+        self.spans, self.rows, self.first = spans, rows, first
+        self.kinds, self.names = kinds, tuple(names)
+        self.sizes = np.diff(first, append=len(rows))
+        self.of = np.repeat(np.arange(len(first)), self.sizes)
+        self.arrived_s = self.most(spans.start_s)
+        self.moves_s = np.minimum(self.arrived_s[self.of], spans.end_s[rows])
+
+    def most(self, column: NDArray[Any]) -> NDArray[Any]:
+        """Return for each collective the most of a column of all spans."""
+        return np.maximum.reduceat(column[self.rows], self.first) if len(self) else column[:0]
+
+    def least(self, column: NDArray[Any]) -> NDArray[Any]:
+        """Return for each collective the least of a column of all spans."""
+        return np.minimum.reduceat(column[self.rows], self.first) if len(self) else column[:0]
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @overload
+    def __getitem__(self, at: int) -> Collective: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Collective, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Collective | tuple[Collective, ...]:
+        if isinstance(at, slice):
+            return tuple(self[place] for place in range(len(self))[at])
+        place = range(len(self))[at]
+        rows = self.rows[self.first[place] : self.first[place] + self.sizes[place]]
+        return Collective(tuple(self.spans.take(rows)), self.names[self.kinds[place]])
+
+    def __iter__(self) -> Iterator[Collective]:
+        spans = iter(self.spans.take(self.rows))
+        for count, kind in zip(self.sizes.tolist(), self.kinds.tolist(), strict=True):
+            yield Collective(tuple(islice(spans, count)), self.names[kind])
+
+
+@once
+def collectives(timeline: Timeline) -> Collectives:
     """Return every collective of a timeline, in the order in which their last ranks arrived.
 
     Spans belong together when iteration, lane, name and channel agree; where a rank has several
     such, they are taken in the order in which they started.
     """
-    found: dict[tuple[int, str, str, int], dict[int, list[Span]]] = defaultdict(dict)
-    for span in sorted(timeline.spans, key=lambda span: span.start_s):
-        if span.lane in COMMUNICATION:
-            key = (span.iteration, span.lane, span.name, span.channel)
-            found[key].setdefault(span.rank, []).append(span)
-    pulled = {span.name for span in timeline.spans if span.lane == "pull"}
-    exchange = timeline.metadata.get(EXCHANGE, "")
-    if exchange not in EXCHANGES:
-        exchange = SHARDED if pulled else ALLREDUCE
-    together: list[Collective] = []
-    for (_, lane, name, _), by_rank in found.items():
-        kind = _kind(exchange, lane, name, name in pulled)
-        for index in range(max(map(len, by_rank.values()))):
-            there = [mine[index] for _, mine in sorted(by_rank.items()) if index < len(mine)]
-            if exchange == SERVED:
-                together += [Collective((span,), kind) for span in there]
-            else:
-                together.append(Collective(tuple(there), kind))
-    return tuple(sorted(together, key=lambda one: (one.arrived_s, one.name)))
+    every = timeline.columns
+    at = np.flatnonzero(every.in_lanes(*COMMUNICATION))
+    spans = every.take(at)
+    kinds, names, exchange = _kinds(timeline, spans)
+    code, nth = spans.numbered("iteration", "lane", "name", "channel")
+    seen = np.empty(len(at), np.int64)  # where each stands by start, and at first those like it
+    seen[np.argsort(spans.start_s, kind="stable")] = np.arange(len(at))
+    order = np.lexsort((seen, code))
+    begins = runs(code[order])
+    seen[order] = np.repeat(seen[order][begins], np.diff(begins, append=len(at)))
+    if exchange == SERVED:  # each rank by itself
+        rows, first = np.arange(len(at)), np.arange(len(at))
+    else:
+        together = code * (nth.max(initial=0) + 1) + nth
+        rows = np.lexsort((spans.rank, together))
+        first = runs(together[rows])
+    arrived_s = np.maximum.reduceat(spans.start_s[rows], first) if len(first) else spans.start_s
+    one = rows[first]
+    by = (spans.rank[one], nth[one], seen[one], spans.text_order[spans.name[one]], arrived_s)
+    order = np.lexsort(by)
+    count = np.diff(first, append=len(rows))[order]
+    begins = np.cumsum(count) - count
+    moved = np.arange(len(rows)) + np.repeat(first[order] - begins, count)
+    return Collectives(every, at[rows[moved]], begins, kinds[one][order], names)
 
 
-def bandwidths(timeline: Timeline, found: Sequence[Collective] = ()) -> tuple[Bandwidth, ...]:
-    """Return what each kind of collective reached.
-
-    Args:
-        timeline: measured or simulated.
-        found: its :func:`collectives`, where they are at hand.
-    """
-    groups: dict[str, dict[tuple[int, int], list[tuple[Span, float]]]] = defaultdict(dict)
-    for one in found or collectives(timeline):
-        for span in one.spans:
-            rows = groups[one.collective].setdefault((one.iteration, span.rank), [])
-            rows.append((span, one.moves_from_s(span)))
+def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:
+    """Return what each kind of collective reached."""
+    found = collectives(timeline)
+    spans, kind = found.spans, found.kinds[found.of]
+    code = coded([kind, spans.iteration[found.rows], spans.rank[found.rows]])
+    _, place, group = np.unique(code, return_index=True, return_inverse=True)
+    moving = pieces(group, found.moves_s, spans.end_s[found.rows])
+    lasts_s = lengths_s(moving, moving.counts[0] > 0, len(place))
+    nbytes = np.bincount(group, spans.nbytes[found.rows], len(place))
     result = []
-    for kind, by_iteration_and_rank in sorted(groups.items()):
-        each = list(by_iteration_and_rank.values())
-        nbytes = sum(span.nbytes for mine in each for span, _ in mine) / len(each)
-        moving_s = sum(
-            length_s(union((moves_s, span.end_s) for span, moves_s in mine)) for mine in each
-        ) / len(each)
-        rate = nbytes / moving_s if moving_s > 0 else 0.0
-        factor = BUS_FACTORS[kind](timeline.world_size) if kind in BUS_FACTORS else 1.0
-        result.append(Bandwidth(kind, nbytes, moving_s, rate, rate * factor))
+    for number in sorted(set(found.kinds.tolist()), key=found.names.__getitem__):
+        mine = kind[place] == number
+        moving_s, sent = float(lasts_s[mine].mean()), float(nbytes[mine].mean())
+        rate = sent / moving_s if moving_s > 0 else 0.0
+        name = found.names[number]
+        factor = BUS_FACTORS[name](timeline.world_size) if name in BUS_FACTORS else 1.0
+        result.append(Bandwidth(name, sent, moving_s, rate, rate * factor))
     return tuple(result)
+
+
+def _kinds(timeline: Timeline, spans: Spans) -> tuple[Numbers, list[str], str]:
+    """Return which collective each span of communication is, the names of these, the exchange."""
+    exchange = timeline.metadata.get(EXCHANGE, "")
+    pulls = spans.in_lanes("pull")
+    if exchange not in EXCHANGES:
+        exchange = SHARDED if pulls.any() else ALLREDUCE
+    pulled = np.zeros(len(spans.texts), bool)
+    pulled[spans.name[pulls]] = True
+    names: dict[str, int] = {}
+    found, group = np.unique(spans.name * 2 + pulls, return_inverse=True)
+    kinds = [
+        _kind(exchange, "pull" if one % 2 else "push", spans.texts[one // 2], pulled[one // 2])
+        for one in found.tolist()
+    ]
+    places = np.array([names.setdefault(kind, len(names)) for kind in kinds], np.int64)
+    return places[group], list(names), exchange
 
 
 def _kind(exchange: str, lane: str, name: str, pulled: bool) -> str:

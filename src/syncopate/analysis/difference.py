@@ -125,7 +125,7 @@ def _figures(timeline: Timeline) -> dict[str, Figure]:
     for one in work:
         for name, lasts_s in one.paused_s.items():
             rows[name][one.iteration] += lasts_s / ranks
-    for exposure in exposures(timeline, messages):
+    for exposure in exposures(timeline):
         rows[WAITING][exposure.iteration] += exposure.waiting_s / ranks
         rows[TRANSFERRING][exposure.iteration] += exposure.transferring_s / ranks
     _add_transfers(rows, messages, ranks)

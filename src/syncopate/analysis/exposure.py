@@ -10,14 +10,22 @@ ranks that have not arrived, in equal parts.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from typing import Any, NamedTuple, overload
 
-from syncopate.analysis.collectives import Collective, collectives
-from syncopate.analysis.intervals import Interval, near, without
-from syncopate.analysis.phases import computing
-from syncopate.timeline import Span, Timeline
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.analysis.collectives import Collectives, collectives
+from syncopate.analysis.once import once
+from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
+from syncopate.analysis.sweep import pieces, runs
+from syncopate.spans import LANES, Numbers, Times, coded
+from syncopate.timeline import Spans, Timeline
+
+_AT_ONCE = 1 << 16
+"""Exposures that are made, or pairs of ranks that are looked at, in one go."""
 
 
 @dataclass(frozen=True)
@@ -50,76 +58,188 @@ class Exposure:
         return self.waiting_s + self.transferring_s
 
 
-def exposures(timeline: Timeline, found: Sequence[Collective] = ()) -> tuple[Exposure, ...]:
-    """Return the exposure of every rank to every message, by iteration, rank and start.
+class MessageExposure(NamedTuple):
+    """What the messages of one name and lane come to, in the mean over ranks and iterations.
+
+    Attributes:
+        lane: ``"push"`` or ``"pull"``.
+        name: such as ``"bucket 3"``.
+        nbytes: the most that one of them carried.
+        waiting_s: for ranks that had not arrived.
+        transferring_s: after the last had.
+    """
+
+    lane: str
+    name: str
+    nbytes: int
+    waiting_s: float
+    transferring_s: float
+
+
+class Exposures(Sequence[Exposure]):
+    """Exposures as columns: the sequence makes an :class:`Exposure` when it is asked for one.
 
     Args:
-        timeline: measured or simulated.
-        found: its :func:`~syncopate.analysis.collectives`, where they are at hand.
+        found: the collectives.
+        rows: in the order of the exposures, places in the rows of the collectives.
+        free: how much time of each rank messages had exposed until when.
+
+    Attributes:
+        spans: of the messages.
+        waiting_s: for ranks that had not arrived.
+        transferring_s: after the last had.
     """
-    by_rank: dict[int, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        by_rank[span.rank].append(span)
-    messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
-    for one in found or collectives(timeline):
-        for span in one.spans:
-            messages[span.rank].append((span, one))
-    result: list[tuple[float, Exposure]] = []
-    for rank, mine in messages.items():
-        mine.sort(key=lambda pair: (pair[0].start_s, pair[0].end_s))
-        shared = _shared([span for span, _ in mine], computing(by_rank[rank]))
-        for (span, one), pieces in zip(mine, shared, strict=True):
-            result.append((span.start_s, _exposure(span, one, pieces)))
-    result.sort(key=lambda row: (row[1].iteration, row[1].rank, row[0]))
-    return tuple(exposure for _, exposure in result)
+
+    def __init__(self, found: Collectives, rows: Numbers, free: _Free) -> None:
+        self._found, self._rows, self._free = found, rows, free
+        self.spans = found.spans.take(found.rows[rows])
+        moves_s, ranks = found.moves_s[rows], self.spans.rank
+        bounds = (self.spans.start_s, moves_s, self.spans.end_s)
+        since, moved, until = (free.until(ranks, at_s) for at_s in bounds)
+        self.waiting_s = (moved - since).astype(np.float64)
+        self.transferring_s = (until - moved).astype(np.float64)
+
+    def charges(
+        self, chosen: NDArray[Any] | None = None
+    ) -> Iterator[tuple[Numbers, Numbers, Times]]:
+        """Yield which exposures waited for which ranks, and how long, some at a time.
+
+        Args:
+            chosen: which exposures to look at, by their places; all when left out.
+        """
+        found, every = self._found, self._found.spans
+        places = np.flatnonzero(self.waiting_s > 0) if chosen is None else chosen
+        counts = found.sizes[found.of[self._rows[places]]]
+        for count in np.unique(counts).tolist():
+            alike = places[counts == count]
+            for begin in range(0, len(alike), _AT_ONCE // count + 1):
+                some = alike[begin : begin + _AT_ONCE // count + 1]
+                first = found.first[found.of[self._rows[some]]]
+                members = found.rows[first[:, None] + np.arange(count)]
+                order = np.argsort(every.start_s[members], axis=1, kind="stable")
+                members = np.take_along_axis(members, order, axis=1)
+                since_s = self.spans.start_s[some][:, None]
+                until_s = found.moves_s[self._rows[some]][:, None]
+                cuts_s = np.clip(every.start_s[members], since_s, until_s)
+                ranks = np.broadcast_to(self.spans.rank[some][:, None], cuts_s.shape)
+                passed = self._free.until(ranks.ravel(), cuts_s.ravel()).reshape(cuts_s.shape)
+                # Between two arrivals all that come later are waited for in equal parts.
+                each = np.diff(passed, axis=1) / np.arange(count - 1, 0, -1)
+                charged = np.cumsum(each, axis=1).astype(np.float64)
+                one, late = np.nonzero(charged > 0)
+                yield some[one], every.rank[members[one, late + 1]], charged[one, late]
+
+    def by_message(self) -> tuple[MessageExposure, ...]:
+        """Return what the messages of each name and lane come to, the longest exposed first."""
+        spans = self.spans
+        if not len(spans):
+            return ()
+        count = len(np.unique(coded([spans.iteration, spans.rank])))
+        _, one, group = np.unique(
+            coded([spans.lane, spans.name]), return_index=True, return_inverse=True
+        )
+        nbytes = np.zeros(len(one), np.int64)
+        np.maximum.at(nbytes, group, spans.nbytes)
+        waiting_s = np.bincount(group, self.waiting_s) / count
+        moving_s = np.bincount(group, self.transferring_s) / count
+        rows = [
+            MessageExposure(LANES[spans.lane[at]], spans.texts[spans.name[at]], *values)
+            for at, *values in zip(
+                one.tolist(), nbytes.tolist(), waiting_s.tolist(), moving_s.tolist(), strict=True
+            )
+        ]
+        return tuple(sorted(rows, key=lambda row: -row.waiting_s - row.transferring_s))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, at: int) -> Exposure: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Exposure, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Exposure | tuple[Exposure, ...]:
+        if isinstance(at, slice):
+            return tuple(self._made(np.arange(len(self))[at]))
+        return next(self._made(np.array([range(len(self))[at]])))
+
+    def __iter__(self) -> Iterator[Exposure]:
+        for begin in range(0, len(self), _AT_ONCE):
+            yield from self._made(np.arange(begin, min(begin + _AT_ONCE, len(self))))
+
+    def _made(self, places: Numbers) -> Iterator[Exposure]:
+        waited: dict[int, dict[int, float]] = defaultdict(dict)
+        for some, ranks, seconds_s in self.charges(places):
+            for at, rank, waited_s in zip(
+                some.tolist(), ranks.tolist(), seconds_s.tolist(), strict=True
+            ):
+                waited[at][rank] = waited_s
+        for at, span in zip(places.tolist(), self.spans.take(places), strict=True):
+            yield Exposure(
+                iteration=span.iteration,
+                rank=span.rank,
+                lane=span.lane,
+                name=span.name,
+                nbytes=span.nbytes,
+                waiting_s=float(self.waiting_s[at]),
+                transferring_s=float(self.transferring_s[at]),
+                waited_for_s=waited.get(at, {}),
+            )
 
 
-_Piece = tuple[float, float, int]
-"""Start, end, and among how many messages it is shared."""
+class _Free:
+    """How much time of each rank had been exposed until a moment, as a share of each message.
+
+    Within a message it rises while the rank computes nothing, by the time divided among the
+    messages that are under way. So what a message has of a stretch is the rise over it.
+    """
+
+    def __init__(self, spans: Spans) -> None:
+        kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
+        counted = np.logical_or.reduce(kinds)
+        found = pieces(
+            spans.rank[counted],
+            spans.start_s[counted],
+            spans.end_s[counted],
+            [kind[counted] for kind in kinds],
+        )
+        busy, stalls, messages = found.counts
+        exposed = (messages > 0) & ((busy == 0) | (stalls > 0))
+        # Sums over a long training shall not lose what one message has.
+        self._share = exposed / np.maximum(messages, 1).astype(np.longdouble)
+        risen = np.cumsum((found.end_s - found.start_s) * self._share)
+        self._risen, self._start_s = risen, found.start_s
+        self._end_s = found.end_s
+        bounds = runs(found.group)
+        self._of = dict(
+            zip(
+                found.group[bounds].tolist(),
+                map(slice, bounds.tolist(), [*bounds[1:].tolist(), len(found.group)]),
+                strict=True,
+            )
+        )
+
+    def until(self, ranks: NDArray[Any], at_s: Times) -> NDArray[np.longdouble]:
+        """Return how much had been exposed of some ranks until some moments."""
+        found = np.zeros(len(at_s), np.longdouble)
+        for rank in np.unique(ranks).tolist():
+            own = self._of.get(rank)
+            if own is None:
+                continue
+            mine = np.flatnonzero(ranks == rank)
+            moment_s = at_s[mine]
+            # The piece that a moment is in, or the last before it.
+            place = np.searchsorted(self._start_s[own], moment_s, "right") - 1 + own.start
+            left_s = np.maximum(self._end_s[place] - moment_s, 0.0)
+            found[mine] = self._risen[place] - left_s * self._share[place]
+        return found
 
 
-def _shared(spans: Sequence[Span], busy_s: list[Interval]) -> list[list[_Piece]]:
-    """Return the exposed pieces of each of one rank's messages, which are sorted by start."""
-    pieces: list[list[_Piece]] = [[] for _ in spans]
-    bounds = sorted({at for span in spans for at in (span.start_s, span.end_s)})
-    under_way: list[int] = []
-    following = 0
-    for start_s, end_s in pairwise(bounds):
-        under_way = [i for i in under_way if spans[i].end_s > start_s]
-        while following < len(spans) and spans[following].start_s <= start_s:
-            if spans[following].end_s > start_s:
-                under_way.append(following)
-            following += 1
-        if under_way:
-            for free in without([(start_s, end_s)], near(busy_s, start_s, end_s)):
-                for index in under_way:
-                    pieces[index].append((*free, len(under_way)))
-    return pieces
-
-
-def _exposure(span: Span, one: Collective, pieces: Sequence[_Piece]) -> Exposure:
-    moves_s = one.moves_from_s(span)
-    waiting_s = transferring_s = 0.0
-    charged: dict[int, float] = defaultdict(float)
-    arrivals_s = sorted({s.start_s for s in one.spans if s.start_s <= moves_s})
-    for start_s, end_s, among in pieces:
-        transferring_s += max(end_s - max(start_s, moves_s), 0.0) / among
-        cuts = [start_s, *(at for at in arrivals_s if start_s < at < end_s), end_s]
-        for begin_s, stop_s in pairwise(cuts):
-            if begin_s >= moves_s:
-                break
-            part_s = (min(stop_s, moves_s) - begin_s) / among
-            waiting_s += part_s
-            late = one.waited_for(begin_s)
-            for rank in late:
-                charged[rank] += part_s / len(late)
-    return Exposure(
-        iteration=span.iteration,
-        rank=span.rank,
-        lane=span.lane,
-        name=span.name,
-        nbytes=span.nbytes,
-        waiting_s=waiting_s,
-        transferring_s=transferring_s,
-        waited_for_s=dict(charged),
-    )
+@once
+def exposures(timeline: Timeline) -> Exposures:
+    """Return the exposure of every rank to every message, by iteration, rank and start."""
+    found = collectives(timeline)
+    spans = found.spans.take(found.rows)
+    order = np.lexsort((found.of, spans.end_s, spans.start_s, spans.rank, spans.iteration))
+    return Exposures(found, order, _Free(timeline.columns))

@@ -14,6 +14,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from syncopate.analysis.collectives import Collective, collectives
 from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.work import INPUT, computations, last_end_s, works
@@ -62,10 +64,9 @@ def critical_path(timeline: Timeline, iteration: int) -> tuple[Segment, ...]:
     if not work:
         known = ", ".join(map(str, last_end_s(works(timeline)))) or "none"
         raise InvalidValueError("iteration", iteration, f"one with computation: {known}")
-    return _Walk(timeline, {w.rank: w.begins_s for w in work.values()}).back(
-        max(work.values(), key=lambda w: (w.ends_s, -w.rank)).rank,
-        max(w.ends_s for w in work.values()),
-    )
+    last = max(work.values(), key=lambda w: (w.ends_s, -w.rank))
+    floors_s = {w.rank: w.begins_s for w in work.values()}
+    return _Walk(timeline, floors_s, last.ends_s).back(last.rank, last.ends_s)
 
 
 class _Walk:
@@ -74,20 +75,24 @@ class _Walk:
     Args:
         timeline: measured or simulated.
         floors_s: rank -> where its iteration begins.
+        end_s: where the iteration ends.
     """
 
-    def __init__(self, timeline: Timeline, floors_s: dict[int, float]) -> None:
+    def __init__(self, timeline: Timeline, floors_s: dict[int, float], end_s: float) -> None:
         first_s = min(floors_s.values())
         self._floors_s = defaultdict(lambda: first_s, floors_s)
         self._seen: set[int] = set()  # or clocks that disagree would have it go round in circles
         self._computing: dict[int, list[Span]] = defaultdict(list)
         self._messages: dict[int, list[tuple[Span, Collective]]] = defaultdict(list)
         by_rank: dict[int, list[Span]] = defaultdict(list)
-        for span in timeline.spans:
+        spans, found = timeline.columns, collectives(timeline)
+        for span in spans.take((spans.end_s > first_s) & (spans.start_s <= end_s)):
             by_rank[span.rank].append(span)
         for rank, mine in by_rank.items():
             self._computing[rank] = sorted(computations(mine), key=lambda s: s.end_s)
-        for one in collectives(timeline):
+        under_way = (found.most(spans.end_s) > first_s) & (found.least(spans.start_s) <= end_s)
+        for place in np.flatnonzero(under_way).tolist():
+            one = found[place]
             for span in one.spans:
                 self._messages[span.rank].append((span, one))
         for rows in self._messages.values():

@@ -21,13 +21,16 @@ Other spans of the wait lane are a rank's own view of exposed communication and 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
-from syncopate.analysis.intervals import Interval, intersection, length_s, union, without
+import numpy as np
+
+from syncopate.analysis.intervals import Interval
+from syncopate.analysis.sweep import lengths_s, pieces
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import PAUSES, Span, Timeline
+from syncopate.spans import Mask, coded
+from syncopate.timeline import PAUSES, Span, Spans, Timeline
 
 COMPUTATION: tuple[str, ...] = ("forward", "backward", "update")
 """Lanes that count as computation."""
@@ -86,18 +89,39 @@ class Phases:
 
 def phases(timeline: Timeline) -> tuple[Phases, ...]:
     """Return the phases of every rank in every iteration, by iteration, then rank."""
-    groups: dict[tuple[int, int], list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        groups[span.iteration, span.rank].append(span)
-    return tuple(
-        _phases(rank, iteration, groups[iteration, rank]) for iteration, rank in sorted(groups)
+    spans = timeline.columns
+    if not len(spans):
+        return ()
+    code = coded([spans.iteration, spans.rank])
+    _, one, group = np.unique(code, return_index=True, return_inverse=True)
+    starts_s, ends_s = np.full(len(one), np.inf), np.full(len(one), -np.inf)
+    np.minimum.at(starts_s, group, spans.start_s)
+    np.maximum.at(ends_s, group, spans.end_s)
+    kinds = (spans.in_lanes(*COMPUTATION), stalling(spans), spans.in_lanes(*COMMUNICATION))
+    counted = np.logical_or.reduce(kinds)
+    found = pieces(
+        group[counted],
+        spans.start_s[counted],
+        spans.end_s[counted],
+        [kind[counted] for kind in kinds],
     )
+    busy, stalls, messages = found.counts
+    computing, communicating = (busy > 0) & (stalls == 0), messages > 0
+    columns = (
+        spans.rank[one],
+        spans.iteration[one],
+        ends_s - starts_s,
+        *(
+            lengths_s(found, chosen, len(one))
+            for chosen in (computing, communicating, computing & communicating)
+        ),
+    )
+    return tuple(map(Phases, *(column.tolist() for column in columns)))
 
 
-def computing(spans: Sequence[Span]) -> list[Interval]:
-    """Return when one rank computed, by its spans: not while it waited for messages meanwhile."""
-    busy = union((span.start_s, span.end_s) for span in spans if span.lane in COMPUTATION)
-    return without(busy, union(stalled(spans)))
+def stalling(spans: Spans) -> Mask:
+    """Return which spans are waits for messages; a named pause is no such wait."""
+    return spans.in_lanes("wait") & ~spans.named(PAUSES)
 
 
 def stalled(spans: Iterable[Span]) -> Iterator[Interval]:
@@ -128,16 +152,3 @@ def mean(found: Sequence[Phases]) -> Phases:
 def _agreed(values: Iterable[int]) -> int:
     distinct = set(values)
     return distinct.pop() if len(distinct) == 1 else -1
-
-
-def _phases(rank: int, iteration: int, spans: Sequence[Span]) -> Phases:
-    computation = computing(spans)
-    communication = union((s.start_s, s.end_s) for s in spans if s.lane in COMMUNICATION)
-    return Phases(
-        rank=rank,
-        iteration=iteration,
-        duration_s=max(s.end_s for s in spans) - min(s.start_s for s in spans),
-        computation_s=length_s(computation),
-        communication_s=length_s(communication),
-        overlapped_s=length_s(intersection(computation, communication)),
-    )

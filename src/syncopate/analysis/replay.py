@@ -117,7 +117,7 @@ class Replay:
     iterations: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        self.messages = collectives(self.timeline)
+        self.messages = tuple(collectives(self.timeline))
         self._origin_s = min((s.start_s for s in self.timeline.spans), default=0.0)
         self._starts: list[dict[int, Start]] = [{} for _ in self.messages]
         self._by_rank: dict[int, list[tuple[Span, int]]] = defaultdict(list)

@@ -20,10 +20,15 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from syncopate.analysis.collectives import Collective, collectives
-from syncopate.analysis.exposure import Exposure, exposures
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.analysis.collectives import Collectives, collectives
+from syncopate.analysis.exposure import Exposures, exposures
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
+from syncopate.spans import Numbers, Times, coded
 from syncopate.timeline import PAUSES, Timeline
 
 COMPUTE, LINK, PAUSE, SERVER, UNKNOWN = "compute", "link", "pause", "server", "unknown"
@@ -64,7 +69,7 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
     messages = collectives(timeline)
     work = works(timeline)
     numbers = steady([one.iteration for one in work])
-    caused = _caused(exposures(timeline, messages), numbers, timeline.world_size)
+    caused = _caused(exposures(timeline), numbers, timeline.world_size)
     total_s = sum(sum(rows.values()) for rows in caused.values())
     mine = own_times(work, messages, numbers)
     found = []
@@ -82,7 +87,7 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
 
 
 def own_times(
-    work: Iterable[Work], messages: Iterable[Collective], numbers: Sequence[int]
+    work: Iterable[Work], messages: Collectives, numbers: Sequence[int]
 ) -> dict[int, dict[str, float]]:
     """Return what each rank spends on each cause in an iteration, in seconds.
 
@@ -92,8 +97,9 @@ def own_times(
         numbers: the iterations that count.
     """
     by_rank: dict[int, list[Work]] = defaultdict(list)
+    counted = frozenset(numbers)
     for one in work:
-        if one.iteration in numbers:
+        if one.iteration in counted:
             by_rank[one.rank].append(one)
     after_s = _after_the_last(messages, numbers)
     found: dict[int, dict[str, float]] = {}
@@ -114,32 +120,38 @@ def unusual_s(values_s: Sequence[float], least_s: float) -> float:
     """Return by how much values exceed what is usual by at least ``least_s``, in the mean."""
     if len(values_s) < SEVERAL:
         return 0.0
-    excess = [value - usual(values_s) for value in values_s]
+    usual_s = usual(values_s)
+    excess = [value - usual_s for value in values_s]
     return sum(over for over in excess if over > least_s) / len(values_s)
 
 
-def _after_the_last(
-    messages: Iterable[Collective], numbers: Sequence[int]
-) -> dict[tuple[int, int], float]:
+def _after_the_last(messages: Collectives, numbers: Sequence[int]) -> dict[tuple[int, int], float]:
     """Return how long the messages of an iteration and rank took after the last arrivals."""
-    found: dict[tuple[int, int], float] = defaultdict(float)
-    for one in messages:
-        if one.iteration in numbers:
-            for span in one.spans:
-                found[one.iteration, span.rank] += span.end_s - one.moves_from_s(span)
-    return found
+    spans = messages.spans.take(messages.rows)
+    return _sums(spans.iteration, spans.rank, spans.end_s - messages.moves_s, numbers)
 
 
 def _caused(
-    found: Iterable[Exposure], numbers: Sequence[int], world_size: int
+    found: Exposures, numbers: Sequence[int], world_size: int
 ) -> dict[int, dict[int, float]]:
     """Return rank -> iteration -> how long another rank waited for it, in the mean over them."""
     caused: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
-    for one in found:
-        if one.iteration in numbers:
-            for rank, waited_s in one.waited_for_s.items():
-                caused[rank][one.iteration] += waited_s / max(world_size - 1, 1)
+    for one, ranks, waited_s in found.charges():
+        sums = _sums(found.spans.iteration[one], ranks, waited_s, numbers)
+        for (iteration, rank), sum_s in sums.items():
+            caused[rank][iteration] += sum_s / max(world_size - 1, 1)
     return caused
+
+
+def _sums(
+    iterations: Numbers, ranks: NDArray[Any], seconds_s: Times, numbers: Sequence[int]
+) -> dict[tuple[int, int], float]:
+    """Return the sums of seconds by iteration and rank, of the iterations that count."""
+    counted = np.isin(iterations, numbers)
+    code = coded([iterations[counted], ranks[counted]])
+    _, one, group = np.unique(code, return_index=True, return_inverse=True)
+    keys = zip(iterations[counted][one].tolist(), ranks[counted][one].tolist(), strict=True)
+    return dict(zip(keys, np.bincount(group, seconds_s[counted]).tolist(), strict=True))
 
 
 def _excess(rank: int, times: Mapping[int, Mapping[str, float]]) -> dict[str, float]:

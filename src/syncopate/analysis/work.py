@@ -12,10 +12,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from msgspec.structs import replace
 
+from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
-from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled
+from syncopate.analysis.once import once
+from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
+from syncopate.spans import LANES, Spans
 from syncopate.timeline import PAUSES, Span, Timeline
 
 INPUT = PAUSES[0]
@@ -58,13 +62,16 @@ class Work:
         return self.paused_s.get(INPUT, 0.0)
 
 
+@once
 def works(timeline: Timeline) -> tuple[Work, ...]:
     """Return the work of every rank in every iteration that it computed in, by iteration, rank."""
-    by_rank: dict[int, list[Span]] = defaultdict(list)
-    for span in timeline.spans:
-        by_rank[span.rank].append(span)
-    origin_s = min((span.start_s for span in timeline.spans), default=0.0)
-    found = [work for rank, mine in by_rank.items() for work in _of_rank(rank, mine, origin_s)]
+    spans = timeline.columns
+    if not len(spans):
+        return ()
+    origin_s = float(spans.start_s.min())
+    ranks = np.unique(spans.rank).tolist()
+    by_rank = ((rank, spans.take(np.flatnonzero(spans.rank == rank))) for rank in ranks)
+    found = [work for rank, mine in by_rank for work in _of_rank(rank, mine, origin_s)]
     return tuple(sorted(found, key=lambda work: (work.iteration, work.rank)))
 
 
@@ -108,20 +115,23 @@ def usual(values: Sequence[float]) -> float:
     return statistics.median(values) if len(values) >= SEVERAL else statistics.fmean(values)
 
 
-def _of_rank(rank: int, spans: Sequence[Span], origin_s: float) -> list[Work]:
-    pauses = {name: _where(spans, ("wait",), name) for name in PAUSES}
+def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
+    waits = spans.in_lanes("wait")
+    pauses = {name: sweep.union(spans, waits & spans.named((name,))) for name in PAUSES}
     paused = union(stretch for found in pauses.values() for stretch in found)
-    stalls = union(stalled(spans))
-    taken = union([*_where(spans, COMMUNICATION), *paused, *stalls])
-    groups: dict[int, list[Span]] = defaultdict(list)
-    for span in spans:
-        if span.lane in COMPUTATION:
-            groups[span.iteration].append(span)
+    stalls = sweep.union(spans, stalling(spans))
+    taken = union([*sweep.union(spans, spans.in_lanes(*COMMUNICATION)), *paused, *stalls])
+    groups: dict[int, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    computing = spans.take(spans.in_lanes(*COMPUTATION))
+    columns = (computing.iteration, computing.lane, computing.start_s, computing.end_s)
+    for iteration, lane, start_s, end_s in zip(*(c.tolist() for c in columns), strict=True):
+        groups[iteration][LANES[lane]].append((start_s, end_s))
     found, begins_s = [], origin_s
     for iteration, mine in sorted(groups.items()):
-        starts_s, ends_s = min(s.start_s for s in mine), max(s.end_s for s in mine)
+        starts_s = min(start_s for where in mine.values() for start_s, _ in where)
+        ends_s = max(end_s for where in mine.values() for _, end_s in where)
         idle = union([*near(stalls, starts_s, ends_s), *near(paused, starts_s, ends_s)])
-        lanes = {lane: without(_where(mine, (lane,)), idle) for lane in COMPUTATION}
+        lanes = {lane: without(union(mine[lane]), idle) for lane in COMPUTATION}
         paused_s = {name: _part_s(where, begins_s, ends_s) for name, where in pauses.items()}
         gap_s = max(starts_s - begins_s, 0.0)
         paused_s[INPUT] += gap_s - _part_s(taken, begins_s, starts_s)
@@ -144,11 +154,3 @@ def _part_s(disjoint: list[Interval], start_s: float, end_s: float) -> float:
     """Return how much of a stretch is in sorted, disjoint intervals."""
     stretch = [(start_s, end_s)] if start_s < end_s else []
     return length_s(intersection(near(disjoint, start_s, end_s), stretch))
-
-
-def _where(
-    spans: Sequence[Span], lanes: tuple[str, ...], name: str | None = None
-) -> list[Interval]:
-    return union(
-        (s.start_s, s.end_s) for s in spans if s.lane in lanes and (name is None or s.name == name)
-    )

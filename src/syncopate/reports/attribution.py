@@ -14,7 +14,6 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis import (
-    Exposure,
     Segment,
     arrivals,
     bandwidths,
@@ -48,8 +47,7 @@ def timeline_report(timeline: Timeline) -> RenderableType:
         why = "one rank alone" if timeline.world_size == 1 else "no push or pull was recorded"
         parts.append(Text(f"nothing was communicated: {why}"))
     else:
-        found = exposures(timeline, messages)
-        parts += [_exposed(found), _bandwidths(timeline), _stragglers(timeline)]
+        parts += [_exposed(timeline), _bandwidths(timeline), _stragglers(timeline)]
     last = max((work.iteration for work in works(timeline)), default=None)
     if last is not None:
         parts.append(_path(critical_path(timeline, last), last))
@@ -60,44 +58,30 @@ def timeline_report(timeline: Timeline) -> RenderableType:
 
 def timeline_json(timeline: Timeline) -> dict[str, Any]:
     """Return the same as values for JSON; the critical path is that of the last iteration."""
-    messages = collectives(timeline)
     last = max((work.iteration for work in works(timeline)), default=None)
     found = {
         "phases": phases(timeline),
         "arrivals": arrivals(timeline),
-        "exposures": exposures(timeline, messages),
-        "bandwidths": bandwidths(timeline, messages),
+        "exposures": tuple(exposures(timeline)),
+        "bandwidths": bandwidths(timeline),
         "stragglers": stragglers(timeline),
         "critical_path": [] if last is None else critical_path(timeline, last),
     }
     return dict(msgspec.to_builtins(found, str_keys=True))
 
 
-def _exposed(found: Sequence[Exposure]) -> RenderableType:
+def _exposed(timeline: Timeline) -> RenderableType:
     """Return a row for each message, the mean over ranks and iterations, the largest first."""
-    groups: dict[tuple[str, str], list[Exposure]] = defaultdict(list)
-    for one in found:
-        groups[one.lane, one.name].append(one)
-    count = len({(one.iteration, one.rank) for one in found})
-    rows = [
-        (
-            sum(e.waiting_s for e in mine) / count,
-            sum(e.transferring_s for e in mine) / count,
-            f"{lane} {name}",
-            max(e.nbytes for e in mine),
-        )
-        for (lane, name), mine in groups.items()
-    ]
-    rows.sort(key=lambda row: -row[0] - row[1])
+    rows = exposures(timeline).by_message()
     table = titled_table("exposed communication, mean over ranks and iterations")
     table.add_column("message", no_wrap=True)
     for heading in ("size", "exposed", "waiting for\nthe slowest", "transferring"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for waiting_s, moving_s, name, nbytes in rows[:_SHOWN]:
+    for lane, name, nbytes, waiting_s, moving_s in rows[:_SHOWN]:
         times = map(format_seconds, (waiting_s + moving_s, waiting_s, moving_s))
-        table.add_row(name, format_bytes(nbytes), *times)
+        table.add_row(f"{lane} {name}", format_bytes(nbytes), *times)
     if rows[_SHOWN:]:
-        rest_s = sum(row[0] + row[1] for row in rows[_SHOWN:])
+        rest_s = sum(row.waiting_s + row.transferring_s for row in rows[_SHOWN:])
         table.caption = f"  and {len(rows) - _SHOWN} more, {format_seconds(rest_s)} together"
     return table
 

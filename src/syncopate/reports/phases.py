@@ -64,7 +64,7 @@ def arrivals_report(timeline: Timeline) -> RenderableType | None:
     found = arrivals(timeline)
     if timeline.world_size < 2 or not found.collectives:
         return None
-    iterations = len({span.iteration for span in timeline.spans})
+    iterations = len(set(timeline.columns.iteration.tolist()))
     lines = [
         "collectives of an iteration, from the last arrival to the last completion:",
         f"  {format_seconds(found.together_s / iterations)} by the clocks of the ranks, "

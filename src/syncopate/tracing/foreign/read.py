@@ -93,7 +93,7 @@ def _kind(data: bytes) -> str:
     """Return what kind of artefact a document says it is, and read no more of it."""
     try:
         return msgspec.json.decode(data, type=_Kind).kind
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (ValueError, RecursionError):
         return ""
 
 
