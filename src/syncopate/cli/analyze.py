@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from syncopate.cli.common.console import out
+from syncopate.cli.common.served import computed_of, messages_of, trips_of
 from syncopate.cli.common.timelines import note, read_timeline
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from syncopate.analysis import Message, Overhead
     from syncopate.timeline import Timeline
-    from syncopate.tracing.dlc import Header, Record, SetUp
-    from syncopate.tracing.served.read import Served
 
 
 def analyze(
@@ -88,23 +85,27 @@ def _run(directory: Path, last: int, json: bool) -> None:
         _timeline(run.timeline, json)
         return
     from syncopate.reports.attribution import timeline_json, timeline_report
+    from syncopate.reports.journeys import journeys_json, journeys_report
     from syncopate.reports.serving import serving_json, serving_report
     from syncopate.tracing.served.to_dlc import dlc_traces
 
     traces = dlc_traces(run.served)
     heads = {name: trace.header for name, trace in traces.items()}
-    messages = _messages({name: (heads[name], trace.records) for name, trace in traces.items()})
+    messages = messages_of({name: (heads[name], trace.records) for name, trace in traces.items()})
     messages = [m for m in messages if not run.first or m.iteration >= run.first]
-    computed = [one for one in _computed(run.served) if one.iteration >= run.first]
+    computed = [one for one in computed_of(run.served) if one.iteration >= run.first]
     whole = bool(run.timeline.spans)
-    synchronous = run.served.synchronous
+    synchronous, trips = run.served.synchronous, trips_of(run)
     if json:
         found = timeline_json(run.timeline) if whole else {}
-        _print(found | {"served": serving_json(messages, computed, synchronous=synchronous)})
+        said = serving_json(messages, computed, synchronous=synchronous)
+        _print(found | {"served": said} | ({"journeys": journeys_json(trips)} if trips else {}))
         return
     if whole:
         out().print(timeline_report(run.timeline))
     out().print(serving_report(messages, computed, synchronous=synchronous))
+    if trips:
+        out().print(journeys_report(trips))
 
 
 def _timeline(timeline: Timeline, json: bool) -> None:
@@ -129,49 +130,11 @@ def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -
             note(f"{path}: {odd}{'; mended' if repair else ''}")
         records = dlc.repaired(trace.records) if repair else trace.records
         traces[str(path)] = (trace.header, records)
-    messages = _messages(traces)
+    messages = messages_of(traces)
     if json:
         _print(serving_json(messages, synchronous=synchronous))
         return
     out().print(serving_report(messages, synchronous=synchronous))
-
-
-def _messages(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> list[Message]:
-    """Return the messages of nodes, timed from the first one's first."""
-    from syncopate.analysis import Message
-    from syncopate.tracing.dlc import Record
-
-    timed = [
-        (header.workers, record)
-        for header, records in traces.values()
-        for record in records
-        if isinstance(record, Record)
-    ]
-    # Seconds since 1970 as floats would lose tenths of a microsecond.
-    origin_us = timed[0][1].time_us if timed else 0
-    return [
-        Message(
-            f"w{r.node}" if r.operation.by_worker else f"s{r.node - workers}",
-            r.operation.push,
-            r.operation.sends,
-            r.key,
-            r.iteration,
-            r.peer,
-            (r.time_us - origin_us) * 1e-6,
-            r.length,
-        )
-        for workers, r in timed
-    ]
-
-
-def _computed(served: Served) -> Iterable[Overhead]:
-    """Yield what servers computed in the iterations of the training."""
-    from syncopate.analysis import Overhead
-
-    for one in served.work:
-        if one.kind in ("update", "search") and one.number > 0:
-            took_s = one.end_s - one.start_s
-            yield Overhead(one.kind, one.node, one.number - 1, took_s, one.key, one.peer)
 
 
 def _print(found: object) -> None:

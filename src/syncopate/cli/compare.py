@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from syncopate.cli.common.console import out
-from syncopate.cli.common.timelines import read_timeline
+from syncopate.cli.common.served import trips_of
+from syncopate.cli.common.timelines import read_recorded
 
 
 def compare(
     *,
-    before: Annotated[Path, typer.Argument(metavar="A", help="A timeline: the first run.")],
-    after: Annotated[Path, typer.Argument(metavar="B", help="A timeline: the second run.")],
+    before: Annotated[Path, typer.Argument(metavar="A", help="A run or a timeline: the first.")],
+    after: Annotated[Path, typer.Argument(metavar="B", help="A run or a timeline: the second.")],
     json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
     """Say what changed from one run to another: computation, waiting, transfers, bandwidth.
@@ -30,10 +31,17 @@ def compare(
     import msgspec
 
     from syncopate.reports.difference import difference_json, difference_report
+    from syncopate.reports.journeys import journeys_difference, journeys_json
 
-    runs = read_timeline(before), read_timeline(after)
+    read = read_recorded(before), read_recorded(after)
+    runs = read[0][0], read[1][0]
+    trips = trips_of(read[0][1]), trips_of(read[1][1])
     if json:
-        found = msgspec.json.encode(difference_json(*runs))
-        typer.echo(msgspec.json.format(found, indent=1).decode())
+        found = difference_json(*runs)
+        if all(trips):
+            found["journeys"] = [journeys_json(one) for one in trips]
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
         return
     out().print(difference_report(*runs))
+    if all(trips):
+        out().print(journeys_difference(*trips))

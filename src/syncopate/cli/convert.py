@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from syncopate.cli.common.console import say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import note, read_nodes, read_timeline
+from syncopate.cli.common.timelines import note, read_nodes, read_recorded
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 
 if TYPE_CHECKING:
     from syncopate.cluster import Cluster
     from syncopate.decision_table import CollectiveDecisions
+    from syncopate.tracing.run import Run
 
 NCCL_TUNER = "nccl-tuner"
 OPEN_MPI = "open-mpi"
@@ -119,11 +122,24 @@ def _recorded(given: tuple[Path, ...], to: str) -> dict[str, bytes]:
     from syncopate.tracing.foreign.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    timeline = read_timeline(*given)
+    timeline, run = read_recorded(*given)
     if to in OF_RANKS:
         kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
-    return {"": to_perfetto(timeline) if to == PERFETTO else timeline.to_json()}
+    if to == PERFETTO:
+        return {"": to_perfetto(timeline, beside=_messages(run))}
+    return {"": timeline.to_json()}
+
+
+def _messages(run: Run | None) -> Iterable[dict[str, Any]]:
+    """Return the messages of a parameter server's nodes, for Perfetto."""
+    if run is None or run.served is None:
+        return ()
+    from syncopate.tracing.served.perfetto import Shown, served_events
+
+    since_s = run.origin_s if run.first else -math.inf
+    shown = Shown(run.ranks, run.timeline.world_size, run.origin_s, since_s)
+    return served_events(run.served, shown)
 
 
 def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> str:

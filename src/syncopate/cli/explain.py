@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import out
-from syncopate.cli.common.timelines import read_timeline
+from syncopate.cli.common.served import trips_of
+from syncopate.cli.common.timelines import read_recorded
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
@@ -53,22 +54,28 @@ def explain(
 
     from syncopate.analysis.causes import explanation
     from syncopate.reports.explanation import explanation_json, explanation_report
+    from syncopate.reports.journeys import journeys_json, journeys_report
 
     if (workload is None) != (cluster is None):
         option, path = ("--workload", workload) if workload else ("--cluster", cluster)
         rule = "given with the other of --workload and --cluster, or left out"
         raise InvalidValueError(option, str(path), rule)
-    timeline = read_timeline(*files)
+    timeline, run = read_recorded(*files)
+    trips = trips_of(run)
     found = explanation(timeline)
     machines, plan, given = None, None, None
     if workload is not None and cluster is not None:
         machines, given = Cluster.load(cluster), (str(workload), str(cluster))
         found, plan = _against_the_best(timeline, found, Workload.load(workload), machines)
     if json:
-        values = msgspec.json.encode(explanation_json(found, given))
+        said = explanation_json(found, given)
+        said |= {"journeys": journeys_json(trips)} if trips else {}
+        values = msgspec.json.encode(said)
         typer.echo(msgspec.json.format(values, indent=1).decode())
         return
     out().print(explanation_report(timeline, found, machines, plan, given))
+    if trips:
+        out().print(journeys_report(trips))
 
 
 def _against_the_best(

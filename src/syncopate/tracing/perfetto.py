@@ -3,8 +3,9 @@
 One process per rank, one thread per lane and channel. Complete events must nest within their
 thread, so a span that overlaps another one without nesting moves to a further thread of its lane.
 The spans of one collective on all ranks are joined by flow arrows in the order in which the ranks
-started it, and a counter of each rank shows the bytes of the messages under way. Times are whole
-nanoseconds, written in microseconds as the format wants.
+started it, and a counter of each rank shows the bytes of the messages under way. With parameter
+servers there are no collectives: arrows then join the two ends of single messages, where a run
+captured them. Times are whole nanoseconds, written in microseconds as the format wants.
 """
 
 from __future__ import annotations
@@ -19,26 +20,37 @@ from typing import Any, NamedTuple
 import msgspec
 
 from syncopate.output import write_output
+from syncopate.plan import SERVED
 from syncopate.timeline import LANES, Span, Timeline
 
 _COMMUNICATION = ("push", "pull")
 _Event = dict[str, Any]
 
 
-def to_perfetto(timeline: Timeline, *, flows: bool = True) -> bytes:
+def to_perfetto(
+    timeline: Timeline, *, flows: bool = True, beside: Iterable[dict[str, Any]] = ()
+) -> bytes:
     """Return ``timeline`` as UTF-8 Chrome JSON.
 
     Args:
         timeline: measured or simulated.
         flows: whether to draw arrows between the ranks of one collective.
+        beside: further events, as of :mod:`syncopate.tracing.served.perfetto`.
     """
     threads = _threads(_place(timeline.spans))
     events = list(_names(timeline.world_size, threads))
     for (rank, tid), (_, placed) in threads.items():
         events.extend(_complete(one, rank, tid) for one in placed)
     events.extend(_under_way(timeline.world_size, threads))
-    if flows:
+    if flows and timeline.metadata.get("exchange") != SERVED:
         events.extend(_arrows(threads))
+    events.extend(beside)
+    # What came before the first span begins the file.
+    early_us = -min((event["ts"] for event in events if "ts" in event), default=0.0)
+    if early_us > 0:
+        for event in events:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + early_us, 3)
     document = {
         "displayTimeUnit": "ms",
         "traceEvents": events,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,6 +40,7 @@ class Run(NamedTuple):
         served: what the nodes of a parameter server did, all of it; None: there was none.
         first: the first iteration that is shown.
         origin_s: where the timeline begins by the clock of ``served``.
+        ranks: worker, such as ``"w0"`` -> its rank in the timeline.
     """
 
     timeline: Timeline
@@ -47,6 +48,7 @@ class Run(NamedTuple):
     served: Served | None = None
     first: int = 0
     origin_s: float = 0.0
+    ranks: Mapping[str, int] = {}
 
 
 def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
@@ -88,7 +90,8 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
         for mine, by_s in zip(spans, offsets_s, strict=True)
         if len(mine)
     ]
-    return Run(timeline, tuple(remarks), served, first, min(starts_s, default=0.0))
+    origin_s = min(starts_s, default=0.0)
+    return Run(timeline, tuple(remarks), served, first, origin_s, _ranks(found, served))
 
 
 def _files(directory: Path, remarks: list[str]) -> tuple[list[Written], list[NodeFile]]:
@@ -147,6 +150,16 @@ def _told(found: dict[int, Written]) -> tuple[str, dict[str, ClockOffset]]:
             known[f"w{job['worker']}"] = ClockOffset(offset_s, error_s)
     first = _job(found[0]) if 0 in found else {}
     return f"w{first['worker']}" if first else "", known if first else {}
+
+
+def _ranks(found: dict[int, Written], served: Served | None) -> dict[str, int]:
+    """Return the rank of each worker."""
+    if served is None:
+        return {}
+    if not found:
+        return {f"w{rank}": rank for rank in range(served.workers)}
+    jobs = {rank: _job(one) for rank, one in found.items()}
+    return {f"w{job['worker']}": rank for rank, job in jobs.items() if job}
 
 
 def _of_ranks(found: dict[int, Written], last: int) -> tuple[list[Sequence[Span]], int]:

@@ -85,6 +85,32 @@ def test_nodes_become_dlc_traces_that_say_what_the_run_says(convert, monkeypatch
     assert len(of_traces["phases"]) == 2 * 4
 
 
+def test_runs_of_nodes_are_analysed_explained_compared_and_shown(
+    convert, monkeypatch, capfd, tmp_path
+):
+    for name in ("a", "b"):
+        job = Job()
+        job.first_values(0.1)
+        for number in range(4):
+            job.iteration(number, 1.0 + number)
+        (tmp_path / name).mkdir()
+        job.write(tmp_path / name)
+    for command in (["analyze", "a"], ["explain", "a"], ["compare", "a", "b"]):
+        monkeypatch.setattr(sys, "argv", ["syncopate", *command])
+        assert main() == 0
+        out = capfd.readouterr().out
+        assert "from a push to the weights" in out
+        assert "3.30 ms" in out  # the workers ask so late for the weights
+        monkeypatch.setattr(sys, "argv", ["syncopate", *command, "--json"])
+        assert main() == 0
+        assert json.loads(capfd.readouterr().out)["journeys"]
+    code, out, _ = convert("a --to perfetto")
+    assert code == 0
+    named = ("process_name", "thread_name")
+    names = {e["args"]["name"] for e in json.loads(out)["traceEvents"] if e["name"] in named}
+    assert {"rank 0", "server 0", "messages sent", "update"} <= names
+
+
 def test_only_nodes_have_dlc_traces(convert, tmp_path):
     assert "it must be the directory of one run" in convert("rank-0.json --to dlc -o made")[2]
     (tmp_path / "empty").mkdir()

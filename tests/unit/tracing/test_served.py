@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+import math
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
@@ -11,9 +13,11 @@ from syncopate.errors import ArtifactError
 from syncopate.tracing import dlc
 from syncopate.tracing.dlc import Operation, Record, SetUp
 from syncopate.tracing.dlc.records import INITIAL, Dependency
+from syncopate.tracing.perfetto import to_perfetto
 from syncopate.tracing.run import read_run
 from syncopate.tracing.served.clocks import pairs
 from syncopate.tracing.served.files import dlc_files
+from syncopate.tracing.served.perfetto import Shown, served_events
 from syncopate.tracing.served.read import node_files, served_of
 from syncopate.tracing.served.rows import KINDS, ROW, Ring
 from syncopate.tracing.served.to_dlc import dlc_traces
@@ -274,3 +278,44 @@ def test_of_several_jobs_the_last_is_shown(tmp_path):
 def test_a_directory_of_nothing_is_refused(tmp_path):
     with pytest.raises(ArtifactError, match="holds no file of a rank"):
         read_run(tmp_path)
+
+
+def test_perfetto_has_an_arrow_of_every_message(tmp_path):
+    job = trained(servers=2)
+    job.say("w1", "scheduler", -0.5, Said("Register", nbytes=66))
+    job.write(tmp_path)
+    run = read_run(tmp_path)
+    assert run.served is not None
+    shown = Shown(run.ranks, 2, run.origin_s, -math.inf)
+    beside = [*served_events(run.served, shown)]
+    events = json.loads(to_perfetto(run.timeline, beside=beside))["traceEvents"]
+    arrows = defaultdict(list)
+    for event in events:
+        if event["ph"] in "sf":
+            arrows[event["id"]].append(event)
+    assert len(arrows) == len([*pairs(list(run.served.messages.values()))])
+    boxes = {(e["pid"], e["tid"], e["ts"], e["name"]) for e in events if e["ph"] == "X"}
+    for start, finish in arrows.values():
+        assert (start["ph"], finish["ph"], finish["bp"]) == ("s", "f", "e")
+        assert finish["ts"] - start["ts"] == pytest.approx(1000, abs=0.01)
+        for end in (start, finish):
+            assert (end["pid"], end["tid"], end["ts"], end["name"]) in boxes
+    assert min(event["ts"] for event in events if "ts" in event) == 0.0
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "rank 0", 1: "rank 1", 4: "server 0", 5: "server 1", 6: "scheduler"}
+    updates = [e for e in events if e["ph"] == "X" and e["cat"] == "update"]
+    assert {e["dur"] for e in updates} == {UPDATE_S * 1e6}
+    assert {e["pid"] for e in updates} == {4, 5}
+
+
+def test_perfetto_shows_what_the_timeline_shows(tmp_path):
+    trained(iterations=4).write(tmp_path)
+    run = read_run(tmp_path, last=1)
+    assert run.served is not None
+    shown = Shown(run.ranks, 2, run.origin_s, run.origin_s)
+    pushes = [
+        event
+        for event in served_events(run.served, shown)
+        if event["ph"] == "X" and event["name"].startswith("Push ")
+    ]
+    assert {event["args"]["number"] for event in pushes} == {4}

@@ -28,6 +28,15 @@ def read_timeline(*files: Path, last: int = LAST) -> Timeline:
         ArtifactError: a file that holds no timeline, and no part of one.
         InvalidValueError: files that do not fit together.
     """
+    return read_recorded(*files, last=last)[0]
+
+
+def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]:
+    """Return the same, and the run of a directory; None: what was given is none.
+
+    Raises:
+        ArtifactError, InvalidValueError: as :func:`read_timeline`.
+    """
     from syncopate.tracing import foreign
     from syncopate.tracing.run import read_run
 
@@ -42,12 +51,12 @@ def read_timeline(*files: Path, last: int = LAST) -> Timeline:
         if not run.timeline.spans:
             reason = "only servers were captured here; a timeline is of ranks or workers"
             raise ArtifactError(folders[0], reason)
-        return run.timeline
+        return run.timeline, run
     timeline = foreign.read_timeline(files)
     for key, text in timeline.metadata.items():
         if key.startswith(foreign.NOTE):
             note(text)
-    return timeline
+    return timeline, None
 
 
 def read_nodes(*files: Path) -> Run:

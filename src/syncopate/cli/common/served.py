@@ -1,0 +1,65 @@
+"""Served: what the nodes of a parameter server noted, as analysis takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from syncopate.analysis import Message, Overhead
+    from syncopate.analysis.trips import Trip
+    from syncopate.tracing.dlc import Header, Record, SetUp
+    from syncopate.tracing.run import Run
+    from syncopate.tracing.served.read import Served
+
+
+def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> list[Message]:
+    """Return the messages of DLC traces, timed from the first one's first.
+
+    Args:
+        traces: name -> header and records.
+    """
+    from syncopate.analysis import Message
+    from syncopate.tracing.dlc import Record
+
+    timed = [
+        (header.workers, record)
+        for header, records in traces.values()
+        for record in records
+        if isinstance(record, Record)
+    ]
+    # Seconds since 1970 as floats would lose tenths of a microsecond.
+    origin_us = timed[0][1].time_us if timed else 0
+    return [
+        Message(
+            f"w{r.node}" if r.operation.by_worker else f"s{r.node - workers}",
+            r.operation.push,
+            r.operation.sends,
+            r.key,
+            r.iteration,
+            r.peer,
+            (r.time_us - origin_us) * 1e-6,
+            r.length,
+        )
+        for workers, r in timed
+    ]
+
+
+def computed_of(served: Served) -> Iterator[Overhead]:
+    """Yield what servers computed in the iterations of the training: updates and searches."""
+    from syncopate.analysis import Overhead
+
+    for one in served.work:
+        if one.kind in ("update", "search") and one.number > 0:
+            took_s = one.end_s - one.start_s
+            yield Overhead(one.kind, one.node, one.number - 1, took_s, one.key, one.peer)
+
+
+def trips_of(run: Run | None) -> list[Trip]:
+    """Return the ways of slices in the iterations of a run that are shown; none without servers."""
+    if run is None or run.served is None:
+        return []
+    from syncopate.analysis.trips import Trip
+    from syncopate.tracing.served.moments import moments
+
+    return [Trip(*one) for one in moments(run.served) if one.iteration >= run.first]

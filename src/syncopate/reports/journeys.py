@@ -1,0 +1,80 @@
+"""Journeys: where the time goes between pushes to servers and the weights that come back.
+
+Each printed number has its formula in ``docs/metrics.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from syncopate.analysis.trips import STAGES, Journey, Trip, journeys
+from syncopate.reports.tables import titled_table
+from syncopate.units import format_seconds
+
+_REMEDIES = {
+    "sending": "fewer bytes, more servers, or a faster network",
+    "other workers": "workers that come at the same time: `syncopate analyze` says who is late",
+    "update": "more servers, so that each updates less",
+    "request": "nothing at the servers: the worker asks late, after its backward",
+    "answer": "more servers, so that each has less to do at a time",
+    "receiving": "fewer bytes, more servers, or a faster network",
+}
+
+
+def journeys_report(trips: Sequence[Trip]) -> RenderableType:
+    """Return the stages of each server's trips, one at least, and which takes longest."""
+    found = journeys(trips)
+    whole = _whole(found)
+    longest = max(range(len(STAGES)), key=lambda place: whole.stages_s[place])
+    share = whole.stages_s[longest] / whole.total_s if whole.total_s > 0 else 0.0
+    said = f"{share:.0%} of it is {STAGES[longest]}; to mend it: {_REMEDIES[STAGES[longest]]}\n"
+    return Group(_table(found), Text(said))
+
+
+def journeys_json(trips: Sequence[Trip]) -> list[dict[str, Any]]:
+    """Return the same as values, in seconds."""
+    return [
+        {
+            "server": one.server,
+            "trips": one.trips,
+            "stages_s": dict(zip(STAGES, one.stages_s, strict=True)),
+        }
+        for one in journeys(trips)
+    ]
+
+
+def journeys_difference(before: Sequence[Trip], after: Sequence[Trip]) -> RenderableType:
+    """Return the stages of the trips of two runs side by side, one of each at least."""
+    found = journeys(before), journeys(after)
+    table = titled_table("from a push to the weights, mean over slices and iterations")
+    table.add_column("what")
+    for heading in ("a", "b", "b / a"):
+        table.add_column(heading, justify="right")
+    first, second = (_whole(one) for one in found)
+    rows = [*zip(STAGES, first.stages_s, second.stages_s, strict=True)]
+    for what, a_s, b_s in (*rows, ("all", first.total_s, second.total_s)):
+        ratio = f"{b_s / a_s:.2f}" if a_s > 0 else "-"
+        table.add_row(what, format_seconds(a_s), format_seconds(b_s), ratio)
+    return table
+
+
+def _table(found: Sequence[Journey]) -> Table:
+    table = titled_table("from a push to the weights, mean over slices and iterations")
+    table.add_column("server")
+    for stage in (*STAGES, "all"):
+        table.add_column(stage, justify="right")
+    for one in found:
+        table.add_row(one.server, *map(format_seconds, (*one.stages_s, one.total_s)))
+    return table
+
+
+def _whole(found: Sequence[Journey]) -> Journey:
+    """Return the mean over the trips of all servers."""
+    count = sum(one.trips for one in found)
+    stages = (sum(one.stages_s[i] * one.trips for one in found) for i in range(len(STAGES)))
+    return Journey("", count, tuple(seconds / count for seconds in stages))

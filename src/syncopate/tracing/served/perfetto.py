@@ -1,0 +1,137 @@
+"""Perfetto: messages of a parameter server's nodes, each with an arrow from where it was sent.
+
+Servers and the scheduler are processes behind the ranks; a worker's messages are in the process of
+its rank. A message is a slice of a microsecond, or less where the next one follows sooner: where
+ZeroMQ was given it, and where it was taken from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from syncopate.tracing.served.clocks import pairs
+from syncopate.tracing.served.read import Served, Wired
+from syncopate.tracing.served.rows import SCHEDULER
+from syncopate.tracing.served.spans import key_names
+
+_Event = dict[str, Any]
+_LANES = ("update", "search", "sent", "received")
+_FIRST_LANE = 1000
+"""Behind the lanes that a rank has besides."""
+
+_SLICE_NS = 1000
+_FIRST_ARROW = 1 << 40
+"""Behind the arrows of collectives."""
+
+
+class Shown(NamedTuple):
+    """What to show of a run.
+
+    Attributes:
+        ranks: worker -> its rank in the timeline.
+        world_size: ranks of the timeline.
+        origin_s: where the timeline begins, by the clock of the nodes.
+        since_s: the first moment to show, by the same.
+    """
+
+    ranks: Mapping[str, int]
+    world_size: int
+    origin_s: float
+    since_s: float
+
+
+def served_events(served: Served, shown: Shown) -> Iterator[_Event]:
+    """Yield the events of all nodes, in microseconds from where the timeline begins."""
+    processes = {node: _process(node, served, shown) for node in served.messages}
+    for node, pid in processes.items():
+        yield from _names(node, pid)
+    names = key_names(served)
+    seen = {
+        node: [m for m in mine if m.time_s >= shown.since_s]
+        for node, mine in served.messages.items()
+    }
+    for node, mine in seen.items():
+        for lane in ("sent", "received"):
+            some = [m for m in mine if m.sends == (lane == "sent")]
+            yield from _slices(some, processes[node], lane, names, shown.origin_s)
+    for work in served.work:
+        if work.kind in _LANES and work.start_s >= shown.since_s:
+            start = _ns(work.start_s - shown.origin_s)
+            end = _ns(work.end_s - shown.origin_s)
+            event = _slice(names.get(work.key, f"key {work.key}"), processes[work.node], work.kind)
+            args: _Event = {"key": work.key, "version": work.number}
+            args |= {"for": work.peer} if work.peer else {}
+            yield event | {"ts": start / 1000, "dur": (end - start) / 1000, "args": args}
+    yield from _arrows(list(seen.values()), processes, names, shown.origin_s)
+
+
+def _process(node: str, served: Served, shown: Shown) -> int:
+    if node == SCHEDULER:
+        return shown.world_size + served.workers + served.servers
+    if node[0] == "s":
+        return shown.world_size + served.workers + int(node[1:])
+    # A worker without a rank has a process of its own.
+    return shown.ranks.get(node, shown.world_size + int(node[1:]))
+
+
+def _names(node: str, pid: int) -> Iterator[_Event]:
+    roles = {"w": "worker", "s": "server"}
+    name = SCHEDULER if node == SCHEDULER else f"{roles[node[0]]} {node[1:]}"
+    if node[0] != "w":
+        yield {"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": name}}
+        args = {"sort_index": pid}
+        yield {"ph": "M", "name": "process_sort_index", "pid": pid, "tid": 0, "args": args}
+    for lane in _LANES if name.startswith("server") else ("sent", "received"):
+        tid = _tid(lane)
+        said = f"messages {lane}" if lane in ("sent", "received") else lane
+        yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": said}}
+        args = {"sort_index": tid}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": args}
+
+
+def _tid(lane: str) -> int:
+    return _FIRST_LANE + _LANES.index(lane)
+
+
+def _slices(
+    messages: Sequence[Wired], pid: int, lane: str, names: Mapping[int, str], origin_s: float
+) -> Iterator[_Event]:
+    starts = [_ns(m.time_s - origin_s) for m in messages]
+    ends = [*starts[1:], starts[-1] + _SLICE_NS] if starts else []
+    for m, start, end in zip(messages, starts, ends, strict=True):
+        args: _Event = {"peer": m.peer, "bytes": m.nbytes}
+        if m.key >= 0:
+            args |= {"key": m.key, "number": m.number}
+        if m.sends:
+            waited_us = round((m.time_s - m.queued_s) * 1e6, 3)
+            args |= {"priority": m.priority, "waited_us": waited_us}
+        dur = min(_SLICE_NS, end - start) / 1000
+        yield _slice(_name(m, names), pid, lane) | {"ts": start / 1000, "dur": dur, "args": args}
+
+
+def _slice(name: str, pid: int, lane: str) -> _Event:
+    return {"ph": "X", "name": name, "cat": lane, "pid": pid, "tid": _tid(lane)}
+
+
+def _arrows(
+    seen: Sequence[Sequence[Wired]],
+    processes: Mapping[str, int],
+    names: Mapping[int, str],
+    origin_s: float,
+) -> Iterator[_Event]:
+    """Join every message's two ends."""
+    for number, (sent, came, _, _) in enumerate(pairs(seen)):
+        for m, phase, lane in ((sent, "s", "sent"), (came, "f", "received")):
+            event = _slice(_name(sent, names), processes[m.node], lane)
+            event |= {"ph": phase, "cat": "message flow", "id": _FIRST_ARROW + number}
+            event |= {"ts": _ns(m.time_s - origin_s) / 1000}
+            yield event | ({"bp": "e"} if phase == "f" else {})
+
+
+def _name(m: Wired, names: Mapping[int, str]) -> str:
+    return f"{m.kind} {names.get(m.key, m.key)}" if m.key >= 0 else m.kind
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
