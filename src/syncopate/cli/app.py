@@ -21,6 +21,7 @@ from syncopate.cli.plan import plan
 from syncopate.cli.profile import profile
 from syncopate.cli.ps import ps
 from syncopate.cli.record import record
+from syncopate.cli.report import report
 from syncopate.cli.simulate import simulate
 
 app = typer.Typer(
@@ -42,6 +43,7 @@ app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(analyze)
 app.command()(explain)
 app.command()(compare)
+app.command()(report)
 app.command()(bench)
 app.command()(choose)
 app.command()(convert)

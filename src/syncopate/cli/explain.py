@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,14 +13,6 @@ from syncopate.cli.common.timelines import read_recorded
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
-
-if TYPE_CHECKING:
-    from syncopate.analysis.causes import Explanation
-    from syncopate.plan import Plan
-    from syncopate.timeline import Timeline
-
-_PACE = 3.0
-"""A workload that computes this many times as long as the training, or as short, is another's."""
 
 
 def explain(
@@ -53,6 +45,7 @@ def explain(
     import msgspec
 
     from syncopate.analysis.causes import explanation
+    from syncopate.cli.common.best_plan import against_the_best
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
 
@@ -66,7 +59,7 @@ def explain(
     machines, plan, given = None, None, None
     if workload is not None and cluster is not None:
         machines, given = Cluster.load(cluster), (str(workload), str(cluster))
-        found, plan = _against_the_best(timeline, found, Workload.load(workload), machines)
+        found, plan = against_the_best(timeline, found, Workload.load(workload), machines)
     if json:
         said = explanation_json(found, given)
         said |= {"journeys": journeys_json(trips)} if trips else {}
@@ -76,41 +69,3 @@ def explain(
     out().print(explanation_report(timeline, found, machines, plan, given))
     if trips:
         out().print(journeys_report(trips))
-
-
-def _against_the_best(
-    timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster
-) -> tuple[Explanation, Plan]:
-    """Return an explanation that says what the best plan would save, and that plan.
-
-    It is made for the workload at the pace of the training, and compared with the iterations
-    played again without stragglers, pauses and congestion, which no plan has.
-    """
-    from dataclasses import replace
-
-    from syncopate.analysis.causes import PLAN, TRANSFERS, WORTH, Cause
-    from syncopate.analysis.stragglers import SERVER
-    from syncopate.planning.planner import make_plan
-
-    if cluster.world_size != timeline.world_size:
-        rule = f"of as many ranks as the training, {timeline.world_size}"
-        raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)
-    trained = timeline.metadata.get("model", workload.model)
-    pace = found.compute_s / workload.compute_s if workload.compute_s > 0 else 0.0
-    if trained != workload.model or not 1 / _PACE <= pace <= _PACE:
-        said = f"{workload.model}, which computes for {workload.compute_s:.3g} s"
-        rule = f"that of the training: {trained}, which computed for {found.compute_s:.3g} s"
-        raise InvalidValueError("--workload", said, rule)
-    plan = make_plan(workload.scaled(pace), cluster, "auto")
-    assert plan.prediction is not None
-    found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
-    gain_s = found.even_s - plan.prediction.iteration_s
-    least_s = WORTH * found.iteration_s
-    if found.abstains or gain_s < least_s:
-        return found, plan
-    rest = [
-        replace(one, gain_s=one.gain_s - gain_s) if one.kind in (TRANSFERS, SERVER) else one
-        for one in found.causes
-    ]
-    causes = sorted((*rest, Cause(PLAN, (), gain_s)), key=lambda cause: -cause.gain_s)
-    return replace(found, causes=tuple(one for one in causes if one.gain_s > least_s)), plan

@@ -34,7 +34,7 @@ def difference_report(before: Timeline, after: Timeline) -> RenderableType:
     for heading in ("a", "b", "b / a"):
         table.add_column(heading, justify="right", no_wrap=True)
     for change in found.changes:
-        table.add_row(*_row(change), style="bold" if change.differs else None)
+        table.add_row(*cells(change), style="bold" if change.differs else None)
     return Group(lines, table, Text(f"{found.verdict}\n", style="bold"))
 
 
@@ -44,11 +44,12 @@ def difference_json(before: Timeline, after: Timeline) -> dict[str, Any]:
     return dict(msgspec.to_builtins(found))
 
 
-def _row(change: Change) -> tuple[str, str, str, str]:
+def cells(change: Change) -> tuple[str, str, str, str]:
+    """Return a figure's name, what it is in both runs, and the second over the first."""
     ratio = "-" if math.isinf(change.ratio) else f"{change.ratio:.2f}"
     mark = "*" if change.differs else " "
-    cells = (_cell(change.what, change.before), _cell(change.what, change.after))
-    return change.what, *cells, f"{ratio} {mark}"
+    both = (_cell(change.what, change.before), _cell(change.what, change.after))
+    return change.what, *both, f"{ratio} {mark}"
 
 
 def _cell(what: str, figure: Figure) -> str:

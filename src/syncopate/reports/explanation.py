@@ -156,7 +156,7 @@ def explanation_report(
         f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
         f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",
     )
-    for said in (*_reached(timeline, cluster), *_expected(found, plan)):
+    for said in (*_reached(timeline, cluster), *expected(found, plan)):
         lines.append(f"{said}\n")
     parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
     parts += [Text(f"  - {lack}") for lack in found.abstains]
@@ -198,8 +198,8 @@ def _reached(timeline: Timeline, cluster: Cluster | None) -> list[str]:
     return said
 
 
-def _expected(found: Explanation, plan: Plan | None) -> list[str]:
-    """Return what the best plan is expected to take."""
+def expected(found: Explanation, plan: Plan | None) -> list[str]:
+    """Return what the best plan is expected to take; nothing where it is not known."""
     if plan is None or plan.prediction is None:
         return []
     return [

@@ -22,6 +22,7 @@ from syncopate.lab.ranks import Outcome, RankResult
 from syncopate.plan import Plan
 from syncopate.workload import Workload
 from tests.unit import examples
+from tests.unit.analysis.made import made
 from tests.unit.devices import device
 
 
@@ -49,6 +50,7 @@ OPTIONS = {
     ),
     "bench": Option("bench -o", b'{\n "kind": "benchmark"', "ring"),
     "bench --html": Option("bench -o bench.json --html", b"<!doctype html>", "ring"),
+    "report": Option("report timeline.json -o", b"<!doctype html>"),
     "convert": Option("convert cluster.json --to nccl-tuner -o", b"#"),
     "lab --json": Option(
         "lab run -n 2 --counters --json FILE -- true", b'{\n "kind": "lab-run"', "host0"
@@ -102,6 +104,7 @@ def run(monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(folder)
     examples.workload().save("workload.json")
     examples.cluster().save("cluster.json")
+    made(2, 1).save("timeline.json")
 
     def run(name: str, path: object):
         line = OPTIONS[name].line

@@ -53,10 +53,17 @@ def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]
             raise ArtifactError(folders[0], reason)
         return run.timeline, run
     timeline = foreign.read_timeline(files)
-    for key, text in timeline.metadata.items():
-        if key.startswith(foreign.NOTE):
-            note(text)
+    for text in remarks_of(timeline):
+        note(text)
     return timeline, None
+
+
+def remarks_of(timeline: Timeline) -> tuple[str, ...]:
+    """Return what cannot be known of a timeline that another tool's files were made into."""
+    from syncopate.tracing import foreign
+
+    said = timeline.metadata.items()
+    return tuple(text for key, text in said if key.startswith(foreign.NOTE))
 
 
 def read_nodes(*files: Path) -> Run:

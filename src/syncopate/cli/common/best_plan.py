@@ -1,0 +1,72 @@
+"""The best plan for a training that was recorded, and what it would save."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from syncopate.cluster import Cluster
+from syncopate.errors import InvalidValueError
+from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.analysis.causes import Explanation
+    from syncopate.plan import Plan
+    from syncopate.timeline import Timeline
+
+_PACE = 3.0
+"""A workload that computes this many times as long as the training, or as short, is another's."""
+
+
+def at_pace(timeline: Timeline, found: Explanation, workload: Workload) -> Workload:
+    """Return a workload that computes as long as the training did.
+
+    Raises:
+        InvalidValueError: the workload is another training's.
+    """
+    trained = timeline.metadata.get("model", workload.model)
+    pace = found.compute_s / workload.compute_s if workload.compute_s > 0 else 0.0
+    if trained != workload.model or not 1 / _PACE <= pace <= _PACE:
+        said = f"{workload.model}, which computes for {workload.compute_s:.3g} s"
+        rule = f"that of the training: {trained}, which computed for {found.compute_s:.3g} s"
+        raise InvalidValueError("--workload", said, rule)
+    return workload.scaled(pace)
+
+
+def against_the_best(
+    timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster
+) -> tuple[Explanation, Plan]:
+    """Return an explanation that says what the best plan would save, and that plan.
+
+    It is made for the workload at the pace of the training, and compared with the iterations
+    played again without stragglers, pauses and congestion, which no plan has.
+
+    Args:
+        timeline: of the training.
+        found: its explanation.
+        workload: what it trained, measured at any pace near its own.
+        cluster: what it ran on.
+
+    Raises:
+        InvalidValueError: a cluster of other ranks, or the workload of another training.
+    """
+    from syncopate.analysis.causes import PLAN, TRANSFERS, WORTH, Cause
+    from syncopate.analysis.stragglers import SERVER
+    from syncopate.planning.planner import make_plan
+
+    if cluster.world_size != timeline.world_size:
+        rule = f"of as many ranks as the training, {timeline.world_size}"
+        raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)
+    plan = make_plan(at_pace(timeline, found, workload), cluster, "auto")
+    assert plan.prediction is not None
+    found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
+    gain_s = found.even_s - plan.prediction.iteration_s
+    least_s = WORTH * found.iteration_s
+    if found.abstains or gain_s < least_s:
+        return found, plan
+    rest = [
+        replace(one, gain_s=one.gain_s - gain_s) if one.kind in (TRANSFERS, SERVER) else one
+        for one in found.causes
+    ]
+    causes = sorted((*rest, Cause(PLAN, (), gain_s)), key=lambda cause: -cause.gain_s)
+    return replace(found, causes=tuple(one for one in causes if one.gain_s > least_s)), plan

@@ -1,0 +1,130 @@
+"""The page of a run: what it needs beside a timeline, worked out and put together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from syncopate.cli.common.best_plan import against_the_best, at_pace
+from syncopate.cluster import Cluster
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.plan import SERVED, Plan
+from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.analysis.causes import Explanation
+    from syncopate.reports.pages.evidence import Price
+    from syncopate.timeline import Timeline
+
+_SIZES = 25
+"""Sizes at which the expected bandwidth is drawn, beside those that were sent."""
+
+
+def run_page(
+    timeline: Timeline,
+    *,
+    remarks: tuple[str, ...] = (),
+    workload: Workload | None = None,
+    cluster: Cluster | None = None,
+    plan: Plan | None = None,
+    against: Timeline | None = None,
+    files: tuple[str, str] | None = None,
+) -> str:
+    """Return one HTML file that says why a training scales as it does.
+
+    Args:
+        timeline: measured or simulated.
+        remarks: what is missing, damaged or uncertain, a sentence each.
+        workload: what it trained; with the cluster, what the best plan would take is said.
+        cluster: what it ran on.
+        plan: by which it ran.
+        against: the run before, to say what changed since.
+        files: of workload and cluster, for the commands that are proposed.
+
+    Raises:
+        InvalidValueError: the timeline has no spans; a cluster or plan of other ranks; the workload
+            of another training.
+        PlanError: the plan is not for the workload.
+        SyncopateError: the packages that make pages are not installed.
+
+    Example:
+        >>> page = run_page(timeline, plan=plan)  # doctest: +SKIP
+        >>> write_output("report.html", page.encode())  # doctest: +SKIP
+    """
+    from syncopate.analysis.causes import explanation
+    from syncopate.reports.pages.evidence import Evidence
+    from syncopate.reports.pages.run import run_page as page_of
+
+    _require_fit(timeline, cluster, plan)
+    found, why, best, expected = None, "", None, None
+    try:
+        found = explanation(timeline)
+    except InvalidValueError as error:
+        why = str(error)
+    if found is not None and workload is not None and cluster is not None:
+        if plan is not None:
+            expected = _played(timeline, found, workload, cluster, plan)
+        found, best = against_the_best(timeline, found, workload, cluster)
+    return page_of(
+        Evidence(
+            timeline=timeline,
+            explanation=found,
+            unexplained=why,
+            remarks=remarks,
+            cluster=cluster,
+            plan=plan,
+            best=best,
+            expected=expected,
+            prices={} if cluster is None else _prices(timeline, cluster),
+            against=against,
+            files=files,
+        )
+    )
+
+
+def _require_fit(timeline: Timeline, cluster: Cluster | None, plan: Plan | None) -> None:
+    for option, given in (("--cluster", cluster), ("--plan", plan)):
+        if given is not None and given.world_size != timeline.world_size:
+            rule = f"of as many ranks as the training, {timeline.world_size}"
+            raise InvalidValueError(option, f"{given.world_size} ranks", rule)
+
+
+def _played(
+    timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster, plan: Plan
+) -> Timeline:
+    """Return the plan, played at the pace of the training for a period and the one before."""
+    from syncopate.simulation import simulate
+
+    trained = at_pace(timeline, found, workload)
+    return simulate(trained, plan, cluster, iterations=1 + max(2, 2 * plan.pull_period))
+
+
+def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple[Price, ...]]:
+    """Return what messages of the sizes that were sent, and between them, take on a cluster."""
+    import numpy as np
+
+    from syncopate.analysis import collectives
+    from syncopate.analysis.collectives import EXCHANGE
+    from syncopate.costs.model.training import training_costs
+    from syncopate.reports.pages.evidence import Price, algorithm_of
+
+    if timeline.metadata.get(EXCHANGE) == SERVED:
+        return {}  # what servers take depends on all workers at once
+    sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
+    in_iteration: dict[tuple[str, int], int] = defaultdict(int)
+    for one in collectives(timeline):
+        if one.nbytes > 0:
+            sizes[one.collective, algorithm_of(one)].add(one.nbytes)
+            in_iteration[one.collective, one.iteration] += one.nbytes
+    found: dict[tuple[str, str], tuple[Price, ...]] = {}
+    for (collective, algorithm), sent in sizes.items():
+        most = max(nbytes for (name, _), nbytes in in_iteration.items() if name == collective)
+        try:
+            cost = training_costs(cluster, most, (algorithm,), collective).of(algorithm)
+        except UnknownNameError:
+            continue  # what other tools recorded names no algorithm, or one of their own
+        between = np.geomspace(max(min(sent) / 2, 4), 2 * max(sent), _SIZES)
+        wanted = sorted(sent | {round(nbytes) for nbytes in between})
+        prices = np.asarray(cost(wanted)).tolist()
+        found[collective, algorithm] = tuple(map(Price, wanted, prices))
+    return found

@@ -1,0 +1,110 @@
+"""``syncopate report``: one HTML page that says why a training scales as it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from syncopate.cli.common.console import say_written
+from syncopate.cli.common.options import grouped
+from syncopate.cli.common.timelines import read_recorded, read_timeline, remarks_of
+from syncopate.cluster import Cluster
+from syncopate.errors import InvalidValueError
+from syncopate.output import write_output
+from syncopate.plan import Plan
+from syncopate.workload import Workload
+
+
+class Known(NamedTuple):
+    """What is known beside a run.
+
+    Attributes:
+        workload: path of what it trained.
+        cluster: path of what it ran on.
+        plan: path of the plan by which it ran.
+    """
+
+    workload: Path | None
+    cluster: Path | None
+    plan: Path | None
+
+    @property
+    def files(self) -> tuple[str, str] | None:
+        """Workload and cluster, where both were given."""
+        return (str(self.workload), str(self.cluster)) if self.workload is not None else None
+
+
+def known(
+    *,
+    workload: Annotated[
+        Path | None,
+        typer.Option("--workload", "-w", help="Its workload: compares its plan with the best."),
+    ] = None,
+    cluster: Annotated[
+        Path | None,
+        typer.Option("--cluster", "-c", help="Its cluster: what messages were expected to take."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", "-p", help="Its plan: predicted against recorded.")
+    ] = None,
+) -> Known:
+    """Return what the options name."""
+    if workload is not None and cluster is None:
+        rule = "given together with --cluster, or left out"
+        raise InvalidValueError("--workload", str(workload), rule)
+    return Known(workload, cluster, plan)
+
+
+@grouped(beside=known)
+def report(
+    *,
+    beside: Known,
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="The directory of a run that was traced, a timeline, or one file of each rank.",
+        ),
+    ],
+    against: Annotated[
+        Path | None, typer.Option(help="The run before: says what changed since.")
+    ] = None,
+    last: Annotated[
+        int, typer.Option(help="A run: how many iterations to look at, the last ones.")
+    ] = 200,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the page; - prints it.")
+    ] = Path("report.html"),
+) -> None:
+    """Write one HTML page that says why training scales no better, with a picture and a sentence.
+
+    It has the causes of `syncopate explain`, a timeline of all ranks to zoom into, and what
+    `syncopate analyze` says of buckets, ranks, bandwidth and the critical path. Needs no ranks, and
+    to be read no network (docs/report.md).
+
+    For example:
+
+      syncopate report runs/a -o report.html
+
+      syncopate report runs/a -w workload.json -c cluster.json -p plan.json
+
+      syncopate report runs/b --against runs/a
+    """
+    from syncopate.cli.common.run_page import run_page
+    from syncopate.reports.pages.page import require_html
+
+    require_html("jinja2")
+    timeline, run = read_recorded(*files, last=last)
+    page = run_page(
+        timeline,
+        remarks=remarks_of(timeline) if run is None else run.remarks,
+        workload=None if beside.workload is None else Workload.load(beside.workload),
+        cluster=None if beside.cluster is None else Cluster.load(beside.cluster),
+        plan=None if beside.plan is None else Plan.load(beside.plan),
+        against=None if against is None else read_timeline(against, last=last),
+        files=beside.files,
+    )
+    write_output(output, page.encode())
+    say_written(output)

@@ -1,0 +1,327 @@
+"""Parts: where iterations go, by phase, by bucket, by rank and by who waits for whom.
+
+Every number has its formula in ``docs/metrics.md``. Shares are of a bar's or a plot's length, in
+percent, so that a page draws them at any width.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from syncopate.analysis import (
+    Exposure,
+    Segment,
+    Work,
+    bandwidths,
+    exposures,
+    mean,
+    phases,
+    stragglers,
+    works,
+)
+from syncopate.analysis.work import steady
+from syncopate.reports.pages.evidence import algorithm_of, alike
+from syncopate.reports.pages.spans import Chosen, iteration_bounds, path_of
+from syncopate.timeline import Timeline
+from syncopate.units import format_bytes, format_rate, format_seconds
+
+_BUCKETS, _RANKS, _CELLS = 40, 32, 16
+"""Rows that a page shows of buckets and of ranks, and ranks of a matrix."""
+
+
+def whole_s(timeline: Timeline) -> float:
+    """Return how long an iteration takes, in the mean over those that count."""
+    bounds = iteration_bounds(timeline)
+    numbers = steady(list(bounds))
+    if not numbers:
+        return 0.0
+    return statistics.fmean(bounds[n][1] - bounds[n][0] for n in numbers)
+
+
+def division(timeline: Timeline, found: Sequence[Exposure]) -> list[dict[str, Any]]:
+    """Return what an iteration consists of, in the mean over ranks, and the share of each part."""
+    work = works(timeline)
+    numbers = set(steady([one.iteration for one in work]))
+    ranks, count = len({one.rank for one in work}), len(numbers)
+    if not ranks or not count:
+        return []
+    each = ranks * count
+    computed_s = sum(w.computation_s for w in work if w.iteration in numbers) / each
+    waiting_s = sum(e.waiting_s for e in found if e.iteration in numbers) / each
+    moving_s = sum(e.transferring_s for e in found if e.iteration in numbers) / each
+    total_s = max(whole_s(timeline), computed_s + waiting_s + moving_s)
+    rest_s = max(total_s - computed_s - waiting_s - moving_s, 0.0)
+    parts = (
+        ("compute", "computation", computed_s),
+        ("waiting", "waiting for the slowest rank", waiting_s),
+        ("moving", "transfers that nothing hides", moving_s),
+        ("rest", "anything else: input, pauses, the framework", rest_s),
+    )
+    return [
+        {
+            "style": style,
+            "what": what,
+            "time": format_seconds(seconds),
+            "share": 100 * seconds / total_s if total_s > 0 else 0.0,
+        }
+        for style, what, seconds in parts
+    ]
+
+
+def hidden(timeline: Timeline) -> float:
+    """Return the hidden share of communication, over the iterations that count."""
+    numbers = set(steady([span.iteration for span in timeline.spans]))
+    return mean([one for one in phases(timeline) if one.iteration in numbers]).overlap_ratio
+
+
+def buckets(timeline: Timeline) -> dict[str, Any]:
+    """Return a row for each message: exposed, of that waiting and transferring, and hidden."""
+    messages, count, of = alike(timeline)
+    numbers = {one.iteration for one in messages}
+    found = [e for e in exposures(timeline) if e.iteration in numbers]
+    each = max(len({(e.iteration, e.rank) for e in found}), 1)
+    groups: dict[tuple[str, str], list[Exposure]] = defaultdict(list)
+    for one in found:
+        groups[one.lane, one.name].append(one)
+    lasts_s: dict[tuple[str, str], float] = defaultdict(float)
+    words: dict[tuple[str, str], str] = {}
+    for message in messages:
+        key = message.lane, message.name
+        words[key] = " ".join(filter(None, (algorithm_of(message), message.collective)))
+        lasts_s[key] += sum(span.duration_s for span in message.spans) / each
+    rows = []
+    for key, mine in groups.items():
+        waiting_s = sum(e.waiting_s for e in mine) / each
+        moving_s = sum(e.transferring_s for e in mine) / each
+        hidden_s = max(lasts_s[key] - waiting_s - moving_s, 0.0)
+        rows.append((" ".join(key), words.get(key, ""), mine, waiting_s, moving_s, hidden_s))
+    longest_s = max((row[3] + row[4] + row[5] for row in rows), default=0.0) or 1.0
+    return {
+        "count": count,
+        "of": of,
+        "more": max(len(rows) - _BUCKETS, 0),
+        "rows": [
+            {
+                "name": name,
+                "how": how,
+                "size": format_bytes(max(e.nbytes for e in mine)),
+                "exposed": format_seconds(waiting_s + moving_s),
+                "waiting": format_seconds(waiting_s),
+                "moving": format_seconds(moving_s),
+                "hidden": format_seconds(hidden_s),
+                "shares": [100 * s / longest_s for s in (waiting_s, moving_s, hidden_s)],
+            }
+            for name, how, mine, waiting_s, moving_s, hidden_s in _largest(rows)
+        ],
+    }
+
+
+def _largest(rows: list[Any]) -> list[Any]:
+    """Return the rows in their order, of too many those with the most exposed time."""
+    kept = sorted(rows, key=lambda row: -row[3] - row[4])[:_BUCKETS]
+    return [row for row in rows if any(row is one for one in kept)]
+
+
+def distributions(timeline: Timeline) -> dict[str, Any]:
+    """Return of each rank how its iterations and its computation are distributed."""
+    work = works(timeline)
+    numbers = set(steady([one.iteration for one in work]))
+    by_rank: dict[int, list[Work]] = defaultdict(list)
+    for one in work:
+        if one.iteration in numbers:
+            by_rank[one.rank].append(one)
+    longest_s = max((w.ends_s - w.begins_s for w in work if w.iteration in numbers), default=0.0)
+    most_s = max((w.computation_s for mine in by_rank.values() for w in mine), default=0.0)
+    order = sorted(by_rank, key=lambda r: -statistics.median(w.computation_s for w in by_rank[r]))
+    shown = sorted(order[:_RANKS])
+    return {
+        "iterations": len(numbers),
+        "more": len(order) - len(shown),
+        "longest": format_seconds(longest_s),
+        "most": format_seconds(most_s),
+        "rows": [
+            {
+                "rank": rank,
+                "computation": _box([w.computation_s for w in by_rank[rank]], most_s),
+                "iteration": _box([w.ends_s - w.begins_s for w in by_rank[rank]], longest_s),
+            }
+            for rank in shown
+        ],
+    }
+
+
+def _box(values_s: Sequence[float], longest_s: float) -> dict[str, Any]:
+    """Return the least, the quartiles and the most of values, and where each of them stands."""
+    ordered = sorted(values_s)
+    points = [_quantile(ordered, share) for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    return {
+        "at": [100 * value / longest_s if longest_s > 0 else 0.0 for value in points],
+        "median": format_seconds(points[2]),
+        "said": "{} to {}, half of them {} to {}, median {}".format(
+            *(format_seconds(points[i]) for i in (0, 4, 1, 3, 2))
+        ),
+    }
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    at = share * (len(ordered) - 1)
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (at - low) * (ordered[high] - ordered[low])
+
+
+def course(timeline: Timeline, what: Chosen) -> dict[str, Any]:
+    """Return how long each iteration took, as a line from left to right."""
+    bounds = iteration_bounds(timeline)
+    numbers = steady(list(bounds))
+    lasts_s = [bounds[n][1] - bounds[n][0] for n in numbers]
+    most_s = max(lasts_s, default=0.0)
+    if len(numbers) < 2 or most_s <= 0:
+        return {}
+    points = [
+        {
+            "x": 100 * index / (len(numbers) - 1),
+            "y": 100 - 92 * value / most_s,
+            "said": f"iteration {number}: {format_seconds(value)}",
+            "style": {what.typical: "typical", what.slowest: "slowest"}.get(number, ""),
+        }
+        for index, (number, value) in enumerate(zip(numbers, lasts_s, strict=True))
+    ]
+    return {
+        "points": points,
+        "first": numbers[0],
+        "last": numbers[-1],
+        "said": f"{len(numbers)} iterations of {format_seconds(min(lasts_s))} to "
+        f"{format_seconds(most_s)}, median {format_seconds(statistics.median(lasts_s))}",
+        "typical": format_seconds(bounds[what.typical][1] - bounds[what.typical][0]),
+        "slowest": format_seconds(most_s),
+    }
+
+
+def waited_for(found: Sequence[Exposure]) -> dict[int, float]:
+    """Return rank -> how long all others wait for it, in sum."""
+    total_s: dict[int, float] = defaultdict(float)
+    for one in found:
+        for rank, seconds in one.waited_for_s.items():
+            total_s[rank] += seconds
+    return total_s
+
+
+def matrix(timeline: Timeline, found: Sequence[Exposure]) -> dict[str, Any]:
+    """Return who waits for whom and how long, in the mean over iterations that count."""
+    numbers = set(steady([one.iteration for one in works(timeline)]))
+    cells_s: dict[tuple[int, int], float] = defaultdict(float)
+    for one in found:
+        if one.iteration in numbers:
+            for rank, seconds in one.waited_for_s.items():
+                cells_s[one.rank, rank] += seconds / len(numbers)
+    most_s = max(cells_s.values(), default=0.0)
+    if most_s <= 0:
+        return {}
+    involved: dict[int, float] = defaultdict(float)
+    for (waits, late), seconds in cells_s.items():
+        involved[waits] += seconds
+        involved[late] += seconds
+    ranks = range(timeline.world_size)
+    shown = sorted(sorted(ranks, key=lambda rank: -involved[rank])[:_CELLS])
+    return {
+        "ranks": shown,
+        "of": timeline.world_size,
+        "rows": [
+            {
+                "rank": waits,
+                "cells": [
+                    {
+                        "time": "" if late == waits else format_seconds(cells_s[waits, late]),
+                        "share": round(100 * cells_s[waits, late] / most_s),
+                        "late": late,
+                    }
+                    for late in shown
+                ],
+            }
+            for waits in shown
+        ],
+        "late": _late(timeline),
+    }
+
+
+def _late(timeline: Timeline) -> list[dict[str, str]]:
+    """Return the ranks that others wait for, the worst first, and why."""
+    rows = []
+    for one in [found for found in stragglers(timeline) if found.caused_s > 0][:8]:
+        more = sorted(one.excess_s.items(), key=lambda item: -item[1])[:2]
+        why = ", ".join(f"{cause} {format_seconds(more_s)}" for cause, more_s in more)
+        rows.append(
+            {
+                "rank": str(one.rank),
+                "time": format_seconds(one.caused_s),
+                "share": f"{one.share:.0%}",
+                "why": why or "nothing that is recorded",
+            }
+        )
+    return rows
+
+
+def path(timeline: Timeline, iteration: int) -> dict[str, Any]:
+    """Return the critical path of an iteration: its pieces by rank, and what it consists of."""
+    segments = path_of(timeline, iteration)
+    if not segments:
+        return {}
+    begin_s = min(segment.start_s for segment in segments)
+    total_s = max(segment.end_s for segment in segments) - begin_s or 1.0
+    sums_s: dict[tuple[int, str], float] = defaultdict(float)
+    by_rank: Mapping[int, list[Segment]] = defaultdict(list)
+    for segment in segments:
+        sums_s[segment.rank, segment.kind] += segment.duration_s
+        by_rank[segment.rank].append(segment)
+    most = sorted(by_rank, key=lambda r: -sum(s.duration_s for s in by_rank[r]))[:_CELLS]
+    return {
+        "iteration": iteration,
+        "lasts": format_seconds(total_s),
+        "more": len(by_rank) - len(most),
+        "rows": [
+            {
+                "rank": rank,
+                "pieces": [
+                    {
+                        "style": piece.kind,
+                        "left": 100 * (piece.start_s - begin_s) / total_s,
+                        "width": 100 * piece.duration_s / total_s,
+                        "said": f"{piece.kind} {piece.name}".rstrip()
+                        + f", {format_seconds(piece.duration_s)}",
+                    }
+                    for piece in by_rank[rank]
+                ],
+            }
+            for rank in sorted(most)
+        ],
+        "parts": [
+            {
+                "what": kind,
+                "rank": rank,
+                "time": format_seconds(seconds),
+                "share": 100 * seconds / total_s,
+            }
+            for (rank, kind), seconds in sorted(sums_s.items(), key=lambda item: -item[1])[:12]
+        ],
+    }
+
+
+def reached(timeline: Timeline, link_bytes_per_s: float | None) -> list[dict[str, str]]:
+    """Return what bandwidth each kind of collective reached, against a link's where it is known."""
+    rows = []
+    for one in bandwidths(timeline):
+        of = f"{one.bus_bytes_per_s / link_bytes_per_s:.0%}" if link_bytes_per_s else ""
+        rows.append(
+            {
+                "collective": one.collective,
+                "bytes": format_bytes(one.nbytes),
+                "time": format_seconds(one.transferring_s),
+                "rate": format_rate(one.bus_bytes_per_s),
+                "of": of,
+            }
+        )
+    return rows

@@ -1,0 +1,213 @@
+"""Plots: bandwidth against message size, and what was expected of each bucket against what came.
+
+Positions are percent of a plot's width and height, so that a page draws them at any size.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from syncopate.analysis import Collective, collectives
+from syncopate.benchmark import BUS_FACTORS
+from syncopate.reports.pages.evidence import Evidence, Price, algorithm_of, alike, lasts_s
+from syncopate.reports.pages.spans import iteration_bounds
+from syncopate.timeline import Timeline
+from syncopate.units import GIB, KIB, MIB, format_bytes, format_rate, format_seconds
+
+_KINDS = 6
+"""Collectives and algorithms that one plot can tell apart."""
+
+
+def bandwidth(evidence: Evidence) -> dict[str, Any]:
+    """Return bus bandwidth against message size: measured points, expected lines, the link.
+
+    A point stands for all messages of one size, collective and algorithm: their median, and the
+    range of the middle half.
+    """
+    size = evidence.timeline.world_size
+    groups: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in collectives(evidence.timeline):
+        took_s = lasts_s(one)
+        if one.nbytes > 0 and took_s > 0:
+            rate = _factor(one.collective, size) * one.nbytes / took_s
+            groups[one.collective, algorithm_of(one)][one.nbytes].append(rate)
+    most = sorted(groups, key=lambda key: -sum(map(len, groups[key].values())))[:_KINDS]
+    lines = {key: _expected(evidence.prices.get(key, ()), key[0], size) for key in most}
+    link = evidence.cluster.levels[-1].bandwidth_bytes_per_s if evidence.cluster else None
+    sizes = [nbytes for key in most for nbytes in groups[key]]
+    rates = [rate for key in most for found in groups[key].values() for rate in found]
+    rates += [rate for line in lines.values() for _, rate in line] + ([link] if link else [])
+    if not sizes or min(rates) <= 0:
+        return {}
+    across, up = _Log(sizes, 2.0), _Log(rates, 10.0)
+    return {
+        "x": [{"at": across.at(v), "text": _short(v)} for v in across.marks(_powers_of_two)],
+        "y": [
+            {"at": 100 - up.at(v), "text": format_rate(v).replace(".00", "")}
+            for v in up.marks(_decades)
+        ],
+        "link": None if link is None else {"y": 100 - up.at(link), "text": format_rate(link)},
+        "more": len(groups) - len(most),
+        "kinds": [
+            {
+                "name": " ".join(filter(None, (algorithm, collective))),
+                "points": [
+                    _point(nbytes, found, across, up)
+                    for nbytes, found in sorted(groups[collective, algorithm].items())
+                ],
+                "line": [
+                    (across.at(nbytes), 100 - up.at(rate))
+                    for nbytes, rate in lines[collective, algorithm]
+                ],
+            }
+            for collective, algorithm in most
+        ],
+    }
+
+
+def _point(nbytes: int, rates: Sequence[float], across: _Log, up: _Log) -> dict[str, Any]:
+    ordered = sorted(rates)
+    quarter = len(ordered) // 4
+    low, high = ordered[quarter], ordered[len(ordered) - 1 - quarter]
+    middle = statistics.median(ordered)
+    return {
+        "x": across.at(nbytes),
+        "y": 100 - up.at(middle),
+        "low": 100 - up.at(low),
+        "high": 100 - up.at(high),
+        "size": format_bytes(nbytes),
+        "rate": format_rate(middle),
+        "range": f"{format_rate(low)} to {format_rate(high)}",
+        "count": len(ordered),
+    }
+
+
+def _expected(prices: Iterable[Price], collective: str, size: int) -> list[tuple[int, float]]:
+    factor = _factor(collective, size)
+    return [(p.nbytes, factor * p.nbytes / p.lasts_s) for p in prices if p.lasts_s > 0 < p.nbytes]
+
+
+def _factor(collective: str, world_size: int) -> float:
+    return BUS_FACTORS[collective](world_size) if collective in BUS_FACTORS else 1.0
+
+
+class _Log:
+    """A logarithmic axis over values, with some room at both ends.
+
+    Args:
+        values: positive.
+        room: factor that both ends stand off.
+    """
+
+    def __init__(self, values: Sequence[float], room: float) -> None:
+        self._low = math.log(min(values) / math.sqrt(room))
+        self._high = math.log(max(values) * math.sqrt(room))
+
+    def at(self, value: float) -> float:
+        """Return where a value stands, in percent."""
+        share = (math.log(value) - self._low) / (self._high - self._low)
+        return round(100 * min(max(share, 0.0), 1.0), 3)
+
+    def marks(self, candidates: Sequence[float], most: int = 6) -> list[float]:
+        """Return some of the candidates on the axis, evenly thinned."""
+        there = [v for v in candidates if self._low <= math.log(v) <= self._high]
+        step = max(math.ceil(len(there) / most), 1)
+        return there[::step]
+
+
+_powers_of_two = [float(2**power) for power in range(41)]
+_decades = [10.0**power / 8 for power in range(2, 15)]
+
+
+def _short(nbytes: float) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.0f} {name}"
+    return f"{nbytes:.0f} B"
+
+
+def against_plan(evidence: Evidence) -> dict[str, Any]:
+    """Return what each bucket was expected to take, and when, against what was recorded.
+
+    Where workload, cluster and plan are known the plan was played; else each message has its price
+    by itself, and nothing says when it should have begun.
+    """
+    messages, count, _ = alike(evidence.timeline)
+    bounds = iteration_bounds(evidence.timeline)
+    came = _courses([one for one in messages if one.iteration in bounds], bounds)
+    expected: dict[tuple[str, str], _Course] = {}
+    if evidence.expected is not None:
+        expected = _played(evidence.expected)
+    prices = {
+        (key, price.nbytes): price.lasts_s
+        for key, found in evidence.prices.items()
+        for price in found
+    }
+    rows = []
+    ends_s = [c.end_s for c in (*came.values(), *expected.values())]
+    longest_s = max(ends_s, default=0.0) or 1.0
+    for key, mine in came.items():
+        told = expected.get(key)
+        alone_s = prices.get(((mine.collective, mine.algorithm), mine.nbytes))
+        wanted_s = told.lasts_s if told else alone_s
+        if wanted_s is None:
+            continue
+        rows.append(
+            {
+                "name": " ".join(key),
+                "size": format_bytes(mine.nbytes),
+                "how": mine.algorithm,
+                "expected": format_seconds(wanted_s),
+                "came": format_seconds(mine.lasts_s),
+                "ratio": f"{mine.lasts_s / wanted_s:.2f}x" if wanted_s > 0 else "-",
+                "came_at": mine.place(longest_s),
+                "expected_at": told.place(longest_s) if told else None,
+            }
+        )
+    return {
+        "rows": rows[:_ROWS],
+        "more": max(len(rows) - _ROWS, 0),
+        "count": count,
+        "played": bool(expected),
+        "longest": format_seconds(longest_s),
+    }
+
+
+_ROWS = 40
+
+
+class _Course:
+    """When the messages of one name began and ended, in the mean, from their iterations' begin."""
+
+    def __init__(self, found: Sequence[Collective], begins_s: Mapping[int, float]) -> None:
+        self.nbytes = found[0].nbytes
+        self.collective, self.algorithm = found[0].collective, algorithm_of(found[0])
+        self.start_s = statistics.median(one.arrived_s - begins_s[one.iteration] for one in found)
+        self.lasts_s = statistics.median(lasts_s(one) for one in found)
+        self.end_s = self.start_s + self.lasts_s
+
+    def place(self, longest_s: float) -> dict[str, float]:
+        """Return where its bar stands."""
+        left = min(max(100 * self.start_s / longest_s, 0.0), 100.0)
+        return {"left": left, "width": 100 * self.lasts_s / longest_s}
+
+
+def _courses(
+    messages: Iterable[Collective], bounds: Mapping[int, tuple[float, float]]
+) -> dict[tuple[str, str], _Course]:
+    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
+    for one in messages:
+        groups[one.lane, one.name].append(one)
+    begins_s = {number: begin_s for number, (begin_s, _) in bounds.items()}
+    return {key: _Course(found, begins_s) for key, found in groups.items()}
+
+
+def _played(timeline: Timeline) -> dict[tuple[str, str], _Course]:
+    """Return the courses of a played timeline; its last iterations stand for all."""
+    bounds = iteration_bounds(timeline)
+    last = sorted(bounds)[1:] or sorted(bounds)
+    return _courses([one for one in collectives(timeline) if one.iteration in last], bounds)

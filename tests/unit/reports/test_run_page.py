@@ -1,0 +1,198 @@
+"""The page of a run: whole, offline, escaped, in its order, with the numbers of the analysis."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from msgspec.structs import replace
+
+from syncopate.analysis.causes import explanation
+from syncopate.reports.pages.evidence import Evidence, Price, alike
+from syncopate.reports.pages.run import run_page
+from syncopate.reports.pages.spans import chosen, drawing
+from syncopate.timeline import Span, Timeline
+from tests.unit.analysis.made import made
+
+pytest.importorskip("jinja2", reason="the extra html is not installed")
+
+EVIL = "</script><script>alert(1)</script><b>\"'&{{ 7 * 7 }}<!--"
+
+
+def slow_rank(iterations=6):
+    """Return four ranks of which rank 1 computes 4 s longer."""
+    return made(4, iterations, lambda r, i: {"forward_s": 6.0} if r == 1 else {})
+
+
+def page_of(timeline, **told):
+    return run_page(Evidence(timeline, explanation(timeline), **told))
+
+
+def data_of(page):
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found.group(1))
+
+
+def seen(page):
+    """Return what a page says, without its style, scripts and tags."""
+    bare = re.sub(r"(?s)<(style|script).*?</\1>|<[^>]+>", " ", page)
+    return " ".join(bare.split())
+
+
+@pytest.fixture(scope="module")
+def page():
+    return page_of(slow_rank())
+
+
+def test_the_page_needs_nothing_from_elsewhere(page):
+    assert page.startswith("<!doctype html>")
+    assert not re.search(r"\s(src|href)\s*=|@import|url\(|https?://|fetch\(|plotly", page, re.I)
+    assert len(page) < 150_000
+
+
+def test_the_sentence_comes_first_and_the_rest_in_its_order(page):
+    assert seen(page).index("rank 1 computes longer than the others: 31% of an iteration") < 100
+    order = re.findall('<h2 id="h-([a-z]+)"', page)
+    whole = ["causes", "timeline", "buckets", "ranks", "matrix", "path", "bandwidth", "facts"]
+    assert order == whole
+
+
+def test_causes_have_gain_fix_and_command(page):
+    said = seen(page)
+    assert "4.00 s 31% of an iteration without it 9.00 s" in said
+    assert "look for other processes, a throttled clock or more data there" in said
+    assert "syncopate plan -w workload.json -c cluster.json" in said
+
+
+def test_nothing_worth_doing_is_said():
+    alone = made(2, 6, lambda r, i: {"ready": (0.0, 0.1), "transfers_s": (0.0, 0.0)})
+    assert "nothing worth doing: 100% of the bound" in seen(page_of(alone))
+
+
+def test_thin_evidence_says_what_to_record():
+    said = seen(page_of(made(2, 1)))
+    assert "no explanation, because the evidence is thin" in said
+    assert "record at least 4, of which the first does not count" in said
+
+
+def test_a_timeline_without_computation_still_has_a_page():
+    spans = [Span(name="bucket 0", lane="push", rank=r, start_s=r, end_s=3.0) for r in (0, 1)]
+    timeline = Timeline(name="calls", source="measured", world_size=2, spans=tuple(spans))
+    page = run_page(Evidence(timeline, None, "nothing was computed"))
+    assert "no explanation: nothing was computed" in seen(page)
+    assert len(data_of(page)["spans"]["start"]) == 2
+
+
+def test_an_iteration_is_divided_into_what_it_spends():
+    """Of 13 s rank 1 computes 11 and waits 2 for bucket 1; the others 7, 3 for it, 3 for both."""
+    said = seen(page_of(slow_rank()))
+    assert "computation 8.00 s 62%" in said
+    assert "waiting for the slowest rank 2.25 s 17%" in said
+    assert "transfers that nothing hides 2.75 s 21%" in said
+
+
+def test_who_waits_for_whom(page):
+    rows = re.findall(r"<tr><th scope=\"row\">rank (\d)</th>(.*?)</tr>", page, re.S)
+    cells = {int(rank): re.findall(r"<td[^>]*>([^<]*)</td>", row) for rank, row in rows}
+    assert cells[0] == ["–", "3.00 s", "0.0 us", "0.0 us"]
+    assert cells[1] == ["0.0 us", "–", "0.0 us", "0.0 us"]
+
+
+def test_names_hold_markup_and_stay_text():
+    timeline = slow_rank()
+    spans = tuple(replace(s, name=EVIL, detail=EVIL) if s.nbytes else s for s in timeline.spans)
+    evil = replace(timeline, name=EVIL, spans=spans, metadata={EVIL: EVIL})
+    page = page_of(evil, remarks=(EVIL,))
+    assert page.count("<script") == page.count("</script>") == 2
+    assert "<script>alert" not in page
+    assert page.split("<main>")[1].count("<!--") == 0
+    assert "{{ 7 * 7 }}" in page  # and not 49
+    assert EVIL in data_of(page)["texts"]
+
+
+def test_spans_say_until_when_they_wait():
+    timeline = slow_rank(1)
+    found = drawing(timeline, chosen(timeline, {}))
+    spans, lane = found["spans"], found["lanes"].index("push")
+    first = {
+        found["rows"][row]["rank"]: (start, moves, end)
+        for row, start, moves, end, of in zip(
+            *(spans[name] for name in ("row", "start", "moves", "end", "lane")), strict=True
+        )
+        if of == lane and found["texts"][spans["name"][spans["start"].index(start)]] == "bucket 0"
+    }
+    second = 10_000_000
+    assert first[0] == (4 * second, 8 * second, 9 * second)
+    assert first[1] == (8 * second, 8 * second, 9 * second)
+
+
+def test_rows_are_of_ranks_and_of_channels_where_there_are_several():
+    spans = [
+        Span(name="forward", lane="forward", rank=0, start_s=0.0, end_s=1.0),
+        Span(name="a", lane="push", rank=0, start_s=0.0, end_s=2.0, channel=0, nbytes=1),
+        Span(name="b", lane="push", rank=0, start_s=1.0, end_s=3.0, channel=1, nbytes=1),
+        Span(name="c", lane="push", rank=0, start_s=1.5, end_s=2.5, channel=1, nbytes=1),
+    ]
+    timeline = Timeline(name="t", source="simulated", world_size=1, spans=tuple(spans))
+    found = drawing(timeline, chosen(timeline, {}))
+    rows = [(row["rank"], row["label"], row["depth"]) for row in found["rows"]]
+    # What overlaps in one row stands above each other.
+    assert rows == [(0, "compute", 1), (0, "push 0", 1), (0, "push 1", 2)]
+
+
+def test_of_a_large_run_the_typical_and_the_slowest_iterations_are_shown():
+    lasts = {3: 9.0, 7: 30.0, 8: 20.0}
+    timeline = made(2, 10, lambda r, i: {"forward_s": lasts.get(i, 2.0 + i / 100)})
+    in_one = sum(span.iteration == 5 for span in timeline.spans)
+    found = chosen(timeline, {}, most=3 * in_one)
+    assert (found.slowest, len(found.iterations)) == (7, 3)
+    assert {7, 8, found.typical} == set(found.iterations)
+    assert found.said.startswith(f"3 of 10 iterations are shown: iteration {found.typical} is typ")
+    assert "7, 8 took longest" in found.said
+    assert set(drawing(timeline, found)["spans"]["iteration"]) == set(found.iterations)
+
+
+def test_of_many_ranks_those_that_are_waited_for_are_shown():
+    timeline = made(12, 3)
+    in_one = sum(span.iteration == 1 for span in timeline.spans)
+    found = chosen(timeline, {11: 5.0, 4: 3.0}, most=in_one // 3)
+    assert len(found.ranks) == 4
+    assert {4, 11} <= set(found.ranks)
+    assert "4 of its 12 ranks" in found.said
+    rows = drawing(timeline, found)["rows"]
+    assert {row["rank"] for row in rows} == set(found.ranks)
+
+
+def test_only_iterations_with_the_last_ones_buckets_are_averaged():
+    """A training that measures plans ends on one of them; a mean over all is of none."""
+    timeline = made(2, 8)
+    spans = tuple(
+        replace(s, nbytes=999) if s.nbytes and s.iteration < 4 else s for s in timeline.spans
+    )
+    messages, count, of = alike(replace(timeline, spans=spans))
+    assert ({one.iteration for one in messages}, count, of) == ({4, 5, 6}, 3, 6)
+    page = page_of(replace(timeline, spans=spans))
+    assert "the 3 of 6 iterations that exchanged the same buckets" in seen(page)
+
+
+def test_prices_stand_beside_what_was_recorded():
+    timeline = slow_rank()
+    prices = {("all_reduce", ""): (Price(100, 0.5), Price(200, 2.0))}
+    said = seen(page_of(timeline, prices=prices))
+    assert "push bucket 0 100 B 500.00 ms 1.00 s 2.00x" in said
+    assert "push bucket 1 200 B 2.00 s 2.00 s 1.00x" in said
+
+
+def test_a_second_run_is_compared():
+    page = page_of(slow_rank(), against=made(4, 6))
+    said = seen(page)
+    assert "What changed since made" in said
+    assert "an iteration takes 1.44x as long (9.00 s, now 13.00 s)" in said
+
+
+def test_remarks_and_metadata_are_shown():
+    timeline = replace(slow_rank(), metadata={"torch": "2.13"})
+    page = page_of(timeline, remarks=("rank 3: its file ends early",))
+    assert "Missing, damaged or uncertain rank 3: its file ends early" in seen(page)
+    assert "<dt>torch</dt><dd>2.13</dd>" in page
