@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
     from syncopate.timeline import Timeline
-    from syncopate.tracing.capture import trace
+    from syncopate.tracing.capture import pause, trace
     from syncopate.workload import Workload
 
 __version__ = "0.1.0"
@@ -63,6 +63,7 @@ __all__ = [
     "declare_optimizer",
     "distribute",
     "make_plan",
+    "pause",
     "profile",
     "trace",
 ]
@@ -91,6 +92,7 @@ _MODULES = {
     "compare": "planning.planner",
     "make_plan": "planning.planner",
     "Timeline": "timeline",
+    "pause": "tracing.capture",
     "trace": "tracing.capture",
     "Workload": "workload",
 }

@@ -11,8 +11,8 @@ What ranks did becomes tasks with dependencies, with the durations that were rec
 * it moves when all of its ranks have started, and takes on each as long as it did from there.
 
 A message that had to wait for its channel may have been ready long before. Where a timeline does
-not say when (``ready_s`` of a span), a push is taken to have been ready at the end of backward at
-the latest, so that a gain is rather too small than too large.
+not say when (``launched_s`` or ``ready_s`` of a span), a push is taken to have been ready at the
+end of backward at the latest, so that a gain is rather too small than too large.
 
 [Note: computation keeps its pace] Computation that was slowed by a message beside it stays so.
 """
@@ -81,16 +81,22 @@ class Durations:
         gaps_s: by task.
         transfers_s: by message, and rank: from the last start, or from its own where the rank was
             done before.
+        shares: by message, and rank: how far the computation that it follows has come when it is
+            ready, in [0, 1].
     """
 
     tasks_s: list[float]
     gaps_s: list[float]
     transfers_s: list[dict[int, float]]
+    shares: list[dict[int, float]]
 
     def copy(self) -> Durations:
         """Return a copy to change."""
         return Durations(
-            list(self.tasks_s), list(self.gaps_s), [dict(each) for each in self.transfers_s]
+            list(self.tasks_s),
+            list(self.gaps_s),
+            [dict(each) for each in self.transfers_s],
+            [dict(each) for each in self.shares],
         )
 
 
@@ -104,6 +110,7 @@ class Replay:
     Attributes:
         messages: its collectives.
         tasks: by rank, then start.
+        starts: by message, and rank: how it starts there.
         recorded: the durations as they were.
         iterations: those that count.
 
@@ -114,12 +121,13 @@ class Replay:
     timeline: Timeline
     messages: tuple[Collective, ...] = ()
     tasks: list[Task] = field(default_factory=list)
+    starts: list[dict[int, Start]] = field(default_factory=list)
     iterations: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.messages = tuple(collectives(self.timeline))
         self._origin_s = min((s.start_s for s in self.timeline.spans), default=0.0)
-        self._starts: list[dict[int, Start]] = [{} for _ in self.messages]
+        self.starts = [{} for _ in self.messages]
         self._by_rank: dict[int, list[tuple[Span, int]]] = defaultdict(list)
         for index, one in enumerate(self.messages):
             for span in one.spans:
@@ -143,6 +151,7 @@ class Replay:
                 }
                 for one in self.messages
             ],
+            [{rank: start.share for rank, start in each.items()} for each in self.starts],
         )
         self._order = self._sorted()
 
@@ -188,10 +197,11 @@ class Replay:
                 continue
             index = -1 - node
             message = self.messages[index]
-            for rank, start in self._starts[index].items():
+            for rank, start in self.starts[index].items():
                 at_s = self._origin_s + start.delay_s
                 if start.task >= 0:
-                    at_s = begins_s[start.task] + start.share * durations.tasks_s[start.task]
+                    share = durations.shares[index][rank]
+                    at_s = begins_s[start.task] + share * durations.tasks_s[start.task]
                     at_s += start.delay_s
                 if start.after >= 0:
                     at_s = max(at_s, done_s[start.after][rank])
@@ -212,7 +222,7 @@ class Replay:
         for number, task in enumerate(self.tasks):
             graph[number] = {-1 - gate for gate in task.gates}
             graph[number] |= {task.previous} if task.previous >= 0 else set()
-        for index, starts in enumerate(self._starts):
+        for index, starts in enumerate(self.starts):
             graph[-1 - index] = {s.task for s in starts.values() if s.task >= 0}
             graph[-1 - index] |= {-1 - s.after for s in starts.values() if s.after >= 0}
         try:
@@ -264,7 +274,9 @@ class Replay:
                 before = None  # several at a time: they do not wait for each other
             free_s = before[0].end_s if before else self._origin_s
             ready_s = span.start_s
-            if before and span.start_s - free_s <= CHANNEL_S:
+            if (known_s := _known_s(span)) is not None:
+                ready_s = min(ready_s, known_s)
+            elif before and span.start_s - free_s <= CHANNEL_S:
                 ready_s = min(ready_s, _ready_s(span, backward_s, mine))
             place = bisect_right(begins, ready_s) - 1
             share = delay_s = 0.0
@@ -274,7 +286,7 @@ class Replay:
                 delay_s = max(ready_s - under.end_s, 0.0)
             else:
                 delay_s = ready_s - self._origin_s
-            self._starts[index][rank] = Start(
+            self.starts[index][rank] = Start(
                 task=base + place if place >= 0 else -1,
                 share=share,
                 delay_s=delay_s,
@@ -309,11 +321,13 @@ def _awaited(span: Span, message: Span, updates: bool) -> bool:
     return span.lane == "backward" and 0 <= span.iteration - message.iteration <= 1
 
 
+def _known_s(span: Span) -> float | None:
+    """Return when a message was ready for its channel, where a timeline says so."""
+    return span.ready_s if span.launched_s is None else span.launched_s
+
+
 def _ready_s(span: Span, backward_s: dict[int, float], tasks: Sequence[Task]) -> float:
     """Return when a message was ready at the latest that waited for its channel."""
-    known: float | None = getattr(span, "ready_s", None)
-    if known is not None:
-        return known
     if span.lane == "push":
         return backward_s.get(span.iteration, span.start_s)
     ends = [t.span.end_s for t in tasks if t.span.lane == "update"]

@@ -99,6 +99,30 @@ def last_end_s(found: Sequence[Work]) -> dict[int, float]:
     return ends
 
 
+def whole(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
+    """Return the part of a timeline in which every rank that is there computes in every iteration.
+
+    That is the longest row of iterations, of several the last. A rank that was killed lacks the
+    last ones, and one whose disk was slow may lack any.
+
+    Returns:
+        The timeline, and the first and last iteration of that row; None where it has all, or where
+        there is none.
+    """
+    columns = timeline.columns
+    computing = np.isin(columns.lane, [LANES.index(lane) for lane in COMPUTATION])
+    pairs = np.unique(np.stack([columns.iteration, columns.rank])[:, computing], axis=1)
+    numbers, counts = np.unique(pairs[0], return_counts=True)
+    good = numbers[counts == len(np.unique(pairs[1]))]
+    if len(good) in (0, len(numbers)):
+        return timeline, None
+    rows = np.split(good, np.flatnonzero(np.diff(good) != 1) + 1)
+    longest = max(reversed(rows), key=len)
+    first, last = int(longest[0]), int(longest[-1])
+    there = (columns.iteration >= first) & (columns.iteration <= last)
+    return replace(timeline, spans=columns.take(np.flatnonzero(there))), (first, last)
+
+
 def steady(iterations: Sequence[int]) -> tuple[int, ...]:
     """Return the iterations that stand for all: without the first, where ``SEVERAL`` are left.
 

@@ -9,7 +9,7 @@ import typer
 
 from syncopate.cli.common.console import out
 from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import read_recorded
+from syncopate.cli.common.timelines import LAST, read_recorded
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
@@ -18,7 +18,11 @@ from syncopate.workload import Workload
 def explain(
     *,
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help="A timeline, or one file of each rank.")
+        list[Path],
+        typer.Argument(
+            metavar="FILE",
+            help="The directory of a run that was traced, a timeline, or one file of each rank.",
+        ),
     ],
     workload: Annotated[
         Path | None,
@@ -27,6 +31,9 @@ def explain(
     cluster: Annotated[
         Path | None, typer.Option("--cluster", "-c", help="Its cluster, with --workload.")
     ] = None,
+    last: Annotated[
+        int, typer.Option(help="A run: how many iterations to look at, the last ones.")
+    ] = LAST,
     json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
     """Say why training scales no better: what costs how much, and what would mend it.
@@ -36,9 +43,9 @@ def explain(
 
     For example:
 
-      syncopate explain timeline.json
+      syncopate explain runs/a
 
-      syncopate explain timeline.json -w workload.json -c cluster.json
+      syncopate explain runs/a --last 50 -w workload.json -c cluster.json
 
       syncopate explain traces/rank-*.json --json
     """
@@ -53,12 +60,13 @@ def explain(
         option, path = ("--workload", workload) if workload else ("--cluster", cluster)
         rule = "given with the other of --workload and --cluster, or left out"
         raise InvalidValueError(option, str(path), rule)
-    timeline, run = read_recorded(*files)
+    timeline, run = read_recorded(*files, last=last)
     trips = trips_of(run)
-    found = explanation(timeline)
-    machines, plan, given = None, None, None
-    if workload is not None and cluster is not None:
-        machines, given = Cluster.load(cluster), (str(workload), str(cluster))
+    machines = None if cluster is None else Cluster.load(cluster)
+    found = explanation(timeline, machines)
+    plan, given = None, None
+    if workload is not None and cluster is not None and machines is not None:
+        given = (str(workload), str(cluster))
         found, plan = against_the_best(timeline, found, Workload.load(workload), machines)
     if json:
         said = explanation_json(found, given)

@@ -130,9 +130,18 @@ class Recording:
         self._traced = StepRecorder(capture.recorder, self._readiness.clock, model)
         self._readiness.listeners.append(self._traced)
         self._note_plan()
+        self.sample()
+
+    def sample(self) -> None:
+        """Note what the connections of this rank have carried so far; for any thread."""
+        capture, detector = self._capture, self._communicator.detector
+        if capture is not None and detector is not None:
+            entry = msgspec.to_builtins(detector.entry)
+            capture.note({"links": entry, "iteration": self._readiness.steps})
 
     def end_trace(self) -> None:
         """Note what is over, and stop."""
+        self.sample()
         traced, self._traced, self._capture = self._traced, None, None
         if traced is not None:
             self._remove(traced)

@@ -119,6 +119,17 @@ class Lab:
         group = RankGroup(self.run_id, self.topology, sink or self._printer(), grace_s)
         return group.run(command, base, self._stops)
 
+    def limit(self, host: int, rate_bytes_per_s: float) -> None:
+        """Give the link of a host another rate, whatever runs; :attr:`topology` stays as it was.
+
+        Raises:
+            InvalidValueError: no such host, or no such rate.
+            SyncopateError: outside the ``with`` block.
+        """
+        self._require_entered()
+        self.topology.with_host_rates({host: rate_bytes_per_s})  # refuses what no link can have
+        network.reshape(self.run_id, self.topology, host, rate_bytes_per_s)
+
     def counters(self) -> tuple[LinkCounter, ...]:
         """Return what each host's link, then each rack's uplink, has carried so far."""
         self._require_entered()

@@ -179,18 +179,34 @@ def _set_up(where: IPRoute, index: int, **settings: Any) -> None:
     where.link("set", index=index, state="up", **settings)
 
 
-def _shape(where: IPRoute, interface: str, shape: Shape) -> None:
+def _shape(where: IPRoute, interface: str, shape: Shape, command: str = "add") -> None:
     (index,) = where.link_lookup(ifname=interface)
     largest = shape.segment_bytes
     where.link("set", index=index, gso_max_size=largest, gso_ipv4_max_size=largest)
     where.tc(
-        "add",
+        command,
         "tbf",
         index=index,
         rate=shape.rate_bytes_per_s,  # pyroute2 takes a number for bytes, a text for bits
         burst=shape.burst_bytes,
         limit=shape.queue_bytes,
     )
+
+
+def reshape(run_id: str, topology: Topology, host: int, rate_bytes_per_s: float) -> None:
+    """Give both ends of a host's link another rate.
+
+    Raises:
+        SyncopateError: the lab is gone.
+    """
+    shape = shape_of(rate_bytes_per_s)
+    with (
+        explained(f"reshape the link of {topology.hostname(host)}"),
+        netlink(host_namespace(run_id, host)) as end,
+        netlink(rack_namespace(run_id, topology.rack_of(host))) as switch,
+    ):
+        _shape(end, "eth0", shape, "replace")
+        _shape(switch, f"h{host}", shape, "replace")
 
 
 def counters(run_id: str, topology: Topology) -> tuple[LinkCounter, ...]:

@@ -6,6 +6,7 @@ Each printed number has its formula in ``docs/metrics.md``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -17,11 +18,12 @@ from syncopate.analysis.causes import (
     CONGESTION,
     PLAN,
     TRANSFERS,
-    WORTH,
     Cause,
     Explanation,
 )
+from syncopate.analysis.counterfactuals import WORTH
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
+from syncopate.analysis.work import SEVERAL
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
 from syncopate.timeline import PAUSES, Timeline
@@ -33,7 +35,7 @@ _INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT = PAUSES
 
 _WORDS = {
     COMPUTE: (
-        "{who} computes longer than the others",
+        "{who} computes longer than the others{detail}",
         "look for other processes, a throttled clock or more data there; give it less to do",
         "",
     ),
@@ -64,8 +66,8 @@ _WORDS = {
         "",
     ),
     LINK: (
-        "{who} has its messages later than the others",
-        "see its link, its port and its processor; a calibration names slow links",
+        "{who} has {detail}",
+        "see its link, its port and its processor; if it has to be so, calibrate, and plan for it",
         "syncopate calibrate -o cluster.json",
     ),
     CONGESTION: (
@@ -91,6 +93,12 @@ _WORDS = {
     ),
 }
 """Kind of a cause -> what costs time, what would mend it, and the command for it."""
+
+_REGULAR = (
+    "the script does something else there: an evaluation, a checkpoint, a log? Do it less often; "
+    "with syncopate.pause('evaluation') around it a trace says what it is"
+)
+"""What mends pauses that come in equal distances."""
 
 _BEYOND_A_PLAN = (
     "transfers that the best plan leaves exposed; the most that a network could save",
@@ -124,8 +132,11 @@ def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None)
         if cause.kind == TRANSFERS:
             what, fix, command = _BEYOND_A_PLAN
         command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
+    if cause.kind == PAUSE and _distance(cause.iterations):
+        fix = _REGULAR
+    words = {"who": _who(cause.ranks), "when": _when(cause.iterations), "detail": _detail(cause)}
     return {
-        "what": what.format(who=_who(cause.ranks), when=_when(cause.iterations)),
+        "what": what.format(**words),
         "share": cause.gain_s / found.iteration_s,
         "iteration_s": found.iteration_s - cause.gain_s,
         "fix": fix,
@@ -156,7 +167,7 @@ def explanation_report(
         f"the bound is {format_seconds(found.bound_s)}: {found.of_bound:.0%}\n",
         f"played again it takes {format_seconds(found.replayed_s)}: {found.error:.1%} off\n",
     )
-    for said in (*_reached(timeline, cluster), *expected(found, plan)):
+    for said in (*_reached(timeline, cluster), *expected(found, plan), *_remarks(found)):
         lines.append(f"{said}\n")
     parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
     parts += [Text(f"  - {lack}") for lack in found.abstains]
@@ -209,6 +220,23 @@ def expected(found: Explanation, plan: Plan | None) -> list[str]:
     ]
 
 
+def _remarks(found: Explanation) -> list[str]:
+    """Return what was left out, and what nobody is blamed for."""
+    said = []
+    if found.between is not None:
+        first, last = found.between
+        said.append(
+            f"iterations {first} to {last} are explained: others are not whole on all ranks"
+        )
+    share = found.noise_s / found.iteration_s if found.iteration_s > 0 else 0.0
+    if not found.abstains and share >= WORTH:
+        said.append(
+            f"{format_seconds(found.noise_s)} ({share:.0%}) go to pauses now on one rank and now "
+            "on another, for no recorded reason; nobody is blamed for them"
+        )
+    return said
+
+
 def _who(ranks: Sequence[int]) -> str:
     if not ranks:
         return "every rank"
@@ -219,5 +247,24 @@ def _who(ranks: Sequence[int]) -> str:
 def _when(iterations: Sequence[int]) -> str:
     if not iterations:
         return ""
+    if distance := _distance(iterations):
+        return f" every {distance} iterations, from {iterations[0]} on"
     shown = ", ".join(map(str, iterations[:_SHOWN])) + (", .." if len(iterations) > _SHOWN else "")
     return f" in iteration{'s' if len(iterations) > 1 else ''} {shown}"
+
+
+def _distance(iterations: Sequence[int]) -> int:
+    """Return how far apart iterations are, where all are equally far and there are several."""
+    apart = {after - before for before, after in pairwise(iterations)}
+    return apart.pop() if len(apart) == 1 and len(iterations) >= SEVERAL and apart != {1} else 0
+
+
+def _detail(cause: Cause) -> str:
+    """Return the figures behind a cause."""
+    if cause.kind == COMPUTE and cause.lane:
+        own, others = format_seconds(cause.own), format_seconds(cause.others)
+        return f": {own} of {cause.lane}, where they take {others}"
+    if cause.kind == LINK and cause.own:
+        own, others = format_rate(cause.own), format_rate(cause.others)
+        return f"a slow link: {own}, where {others} are expected"
+    return "its messages later than the others" if cause.kind == LINK else ""

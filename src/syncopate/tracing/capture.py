@@ -19,13 +19,17 @@ import socket
 import threading
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
-from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.output import new_directory
+from syncopate.timeline import PAUSES
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.outlet import Outlet
+from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
 from syncopate.tracing.served.rows import WORKER, NodeHeader, Ring
 from syncopate.tracing.trace_file import Header, TraceWriter
@@ -38,6 +42,9 @@ CAPACITY = 1 << 16
 
 FLUSH_S = 0.2
 """How often events are written."""
+
+SAMPLE_S = 2.0
+"""How often it is noted what connections have carried."""
 
 _log = logging.getLogger("syncopate")
 
@@ -70,6 +77,9 @@ class Traced(Protocol):
 
     def end_trace(self) -> None:
         """Note what is over, and then no more."""
+
+    def sample(self) -> None:
+        """Note what only grows; another thread calls it now and then."""
 
 
 class TracedNode(Protocol):
@@ -119,6 +129,7 @@ class Capture:
         self._own = Outlet(self.recorder)
         self._outlets = [self._own]
         self._nodes: weakref.WeakKeyDictionary[TracedNode, Outlet] = weakref.WeakKeyDictionary()
+        self._pauses = Pauses()
         self._lock = threading.RLock()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
@@ -145,6 +156,7 @@ class Capture:
             return
         _require_alone(self)
         self.active = True
+        self._pauses.begin()
         _current[:] = [self]
         for subject in list(_subjects):
             self._attach(subject)
@@ -156,6 +168,7 @@ class Capture:
         if not self.active or os.getpid() != self._process:
             return
         self.active = False
+        self._pauses.end()
         for subject in list(self._models):
             subject.end_trace()
         for node in list(self._nodes):
@@ -179,6 +192,11 @@ class Capture:
         """Stop."""
         self.stop()
 
+    def paused(self, name: str, start_s: float, end_s: float) -> None:
+        """Note why this process stood still, by ``time.perf_counter``."""
+        if self.active:
+            self._pauses.note(name, start_s, end_s)
+
     def note(self, note: dict[str, Any]) -> None:
         """Write something that is no event, before the events that come from now on."""
         with self._lock:
@@ -187,6 +205,8 @@ class Capture:
     def flush(self) -> None:
         """Write what waits; what cannot be written counts as dropped."""
         with self._lock:
+            for pause in self._pauses.take():
+                self.recorder.add([pause])
             for outlet in self._outlets:
                 outlet.flush()
             if all(outlet.broken for outlet in self._outlets):
@@ -225,7 +245,14 @@ class Capture:
             self._thread.start()
 
     def _write_on(self) -> None:
+        sampled_s = time.monotonic()
         while not self._ends.wait(self._flush_s):
+            if time.monotonic() - sampled_s > SAMPLE_S:
+                sampled_s = time.monotonic()
+                with self._lock:
+                    subjects = list(self._models)
+                for subject in subjects:
+                    subject.sample()
             self.flush()
 
 
@@ -283,6 +310,34 @@ def trace(directory: str | os.PathLike[str]) -> Capture:
     capture = Capture(directory)
     capture.start()
     return capture
+
+
+@contextmanager
+def pause(name: str) -> Iterator[None]:
+    """Say what this rank does instead of training while the block runs; for traces alone.
+
+    `syncopate explain` then knows what the others wait for. Garbage collections are noted without.
+    Where nothing is captured it does nothing.
+
+    Args:
+        name: ``"input"``, ``"garbage collection"``, ``"evaluation"`` or ``"checkpoint"``.
+
+    Raises:
+        UnknownNameError: no such pause.
+
+    Example:
+        >>> with syncopate.pause("checkpoint"):  # doctest: +SKIP
+        ...     torch.save(model.state_dict(), "model.pt")
+    """
+    if name not in PAUSES:
+        raise UnknownNameError("pause", name, PAUSES)
+    start_s = time.perf_counter()
+    try:
+        yield
+    finally:
+        end_s = time.perf_counter()
+        for capture in _current:
+            capture.paused(name, start_s, end_s)
 
 
 def _require_alone(own: Capture | None, directory: str | os.PathLike[str] = "") -> None:

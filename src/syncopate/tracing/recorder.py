@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.errors import UnknownNameError
-from syncopate.spans import LANES, Spans
+from syncopate.spans import LANES, PAUSES, Spans
 
 _UNKNOWN_S = float("nan")
 
@@ -54,7 +54,7 @@ class Event(NamedTuple):
         bucket: of the plan; -1: of none.
         channel: which channel carried it.
         nbytes: bytes communicated.
-        detail: the algorithm.
+        detail: the algorithm; of a pause, which.
         launched_s: when it was handed to its channel.
         ready_s: when all gradients of the bucket were there.
         model: which model of this process, in the order of ``distribute``.
@@ -181,4 +181,7 @@ def spans_of(
     columns = {field: records[field] for field in Spans.DTYPES if field in (RECORD.names or ())}
     own = {"name": name, "rank": np.full(len(records), rank)}
     own["detail"] = records["detail"].astype(np.int64) + len(names)
+    pauses = [number for number, text in enumerate(texts) if text in PAUSES]
+    paused = (records["lane"] == _LANE["wait"]) & np.isin(records["detail"], pauses)
+    own["name"] = np.where(paused, own["detail"], name)
     return Spans([*names, *texts], columns | own)

@@ -15,10 +15,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
+
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import SERVED
 from syncopate.timeline import Span, Spans, Timeline
 from syncopate.tracing.merge import ClockOffset, merge, offset_bounds
+from syncopate.tracing.pauses import placed
 from syncopate.tracing.recorder import spans_of
 from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
 from syncopate.tracing.served.spans import spans_of_workers
@@ -72,7 +76,9 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
     remarks += _shortcomings(found) if found else ()
     served = served_of(nodes, remarks, *_told(found)) if nodes else None
     by_messages = served if not found else None
-    spans, first = spans_of_workers(by_messages, last) if by_messages else _of_ranks(found, last)
+    spans, first = (
+        spans_of_workers(by_messages, last) if by_messages else _of_ranks(found, last, remarks)
+    )
     if served is None and not any(map(len, spans)):
         reason = "no iteration was captured: a training ends one with the next forward"
         raise ArtifactError(directory, reason)
@@ -82,7 +88,7 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
     for rank, offset_s, remark in _offsets(found, spans, served):
         offsets_s[rank] = offset_s
         remarks += [remark] if remark else []
-    metadata = _metadata(found, served)
+    metadata = _metadata(found, served) | _links(found, first)
     name = f"{directory.name}: {metadata['model']}" if "model" in metadata else directory.name
     timeline = merge(spans, name=name, offsets_s=offsets_s, metadata=metadata)
     starts_s = [
@@ -162,13 +168,21 @@ def _ranks(found: dict[int, Written], served: Served | None) -> dict[str, int]:
     return {f"w{job['worker']}": rank for rank, job in jobs.items() if job}
 
 
-def _of_ranks(found: dict[int, Written], last: int) -> tuple[list[Sequence[Span]], int]:
+def _of_ranks(
+    found: dict[int, Written], last: int, remarks: list[str]
+) -> tuple[list[Sequence[Span]], int]:
     """Return the spans of each rank in the last iterations, and the first of these."""
     world_size = max(max(found) + 1, *(one.header.world_size for one in found.values()))
     count = max(int(one.records["iteration"].max(initial=0)) for one in found.values()) + 1
     first = max(count - last, 0)
     spans: list[Sequence[Span]] = [()] * world_size
-    for rank, one in found.items():
+    for rank, each in found.items():
+        one, backwards = _in_order(each)
+        if backwards:
+            remarks.append(
+                f"{one.path}: left out, because they end before they begin: {backwards} of its "
+                "events; the clock of this rank jumped"
+            )
         spans[rank] = _spans(one, first)
         found[rank] = one._replace(records=one.records[:0].copy())  # they are not needed twice
     return spans, first
@@ -191,11 +205,20 @@ def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
             yield f"{one.path}: {dropped} events were dropped: there was no room for them"
 
 
+def _in_order(one: Written) -> tuple[Written, int]:
+    """Return a file without the events that end before they begin, and how many they were."""
+    with np.errstate(invalid="ignore"):
+        right = one.records["end_s"] - one.records["start_s"] >= 0
+    wrong = len(right) - int(right.sum())
+    return (one._replace(records=one.records[right]) if wrong else one), wrong
+
+
 def _spans(one: Written, first: int) -> Spans:
     texts = [text for note in one.notes for text in note.get("texts", ())]
     names = {note["number"]: note["model"] for note in one.notes if "plan" in note}
     models = {n: f"{name} {n}: " for n, name in names.items()} if len(names) > 1 else {}
-    records = one.records[one.records["iteration"] >= first]
+    records = placed(one.records)
+    records = records[records["iteration"] >= first]
     return spans_of(records, texts, one.header.rank, models=models)
 
 
@@ -252,3 +275,23 @@ def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str
         "hosts": str(len(hosts)),
         "clock_error_s": f"{max(errors_s):.9f}",
     }
+
+
+def _links(found: dict[int, Written], first: int) -> dict[str, str]:
+    """Return what connections had carried before iteration ``first`` and in the end, as JSON.
+
+    :mod:`syncopate.analysis.evidence.links` judges by it.
+    """
+    before: dict[int, Any] = {}
+    after: dict[int, Any] = {}
+    for rank, one in found.items():
+        notes = [note for note in one.notes if "links" in note]
+        while notes and not notes[-1]["links"]["carried"]:
+            notes.pop()  # nothing was carried, or connections were closed by then
+        if notes:
+            early = [note for note in notes if note["iteration"] <= max(first, 0)]
+            before[rank] = (early[-1] if early else notes[0])["links"]
+            after[rank] = notes[-1]["links"]
+    if not after:
+        return {}
+    return {"links": msgspec.json.encode({"before": before, "after": after}).decode()}

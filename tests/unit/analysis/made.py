@@ -13,6 +13,7 @@ class Doing:
     """What one rank does in one iteration, in seconds.
 
     Undisturbed it takes 2 + 4 + 2 + 1 = 9: bucket 0 travels beside backward, bucket 1 after it.
+    A pause is the end of backward; ``before`` names what the time before forward is.
     """
 
     input_s: float = 0.0
@@ -23,6 +24,7 @@ class Doing:
     transfers_s: tuple[float, ...] = (1.0, 2.0)
     tail_s: float = 0.0
     pause: tuple[str, float] = ("", 0.0)
+    before: str = ""
 
 
 UNDISTURBED_S = 9.0
@@ -51,6 +53,7 @@ def made(
             end_s = middle_s + doing.backward_s
             name, paused_s = doing.pause
             stretches = {"forward": (start_s, middle_s), "backward": (middle_s, end_s)}
+            stretches |= {doing.before: (ends_s[rank], start_s)} if doing.before else {}
             stretches |= {name: (end_s - paused_s, end_s)} if name else {}
             spans += [_span(n, rank, iteration, between) for n, between in stretches.items()]
             ready.append([middle_s + share * doing.backward_s for share in doing.ready])

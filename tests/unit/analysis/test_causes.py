@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes import explanation
+from syncopate.analysis.evidence.links import RECORDED, Carried, Entry
 from syncopate.analysis.replay import Replay
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
@@ -26,8 +28,31 @@ def once(fields):
     return lambda r, i: fields if (r, i) == (1, 3) else {}
 
 
+def at(where, fields):
+    """Of each rank, in the iterations given for it."""
+    return lambda r, i: fields if i in where.get(r, ()) else {}
+
+
+SLEEP = {"backward_s": 14.0, "ready": (12 / 14, 1.0)}
+"""10 s more in the first half of backward: what bucket 0 waits for comes as much later."""
+
+STANDS = {"input_s": 6.0, "before": "evaluation"}
+EVERYBODY = dict.fromkeys(range(4), (2, 4))
+
 CASES = {
     "slow": (of(1, SLOW), ("compute", (1,), ())),
+    "a sleep in every backward": (of(2, SLEEP), ("compute", (2,), ())),
+    "a sleep in one half": (at({2: (2, 4)}, SLEEP), ("pause", (2,), (2, 4))),
+    "a checkpoint": (
+        at({0: (2, 4)}, {"input_s": 6.0, "before": "checkpoint"}),
+        ("checkpoint", (0,), (2, 4)),
+    ),
+    "an evaluation": (at(EVERYBODY, STANDS), ("evaluation", (0, 1, 2, 3), (2, 4))),
+    "nobody says what": (at(EVERYBODY, {"input_s": 6.0}), ("pause", (0, 1, 2, 3), (2, 4))),
+    "collections in turn": (
+        at({0: (1, 5), 1: (2,), 2: (3,), 3: (4,)}, COLLECTS),
+        ("garbage collection", (0, 1, 2, 3), (1, 2, 3, 4, 5)),
+    ),
     "input of one": (of(2, {"input_s": 5.0}), ("input", (2,), ())),
     "input of all": (lambda r, i: {"input_s": 5.0}, ("input", (), ())),
     "a sleep": (once({"backward_s": 14.0}), ("pause", (1,), (3,))),
@@ -55,6 +80,64 @@ def test_the_gain_is_what_the_cause_cost(case):
         ("transfers", (), ()): pytest.approx(2.0),
     }
     assert (found.even_s, found.bound_s) == (pytest.approx(UNDISTURBED_S), pytest.approx(7.0))
+
+
+def carried(*slow):
+    """What connections of four ranks in a ring carried, those to and from slow hosts at a tenth."""
+    entries = {}
+    for rank in range(4):
+        peer = (rank + 1) % 4
+        rate = 1e7 if {rank, peer} & set(slow) else 1e8
+        busy = Carried(0, peer, 10**8, 1e8 / rate)
+        entries[rank] = Entry(f"host{rank}", {0: 10}, (busy,))
+    nothing = {rank: Entry(f"host{rank}", {0: 0}) for rank in range(4)}
+    return {RECORDED: msgspec.json.encode({"before": nothing, "after": entries}).decode()}
+
+
+def test_a_slow_link_is_known_by_what_kernels_counted():
+    """All ranks have their messages equally late: ten times as late as without it."""
+    timeline = made(4, 6, lambda r, i: {"transfers_s": (10.0, 20.0)})
+    assert [one.kind for one in explanation(timeline).causes] == ["transfers"]
+    first, second = explanation(replace(timeline, metadata=carried(2))).causes
+    assert (first.kind, first.ranks) == ("link", (2,))
+    assert (first.own, first.others) == (pytest.approx(1e7), pytest.approx(1e8))
+    assert first.gain_s == pytest.approx(35.0 - UNDISTURBED_S)
+    assert (second.kind, second.gain_s) == ("transfers", pytest.approx(2.0))
+    assert [one.kind for one in explanation(replace(timeline, metadata=carried())).causes] == [
+        "transfers"
+    ]
+    with pytest.raises(InvalidValueError, match="what connections carried, as JSON"):
+        explanation(replace(timeline, metadata={RECORDED: "{}"}))
+
+
+def test_pauses_that_come_and_go_on_any_rank_are_blamed_on_nobody():
+    where = {0: (1,), 1: (3, 4), 2: (2,), 3: (5,)}
+    found = explanation(made(4, 9, at(where, {"backward_s": 5.0})))
+    assert [one.kind for one in found.causes] == ["transfers"]
+    assert found.noise_s == pytest.approx(5 / 8)
+    much = explanation(made(4, 9, at(where, {"backward_s": 14.0})))
+    assert much.causes == ()
+    (said,) = much.abstains
+    assert "41% of an iteration goes to pauses now on one rank and now on another" in said
+
+
+def test_who_is_surely_slow_is_named_in_noise():
+    where = {0: (1,), 1: (3, 4), 2: (2,), 3: (5,)}
+
+    def change(rank, iteration):
+        noisy = 2.0 * (iteration in where[rank])
+        return {"forward_s": 6.0 if rank == 1 else 2.0, "backward_s": 4.0 + noisy}
+
+    first = explanation(made(4, 9, change)).causes[0]
+    assert (first.kind, first.ranks, first.lane) == ("compute", (1,), "forward")
+
+
+def test_iterations_that_a_rank_lacks_are_left_out():
+    timeline = made(2, 9, lambda r, i: {"input_s": 9.0} if i == 1 else {})
+    spans = tuple(s for s in timeline.spans if (s.rank, s.iteration) not in {(0, 1), (1, 8)})
+    found = explanation(replace(timeline, spans=spans))
+    assert found.between == (2, 7)
+    assert (found.iterations, found.iteration_s) == (5, pytest.approx(UNDISTURBED_S))
 
 
 def test_two_slow_ranks_are_one_cause():

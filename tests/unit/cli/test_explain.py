@@ -45,7 +45,10 @@ def test_causes_are_ranked_in_plain_words(explain, tmp_path):
     path = made(4, 6, lambda r, i: {"forward_s": 6.0} if r == 1 else {}).save(tmp_path / "t.json")
     code, out, _ = explain(path)
     assert code == 0
-    assert "1. rank 1 computes longer than the others without it: 9.00 s, 4.00 s (31%) less" in out
+    assert (
+        "1. rank 1 computes longer than the others: 6.00 s of forward, where they take 2.00 s "
+        "without it: 9.00 s, 4.00 s (31%) less" in out
+    )
     assert "2. transfers are exposed" in out
     assert "$ syncopate plan -w workload.json -c cluster.json" in out
 
@@ -58,7 +61,9 @@ def test_json_has_the_figures_and_the_words(explain, tmp_path):
     assert (first["kind"], first["ranks"]) == ("compute", [1])
     assert first["gain_s"] == pytest.approx(4.0)
     assert first["iteration_s"] == pytest.approx(9.0)
-    assert found["verdict"].startswith("rank 1 computes longer than the others: 31%")
+    assert (first["lane"], first["own"], first["others"]) == ("forward", 6.0, 2.0)
+    assert found["verdict"].startswith("rank 1 computes longer than the others: 6.00 s of forward")
+    assert "31% of an iteration" in found["verdict"]
 
 
 def test_the_best_plan_is_a_cause_of_its_own(explain, files):

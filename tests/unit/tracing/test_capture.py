@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from syncopate.analysis.evidence.links import recorded
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing import ClockOffset, Event, capture
 from syncopate.tracing.capture import Capture, Member, trace
-from syncopate.tracing.recorder import RECORD
+from syncopate.tracing.recorder import RECORD, Recorder
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
 
@@ -38,6 +39,9 @@ class Subject:
         if self.capture is not None:
             self.capture.recorder.add(self.last)
         self.capture = None
+
+    def sample(self) -> None:
+        pass
 
     def step(self, iteration: int, start_s: float, end_s: float) -> None:
         if self.capture is not None:
@@ -290,3 +294,27 @@ def test_another_process_writes_nothing(tmp_path: Path) -> None:
     one._process = os.getpid()
     one.stop()
     assert len(read_trace(tmp_path / "rank-0.trace").records) == 2
+
+
+def test_what_connections_carried_is_that_of_the_iterations_shown(tmp_path: Path) -> None:
+    """Two ranks of two hosts note it before iterations 0, 4 and 8 of ten, and at the end."""
+    for rank in (0, 1):
+        header = Header(
+            run="r", rank=rank, world_size=2, host=f"host{rank}", clock="c", began_s=1.0
+        )
+        writer, recorder = TraceWriter(tmp_path, header), Recorder()
+        notes: list[dict[str, Any]] = [{"texts": [""], "dropped": 0}]
+        for iteration in range(10):
+            recorder.add([Event("backward", float(iteration), iteration + 0.5, iteration)])
+        for iteration, nbytes in ((0, 0), (4, 400), (8, 800), (10, 1000)):
+            carried = [[0, 1 - rank, nbytes, nbytes / 100]] if nbytes else []
+            entry = {"host": f"host{rank}", "entered": {"0": iteration}, "carried": carried}
+            notes.append({"links": entry | {"blocks": 0}, "iteration": iteration})
+        closed = {"host": f"host{rank}", "entered": {"0": 10}, "carried": [], "blocks": 0}
+        notes.append({"links": closed, "iteration": 10})
+        writer.write(recorder.take(), notes)
+        writer.close()
+    for last, nbytes in ((10, 1000), (5, 600), (2, 200)):
+        links, hosts = recorded(read_run(tmp_path, last=last).timeline)
+        assert [(one.src, one.dst, one.nbytes) for one in links] == [(0, 1, nbytes), (1, 0, nbytes)]
+        assert hosts == {0: "host0", 1: "host1"}

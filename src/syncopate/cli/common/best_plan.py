@@ -50,7 +50,8 @@ def against_the_best(
     Raises:
         InvalidValueError: a cluster of other ranks, or the workload of another training.
     """
-    from syncopate.analysis.causes import PLAN, TRANSFERS, WORTH, Cause
+    from syncopate.analysis.causes import PLAN, TRANSFERS, Cause
+    from syncopate.analysis.counterfactuals import WORTH
     from syncopate.analysis.stragglers import SERVER
     from syncopate.planning.planner import make_plan
 

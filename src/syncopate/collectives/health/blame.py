@@ -16,6 +16,7 @@ from typing import Literal
 
 import msgspec
 
+from syncopate.analysis.evidence.links import Entry
 from syncopate.units import format_seconds
 
 _LATE_S = 0.25
@@ -78,38 +79,6 @@ class Notice(msgspec.Struct, frozen=True):
     waiting_on: tuple[int, ...] = ()
     waited_s: float = 0.0
     text: str = ""
-
-
-class Carried(msgspec.Struct, frozen=True, array_like=True):
-    """What one connection of a rank has carried away from it since it was made.
-
-    Attributes:
-        channel: whose it is.
-        peer: the rank at its other end.
-        nbytes: bytes that arrived there.
-        busy_s: time in which any were under way; see :class:`.sockets.Sending`.
-    """
-
-    channel: int
-    peer: int
-    nbytes: int
-    busy_s: float
-
-
-class Entry(msgspec.Struct, frozen=True):
-    """Where a rank is.
-
-    Attributes:
-        host: its host's name.
-        entered: number of the last collective it entered, by channel.
-        carried: what its connections have carried, those that carried much.
-        blocks: how often it began or ended a block of messages that are no collective.
-    """
-
-    host: str
-    entered: dict[int, int]
-    carried: tuple[Carried, ...] = ()
-    blocks: int = 0
 
 
 class PeerError(RuntimeError):

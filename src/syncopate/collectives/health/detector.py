@@ -19,6 +19,7 @@ from typing import Protocol
 
 import torch.distributed as dist
 
+from syncopate.analysis.evidence.links import Entry
 from syncopate.cluster import Cluster
 from syncopate.collectives import transport
 from syncopate.collectives.handle import Completion
@@ -92,6 +93,11 @@ class FailureDetector:
         """Judge links by what ``cluster`` says of them; one of other ranks changes nothing."""
         if cluster is None or cluster.world_size == self._world_size:
             self._monitor.expected = cluster
+
+    @property
+    def entry(self) -> Entry:
+        """Where this rank is, and what its connections have carried; for any thread."""
+        return self._monitor.entry
 
     def add(self, carrier: Carrier) -> None:
         """Watch over a further channel, of the same ranks."""

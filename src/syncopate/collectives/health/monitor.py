@@ -24,14 +24,13 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from syncopate.analysis.evidence.links import Carried, Entry
 from syncopate.cluster import Cluster
 from syncopate.collectives import transport
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.health import keepalive
 from syncopate.collectives.health.blame import (
     Call,
-    Carried,
-    Entry,
     Verdict,
     blame_lost,
     blame_silent,
@@ -185,6 +184,13 @@ class Monitor:
             self._keepalive.tell(keepalive.News(failed=True))
 
     @property
+    def entry(self) -> Entry:
+        """Where this rank is, and what its connections have carried; for any thread."""
+        return Entry(
+            self._host, dict(self._in_flight.entered), self._carried(), self._in_flight.blocks
+        )
+
+    @property
     def losses(self) -> Losses:
         """Who died, as far as the keep-alive has found out."""
         hosts = {rank: host for rank, (host, _) in self._keepalive.lost.items()}
@@ -277,9 +283,7 @@ class Monitor:
         published_s, published = self._published
         if time.monotonic() - published_s <= _PUBLISH_S:
             return
-        entry = Entry(
-            self._host, dict(self._in_flight.entered), self._carried(), self._in_flight.blocks
-        )
+        entry = self.entry
         if entry.entered and entry != published:
             self._published = time.monotonic(), entry
             self._to_compare = self._compares and any(sent() for sent in self._sent)

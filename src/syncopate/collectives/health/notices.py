@@ -21,7 +21,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from syncopate.collectives.health.blame import Call, Entry, Notice, Verdict, blame
+from syncopate.analysis.evidence.links import Entry
+from syncopate.collectives.health.blame import Call, Notice, Verdict, blame
 from syncopate.collectives.health.keepalive import Meeting
 
 GRACE_S = 3.0

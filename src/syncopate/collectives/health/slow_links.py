@@ -1,260 +1,29 @@
-"""Rates: which links between hosts are slow, from what the connections of all ranks carried.
+"""Slow links: what is said of links that are slow, once, while a training runs.
 
-[Note: the kernel keeps count] A rank that waits for a slow network cannot tell it from ranks that
-compute. Its kernel can: for each connection it counts the bytes that arrived and the time in which
-any were under way, without the time in which the receiver had no room for more. Their quotient is
-the rate of the link, whatever the ranks do in between, and no message pays for it.
-
-[Note: beyond doubt] A link looks slower than it is where other connections of its hosts are
-busy at the same time, and where messages are short: the kernel may hold back the last
-acknowledgement of a message for 40 ms. So a link is accused only if it would still be slow had all
-that its hosts sent or received passed while it was busy, and each collective ended in such a pause.
-Then only traffic that this communicator knows nothing of can be to blame instead. A link looks
-faster than it is where messages are short: a token bucket lets them through at any rate. So what
-others are compared with is the best rate at which much was carried by long collectives. Among four
-equal hosts of a lab, rings, trees and pipelines of 1 to 16 MiB, the lowest figure, with no pauses
-taken off, was 0.74 of the best at 1 Gbit/s and 0.45 at 10 Gbit/s.
+:mod:`syncopate.analysis.evidence.links` judges them; traces of a run are judged there too.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from syncopate.analysis.evidence.links import (
+    NOWHERE,
+    Entry,
+    Finding,
+    aside,
+    conclusive,
+    links_between,
+    slow_links,
+)
 from syncopate.cluster import Cluster
-from syncopate.collectives.health.blame import Entry, name_ranks
-from syncopate.units import KIB, MIB, format_rate
-
-SLOW_SHARE = 0.25
-"""A link is slow whose rate, over what is expected of it, is below this share of the best one's."""
-
-_ENOUGH_BYTES = 8 * MIB
-"""What a link carries at least to have others compared with it."""
-
-_LONG_BYTES = 512 * KIB
-"""What it carries at least in each collective: a link's burst is a part of that."""
-
-_ENOUGH_S = 0.5
-"""How long a link is busy at least to be accused: the kernel counts in ticks of up to 10 ms."""
-
-_GRAIN_S = 0.05
-"""What ticks may have missed of the time of a link that others are compared with."""
-
-_HELD_BACK_S = 0.04
-"""For how long a kernel may hold back an acknowledgement."""
-
-_AS_SLOW = 2.0
-"""A host whose best link is within this factor of the slow ones has no better one."""
+from syncopate.collectives.health.blame import name_ranks
+from syncopate.units import format_rate
 
 _MOST_NAMED = 4
 
-_NOWHERE = Entry("", {})
-
-_Unit = tuple[object, ...]
-"""A host, or what one unit of a cluster's level is: the level and the coordinates from there on."""
-
 _Suspect = str | tuple[int, int]
 """A host, or the ranks at the ends of a link."""
-
-
-@dataclass(frozen=True)
-class Link:
-    """What passed from one rank to another on another host, on all channels.
-
-    Attributes:
-        src: the rank that sent.
-        dst: the rank that received.
-        nbytes: what arrived.
-        busy_s: how long the busiest of the connections was busy.
-        slowed_s: that, less what the ends of its collectives may have taken.
-        best_bytes_per_s: the rate of its best connection; 0 where none carried enough to tell.
-    """
-
-    src: int
-    dst: int
-    nbytes: int
-    busy_s: float
-    slowed_s: float
-    best_bytes_per_s: float
-
-    @property
-    def bytes_per_s(self) -> float:
-        """The rate, as far as only these connections used the link."""
-        return self.nbytes / max(self.busy_s, _GRAIN_S)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """Links that are slow.
-
-    Attributes:
-        links: them, by ranks.
-        hosts: whose they are, where all links of these hosts are slow and the others' are not.
-        expected_bytes_per_s: what the first of them should reach.
-        cluster: name of the cluster that says so; empty where the other links do, in the median.
-    """
-
-    links: tuple[Link, ...]
-    hosts: tuple[str, ...]
-    expected_bytes_per_s: float
-    cluster: str = ""
-
-
-def links_between(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> tuple[Link, ...]:
-    """Return what passed between hosts from one roll to another.
-
-    What a rank carried outside collectives is not told from the rest: where it exchanged messages
-    with others meanwhile, its links are left out.
-
-    Args:
-        before: where the ranks were and what they had carried; nothing of those not in it.
-        after: the same later; links to ranks that are not in it are left out.
-    """
-    links = []
-    for rank, entry in sorted(after.items()):
-        earlier = before.get(rank, _NOWHERE)
-        if _aside(earlier, entry):
-            continue
-        had = {(one.channel, one.peer): one for one in earlier.carried}
-        parts: dict[int, list[tuple[int, float, int]]] = {}
-        for one in entry.carried:
-            if one.peer not in after or after[one.peer].host == entry.host:
-                continue
-            past = had.get((one.channel, one.peer))
-            nbytes = one.nbytes - (past.nbytes if past else 0)
-            busy_s = one.busy_s - (past.busy_s if past else 0.0)
-            calls = entry.entered.get(one.channel, -1) - earlier.entered.get(one.channel, -1)
-            if nbytes > 0:
-                parts.setdefault(one.peer, []).append((nbytes, busy_s, max(calls, 1)))
-        links += [_joined(rank, peer, found) for peer, found in sorted(parts.items())]
-    return tuple(links)
-
-
-def _aside(before: Entry, after: Entry) -> bool:
-    """Say whether a rank exchanged messages outside collectives, or does."""
-    return before.blocks != after.blocks or after.blocks % 2 == 1
-
-
-def _joined(src: int, dst: int, parts: Sequence[tuple[int, float, int]]) -> Link:
-    """Return a link, from (bytes, seconds busy, collectives) of its connections."""
-    long = [
-        nbytes / (busy_s + _GRAIN_S)
-        for nbytes, busy_s, calls in parts
-        if nbytes >= max(_ENOUGH_BYTES, calls * _LONG_BYTES)
-    ]
-    return Link(
-        src=src,
-        dst=dst,
-        nbytes=sum(nbytes for nbytes, _, _ in parts),
-        busy_s=max(busy_s for _, busy_s, _ in parts),
-        slowed_s=max(busy_s - calls * _HELD_BACK_S for _, busy_s, calls in parts),
-        best_bytes_per_s=max(long, default=0.0),
-    )
-
-
-def conclusive(links: Sequence[Link]) -> bool:
-    """Say whether enough was carried to judge by."""
-    return any(link.nbytes >= _ENOUGH_BYTES for link in links) and any(
-        link.busy_s >= _ENOUGH_S for link in links
-    )
-
-
-def slow_links(
-    links: Sequence[Link], hosts: Mapping[int, str], cluster: Cluster | None = None
-) -> Finding | None:
-    """Return the links that are slow beyond doubt; see [Note: beyond doubt].
-
-    With a cluster each link is measured by what its levels carry, so that racks are not accused of
-    their uplinks: slow is below :data:`SLOW_SHARE` of what the best link makes of its levels, or,
-    where all do badly, of what the cluster says. Without one all links should be equal.
-
-    Args:
-        links: what passed between hosts.
-        hosts: host name of each of their ranks.
-        cluster: of these ranks, if known.
-    """
-    sent: Counter[_Unit] = Counter()
-    received: Counter[_Unit] = Counter()
-    crossed = {link: _crossed(link, hosts, cluster) for link in links}
-    for link in links:
-        for source, target, _ in crossed[link]:
-            sent[source] += link.nbytes
-            received[target] += link.nbytes
-    reached = {link: link.best_bytes_per_s / _narrowest(crossed[link]) for link in links}
-    shares = {
-        link: max(
-            reached[link],
-            *(
-                max(sent[source], received[target]) / link.slowed_s / bandwidth
-                for source, target, bandwidth in crossed[link]
-            ),
-        )
-        for link in links
-        if link.slowed_s >= _ENOUGH_S
-    }
-    best = max(reached.values(), default=0.0)
-    limits = [best] if cluster is None else [min(best, 1.0), 1.0]
-    for limit in limits:
-        slow = tuple(link for link, share in shares.items() if share < SLOW_SHARE * limit)
-        if slow:
-            return _finding(slow, links, hosts, cluster)
-    return None
-
-
-def _finding(
-    slow: tuple[Link, ...],
-    links: Sequence[Link],
-    hosts: Mapping[int, str],
-    cluster: Cluster | None,
-) -> Finding:
-    faulty = _hosts_of(slow, links, hosts)
-    if cluster is not None:
-        expected = _narrowest(_crossed(slow[0], hosts, cluster))
-        return Finding(slow, faulty, expected, cluster.name)
-    others = [link for link in links if link not in slow and link.nbytes >= _ENOUGH_BYTES]
-    return Finding(slow, faulty, statistics.median(link.bytes_per_s for link in others))
-
-
-def _crossed(
-    link: Link, hosts: Mapping[int, str], cluster: Cluster | None
-) -> list[tuple[_Unit, _Unit, float]]:
-    """Return the units that a link leads from and to, and what each sends and receives at most.
-
-    Without a cluster that is 1: then shares are rates.
-    """
-    if cluster is None:
-        return [((hosts[link.src],), (hosts[link.dst],), 1.0)]
-    source, target = cluster.coordinates(link.src), cluster.coordinates(link.dst)
-    return [
-        ((index, *source[index:]), (index, *target[index:]), level.bandwidth_bytes_per_s)
-        for index, level in enumerate(cluster.levels)
-        if source[index:] != target[index:]
-    ]
-
-
-def _narrowest(crossed: Sequence[tuple[_Unit, _Unit, float]]) -> float:
-    return min(bandwidth for _, _, bandwidth in crossed)
-
-
-def _hosts_of(
-    slow: Sequence[Link], links: Sequence[Link], hosts: Mapping[int, str]
-) -> tuple[str, ...]:
-    """Return the hosts at fault; none where the links do not tell."""
-    accused = [{hosts[link.src], hosts[link.dst]} for link in slow]
-    fastest: dict[str, float] = {}
-    for link in links:
-        for host in (hosts[link.src], hosts[link.dst]):
-            fastest[host] = max(fastest.get(host, 0.0), link.bytes_per_s)
-    limit = _AS_SLOW * max(link.bytes_per_s for link in slow)
-    poor = {host for pair in accused for host in pair if fastest[host] <= limit}
-    # Of two hosts that only have each other either may be the slow one.
-    sure = {host for pair in accused for host in pair & poor if pair - poor}
-    faulty = sure or set.intersection(*accused) & poor
-    if all(pair & faulty for pair in accused) and (sure or len(faulty) == 1):
-        return tuple(sorted(faulty))
-    return ()
 
 
 def describe(finding: Finding, hosts: Mapping[int, str]) -> str:
@@ -319,7 +88,7 @@ class Comparison:
         links = links_between(self._before, entries)
         if not conclusive(links):
             for rank, entry in entries.items():
-                if _aside(self._before.get(rank, _NOWHERE), entry):
+                if aside(self._before.get(rank, NOWHERE), entry):
                     self._before[rank] = entry
             return None
         self._before = dict(entries)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import chain, repeat
 
-from syncopate.collectives.health.blame import Call, Carried, Entry
+from syncopate.analysis.evidence.links import Carried, Entry
+from syncopate.collectives.health.blame import Call
 from syncopate.collectives.health.notices import Losses, Notices, judge
 from tests.unit.collectives.health.fakes import CALL, FakeStore, notice
 

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from syncopate.cluster import Cluster, Level
-from syncopate.collectives.health.blame import Carried, Entry
-from syncopate.collectives.health.slow_links import (
-    Comparison,
+from syncopate.analysis.evidence.links import (
+    Carried,
+    Entry,
     Finding,
     Link,
     conclusive,
-    describe,
     links_between,
     slow_links,
 )
+from syncopate.cluster import Cluster, Level
+from syncopate.collectives.health.slow_links import Comparison, describe
 
 FAST = 117e6
 SLOW = FAST / 10

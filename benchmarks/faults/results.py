@@ -1,0 +1,157 @@
+"""Results: what explain said of every fault, against what the fault really cost."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import ClassVar
+
+from msgspec import structs
+
+from contest.conduct import with_command
+from faults.injected import FAULTS, Fault
+from syncopate.artifacts import Artifact, Record
+from syncopate.cluster import Cluster
+from syncopate.errors import ArtifactError
+from syncopate.units import format_seconds
+
+BOUND = 0.15
+"""By how much a predicted gain may be off."""
+
+NOBODY = ("transfers", "plan")
+"""Kinds of causes that blame no rank, link or moment."""
+
+
+class Said(Record, frozen=True, kw_only=True):
+    """One cause that explain named.
+
+    Attributes:
+        kind: of :mod:`syncopate.analysis.causes`.
+        ranks: whose.
+        gain_s: what an iteration would be shorter by without it.
+        what: in words.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    gain_s: float
+    what: str
+
+
+class Round(Record, frozen=True, kw_only=True):
+    """A block with the fault and one without, one behind the other.
+
+    Attributes:
+        with_s: an iteration with the fault, in the mean over the counted ones.
+        without_s: the same without.
+        causes: what explain said of the first, in its order.
+        abstains: why it explained nothing; empty where it did.
+    """
+
+    with_s: float
+    without_s: float
+    causes: tuple[Said, ...] = ()
+    abstains: tuple[str, ...] = ()
+
+
+class Results(Artifact, frozen=True, kw_only=True):
+    """What is known so far.
+
+    Attributes:
+        quick: whether blocks were cut to see that it runs; then no figure counts.
+        rate: of the links.
+        cluster: the lab as calibrated; None before.
+        rounds: fault -> its rounds.
+        metadata: hardware, versions and date of the first round, and the commands.
+    """
+
+    KIND: ClassVar[str] = "explain-faults-benchmark"
+
+    quick: bool
+    rate: str
+    cluster: Cluster | None = None
+    rounds: dict[str, tuple[Round, ...]] = {}
+    metadata: dict[str, str] = {}
+
+    def with_rounds(self, fault: str, rounds: tuple[Round, ...]) -> Results:
+        """Return the results with those of one fault put in place of what was there."""
+        return structs.replace(self, rounds=self.rounds | {fault: rounds})
+
+
+def resumed(path: Path | None, fresh: Results) -> Results:
+    """Return what ``path`` holds, or ``fresh`` where there is no such file yet.
+
+    Raises:
+        ArtifactError: it is no such file, or was measured under another setting.
+    """
+    if path is None or not path.exists():
+        return fresh
+    found = Results.load(path)
+    for field in ("quick", "rate"):
+        there, asked = getattr(found, field), getattr(fresh, field)
+        if there != asked:
+            rule = f"it was measured with {field} {there!r}, and {asked!r} is asked for"
+            raise ArtifactError(path, f"{rule}; give the same, or another file")
+    return with_command(found, fresh.metadata)
+
+
+def is_right(fault: Fault, one: Round) -> bool:
+    """Say whether explain named the fault first; of none, whether it blamed nobody."""
+    if not fault.kinds:
+        return all(cause.kind in NOBODY for cause in one.causes)
+    if not one.causes:
+        return False
+    first = one.causes[0]
+    return first.kind in fault.kinds and (not fault.ranks or first.ranks == fault.ranks)
+
+
+def measured_s(rounds: tuple[Round, ...]) -> float:
+    """Return what the fault cost an iteration, in the median over rounds."""
+    return statistics.median(one.with_s - one.without_s for one in rounds)
+
+
+def predicted_s(rounds: tuple[Round, ...]) -> float:
+    """Return the gain of the first cause, in the median over rounds."""
+    return statistics.median(one.causes[0].gain_s if one.causes else 0.0 for one in rounds)
+
+
+def is_sound(fault: Fault, rounds: tuple[Round, ...]) -> bool:
+    """Say whether a fault was named first every time, with a gain that is near enough."""
+    if not all(is_right(fault, one) for one in rounds):
+        return False
+    return not fault.kinds or abs(predicted_s(rounds) / measured_s(rounds) - 1) <= BOUND
+
+
+_HEAD = ("fault", "first cause named", "right", "without", "predicted gain", "measured", "error")
+
+
+def table(results: Results) -> str:
+    """Return a row for each fault, as Markdown."""
+    lines = [f"| {' | '.join(_HEAD)} |", f"| {' | '.join('---' for _ in _HEAD)} |"]
+    for name, fault in FAULTS.items():
+        rounds = results.rounds.get(name)
+        if rounds:
+            lines.append(f"| {' | '.join(_row(fault, rounds))} |")
+    there = {name: rounds for name, rounds in results.rounds.items() if rounds}
+    wrong = [name for name, rounds in there.items() if not is_sound(FAULTS[name], rounds)]
+    said = f"not as they should be: {', '.join(wrong)}" if wrong else "all as they should be"
+    return "\n".join((*lines, "", f"{len(there)} of {len(FAULTS)} faults, {said}."))
+
+
+def _row(fault: Fault, rounds: tuple[Round, ...]) -> list[str]:
+    said = Counter(_first(one) for one in rounds)
+    right = sum(is_right(fault, one) for one in rounds)
+    cells = [fault.title, said.most_common(1)[0][0], f"{right} of {len(rounds)}"]
+    cells.append(format_seconds(statistics.median(one.without_s for one in rounds)))
+    if not fault.kinds:
+        return [*cells, "-", "-", "-"]
+    predicted, measured = predicted_s(rounds), measured_s(rounds)
+    off = f"{predicted / measured - 1:+.0%}" if measured > 0 else "-"
+    return [*cells, format_seconds(predicted), format_seconds(measured), off]
+
+
+def _first(one: Round) -> str:
+    if one.abstains:
+        return f"none: {one.abstains[0].split(':')[0]}"
+    return one.causes[0].what if one.causes else "nothing worth doing"

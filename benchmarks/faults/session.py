@@ -1,0 +1,213 @@
+"""Session: lets ranks train with and without each fault, and asks explain about it."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from faults.injected import CUT_HOST, FAULTS, Fault
+from faults.results import Results, Round, Said
+from faults.trained import CUT, MENDED, Job, Told
+from syncopate.cluster import Cluster, Interference
+from syncopate.errors import SyncopateError
+from syncopate.lab import Lab, Topology
+from syncopate.output import new_directory
+from syncopate.plan import Plan
+from syncopate.planning import make_plan
+from syncopate.units import parse_rate
+from syncopate.workload import GradientTensor, Workload
+
+LAYERS, BYTES = 48, 4 << 20
+FORWARD_S, BACKWARD_S, UPDATE_S = 0.03, 0.08, 0.005
+"""What is trained: two tensors a layer, larger and larger ones, as in a network for images."""
+
+
+def workload() -> Workload:
+    """Return what is trained: small, with several buckets' worth of gradients."""
+    weights = [1.08**layer for layer in range(LAYERS)]
+    scale = (BYTES / 4 - 64 * LAYERS) / sum(weights)
+    tensors: list[GradientTensor] = []
+    for layer, weight in enumerate(weights):
+        for kind, numel in (("weight", round(weight * scale)), ("bias", 64)):
+            part = 0.45 if kind == "weight" else 0.05
+            tensors.append(
+                GradientTensor(
+                    name=f"layer{layer}.{kind}",
+                    numel=numel,
+                    forward_s=part * FORWARD_S / LAYERS,
+                    backward_s=2 * part * BACKWARD_S / LAYERS,
+                )
+            )
+    return Workload(
+        model="convolutions",
+        tensors=tuple(reversed(tensors)),
+        forward_s=FORWARD_S,
+        backward_s=BACKWARD_S * (1 + 1e-9),
+        update_s=UPDATE_S,
+    )
+
+
+class Session:
+    """Goes through faults.
+
+    Args:
+        results: what is known already.
+        keep: called with the results after every fault.
+        rounds: of each fault.
+        budget_s: of the calibration.
+        traces: where all traces stay; None: nowhere.
+    """
+
+    def __init__(
+        self,
+        results: Results,
+        keep: Callable[[Results], None],
+        *,
+        rounds: int,
+        budget_s: float,
+        traces: Path | None = None,
+    ) -> None:
+        self.results = results
+        self._traces = traces
+        self._keep, self._rounds, self._budget_s = keep, rounds, budget_s
+        self._workload = workload()
+
+    def measure(self, fault: Fault) -> None:
+        """Train with and without a fault, and keep what explain says.
+
+        Raises:
+            KeyboardInterrupt: somebody ended the ranks.
+            SyncopateError: the ranks failed.
+        """
+        with (
+            self._folder(fault) as folder,
+            Lab(Topology(hosts=fault.hosts, rate_bytes_per_s=parse_rate(self.results.rate))) as lab,
+        ):
+            if self.results.cluster is None and fault.hosts == FAULTS["healthy"].hosts:
+                self._calibrate(lab, folder)
+            job = self._job(fault, folder, lab)
+            told = self._told(lab, job)
+            rounds = tuple(self._round(fault, job, told, index) for index in range(job.rounds))
+        self.results = self.results.with_rounds(fault.name, rounds)
+        self._keep(self.results)
+
+    @contextmanager
+    def _folder(self, fault: Fault) -> Iterator[Path]:
+        """Yield where a job's files go."""
+        if self._traces is not None:
+            yield new_directory(self._traces / fault.name)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+
+    def _calibrate(self, lab: Lab, folder: Path) -> None:
+        there = folder / "calibration"
+        there.mkdir()
+        job = Job(fault="", workload=self._workload, folder=str(there), budget_s=self._budget_s)
+        cluster = self._told(lab, job)[0].cluster
+        assert cluster is not None
+        # Who sleeps is not slowed down by those who communicate.
+        cluster = msgspec.structs.replace(cluster, interference=Interference())
+        self.results = msgspec.structs.replace(self.results, cluster=cluster)
+        self._keep(self.results)
+
+    def _job(self, fault: Fault, folder: Path, lab: Lab) -> Job:
+        cluster = self.results.cluster
+        if cluster is None or cluster.world_size != fault.hosts:
+            cluster = lab.cluster()
+        other = None if fault.plan == "best" else self._plan(_POLICIES[fault.plan], cluster)
+        quick = self.results.quick
+        return Job(
+            fault=fault.name,
+            workload=self._workload,
+            folder=str(folder),
+            rounds=1 if quick else self._rounds,
+            iterations=min(fault.iterations, 8) if quick else fault.iterations,
+            plan=self._plan("auto", cluster),
+            other=other,
+        )
+
+    def _plan(self, policy: str, cluster: Cluster) -> Plan:
+        return make_plan(self._workload, cluster, policy, exchange="allreduce", channels=1)
+
+    def _told(self, lab: Lab, job: Job) -> list[Told]:
+        """Let all ranks do a job, and return what they tell."""
+        path = job.save(Path(job.folder) / "job.json")
+        last: deque[str] = deque(maxlen=30)
+
+        def hear(rank: int, _: str, line: str) -> None:
+            last.append(f"rank {rank}: {line}")
+            word, *rest = line.split()
+            if word in (CUT, MENDED):
+                rate = parse_rate(self.results.rate) * (float(rest[1]) if word == CUT else 1.0)
+                lab.limit(CUT_HOST, rate)
+                job.answer(int(rest[0])).touch()
+
+        paths = (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))
+        outcome = lab.run(
+            [sys.executable, "-m", "faults.trained", str(path)],
+            environment=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            sink=hear,
+        )
+        if outcome.received is not None:
+            raise KeyboardInterrupt
+        if outcome.exit_code:
+            print("\n".join(last), file=sys.stderr)
+            raise SyncopateError(outcome.summary())
+        return [Told.load(job.told(rank)) for rank in range(lab.topology.world_size)]
+
+    def _round(self, fault: Fault, job: Job, told: list[Told], index: int) -> Round:
+        taken_s = {
+            faulty: _iteration_s([one.ends_s[number] for one in told])
+            for number, round_, faulty in job.blocks()
+            if round_ == index
+        }
+        found = self._explained(fault, job, index)
+        return Round(
+            with_s=taken_s[True],
+            without_s=taken_s[False],
+            causes=tuple(
+                Said(
+                    kind=one["kind"],
+                    ranks=tuple(one["ranks"]),
+                    gain_s=one["gain_s"],
+                    what=one["what"],
+                )
+                for one in found["causes"]
+            ),
+            abstains=tuple(found["abstains"]),
+        )
+
+    def _explained(self, fault: Fault, job: Job, index: int) -> dict[str, object]:
+        """Ask as a user does."""
+        command = [sys.executable, "-m", "syncopate", "explain", str(job.trace(index, True))]
+        if self.results.cluster is not None and "plan" in fault.kinds:
+            folder = Path(job.folder)
+            where = self.results.cluster.save(folder / "cluster.json")
+            what = self._workload.save(folder / "workload.json")
+            command += ["-w", str(what), "-c", str(where)]
+        done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SyncopateError(f"explain: {done.stderr.strip()}")
+        found: dict[str, object] = json.loads(done.stdout)
+        return found
+
+
+_POLICIES = {"single": "single", "each": "wfbp"}
+
+
+def _iteration_s(ends_s: list[tuple[float, ...]]) -> float:
+    """Return the mean of the counted iterations of a block; each ends when the last rank's does."""
+    last_s = [max(row) for row in zip(*ends_s, strict=True)]
+    return statistics.fmean(after - before for before, after in pairwise(last_s))

@@ -1,0 +1,1 @@
+"""Evidence: what may be concluded from what was measured, and what not."""

@@ -1,0 +1,71 @@
+"""Noise: what differs from iteration to iteration by itself, and what can be told in spite of it.
+
+The spread of values is 1.4826 times the median of their distances from their median, which of
+normally distributed values is their standard deviation, and heeds no outliers. The median of n such
+values has a standard error of 1.2533 times the spread over the root of n.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+SURE = 3.0
+"""What differs by this many standard errors differs."""
+
+_SPREAD, _OF_MEDIAN = 1.4826, 1.2533
+_SIMILAR = 0.5
+_SAME, _FEW = 0.75, 0.25
+
+
+def spread_s(values_s: Sequence[float]) -> float:
+    """Return the spread of values; 0 of fewer than two."""
+    if len(values_s) < 2:
+        return 0.0
+    middle_s = statistics.median(values_s)
+    return _SPREAD * statistics.median(abs(value - middle_s) for value in values_s)
+
+
+def error_s(values_s: Sequence[float]) -> float:
+    """Return the standard error of the median of values."""
+    return _OF_MEDIAN * spread_s(values_s) / math.sqrt(len(values_s)) if values_s else 0.0
+
+
+def exceeds(own_s: Sequence[float], others_s: Iterable[Sequence[float]]) -> bool:
+    """Say whether one rank's median is surely above the median of the other ranks' medians.
+
+    Args:
+        own_s: the rank's values, one for each iteration.
+        others_s: those of each other rank.
+    """
+    theirs = [values for values in others_s if values]
+    if not own_s or not theirs:
+        return False
+    middle_s = statistics.median(map(statistics.median, theirs))
+    doubt_s = math.hypot(error_s(own_s), statistics.median(map(error_s, theirs)))
+    return statistics.median(own_s) - middle_s > SURE * doubt_s
+
+
+def outstanding(
+    lost_s: Mapping[int, float], when: Mapping[int, Iterable[int]]
+) -> tuple[int, ...] | None:
+    """Return the ranks whose pauses are their own, or None where pauses are anywhere: noise.
+
+    They are their own where a quarter of the ranks, or a single one, have most of them, or where
+    nearly all ranks have them, in the same iterations.
+
+    Args:
+        lost_s: rank -> what it lost to pauses, 0 of those that lost nothing.
+        when: rank -> the iterations in which it paused.
+    """
+    most_s = max(lost_s.values(), default=0.0)
+    if most_s <= 0:
+        return ()
+    much = tuple(rank for rank, s in sorted(lost_s.items()) if s >= _SIMILAR * most_s)
+    if sum(s for rank, s in lost_s.items() if rank not in much) >= most_s:
+        return None
+    iterations = [set(when[rank]) for rank in much]
+    same = len(set.intersection(*iterations)) >= _SAME * len(set.union(*iterations))
+    everybody = same and len(much) >= _SAME * len(lost_s)
+    return much if everybody or len(much) <= max(_FEW * len(lost_s), 1) else None

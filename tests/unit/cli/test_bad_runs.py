@@ -1,0 +1,137 @@
+"""Damaged and odd runs: each gets one clear sentence, and what can be shown is shown."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from syncopate.cli import main
+from syncopate.timeline import Timeline
+from syncopate.tracing.trace_file import TraceWriter, read_trace
+from tests.unit.analysis.made import made
+from tests.unit.analysis.written import written
+
+COMMANDS = ("analyze", "explain", "compare")
+
+
+@pytest.fixture
+def run(monkeypatch, capfd):
+    """Run a command on a directory or file; return exit code, standard output and error."""
+
+    def command(name, path, *options):
+        files = (path, path) if name == "compare" else (path,)
+        monkeypatch.setattr("sys.argv", ["syncopate", name, *map(str, (*files, *options))])
+        code = main()
+        told = capfd.readouterr()
+        return code, " ".join(told.out.split()), " ".join(told.err.split())
+
+    return command
+
+
+def ranks(directory):
+    return sorted(directory.glob("*.trace"))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_empty_directory(run, tmp_path, command):
+    code, out, err = run(command, tmp_path)
+    assert (code, out) == (2, "")
+    assert "holds no file of a rank (rank-0.trace and so on)" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_rank_is_missing(run, tmp_path, command):
+    ranks(written(tmp_path / "a", made(4, 6)))[2].unlink()
+    code, out, err = run(command, tmp_path / "a")
+    assert code == 0
+    assert out
+    assert "no file of rank 2: 3 of 4 ranks are shown" in err
+    if command == "explain":
+        assert "no explanation, because the evidence is thin" in out
+        assert "nothing is recorded of ranks 2: record all ranks" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_several_runs_in_one_directory(run, tmp_path, command):
+    written(tmp_path / "a", made(2, 6))
+    written(tmp_path / "a", made(2, 6, lambda r, i: {"input_s": 3.0}), run="b", began_s=2.0)
+    code, out, err = run(command, tmp_path / "a")
+    assert code == 0
+    assert "files of 2 runs; this is the one that began last" in err
+    if command == "explain":
+        assert "1. every rank waits for input before forward without it: 9.00 s, 3.00 s" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_was_cut(run, tmp_path, command):
+    """Rank 1 was killed while it wrote iteration 7; what all ranks did before stands."""
+    change = {"forward_s": 6.0}
+    written(tmp_path / "a", made(4, 8, lambda r, i: change if r == 1 else {}))
+    path = ranks(tmp_path / "a")[1]
+    path.write_bytes(path.read_bytes()[:-100])
+    code, out, err = run(command, tmp_path / "a")
+    assert code == 0
+    assert "rank-1.trace: ends in the midst of a block" in err
+    if command == "explain":
+        assert "1. rank 1 computes longer than the others: 6.00 s of forward" in out
+        assert "without it: 9.00 s, 4.00 s (31%) less" in out
+        assert "iterations 0 to 6 are explained: others are not whole on all ranks" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_clock_that_jumped_back(run, tmp_path, command):
+    """In iteration 3 the clock of rank 0 went back by a minute, in the midst of its forward."""
+    folder = written(tmp_path / "a", made(2, 6))
+    path = ranks(folder)[0]
+    file = read_trace(path)
+    records = file.records.copy()
+    jumped = records["iteration"] >= 3
+    begins_s = records["start_s"][jumped].min()
+    for field in ("start_s", "end_s"):
+        records[field] -= 60.0 * (records[field] > begins_s)
+    rewritten(path, file, records)
+    code, _, err = run(command, folder)
+    assert "left out, because they end before they begin: 1 of its events; the clock of" in err
+    if command == "explain":
+        assert code == 2
+        assert "the clocks of its ranks are off" in err
+    else:
+        assert code == 0
+
+
+def rewritten(path, file, records):
+    """Write a file anew with other records."""
+    path.unlink()
+    writer = TraceWriter(path.parent, file.header)
+    writer.write(records, list(file.notes))
+    writer.close()
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_iterations(run, tmp_path, command):
+    folder = written(tmp_path / "a", made(2, 6))
+    for path in ranks(folder):
+        path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n")
+    code, out, err = run(command, folder)
+    assert (code, out) == (2, "")
+    assert "no iteration was captured: a training ends one with the next forward" in err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_timeline_without_spans(run, tmp_path, command):
+    empty = Timeline(name="none", source="measured", world_size=2, spans=())
+    code, out, err = run(command, empty.save(tmp_path / "t.json"))
+    assert (code, out) == (2, "")
+    assert "at least one" in err
+
+
+def test_of_a_run_the_last_iterations_are_explained(run, tmp_path):
+    """Only iteration 2 was slow on rank 1; of the last 5 none was."""
+    change = {"backward_s": 14.0}
+    folder = written(tmp_path / "a", made(2, 9, lambda r, i: change if i == 2 and r else {}))
+    found = json.loads(run("explain", folder, "--json")[1])
+    assert [(one["kind"], one["ranks"]) for one in found["causes"]][1] == ("pause", [1])
+    found = json.loads(run("explain", folder, "--last", "5", "--json")[1])
+    assert [one["kind"] for one in found["causes"]] == ["transfers"]
+    assert found["iterations"] == 4
