@@ -56,10 +56,7 @@ def explain(
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
 
-    if (workload is None) != (cluster is None):
-        option, path = ("--workload", workload) if workload else ("--cluster", cluster)
-        rule = "given with the other of --workload and --cluster, or left out"
-        raise InvalidValueError(option, str(path), rule)
+    _require_both(workload, cluster)
     timeline, run = read_recorded(*files, last=last)
     trips = trips_of(run)
     machines = None if cluster is None else Cluster.load(cluster)
@@ -77,3 +74,15 @@ def explain(
     out().print(explanation_report(timeline, found, machines, plan, given))
     if trips:
         out().print(journeys_report(trips))
+
+
+def _require_both(workload: Path | None, cluster: Path | None) -> None:
+    """Refuse one of the two alone.
+
+    Raises:
+        InvalidValueError: the other is missing.
+    """
+    if (workload is None) != (cluster is None):
+        option, path = ("--workload", workload) if workload else ("--cluster", cluster)
+        rule = "given with the other of --workload and --cluster, or left out"
+        raise InvalidValueError(option, str(path), rule)

@@ -49,7 +49,7 @@ def test_a_timeline_becomes_a_page(report, tmp_path):
     path = made(4, 6, lambda r, i: {"forward_s": 6.0} if r == 1 else {}).save(tmp_path / "t.json")
     code, page, err = report(path)
     assert (code, err) == (0, f"wrote {tmp_path / 'report.html'}\n")
-    assert "rank 1 computes longer than the others: 31% of an iteration" in page
+    assert "rank 1 computes longer than the others: 6.00 s of forward" in page
 
 
 def test_the_plan_is_played_and_compared_with_what_came(report, files):

@@ -58,7 +58,7 @@ def run_page(
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
     try:
-        found = explanation(timeline)
+        found = explanation(timeline, cluster)
     except InvalidValueError as error:
         why = str(error)
     if found is not None and workload is not None and cluster is not None:
