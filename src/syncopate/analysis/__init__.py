@@ -7,7 +7,15 @@ from syncopate.analysis.collectives import Bandwidth, Collective, bandwidths, co
 from syncopate.analysis.exposure import Exposure, exposures
 from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import Phases, mean, phases
-from syncopate.analysis.serving import Message, Overhead, distribution, overheads, served_phases
+from syncopate.analysis.serving import (
+    Distribution,
+    Message,
+    Overhead,
+    bytes_per_iteration,
+    distribution,
+    overheads,
+    served_phases,
+)
 from syncopate.analysis.stragglers import Straggler, stragglers
 from syncopate.analysis.work import Work, works
 
@@ -15,6 +23,7 @@ __all__ = [
     "Arrivals",
     "Bandwidth",
     "Collective",
+    "Distribution",
     "Exposure",
     "Message",
     "Overhead",
@@ -24,6 +33,7 @@ __all__ = [
     "Work",
     "arrivals",
     "bandwidths",
+    "bytes_per_iteration",
     "collectives",
     "critical_path",
     "distribution",

@@ -84,7 +84,9 @@ class Distribution(NamedTuple):
         mean: of the values, and of the normal distribution.
         deviation: the standard deviation of both; 0 of a single value.
         least: the smallest value.
+        low: the 5th percentile; by linear interpolation between values, as all percentiles.
         median: the middle value.
+        high: the 95th percentile; a normal distribution has it at mean + 1.645 deviations.
         most: the largest value.
     """
 
@@ -92,7 +94,9 @@ class Distribution(NamedTuple):
     mean: float
     deviation: float
     least: float
+    low: float
     median: float
+    high: float
     most: float
 
 
@@ -106,8 +110,30 @@ def distribution(values: Sequence[float]) -> Distribution:
         raise InvalidValueError("values", values, "at least one")
     mean = statistics.fmean(values)
     deviation = statistics.pstdev(values, mean)
-    median = statistics.median(values)
-    return Distribution(len(values), mean, deviation, min(values), median, max(values))
+    ordered = sorted(values)
+    at = (_percentile(ordered, share) for share in (0.0, 0.05, 0.5, 0.95, 1.0))
+    return Distribution(len(values), mean, deviation, *at)
+
+
+def bytes_per_iteration(messages: Iterable[Message]) -> dict[str, dict[str, float]]:
+    """Return bytes of an iteration by node and kind of message, the mean over iterations.
+
+    Kinds are ``"push_sent"``, ``"push_received"``, ``"pull_sent"`` and ``"pull_received"``, as the
+    node sees them. Messages before the first iteration do not count.
+    """
+    total: dict[str, dict[str, float]] = {}
+    iterations: dict[str, set[int]] = defaultdict(set)
+    for m in messages:
+        if m.iteration < 0:
+            continue
+        iterations[m.node].add(m.iteration)
+        kinds = ("push_sent", "push_received", "pull_sent", "pull_received")
+        mine = total.setdefault(m.node, dict.fromkeys(kinds, 0.0))
+        mine[f"{'push' if m.push else 'pull'}_{'sent' if m.sends else 'received'}"] += m.nbytes
+    return {
+        node: {kind: value / len(iterations[node]) for kind, value in nbytes.items()}
+        for node, nbytes in sorted(total.items())
+    }
 
 
 def served_phases(messages: Iterable[Message]) -> tuple[Phases, ...]:
@@ -184,6 +210,13 @@ def _of_server(
                 took_s = m.time_s - asked[m.peer]
                 found.append(Overhead("search", server, iteration, took_s, key, m.peer))
     return found
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def _by_iteration(messages: Iterable[Message], role: str) -> dict[str, dict[int, list[Message]]]:

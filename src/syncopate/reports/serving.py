@@ -17,6 +17,7 @@ from syncopate.analysis import (
     Message,
     Overhead,
     Phases,
+    bytes_per_iteration,
     distribution,
     mean,
     overheads,
@@ -74,7 +75,7 @@ def serving_json(
     ]
     values = {"phases": phases, "overheads": _by_key(found)}
     values |= {"computed": _by_key(computed)} if computed else {}
-    return values | {"bytes_per_iteration": _bytes(messages)}
+    return values | {"bytes_per_iteration": bytes_per_iteration(messages)}
 
 
 def _by_key(spent: Iterable[Overhead]) -> list[dict[str, Any]]:
@@ -143,26 +144,9 @@ def _volume(messages: Sequence[Message]) -> Table:
     table.add_column("node")
     for name in ("push sent", "push received", "pull sent", "pull received"):
         table.add_column(name, justify="right")
-    for node, nbytes in _bytes(messages).items():
+    for node, nbytes in bytes_per_iteration(messages).items():
         table.add_row(node, *(format_bytes(value) for value in nbytes.values()))
     return table
-
-
-def _bytes(messages: Sequence[Message]) -> dict[str, dict[str, float]]:
-    """Return bytes of an iteration by node and kind of message, the mean over iterations."""
-    total: dict[str, dict[str, float]] = {}
-    iterations: dict[str, set[int]] = defaultdict(set)
-    for m in messages:
-        if m.iteration < 0:
-            continue
-        iterations[m.node].add(m.iteration)
-        kinds = ("push_sent", "push_received", "pull_sent", "pull_received")
-        mine = total.setdefault(m.node, dict.fromkeys(kinds, 0.0))
-        mine[f"{'push' if m.push else 'pull'}_{'sent' if m.sends else 'received'}"] += m.nbytes
-    return {
-        node: {kind: value / len(iterations[node]) for kind, value in nbytes.items()}
-        for node, nbytes in sorted(total.items())
-    }
 
 
 def _grouped(spent: Iterable[Overhead]) -> dict[tuple[str, str, int], list[float]]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.analysis import Message, distribution, overheads, served_phases
+from syncopate.analysis import (
+    Message,
+    bytes_per_iteration,
+    distribution,
+    overheads,
+    served_phases,
+)
 from syncopate.errors import InvalidValueError
 
 
@@ -86,5 +92,20 @@ def test_a_distribution_has_the_moments_of_its_values():
     assert found.deviation == pytest.approx((14 / 3) ** 0.5)
     assert (found.least, found.median, found.most) == (1.0, 2.0, 6.0)
     assert distribution([5.0]).deviation == 0
+    assert distribution([5.0])[3:] == (5.0,) * 5
+    # 21 values: every percentile of 5 is one of them; between them it is read off the line.
+    twenty = distribution([float(value) for value in reversed(range(21))])
+    assert (twenty.low, twenty.median, twenty.high) == (1.0, 10.0, 19.0)
+    assert distribution([0.0, 10.0]).low == pytest.approx(0.5)
+    assert distribution([0.0, 10.0]).median == 5.0
     with pytest.raises(InvalidValueError, match="values is"):
         distribution([])
+
+
+def test_bytes_of_an_iteration_are_means_over_iterations():
+    first = worker("w0", -1, [0.0], [1.0])
+    counted = [m for at in (0, 1) for m in worker("w0", at, [0.0, 0.0], [1.0, 1.0])]
+    longer = counted[0]._replace(nbytes=10)
+    found = bytes_per_iteration([*first, longer, *counted[1:]])
+    kinds = {"push_sent": 17.0, "push_received": 16.0, "pull_sent": 16.0, "pull_received": 16.0}
+    assert found == {"w0": kinds}
