@@ -13,14 +13,15 @@ machine, and the server is Syncopate's. LeNet-5 trains for real; ResNet-50's for
 are slept, as long as the paper's. ``sketchdlc_worker.py`` says what is trained, and how.
 
 ``--train DIR`` leaves in DIR a folder for each network, with the captured run and its DLC traces,
-and ``study.json``. A network that this file has is not run again.
+and ``study.json``. A network that this file has is not run again. On two cores LeNet-5 takes a
+minute and ResNet-50 four.
 
 Lengths by formula are those of the paper's MXNet, computed from the tensors' true shapes. Ours are
 what was captured: the same bytes of tensors, and our own header.
 
 Overheads are those of Section 4.2. The paper's bars and curves were read off its plots; the points
 of its Fig. 9 go through the same analysis as our traces. ``sketchdlc_paper.py`` says what the paper
-gets wrong, and docs/paramserver.md which figures agree and which do not.
+gets wrong, and docs/sketchdlc.md which figures agree and which do not.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from sketchdlc_runs import (
     ITERATIONS,
     OPERATIONS,
     QUICK_ITERATIONS,
+    WORKERS,
     Place,
     Study,
     Trained,
@@ -62,6 +64,9 @@ PER_KEY = {"synchronization": "Figs. 17, 18", "update": "Figs. 11, 12", "search"
 """What servers spend by key, and where the paper draws it."""
 
 PHASES = ("phase 1", "phase 2", "phase 3", "computation", "overlap", "wait")
+OF_TENSORS = ("push_sent", "pull_received")
+"""What a worker does with messages that carry a tensor."""
+
 NAMES = dict(zip(OPERATIONS, ("Push_Send", "Push_Recv", "Pull_Send", "Pull_Recv"), strict=True))
 
 
@@ -160,20 +165,27 @@ def table_5(study: Study) -> Table:
 
 
 def lengths(name: str, ours: Trained) -> Table:
-    """Return Table 6 or 7: bytes of the messages of every key that the paper lists."""
+    """Return Table 6 or 7: bytes of the messages of every key that the paper lists.
+
+    Ours are bytes of the tensor and, behind a plus, of the header.
+    """
     columns = ["key", "elements"]
     for operation in OPERATIONS:
-        columns += [NAMES[operation], "formula", "ours"]
+        columns += [NAMES[operation], *(["formula"] if operation in OF_TENSORS else []), "ours"]
     number = {LENET5: 6, RESNET50: 7}[name]
     table = _table(f"Table {number}: message lengths of {TITLES[name]}, bytes", *columns)
     printed, formula, parameters = paper(name).sizes, sizes_by_formula(name), PARAMETERS[name]()
     for sizes in ours.sizes:
-        cells = [str(parameters[sizes.key].numel)]
+        numel = parameters[sizes.key].numel
+        cells = [str(numel)]
         for operation in OPERATIONS:
             cells.append(str(printed[sizes.key][operation]))
-            cells.append(str(formula[sizes.key][operation]))
             least, most = getattr(sizes, operation)
-            cells.append(str(least) if least == most else f"{least}-{most}")
+            if operation in OF_TENSORS:
+                cells.append(str(formula[sizes.key][operation]))
+                cells.append(f"{4 * numel} + {_range(least - 4 * numel, most - 4 * numel)}")
+            else:
+                cells.append(_range(least, most))
         table.add_row(str(sizes.key), *cells)
     return table
 
@@ -230,25 +242,29 @@ def over_keys(found: Mapping[Place, Distribution], quantity: str) -> float | Non
 def by_key(name: str, ours: Trained, quantity: str) -> Table:
     """Return what servers spend of one kind by key: bars, normal distributions and percentiles."""
     theirs, found = paper(name), ours.found()
+    noted = quantity + COMPUTED
+    computed = any(place.quantity == noted for place in found)
     table = _table(
         f"{PER_KEY[quantity]}: {quantity}, {TITLES[name]}, ms",
         *("key", "paper: least, mean, most", "drawn normal"),
-        *("ours: least, mean, most", "normal", "5%, 50%, 95%", "computed"),
+        *("ours: least, mean, most", "normal", "5%, 50%, 95%"),
+        *(("computed",) if computed else ()),
     )
     places = [place for place in found if place.quantity == quantity]
     order = {key: number for number, key in enumerate(theirs.sizes)}
     for place in sorted(places, key=lambda place: (place.node, order[place.key])):
         one = found[place]
         bar = theirs.bars.get(place, Bar(None, None, None))
-        table.add_row(
-            f"{place.key} {place.node}".rstrip(),
+        cells = [
             ", ".join(_number(value, _MS) for value in bar),
             _spread(theirs.normals.get(place), _MS),
             ", ".join(_number(value, _MS) for value in (one.least, one.mean, one.most)),
             _spread(one, _MS),
             _percentiles(one, _MS),
-            _spread(found.get(place._replace(quantity=quantity + COMPUTED)), _MS),
-        )
+        ]
+        if computed:
+            cells.append(_spread(found.get(place._replace(quantity=noted)), _MS))
+        table.add_row(f"{place.key} {place.node}".rstrip(), *cells)
     return table
 
 
@@ -267,7 +283,10 @@ def show(console: Console, study: Study) -> None:
         first, last = ours.losses
         learned = f"; loss {first:.3f} at first, {last:.3f} at last" if first else ", replayed"
         counted = ", ".join(f"{count} {NAMES[what]}" for what, count in ours.messages.items())
-        console.print(f"{TITLES[name]}: {ours.iterations} iterations{learned}. Counted: {counted}.")
+        due = ours.iterations * len(PARAMETERS[name]()) * WORKERS
+        console.print(
+            f"{TITLES[name]}: {ours.iterations} iterations{learned}. Counted: {counted}, of {due} each."
+        )
     if study.quick:
         console.print("These runs were cut to see that they run: no figure counts.")
 
@@ -310,6 +329,10 @@ def _table(title: str, *columns: str) -> Table:
     for index, column in enumerate(columns):
         table.add_column(column, justify="right" if index else "left", no_wrap=True)
     return table
+
+
+def _range(least: int, most: int) -> str:
+    return str(least) if least == most else f"{least}-{most}"
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -158,6 +158,11 @@ class Study(Artifact, frozen=True, kw_only=True):
     networks: dict[str, Trained] = {}
     metadata: dict[str, str] = {}
 
+    def __post_init__(self) -> None:
+        for name in self.networks:
+            if name not in ITERATIONS:
+                raise ValueError(f"unknown network {name!r}; known: {', '.join(ITERATIONS)}")
+
     def joined(self, name: str, result: Trained) -> Study:
         """Return this study with the job of one network more."""
         return replace(self, networks=self.networks | {name: result})
@@ -297,7 +302,10 @@ def run_job(network: str, iterations: int, folder: Path, keys: Sequence[int]) ->
         ended = job.run(lambda remark: print(remark, file=sys.stderr))
     if ended.exit_code:
         raise SyncopateError("\n".join([f"{network}: {ended.who} failed", *ended.last_lines]))
-    served = read_run(folder / "run", sys.maxsize).served
+    run = read_run(folder / "run", sys.maxsize)
+    for remark in run.remarks:
+        print(f"note: {remark}", file=sys.stderr)
+    served = run.served
     assert served is not None
     files, _ = dlc_files(served)
     traces = {}

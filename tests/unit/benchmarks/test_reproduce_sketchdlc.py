@@ -17,6 +17,7 @@ import sketchdlc_runs as runs
 import sketchdlc_worker as work
 from syncopate.analysis import Message
 from syncopate.errors import ArtifactError
+from syncopate.protocol.messages import Push, encode
 from syncopate.zoo import ResNet50
 
 NETWORKS = (work.LENET5, work.RESNET50)
@@ -212,10 +213,23 @@ class TestTables:
             assert ours["messages"] == dict.fromkeys(sorted(runs.OPERATIONS), expected)
             assert report[network]["formula"] == report[network]["paper"]["lengths"]
 
+    def test_our_own_lengths_are_tensors_and_headers(self) -> None:
+        for network, iterations in runs.ITERATIONS.items():
+            parameters = work.PARAMETERS[network]()
+            for sizes in runs.Study.load(sketchdlc.CAPTURED).networks[network].sizes:
+                nbytes = 4 * parameters[sizes.key].numel
+                first, last = runs.FIRST + 1, runs.FIRST + iterations
+                headers = (len(encode(Push(sizes.key, number))) for number in (first, last))
+                assert sizes.push_sent == tuple(nbytes + header for header in headers)
+
     def test_what_is_not_there_is_said(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert sketchdlc.main(["--results", str(tmp_path / "none.json")]) != 0
         assert "cannot read this sketchdlc study" in capsys.readouterr().err
+        path = tmp_path / "study.json"
+        path.write_bytes(study().to_json().replace(b'"lenet5"', b'"lenet6"'))
+        assert sketchdlc.main(["--results", str(path)]) != 0
+        assert "unknown network 'lenet6'; known: lenet5, resnet50" in capsys.readouterr().err
         with pytest.raises(SystemExit):
             sketchdlc.main(["--iterations", "0"])
