@@ -284,9 +284,8 @@ def show(console: Console, study: Study) -> None:
         learned = f"; loss {first:.3f} at first, {last:.3f} at last" if first else ", replayed"
         counted = ", ".join(f"{count} {NAMES[what]}" for what, count in ours.messages.items())
         due = ours.iterations * len(PARAMETERS[name]()) * WORKERS
-        console.print(
-            f"{TITLES[name]}: {ours.iterations} iterations{learned}. Counted: {counted}, of {due} each."
-        )
+        title = f"{TITLES[name]}: {ours.iterations} iterations{learned}"
+        console.print(f"{title}. Counted: {counted}, of {due} each.")
     if study.quick:
         console.print("These runs were cut to see that they run: no figure counts.")
 
