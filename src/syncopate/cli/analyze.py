@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import out
-from syncopate.cli.common.served import computed_of, messages_of, trips_of
+from syncopate.cli.common.served import computed_of, messages_in, messages_of, trips_of
 from syncopate.cli.common.timelines import note, read_timeline
 from syncopate.errors import InvalidValueError
 
@@ -87,13 +87,12 @@ def _run(directory: Path, last: int, json: bool) -> None:
     from syncopate.reports.attribution import timeline_json, timeline_report
     from syncopate.reports.journeys import journeys_json, journeys_report
     from syncopate.reports.serving import serving_json, serving_report
-    from syncopate.tracing.served.to_dlc import dlc_traces
 
-    traces = dlc_traces(run.served)
-    heads = {name: trace.header for name, trace in traces.items()}
-    messages = messages_of({name: (heads[name], trace.records) for name, trace in traces.items()})
-    messages = [m for m in messages if not run.first or m.iteration >= run.first]
-    computed = [one for one in computed_of(run.served) if one.iteration >= run.first]
+    served = run.served
+    if run.first:  # versions are no iterations where servers wait for nobody
+        shown = (work for work in served.work if work.start_s >= run.origin_s)
+        served = served._replace(work=tuple(shown))
+    messages, computed = messages_in(run), [*computed_of(served)]
     whole = bool(run.timeline.spans)
     synchronous, trips = run.served.synchronous, trips_of(run)
     if json:

@@ -102,11 +102,12 @@ class Tap:
             numbers: its version, the request that it answers, and whose that is.
             since_s: when it began.
         """
-        if self._ring is not None:
+        ring = self._ring
+        if ring is not None:
             version, request, peer = numbers
             place = NOBODY if peer is None else self._place(peer)
             row = (0, place, key, version, request, 0, 0, since_s, time.perf_counter())
-            self._ring.add((_KIND[kind], *row))
+            ring.add((_KIND[kind], *row))
 
     def close(self) -> None:
         """Note no more."""
@@ -129,10 +130,11 @@ class Tap:
             place = self._place(peer)
         what = _KIND.get(kind.__name__, _UNREADABLE)
         whole = (what, flags, place, key, number, other, *row)
-        if self._ring is not None:
-            self._ring.add(whole)
-        elif self._early is not None and len(self._early) < _EARLY:
-            self._early.append(whole)
+        ring, early = self._ring, self._early  # another thread may begin or end the trace
+        if ring is not None:
+            ring.add(whole)
+        elif early is not None and len(early) < _EARLY:
+            early.append(whole)
 
     # -- for the capture ------------------------------------------------------------------------
 
@@ -193,7 +195,7 @@ class Tap:
                 self._outlet.note({"peers": {str(place): name}})
 
     def _registers(self, peer: Peer, said: msg.Register, sends: bool) -> None:
-        if not sends:
+        if not sends and len(self._roles) < _PEERS:
             self._roles[peer] = said.role
 
     def _ranks(self, peer: Peer, said: msg.Roster, sends: bool) -> None:
@@ -210,6 +212,8 @@ class Tap:
 
     def _declares(self, peer: Peer, said: msg.Declare, sends: bool) -> None:
         """Note which slices a server keeps; a worker says it to each, and each says it once."""
+        if not sends and not self._names.get(self._place(peer)):
+            return  # a stranger
         server = peer if sends else self.header.rank
         slices = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in said.slices]
         note = {"server": server, "mode": said.rules.mode, "slices": slices}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +29,7 @@ class Waiting(Protocol):
 
 
 class Outlet:
-    """A file, and the records and notes that wait for it; its owner locks.
+    """A file, and the records and notes that wait for it; one thread at a time flushes.
 
     Attributes:
         waiting: where records wait.
@@ -41,6 +42,7 @@ class Outlet:
         self.writer = writer
         self.broken = False
         self._notes: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
         self._said = (0, 0)
 
     @property
@@ -49,8 +51,9 @@ class Outlet:
         return None if self.writer is None else self.writer.path
 
     def note(self, note: dict[str, Any]) -> None:
-        """Write something that is no record, before the records that come from now on."""
-        self._notes.append(note)
+        """Write something that is no record, before the records that come; any thread may."""
+        with self._lock:
+            self._notes.append(note)
 
     def flush(self) -> None:
         """Write what waits; what cannot be written counts as dropped."""
@@ -58,7 +61,8 @@ class Outlet:
             return
         waiting = self.waiting
         records, texts = waiting.take(), len(waiting.texts)
-        notes, self._notes = self._notes, []
+        with self._lock:
+            notes, self._notes = self._notes, []
         if (texts, waiting.dropped) != self._said:
             fresh = waiting.texts[self._said[0] : texts]
             notes.append({"texts": fresh, "dropped": waiting.dropped})

@@ -63,3 +63,26 @@ def trips_of(run: Run | None) -> list[Trip]:
     from syncopate.tracing.served.moments import moments
 
     return [Trip(*one) for one in moments(run.served) if one.iteration >= run.first]
+
+
+def messages_in(run: Run) -> list[Message]:
+    """Return the messages of a run in the iterations that are shown, as its DLC traces have them.
+
+    Microseconds as there, so that analysis of the run and of the traces says the same.
+    """
+    from syncopate.analysis import Message
+    from syncopate.tracing.served.places import places
+
+    found: list[Message] = []
+    served, origin_us = run.served, None
+    if served is None:
+        return found
+    for node, mine in served.messages.items():
+        for index, iteration in places(mine).items():
+            m = mine[index]
+            time_us = round((served.epoch_s + m.time_s) * 1e6)
+            origin_us = time_us if origin_us is None else origin_us
+            if not run.first or iteration >= run.first:
+                push, at_s = m.kind in ("Push", "Ack"), (time_us - origin_us) * 1e-6
+                found.append(Message(node, push, m.sends, m.key, iteration, m.peer, at_s, m.nbytes))
+    return found

@@ -135,10 +135,11 @@ class Node:
             place = self._order.index(operation)
             number = self._first_training_number + _FOUR * iteration + place
         last = self._before(done, number, place)
+        other = self._first_peer + peer
+        src, dst = (other, self.id)
         if operation.sends:
             self._sent_us = time_us
-        other = self._first_peer + peer
-        src, dst = (self.id, other) if operation.sends else (other, self.id)
+            src, dst = (self.id, other)
         kind, waited_us, depends_on, many = self._waited(place, key, peer, last, time_us)
         record = Record(
             len(self.records), src, dst, length, num_pp, operation, key, number,
@@ -153,8 +154,8 @@ class Node:
     def _before(self, done: Mapping[int, _Last], number: int, place: int) -> _Last | None:
         """Return what an operation waited for, of this key and peer; None: it is not known."""
         if place == 0:
-            pulled = (n for n in done if n < number and self._place(n) == _FOUR - 1)
-            return done.get(max(pulled, default=number - 1))
+            pulled = range(number - 1, number - 1 - _KEPT, -_FOUR)
+            return next((done[n] for n in pulled if n in done), None)
         if place == 2:
             return done.get(number - 1) or done.get(number - 2)
         return done.get(number - 1)

@@ -25,6 +25,8 @@ def dlc_files(served: Served) -> tuple[dict[str, bytes], tuple[str, ...]]:
         for name, one in traces.items()
         if one.left_out
     )
+    if not served.synchronous:
+        said = (*said, "servers answered each push by itself: analyze these with --asynchronous")
     return files | {KEYS: keys_table(served).encode()}, said
 
 

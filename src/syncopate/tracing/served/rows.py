@@ -79,7 +79,7 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
         host: the node's.
         machine: a name of the running system; nodes with the same one read one clock.
         clock: what its times are of.
-        began_s: seconds since 1970 when the file was begun.
+        began_s: seconds since 1970 when the node joined the job.
         began_clock_s: the clock at that moment.
         kinds: names of the kinds of rows, by index.
     """

@@ -25,7 +25,8 @@ Its request then depends on the push: ``dep_type`` 2 with the push in ``id_dep``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from typing import NamedTuple
 
 from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp
@@ -66,9 +67,7 @@ class NodeTrace(NamedTuple):
 def dlc_traces(served: Served) -> dict[str, NodeTrace]:
     """Return the trace of every node that wrote a file, by the name of its file."""
     placed = {node: places(mine) for node, mine in served.messages.items() if node != SCHEDULER}
-    numbers: dict[tuple[str, int, int, bool], int] = {}
-    for rank in range(served.workers):
-        numbers |= _numbered(f"w{rank}", served, placed)
+    numbers = _numbered(served, placed)
     found = {}
     for node, mine in served.messages.items():
         if node == SCHEDULER:
@@ -146,30 +145,30 @@ def _of_scheduler(served: Served, messages: Iterable[Wired]) -> NodeTrace:
 
 
 def _numbered(
-    worker: str, served: Served, placed: Mapping[str, Mapping[int, int]]
+    served: Served, placed: Mapping[str, Mapping[int, int]]
 ) -> dict[tuple[str, int, int, bool], int]:
-    """Return the numbers of a worker's pushes and pulls, by key, iteration, and whether it pushes.
+    """Return the numbers of pushes and pulls, by worker, key, iteration, and whether it pushes.
 
     Pushes are numbered in the order in which they were sent, and each is followed by the pull of
     its weights. What the worker's own file does not have is numbered as the servers saw it.
     """
-    seen = _with_places(worker, served, placed)
-    others = (node for node in placed if node[0] == "s")
-    by_servers = [one for s in others for one in _with_places(s, served, placed)]
-    seen += sorted((one for one in by_servers if one[0].peer == worker), key=lambda o: o[0].time_s)
     found: dict[tuple[str, int, int, bool], int] = {}
-    for m, iteration in seen:
+    count: Counter[str] = Counter()
+    mine = (_with_places(node, served, placed) for node in placed if node[0] == "w")
+    by_servers = chain(*(_with_places(node, served, placed) for node in placed if node[0] == "s"))
+    for m, iteration in (*chain(*mine), *sorted(by_servers, key=lambda one: one[0].time_s)):
         push = m.kind in ("Push", "Ack")
+        worker = m.node if m.node[0] == "w" else m.peer
         if (push and iteration < 0) or (worker, m.key, iteration, push) in found:
             continue
         for each in (True, False) if push else (False,):
-            found[worker, m.key, iteration, each] = len(found) + 1
+            count[worker] += 1
+            found[worker, m.key, iteration, each] = count[worker]
     return found
 
 
 def _with_places(
     node: str, served: Served, placed: Mapping[str, Mapping[int, int]]
-) -> list[tuple[Wired, int]]:
-    if node not in placed:
-        return []
-    return [(served.messages[node][index], i) for index, i in placed[node].items()]
+) -> Iterator[tuple[Wired, int]]:
+    messages = served.messages[node]
+    return ((messages[index], iteration) for index, iteration in placed[node].items())
