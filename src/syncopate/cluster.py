@@ -242,6 +242,10 @@ class Interference(Record, frozen=True, kw_only=True):
             raise InvalidValueError("unexplained_s", self.unexplained_s, "finite")
 
 
+MAX_RANKS = 1 << 20
+"""Of a cluster: what is worked out for each of them has to fit into memory."""
+
+
 class Cluster(Artifact, frozen=True, kw_only=True):
     """The machines as communication sees them; see the module.
 
@@ -279,6 +283,10 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         if not self.levels:
             raise InvalidValueError("levels", self.levels, "at least one level")
         require_time("reduction_s_per_byte", self.reduction_s_per_byte)
+        if self.world_size > MAX_RANKS:
+            sizes = " x ".join(str(level.size) for level in self.levels)
+            rule = f"at most {MAX_RANKS} ranks; these are levels of {sizes}"
+            raise InvalidValueError("size of all levels", self.world_size, rule)
         limits = [math.inf if h.up_to_bytes is None else h.up_to_bytes for h in self.handling]
         if self.handling and (limits != sorted(set(limits)) or limits[-1] < math.inf):
             rule = "by ascending up_to_bytes, and the last without"
@@ -386,9 +394,12 @@ class Cluster(Artifact, frozen=True, kw_only=True):
 
         Raises:
             UnknownNameError: no such network.
+            InvalidValueError: more than ``MAX_RANKS``, or none.
         """
         if network not in NETWORKS:
             raise UnknownNameError("network", network, NETWORKS)
+        if nodes > MAX_RANKS:
+            raise InvalidValueError("nodes", nodes, f"at most {MAX_RANKS}")
         latency_s, bandwidth, reduction = NETWORKS[network]
         return cls.flat(
             nodes,

@@ -197,8 +197,11 @@ def test_hosts_are_counted_by_name_or_else_by_level(names, hosts, count):
     assert Cluster(name="c", levels=levels, hosts=hosts).host_count == count
 
 
-def test_a_cluster_of_very_many_ranks_takes_no_room():
-    assert Cluster(name="c", levels=(_level(size=10**15),)).world_size == 10**15
+def test_a_cluster_of_more_ranks_than_have_room_is_refused():
+    with pytest.raises(InvalidValueError, match="at most 1048576 ranks; these are levels of 8 x "):
+        Cluster(name="c", levels=(_level(size=8), _level(name="rack", size=10**15)))
+    with pytest.raises(InvalidValueError, match="nodes is 1000000000; it must be at most 1048576"):
+        Cluster.preset("10gbe", 10**9)
 
 
 def test_files_from_before_there_were_warnings_have_none():

@@ -145,7 +145,7 @@ class Problem:
         """Return the seconds of the buckets of gradients ``[start, stop)``, for many starts."""
         sizes = self.offsets[:, [stop]] - self.offsets[:, starts]
         if len(sizes) > 1 and isinstance(cost, Envelope):
-            of_algorithms = [one(sizes).sum(axis=0) for one in cost.costs.values()]
+            of_algorithms = [one(sizes).sum(axis=0) for _, one, _ in cost.together]
             return np.asarray(np.min(of_algorithms, axis=0))
         return np.asarray(cost(sizes).sum(axis=0))
 
@@ -153,7 +153,7 @@ class Problem:
         """Return who updates each bucket: in turn the rank that has the fewest bytes so far."""
         if self.pulls is None or not self.pulls.rooted:
             return (0,) * len(partition)
-        held = [0.0] * self.pulls.ranks
+        held = [0.0] * min(self.pulls.ranks, len(partition))  # no others get any
         roots = []
         filled = self.offsets.sum(axis=0)
         for start, stop in pairwise((0, *partition)):

@@ -71,20 +71,25 @@ _ROWS = (
         optimal,
         "the exact optimum by dynamic programming; where that ends, the best of played candidates",
         "this project",
-        plans=searched,
+        plans=lambda question: searched(question, rivals()),
     ),
     Policy(
         "auto",
         optimal,
         "the best of `optimal` for every exchange on one and two channels, and why",
         "this project",
-        plans=auto,
+        plans=lambda question: auto(question, rivals()),
         chooses=True,
     ),
 )
 
 POLICIES: dict[str, Policy] = {row.name: row for row in _ROWS}
 """Name -> row."""
+
+
+def rivals() -> list[Callable[[Problem], Partition]]:
+    """Return the policies that are a partition and no more; those that search are never behind."""
+    return [row.partition for row in POLICIES.values() if row.plans is None]
 
 
 def filled_to(bucket_bytes: int) -> Policy:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -30,7 +31,9 @@ def run(monkeypatch, capfd, tmp_path):
     monkeypatch.chdir(tmp_path)
     examples.workload().save("workload.json")
     examples.cluster().save("cluster.json")
-    Cluster.preset("10gbe", 10**9).save("large.json")
+    Path("large.json").write_bytes(
+        Cluster.preset("10gbe", 97).to_json().replace(b"97,", b"1000000000,")
+    )
 
     def run(line: str):
         monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
@@ -281,8 +284,14 @@ def test_convert_writes_rules_and_notes_what_has_no_counterpart(run):
         ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
         ("choose", "CLUSTER is None; it must be given, or else --network and --nodes"),
         ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
-        ("choose --network 10gbe --nodes 4097", "--nodes is 4097; it must be at most 4096: sched"),
-        ("plan -w workload.json -c large.json", "ranks of large.json is 1000000000; it must be at"),
+        (
+            "choose --network 10gbe --nodes 1000000000",
+            "nodes is 1000000000; it must be at most 1048576",
+        ),
+        (
+            "plan -w workload.json -c large.json",
+            "size of all levels is 1000000000; it must be at most",
+        ),
         ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
         ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
         ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, perfetto,"),

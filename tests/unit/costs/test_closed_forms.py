@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from syncopate.costs.papers.closed_forms import CLOSED_FORMS, all_reduce_linear, closed_form
+from syncopate.cluster import Cluster, Level
+from syncopate.costs.model.collective import _pieces, fixed_cost, variants
+from syncopate.costs.papers.closed_forms import (
+    CLOSED_FORMS,
+    all_reduce_linear,
+    closed_form,
+    closed_lines,
+)
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.schedules.registry import ALGORITHMS
+from syncopate.schedules.registry import ALGORITHMS, build
 
 ALPHA, BETA, GAMMA = 45.26e-6, 8 / 9.4e9, 2.5e-10
 
@@ -90,3 +100,50 @@ def test_bad_questions_are_refused():
     for bad in ((-1, BETA, GAMMA), (ALPHA, math.inf, GAMMA), (ALPHA, BETA, math.nan)):
         with pytest.raises(InvalidValueError, match="a finite number of seconds >= 0"):
             all_reduce_linear("ring", 4, *bad)
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> Cluster:
+    """One to three levels, of which any may join nothing, and ranks placed in any way."""
+    times = st.floats(1e-6, 1e-3)
+    levels = tuple(
+        Level(
+            name=f"level {index}",
+            size=draw(st.integers(1, 5)),
+            latency_s=draw(times),
+            bandwidth_bytes_per_s=draw(st.floats(1e8, 1e11)),
+        )
+        for index in range(draw(st.integers(1, 3)))
+    )
+    ranks = range(math.prod(level.size for level in levels))
+    placement = tuple(draw(st.permutations(ranks))) if draw(st.booleans()) else ()
+    gamma = draw(st.sampled_from([0.0, 2.5e-10]))
+    return Cluster(name="any", levels=levels, placement=placement, reduction_s_per_byte=gamma)
+
+
+@given(clusters(), st.sampled_from(sorted(ALGORITHMS)))
+def test_formulas_of_clusters_are_the_prices_of_the_schedules(cluster, key):
+    sizes = np.geomspace(1, 1e9, 20)
+    for options in variants(cluster, *key):
+        if closed_lines(cluster, *key, options):
+            schedule = build(*key, cluster.world_size, **options)
+            priced_s = _pieces(schedule, cluster)(sizes)
+            assert fixed_cost(cluster, *key, options)(sizes) == pytest.approx(priced_s, rel=1e-9)
+
+
+def test_formulas_are_of_one_level_and_of_rings_on_any():
+    flat = Cluster.preset("10gbe", 6)
+    assert all(closed_lines(flat, *key, {}) for key in ALGORITHMS)
+    two = Cluster(name="two", levels=(flat.levels[0], flat.levels[0]))
+    known = {key for key in ALGORITHMS if closed_lines(two, *key, {})}
+    assert known == {key for key in ALGORITHMS if key[1] == "ring"}
+    far = {"order": tuple(reversed(range(0, 36, 2))) + tuple(range(1, 36, 2))}
+    assert closed_lines(two, "all_reduce", "ring", far) == ()
+
+
+def test_schedules_that_have_no_room_are_refused():
+    wide = Cluster.preset("10gbe", 512).levels[0]
+    cluster = Cluster(name="wide", levels=(Cluster.preset("10gbe", 8).levels[0], wide))
+    assert fixed_cost(cluster, "all_reduce", "ring", {})(1e6) > 0
+    with pytest.raises(InvalidValueError, match="ranks is 4096; it must be at most 2048: all_redu"):
+        fixed_cost(cluster, "all_reduce", "blueconnect", {"factors": (8, 512)})

@@ -132,7 +132,7 @@ def test_a_variant_cost_tells_its_options() -> None:
     assert [cost.options(n)["blocks"] for n in (0, 1, 2, 2.5, 8, 9, 1e12)] == [1, 1, 1, 2, 2, 4, 4]
     assert cost.fixed({"blocks": 4})(100) == 29.0
     assert cost.fixed({"blocks": 10})(100) == 20.0
-    assert Envelope({"lp": cost, "ring": RING}).bucket([9, 1]) == ("lp", {"blocks": 4}, 8.25)
+    assert Envelope({"lp": cost, "ring": RING}).bucket([9, 1]) == ("lp", {"blocks": 2}, 9.0)
 
 
 def test_a_curve_knows_the_options_it_was_measured_with() -> None:

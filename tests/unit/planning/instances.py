@@ -11,11 +11,12 @@ from syncopate.costs.model.functions import (
     Envelope,
     LinearCost,
     PiecewiseCost,
+    VariantCost,
 )
 from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.planning.problem import Problem
 
-COSTS = ("linear", "steps", "curve", "envelope", "jumps")
+COSTS = ("linear", "steps", "curve", "envelope", "jumps", "options")
 
 
 def linear(a: float, b: float) -> LinearCost:
@@ -31,8 +32,21 @@ def random_cost(rng: np.random.Generator, kind: str) -> CostFunction:
         return jumps(rng)
     if kind == "curve":
         return curve(rng)
+    if kind == "options":
+        return Envelope({name: options(rng) for name in ("one", "another")})
     parts = [random_cost(rng, k) for k in rng.choice(["linear", "steps", "curve", "jumps"], 3)]
     return Envelope({f"algorithm {i}": part for i, part in enumerate(parts)})
+
+
+def options(rng: np.random.Generator) -> VariantCost:
+    """An algorithm that is told in how many blocks to cut: fewer start-ups, or fewer bytes."""
+    costs = [
+        linear(rng.uniform(0, 3) * blocks, rng.uniform(0.05, 1) / blocks) for blocks in (1, 2, 4)
+    ]
+    return VariantCost(
+        [({"blocks": blocks}, cost) for blocks, cost in zip((1, 2, 4), costs, strict=True)],
+        lambda options: costs[(1, 2, 4).index(options["blocks"])],
+    )
 
 
 def steps(rng: np.random.Generator) -> PiecewiseCost:
@@ -84,7 +98,12 @@ def bucket_costs(problem: Problem) -> FloatArray:
     """Cost of every bucket ``[start, stop)``, shape (L+1, L+1), straight from the definition."""
     sizes = np.maximum(problem.offsets[:, None, :] - problem.offsets[:, :, None], 0.0)
     if isinstance(problem.cost, Envelope):
-        of_algorithms = [cost(sizes).sum(axis=0) for cost in problem.cost.costs.values()]
+        fixed = [
+            cost.fixed(told)
+            for cost in problem.cost.costs.values()
+            for told in ({"blocks": blocks} for blocks in (1, 2, 4))
+        ]
+        of_algorithms = [cost(sizes).sum(axis=0) for cost in fixed]
         return np.min(of_algorithms, axis=0)
     return problem.cost(sizes).sum(axis=0)
 

@@ -10,7 +10,7 @@ import pytest
 from syncopate.cluster import Interference
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
-from syncopate.planning.registry import POLICIES
+from syncopate.planning.registry import POLICIES, rivals
 from syncopate.planning.search.changes import CUTS
 from syncopate.planning.search.interference import least_disturbing, overlap_pays
 from syncopate.planning.search.player import Player
@@ -90,7 +90,7 @@ def test_the_search_is_never_worse_than_any_policy(channels: int) -> None:
         problem = random_problem(rng, int(rng.integers(1, 30)), str(rng.choice(COSTS)))
         work = workload_of(problem, float(rng.choice([0.0, 1.5])))
         interference = draw_interference(rng, pays=bool(rng.integers(0, 2)))
-        found = search(Player(problem, work, interference, channels), optimal(problem))
+        found = search(Player(problem, work, interference, channels), optimal(problem), rivals())
         mine = iteration_s(problem, work, found, interference, channels)
         for policy in POLICIES.values():
             theirs = iteration_s(problem, work, policy.partition(problem), interference, channels)
@@ -106,7 +106,7 @@ def test_the_search_is_close_to_brute_force_everywhere(channels: int, tolerance:
         problem = random_problem(rng, length, str(rng.choice(COSTS)))
         work = workload_of(problem, 0.5)
         interference = draw_interference(rng, pays=False)
-        found = search(Player(problem, work, interference, channels), optimal(problem))
+        found = search(Player(problem, work, interference, channels), optimal(problem), rivals())
         best = min(
             iteration_s(problem, work, p, interference, channels) for p in partitions(length)
         )

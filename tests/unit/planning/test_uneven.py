@@ -12,6 +12,7 @@ from syncopate.plan import SHARDED, Plan
 from syncopate.planning import make_plan, predict
 from syncopate.planning.parts import WHOLE
 from syncopate.planning.question import Question, question_of
+from syncopate.planning.registry import rivals
 from syncopate.planning.search import search
 from syncopate.planning.search.player import Player
 from syncopate.planning.search.search import searched
@@ -107,4 +108,4 @@ def test_where_shards_are_equal_nothing_changes() -> None:
 
 def test_the_same_question_has_the_same_answer() -> None:
     workload = random_workload(5)
-    assert searched(question(workload, 2)) == searched(question(workload, 2))
+    assert searched(question(workload, 2), rivals()) == searched(question(workload, 2), rivals())

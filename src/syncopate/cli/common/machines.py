@@ -10,9 +10,6 @@ import typer
 from syncopate.cluster import NETWORKS, Cluster
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 
-MOST_RANKS = 4096
-"""Ranks of the largest cluster that commands take: at so many, prices need a minute and 6 GiB."""
-
 _Network = Annotated[
     str | None,
     typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
@@ -126,22 +123,10 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
         nodes: number of hosts on the network.
 
     Raises:
-        InvalidValueError: both or neither, no number of hosts, or more ranks than can be priced.
+        InvalidValueError: both or neither, or no number of hosts.
         ArtifactError: the file is no cluster.
         UnknownNameError: no such network.
     """
-    cluster = _named_cluster(what, path, network, nodes)
-    if cluster.world_size > MOST_RANKS:
-        rule = (
-            f"at most {MOST_RANKS}: schedules are priced transfer by transfer, and a ring of p "
-            "ranks has about 2 p^2 of them"
-        )
-        option = "--nodes" if path is None else f"the number of ranks of {path}"
-        raise InvalidValueError(option, cluster.world_size, rule)
-    return cluster
-
-
-def _named_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
     if path is not None:
         if network is not None or nodes is not None:
             raise InvalidValueError(

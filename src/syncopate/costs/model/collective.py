@@ -38,6 +38,7 @@ from syncopate.costs.model.functions import (
 from syncopate.costs.model.pieces import Pieces, highest, lower_envelope
 from syncopate.costs.model.price import price_lines
 from syncopate.costs.model.remembered import remembered
+from syncopate.costs.papers.closed_forms import closed_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds
@@ -58,6 +59,9 @@ quarter more, and one within a factor of the square root of two at most 6%."""
 
 PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of message chunks considered for stages that work at the same time."""
+
+MAX_PRICED_RANKS = 2048
+"""A schedule for more ranks is not made to price it: tables grow with the square of the ranks."""
 
 UNMEASURED = 0.05
 """An algorithm that was not measured where others were has to be cheaper by this share."""
@@ -214,14 +218,37 @@ def fixed_cost(
     On a calibrated cluster that is what the executor is expected to take (``execution.py``). By
     the papers' model, which is all that is known of a cluster written by hand, it is the length of
     a longest path, the maximum of the lines that ``price_lines`` finds; where ranks share links, at
-    least what the busiest link needs (``congestion.py``).
+    least what the busiest link needs (``congestion.py``). Where a formula is known that says the
+    same (``closed_lines``), no schedule is made.
 
     Raises:
         UnknownNameError: no such algorithm or option.
-        InvalidValueError: no such value of an option.
+        InvalidValueError: no such value of an option, or more ranks than can be priced one by one.
     """
+    if not cluster.handling:
+        lines = closed_lines(cluster, collective, algorithm, options)
+        if lines:
+            return PiecewiseCost(highest_line(lines))
+        _require_few(cluster, collective, algorithm)
     schedule = build(collective, algorithm, cluster.world_size, **options)
     return PiecewiseCost(_pieces(schedule, cluster))
+
+
+def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
+    """Refuse a schedule whose table would not fit into memory.
+
+    Raises:
+        InvalidValueError: of a cluster of several levels, or an algorithm of one's own.
+    """
+    if cluster.world_size > MAX_PRICED_RANKS:
+        levels = " x ".join(str(level.size) for level in cluster.levels)
+        raise InvalidValueError(
+            "ranks",
+            cluster.world_size,
+            f"at most {MAX_PRICED_RANKS}: {collective} ({algorithm}) on levels of {levels} has no "
+            "formula, and is priced message by message; a cluster of one level has one for each "
+            "algorithm",
+        )
 
 
 def _pieces(schedule: Schedule, cluster: Cluster) -> Pieces:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -60,6 +61,11 @@ class CostFunction(Protocol):
         """Return the cost with the same options at every size."""
         ...
 
+    @property
+    def choices(self) -> Sequence[CostFunction]:
+        """What messages of several sizes cost together that have their options in common."""
+        ...
+
 
 class PiecewiseCost:
     """A cost given by its pieces.
@@ -96,6 +102,11 @@ class PiecewiseCost:
     def fixed(self, options: Mapping[str, Any]) -> CostFunction:
         """Return the cost with the same options at every size: itself, where none are known."""
         return self
+
+    @property
+    def choices(self) -> Sequence[CostFunction]:
+        """What messages of several sizes cost together that have their options in common."""
+        return (self,)
 
 
 def startup_part_s(cost: CostFunction, sizes: Sequence[float], duration_s: float) -> float:
@@ -224,6 +235,19 @@ class VariantCost(PiecewiseCost):
                 return cost
         return self._price(options)
 
+    @property
+    def choices(self) -> Sequence[CostFunction]:
+        """The cost with each of its options."""
+        return [_Chosen(cost, options) for options, cost in self._variants]
+
+
+class _Chosen(PiecewiseCost):
+    """The cost of an algorithm with given options."""
+
+    def __init__(self, cost: CostFunction, options: Mapping[str, Any]) -> None:
+        super().__init__(cost.pieces)
+        self.option_ranges = ((math.inf, options),)
+
 
 class _HeldCost(PiecewiseCost):
     """A cost that is at least so many seconds per byte."""
@@ -243,6 +267,11 @@ class _HeldCost(PiecewiseCost):
             self._held[id(cost)] = (cost, _HeldCost(cost, self.least_s_per_byte))
         return self._held[id(cost)][1]
 
+    @property
+    def choices(self) -> Sequence[CostFunction]:
+        """Those of the cost, held."""
+        return [_HeldCost(cost, self.least_s_per_byte) for cost in self._cost.choices]
+
 
 class _NarrowedCost(PiecewiseCost):
     """The cost of messages of which a share goes on the wire."""
@@ -256,6 +285,11 @@ class _NarrowedCost(PiecewiseCost):
     def fixed(self, options: Mapping[str, Any]) -> CostFunction:
         """Return the cost with the same options at every size."""
         return _NarrowedCost(self._cost.fixed(options), self._share)
+
+    @property
+    def choices(self) -> Sequence[CostFunction]:
+        """Those of the cost, narrowed."""
+        return [_NarrowedCost(cost, self._share) for cost in self._cost.choices]
 
 
 class Cheapest(NamedTuple):
@@ -305,6 +339,21 @@ class Envelope(PiecewiseCost):
         """The algorithms, in the order given."""
         return tuple(self.costs)
 
+    @cached_property
+    def together(self) -> Sequence[tuple[str, CostFunction, CostFunction]]:
+        """What can carry a bucket of several dtypes: every algorithm with each of its options.
+
+        Its name, its cost, and its cost alone, which decides where what every byte costs is all
+        that can be seen. Who never costs less than another, alone either, is left out.
+        """
+        found: list[tuple[str, CostFunction, CostFunction]] = []
+        for name, cost in self.costs.items():
+            for one, alone in zip(cost.choices, self._alone[name].choices, strict=True):
+                if not any(other.pieces.never_above(alone.pieces) for _, _, other in found):
+                    found = [row for row in found if not alone.pieces.never_above(row[2].pieces)]
+                    found.append((name, one, alone))
+        return found
+
     def best(self, nbytes: float) -> str:
         """Return the cheapest algorithm for a message of ``nbytes``."""
         # Nothing is sent for zero bytes; the algorithm of the smallest messages stands for it.
@@ -350,8 +399,9 @@ class Envelope(PiecewiseCost):
     def bucket(self, nbytes_by_dtype: Sequence[float]) -> Cheapest:
         """Return the cheapest algorithm of a bucket, its options and its seconds.
 
-        A bucket has one algorithm and travels as one collective per dtype, back to back, so its
-        cost is the sum over its dtypes. Its options are those for the largest of them.
+        A bucket has one algorithm with one set of options and travels as one collective per dtype,
+        back to back, so its cost is the sum over its dtypes. A measured algorithm takes the options
+        of its largest dtype.
 
         Args:
             nbytes_by_dtype: bytes of each dtype in the bucket; zeros are free.
@@ -361,10 +411,11 @@ class Envelope(PiecewiseCost):
             name = self.best(largest)
             return Cheapest(name, self.costs[name].options(largest), float(self(largest)))
         sizes = np.asarray(nbytes_by_dtype, float)
-        seconds = {name: float(cost(sizes).sum()) for name, cost in self.costs.items()}
-        alone = {name: float(cost(sizes).sum()) for name, cost in self._alone.items()}
-        name = min(seconds, key=lambda name: (seconds[name], alone[name]))
-        return Cheapest(name, self.costs[name].options(largest), seconds[name])
+        seconds = [float(cost(sizes).sum()) for _, cost, _ in self.together]
+        least_s = min(seconds)
+        tied = [row for row, each in zip(self.together, seconds, strict=True) if each == least_s]
+        name, cost, _ = min(tied, key=lambda row: float(row[2](sizes).sum()))
+        return Cheapest(name, cost.options(largest), least_s)
 
 
 Costs = Mapping[str, Envelope]

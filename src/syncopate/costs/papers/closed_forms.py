@@ -24,16 +24,23 @@ The rest are sums of such parts, exact for every p, number of blocks and factori
 spanning tree, bidirectional exchange and linear pipeline (LP, Table 1, with what
 :mod:`syncopate.costs.papers.linear_pipeline` puts right); two levels and BlueConnect on a network
 of one level (see :mod:`syncopate.costs.papers.blueconnect` for several).
+
+On several levels the ring is regular too: in topology order each level that joins anything has
+neighbours apart by it, no two messages of a round share a link, and every round waits for the
+slowest of them. So it costs the most of the levels' own rings, each at the pace of the slowest link
+on the way (BlueConnect, Eq. 3).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from syncopate.cluster import LinearFit, require_time
+from syncopate.cluster import Cluster, LinearFit, require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.recipe import ORDER
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
+from syncopate.schedules.compose import topology_order
 from syncopate.schedules.factors import default_factors, require_factors
 from syncopate.schedules.options import Option, checked
 from syncopate.schedules.registry import ALGORITHMS
@@ -199,6 +206,44 @@ def closed_form(collective: str, algorithm: str, world_size: int, **options: Opt
     values = dict(checked(ALGORITHMS[key].options, world_size, options, scope))
     values.pop("order", None)
     return CLOSED_FORMS[key](world_size, **values)
+
+
+def closed_lines(
+    cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any]
+) -> tuple[LinearFit, ...]:
+    """Return the lines whose maximum an algorithm costs on a cluster, where a formula says it.
+
+    The formulas are the prices of the schedules (:mod:`syncopate.costs.model.price`), in
+    microseconds for any number of ranks, where a table of a ring has two transfers for each pair
+    of them.
+
+    Args:
+        cluster: the machines; their levels alone count.
+        collective: such as ``"all_reduce"``.
+        algorithm: a name from the registry.
+        options: as for :func:`syncopate.schedules.registry.build`.
+
+    Returns:
+        No line where there is no formula: for an algorithm of one's own, for most on several
+        levels, and for a ring whose neighbours are not near.
+
+    Raises:
+        UnknownNameError: no such option.
+        InvalidValueError: a value of an option that does not fit.
+    """
+    joining = [level for level in cluster.levels if level.size > 1]
+    near = (options.get(ORDER) or tuple(range(cluster.world_size))) == topology_order(cluster)
+    if (collective, algorithm) not in CLOSED_FORMS or options.get("pipelines", 1) != 1:
+        return ()
+    if len(joining) > 1 and not (algorithm == "ring" and near):
+        return ()
+    terms = closed_form(collective, algorithm, cluster.world_size, **options)
+    lines, byte_time_s = [], 0.0
+    for level in joining:
+        byte_time_s = max(byte_time_s, level.byte_time_s)
+        per_byte_s = terms.seconds(1.0, 0.0, byte_time_s, cluster.reduction_s_per_byte)
+        lines.append(LinearFit(a_s=terms.startups * level.latency_s, b_s_per_byte=per_byte_s))
+    return tuple(lines)
 
 
 def all_reduce_linear(

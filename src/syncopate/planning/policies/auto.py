@@ -14,15 +14,20 @@ from dataclasses import replace
 from syncopate.plan import EXCHANGES, Prediction, exchange_of
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search.changes import PLAYED_MESSAGES
-from syncopate.planning.search.search import searched
+from syncopate.planning.search.search import Rivals, searched
 from syncopate.units import format_seconds
 
 NEAR = 1e-3
 """Predictions closer than this share are not told apart."""
 
 
-def auto(question: Question) -> Draft:
-    """Return the best plan of all, with the reason."""
+def auto(question: Question, rivals: Rivals) -> Draft:
+    """Return the best plan of all, with the reason.
+
+    Args:
+        question: what is to be planned.
+        rivals: policies that no plan of an exchange is to be behind.
+    """
     asked = [
         question.only(exchange, channels)
         for exchange in question.costs
@@ -30,11 +35,11 @@ def auto(question: Question) -> Draft:
     ]
     # Each gets its share of the search; what it finds decides, and the winner searches on.
     most = PLAYED_MESSAGES // (4 * len(asked))
-    drafts = [searched(one, most) for one in asked]
+    drafts = [searched(one, rivals, most) for one in asked]
     predictions = [one.predict(draft) for one, draft in zip(asked, drafts, strict=True)]
     limit_s = (1 + NEAR) * min(prediction.iteration_s for prediction in predictions)
     chosen = next(i for i, p in enumerate(predictions) if p.iteration_s <= limit_s)
-    best = searched(asked[chosen])
+    best = searched(asked[chosen], rivals)
     reached = asked[chosen].predict(best)
     if predictions[chosen].iteration_s < reached.iteration_s:
         best, reached = drafts[chosen], predictions[chosen]

@@ -25,8 +25,8 @@ start-up times, curves, steps, envelopes of algorithms, several dtypes.
 
 With several dtypes a bucket costs the sum over dtypes, a window is an intersection of one window
 per dtype, and at most K windows per dtype are in use for any j. An envelope of algorithms is one
-piecewise-linear cost for one dtype; with several it is the best over algorithms of their sums,
-because a bucket has one algorithm.
+piecewise-linear cost for one dtype; with several it is the best over algorithms, each with each of
+its options, of their sums, because a bucket has one algorithm and tells it one thing.
 
 Reference: the recurrence of MG-WFBP (Eq. 7), whose Algorithm 1 it replaces; sliding-window minima
 as in Monge and convex dynamic programmes (Galil and Park 1992).
@@ -86,9 +86,9 @@ def _trace_back(problem: Problem, before: Sequence[int]) -> Partition:
 def _alternatives(problem: Problem) -> list[Pieces]:
     if len(problem.nbytes) == 1 or not isinstance(problem.cost, Envelope):
         return [problem.cost.pieces]
-    # An algorithm that is never cheaper than another is never the best for a bucket either.
+    # One that is never cheaper than another is never the best for a bucket either.
     useful: list[Pieces] = []
-    for cost in problem.cost.costs.values():
+    for _, cost, _ in problem.cost.together:
         if not any(other.never_above(cost.pieces) for other in useful):
             useful = [other for other in useful if not cost.pieces.never_above(other)]
             useful.append(cost.pieces)

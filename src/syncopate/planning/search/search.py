@@ -9,7 +9,7 @@ plays candidates and keeps the best:
 * the partition of ``interference.py``, which is exact on one channel wherever overlap pays;
 * where weights are pulled, that of ``both_ways.py``, which is exact on one channel with ideal
   overlap, and ramps, whose buckets are small where backward turns into forward;
-* the partitions of all other policies, so that none of them is ever better;
+* the partitions of all other policies of the registry, so that none of them is ever better;
 * k buckets of about equal bytes, for several k;
 * from the best few of these, what single changes improve: a cut removed, added, or moved by one;
 * where weights are pulled, the best of these with its first buckets all-reduced
@@ -27,15 +27,12 @@ of messages played is limited, not the time, so that a plan depends on its input
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from syncopate.planning.parts import WHOLE, alone, grains
-from syncopate.planning.policies.mg_wfbp import mg_wfbp
 from syncopate.planning.policies.optimal import optimal
-from syncopate.planning.policies.single import single
 from syncopate.planning.policies.threshold import threshold
-from syncopate.planning.policies.wfbp import wfbp
-from syncopate.planning.problem import Partition
+from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search.both_ways import both_ways
 from syncopate.planning.search.changes import PLAYED_MESSAGES, improve, stops_of
@@ -52,11 +49,16 @@ _IMPROVED = 3
 """How many of the best candidates are improved: changes of one cut end where none of them helps."""
 
 
-def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
+Rivals = Sequence[Callable[[Problem], Partition]]
+"""Policies whose partitions are played too."""
+
+
+def searched(question: Question, rivals: Rivals, most: int = PLAYED_MESSAGES) -> Draft:
     """Return the best plan found for one exchange on so many channels.
 
     Args:
         question: whose first exchange and number of channels count.
+        rivals: none of them is better.
         most: messages to play.
     """
     problem, interference = question.problem, question.cluster.interference
@@ -64,32 +66,33 @@ def searched(question: Question, most: int = PLAYED_MESSAGES) -> Draft:
     ideal = interference.compute_rate == 1 and interference.collective_stretch == 1
     player = Player(problem, question.workload, interference, channels)
     if problem.pulls is not None or channels > 1 or not ideal:
-        partition = search(player, partition, most)
+        partition = search(player, partition, rivals, most)
     partition, grain = split(player, partition, most)
     if is_uneven(question):
-        partition, grain = search_uneven(question, player, partition, grain, most)
+        partition, grain = search_uneven(question, player, (partition, grain), rivals, most)
         return question.draft(partition, grain)
     partition, first = replicate(player.cut_to(grain), partition, most)
     return question.draft(partition, grain, first)
 
 
 def search_uneven(
-    question: Question, player: Player, partition: Partition, grain: float, most: int
+    question: Question, player: Player, found: tuple[Partition, float], rivals: Rivals, most: int
 ) -> tuple[Partition, float]:
     """Return the best partition and grain found by playing unequal shards.
 
     Args:
         question: whose shards are unequal.
         player: plays them as if they were equal.
-        partition: the best one by that; what is returned is never worse by the real shards.
-        grain: of its large tensors.
+        found: the best partition by that, and the grain of its large tensors; what is returned is
+            never worse by the real shards.
+        rivals: policies whose partitions are played too.
         most: messages to play, each price worked out counted as ``PRICED_MESSAGES``.
     """
-    problem = player.problem
+    problem, (partition, grain) = player.problem, found
     stops = stops_of(problem, partition)
-    shapes = sorted(dict.fromkeys(_candidates(player, partition, stops)), key=player.score)
+    shapes = sorted(dict.fromkeys(_candidates(player, partition, rivals, stops)), key=player.score)
     uneven = player.with_shards(Uneven(question))
-    best, found = uneven.cut_to(grain).score(partition), (partition, grain)
+    best = uneven.cut_to(grain).score(partition)
     for each in dict.fromkeys((grain, WHOLE)):
         cutting = uneven.cut_to(each)
         again = [partition, *(alone(problem, one, each) for one in shapes[:_UNEVEN_CANDIDATES])]
@@ -133,17 +136,20 @@ def split(
     return found, chosen.grain
 
 
-def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) -> Partition:
+def search(
+    player: Player, partition: Partition, rivals: Rivals = (), most: int = PLAYED_MESSAGES
+) -> Partition:
     """Return the best partition found by playing; never worse than ``partition``.
 
     Args:
         player: of the problem, the machine and the channels.
         partition: what to start from, the exact optimum with ideal overlap on one channel.
+        rivals: policies whose partitions are played too.
         most: messages to play before what has been found has to do; candidates are played anyway.
     """
     problem = player.problem
     stops = stops_of(problem, partition)
-    ranked = sorted(dict.fromkeys(_candidates(player, partition, stops)), key=player.score)
+    ranked = sorted(dict.fromkeys(_candidates(player, partition, rivals, stops)), key=player.score)
     one_way = problem.pulls is None and player.channels == 1 and overlap_pays(player.interference)
     if one_way and len(stops) == problem.length:
         return ranked[0]
@@ -151,13 +157,14 @@ def search(player: Player, partition: Partition, most: int = PLAYED_MESSAGES) ->
     return min(improved, key=player.score)
 
 
-def _candidates(player: Player, partition: Partition, stops: Sequence[int]) -> list[Partition]:
+def _candidates(
+    player: Player, partition: Partition, rivals: Rivals, stops: Sequence[int]
+) -> list[Partition]:
     """Return what is worth playing, ``partition`` first."""
     problem, workload = player.problem, player.workload
     compute_s = workload.forward_s + workload.backward_s
     exact = least_disturbing(problem, compute_s, player.interference, stops)
-    found = [partition, exact, single(problem), threshold(problem)]
-    found += [mg_wfbp(problem), wfbp(problem)]
+    found = [partition, exact, *(rival(problem) for rival in rivals)]
     found += [equal(problem, count) for count in EQUAL_BUCKETS if count < problem.length]
     if problem.pulls is not None:
         ways = dict.fromkeys((1, player.channels))
