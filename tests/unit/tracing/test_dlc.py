@@ -215,3 +215,22 @@ def test_what_is_no_trace_is_refused(tmp_path, text):
         dlc.read(path)
     with pytest.raises(ArtifactError, match="cannot be read"):
         dlc.read(tmp_path / "missing.txt")
+
+
+def test_a_damaged_line_among_many_is_named_by_its_number(tmp_path):
+    node = Node(0, worker=True, workers=1, servers=1)
+    for at_us in range(0, 800_000, 1000):
+        node.add(WORKER[at_us // 1000 % 4], 0, 0, length=8, num_pp=1, time_us=at_us)
+    path = written(tmp_path, node.records)
+    lines = path.read_text().splitlines(keepends=True)
+    first = len(lines) - len(node.records)
+    lines[first + 500] = lines[first + 500].replace("\t8\t", "\teight\t", 1)
+    lines.insert(first + 300, "\n")
+    path.write_text("".join(lines))
+    told = []
+    read = dlc.read(path, told.append)
+    assert read.records == (*node.records[:500], *node.records[501:])
+    assert [(one.line, one.column) for one in read.damage] == [(first + 502, 9)]
+    assert [one for one in dlc.records(path) if one not in read.damage] == list(read.records)
+    assert told == sorted(told)
+    assert 0 < told[0] <= told[-1] <= 1

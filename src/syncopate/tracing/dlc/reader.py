@@ -5,9 +5,13 @@ A line that is damaged is reported with its place, and the rest is read.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -25,9 +29,13 @@ from syncopate.tracing.dlc.records import (
 
 _MICROSECONDS = 1_000_000
 _HEADER_LINES = 100
+_AT_ONCE, _TOLD_AFTER = 128, 64
+"""Lines that are read together, and how many times until progress is told again."""
 _OPERATIONS = {operation.value: operation for operation in Operation}
 _DEPENDENCIES = {int(kind): kind for kind in Dependency}
+_MARKED = {MARK + operation.value: operation for operation in Operation}
 _OP_ID = re.compile(r"(\d+)-(-?\d+)-([ws]\d+)")
+_OP_IDS = re.compile(f"^{_OP_ID.pattern}$", re.MULTILINE)
 _ONE = re.compile(r"(?:\d+-)?-?\d+-[ws]\d+")
 _HEADER = re.compile(
     r"num_workers:\s*=\s*(\d+)\s+num_servers:\s*=\s*(\d+)\s+"
@@ -77,22 +85,30 @@ class _FieldError(Exception):
         self.index = index
 
 
-def read(path: str | os.PathLike[str]) -> Trace:
+def read(path: str | os.PathLike[str], progress: Callable[[float], None] | None = None) -> Trace:
     """Read a whole trace.
+
+    Args:
+        path: the file.
+        progress: told now and then which part of the file has been read, in [0, 1].
 
     Raises:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
-    with _opened(path) as file:
-        lines = enumerate(file, start=1)
-        header = _header(path, lines)
+    with _opened(path) as file, _collecting_later():
+        header, number = _header(path, file)
         found: list[Record | SetUp] = []
         damage: list[Damage] = []
-        for one in _parsed(path, lines):
-            if isinstance(one, Damage):
-                damage.append(one)
-            else:
-                found.append(one)
+        nbytes = max(os.fstat(file.fileno()).st_size, 1)
+        for count, (alike, others) in enumerate(_blocks(path, file, number)):
+            if progress is not None and count % _TOLD_AFTER == 0:
+                progress(min(file.buffer.tell() / nbytes, 1.0))
+            found += alike
+            for one in others:
+                if isinstance(one, Damage):
+                    damage.append(one)
+                else:
+                    found.append(one)
     return Trace(header, tuple(found), tuple(damage))
 
 
@@ -103,9 +119,22 @@ def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
     with _opened(path) as file:
-        lines = enumerate(file, start=1)
-        _header(path, lines)
-        yield from _parsed(path, lines)
+        _, number = _header(path, file)
+        for alike, others in _blocks(path, file, number):
+            yield from alike
+            yield from others
+
+
+@contextmanager
+def _collecting_later() -> Iterator[None]:
+    """Look for cycles later: there are none in records, and millions take long to look at."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _opened(path: str | os.PathLike[str]) -> TextIO:
@@ -115,16 +144,16 @@ def _opened(path: str | os.PathLike[str]) -> TextIO:
         raise ArtifactError(path, f"cannot be read: {error.strerror}") from None
 
 
-def _header(path: str | os.PathLike[str], lines: Iterator[tuple[int, str]]) -> Header:
-    """Read up to the names of the columns."""
+def _header(path: str | os.PathLike[str], lines: Iterable[str]) -> tuple[Header, int]:
+    """Read up to the names of the columns; return also the number of their line."""
     header: Header | None = None
-    for number, line in lines:
+    for number, line in enumerate(lines, start=1):
         if found := _HEADER.search(line):
             header = Header(int(found[1]), int(found[2]), found[4], found[3])
         if line.rstrip("\n").split("\t") == list(FIELDS):
             if header is None:
                 break
-            return header
+            return header, number
         if number > _HEADER_LINES:
             break
     raise ArtifactError(
@@ -134,11 +163,22 @@ def _header(path: str | os.PathLike[str], lines: Iterator[tuple[int, str]]) -> H
     )
 
 
+def _blocks(
+    path: str | os.PathLike[str], file: Iterator[str], number: int
+) -> Iterator[tuple[list[Record], Iterator[Record | SetUp | Damage]]]:
+    """Yield the records behind a line, some at a time, all of them alike or else one by one."""
+    while lines := list(islice(file, _AT_ONCE)):
+        rows = [line.rstrip("\r\n").split("\t") for line in lines]
+        # Only where a line is not as most are, it and those about it are read one by one.
+        alike = _alike(rows)
+        yield alike, _parsed(path, () if alike else rows, number)
+        number += len(lines)
+
+
 def _parsed(
-    path: str | os.PathLike[str], lines: Iterator[tuple[int, str]]
+    path: str | os.PathLike[str], rows: Iterable[Sequence[str]], number: int
 ) -> Iterator[Record | SetUp | Damage]:
-    for number, line in lines:
-        fields = line.rstrip("\r\n").split("\t")
+    for place, fields in enumerate(rows, start=number + 1):
         if fields == [""]:
             continue
         try:
@@ -146,7 +186,37 @@ def _parsed(
         except _FieldError as error:
             before = fields[: error.index]
             column = sum(map(len, before)) + len(before) + 1
-            yield Damage(os.fspath(path), number, column, str(error))
+            yield Damage(os.fspath(path), place, column, str(error))
+
+
+def _alike(rows: Sequence[Sequence[str]]) -> list[Record]:
+    """Return the records of lines column by column; none where one is no record, or damaged."""
+    one = _ONE.fullmatch
+    try:
+        columns = list(zip(*rows, strict=True))
+        *_, names, op_ids, kinds, waited, seconds, parts, depends = columns
+        microseconds = list(map(int, parts))
+        found = _OP_IDS.findall("\n".join(op_ids))
+        if len(found) < len(rows) or min(microseconds) < 0 or max(microseconds) >= _MICROSECONDS:
+            return []
+        keys, numbers, peers = zip(*found, strict=True)
+        at_s = map(int, seconds)
+        known = {t: ((t,), False) if one(t) else _depends(t) for t in set(depends)}
+        made = zip(
+            *(map(int, column) for column in columns[:5]),
+            [_MARKED[name] for name in names],
+            map(int, keys),
+            map(int, numbers),
+            map(sys.intern, peers),
+            [_DEPENDENCIES[int(kind)] for kind in kinds],
+            map(int, waited),
+            [s * _MICROSECONDS + us for s, us in zip(at_s, microseconds, strict=True)],
+            *zip(*[known[text] for text in depends], strict=True),
+            strict=True,
+        )
+        return list(map(Record._make, made))
+    except (ValueError, KeyError, _FieldError):
+        return []
 
 
 def _record(fields: Sequence[str]) -> Record | SetUp:
