@@ -6,6 +6,7 @@ import math
 import pickle
 from collections import defaultdict
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -141,3 +142,10 @@ class Duck:
 
     def __init__(self, lane: str) -> None:
         self.lane = lane
+
+
+def test_what_is_kept_of_a_timeline_is_not_kept_of_its_copies():
+    timeline = Timeline(name="t", source="measured", world_size=2, spans=(RING, ALONE))
+    assert (timeline.columns is timeline.columns, timeline.duration_s) == (True, 1.5)
+    copy = msgspec.structs.replace(timeline, spans=(ALONE,))
+    assert (copy.columns, copy.duration_s) == ((ALONE,), 1.0)

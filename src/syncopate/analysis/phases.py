@@ -27,6 +27,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 
 from syncopate.analysis.intervals import Interval
+from syncopate.analysis.once import once
 from syncopate.analysis.sweep import lengths_s, pieces
 from syncopate.errors import InvalidValueError
 from syncopate.spans import Mask, coded
@@ -87,6 +88,7 @@ class Phases:
         return self.overlapped_s / both if both > 0 else 0.0
 
 
+@once
 def phases(timeline: Timeline) -> tuple[Phases, ...]:
     """Return the phases of every rank in every iteration, by iteration, then rank."""
     spans = timeline.columns

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import out, progress_bar
 from syncopate.cli.common.served import computed_of, messages_in, messages_of, trips_of
-from syncopate.cli.common.timelines import note, read_timeline
+from syncopate.cli.common.timelines import note, read_directory, read_timeline
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -76,11 +78,7 @@ def analyze(
 
 
 def _run(directory: Path, last: int, json: bool) -> None:
-    from syncopate.tracing.run import read_run
-
-    run = read_run(directory, last)
-    for remark in run.remarks:
-        note(remark)
+    run = read_directory(directory, last)
     if run.served is None:
         _timeline(run.timeline, json)
         return
@@ -94,6 +92,7 @@ def _run(directory: Path, last: int, json: bool) -> None:
         served = served._replace(work=tuple(shown))
     messages, computed = messages_in(run), [*computed_of(served)]
     whole = bool(run.timeline.spans)
+    _look(run.timeline)
     synchronous, trips = run.served.synchronous, trips_of(run)
     if json:
         found = timeline_json(run.timeline) if whole else {}
@@ -110,6 +109,7 @@ def _run(directory: Path, last: int, json: bool) -> None:
 def _timeline(timeline: Timeline, json: bool) -> None:
     from syncopate.reports.attribution import timeline_json, timeline_report
 
+    _look(timeline)
     if json:
         _print(timeline_json(timeline))
         return
@@ -122,7 +122,8 @@ def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -
 
     traces = {}
     for path in files:
-        trace = dlc.read(path)
+        with progress_bar("reading") as advance:
+            trace = dlc.read(path, partial(advance, path.name))
         for damage in trace.damage:
             note(str(damage))
         for odd in dlc.findings(trace.records):
@@ -134,6 +135,17 @@ def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -
         _print(serving_json(messages, synchronous=synchronous))
         return
     out().print(serving_report(messages, synchronous=synchronous))
+
+
+def _look(timeline: Timeline) -> None:
+    """Take the figures of a timeline that take long: a report of it finds them done."""
+    from syncopate.analysis import collectives, exposures, phases, works
+
+    parts: tuple[Callable[[Timeline], object], ...] = (phases, collectives, exposures, works)
+    with progress_bar("analysing") as advance:
+        for place, part in enumerate(parts):
+            advance(part.__name__, place / len(parts))
+            part(timeline)
 
 
 def _print(found: object) -> None:

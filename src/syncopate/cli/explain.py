@@ -9,7 +9,7 @@ import typer
 
 from syncopate.cli.common.console import out
 from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import LAST, read_recorded
+from syncopate.cli.common.timelines import LAST, last_of, read_recorded
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
@@ -32,7 +32,7 @@ def explain(
         Path | None, typer.Option("--cluster", "-c", help="Its cluster, with --workload.")
     ] = None,
     last: Annotated[
-        int, typer.Option(help="A run: how many iterations to look at, the last ones.")
+        int, typer.Option(help="How many iterations to play again, the last ones.")
     ] = LAST,
     json: Annotated[bool, typer.Option("--json", help="Print all values as JSON.")] = False,
 ) -> None:
@@ -58,6 +58,7 @@ def explain(
 
     _require_both(workload, cluster)
     timeline, run = read_recorded(*files, last=last)
+    timeline = last_of(timeline, last)
     trips = trips_of(run)
     machines = None if cluster is None else Cluster.load(cluster)
     found = explanation(timeline, machines)

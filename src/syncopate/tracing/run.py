@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,12 +55,17 @@ class Run(NamedTuple):
     ranks: Mapping[str, int] = {}
 
 
-def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
+def read_run(
+    directory: str | os.PathLike[str],
+    last: int = 200,
+    progress: Callable[[str, float], None] | None = None,
+) -> Run:
     """Read the directory of a run; of several runs the one that began last.
 
     Args:
         directory: where the ranks wrote.
         last: how many iterations to show, the last ones.
+        progress: told what is read, and which part of the ranks' files has been, in [0, 1].
 
     Raises:
         InvalidValueError: less than one iteration is asked for.
@@ -71,8 +76,9 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
         raise InvalidValueError("last", last, "at least 1")
     directory = Path(directory)
     remarks: list[str] = []
-    files, nodes = _of_last_run(*_files(directory, remarks), remarks)
+    files, nodes = _of_last_run(*_files(directory, remarks, progress), remarks)
     found = {one.header.rank: one for one in files}
+    del files  # or records would stay when there are spans of them
     remarks += _shortcomings(found) if found else ()
     served = served_of(nodes, remarks, *_told(found)) if nodes else None
     by_messages = served if not found else None
@@ -100,7 +106,9 @@ def read_run(directory: str | os.PathLike[str], last: int = 200) -> Run:
     return Run(timeline, tuple(remarks), served, first, origin_s, _ranks(found, served))
 
 
-def _files(directory: Path, remarks: list[str]) -> tuple[list[Written], list[NodeFile]]:
+def _files(
+    directory: Path, remarks: list[str], progress: Callable[[str, float], None] | None
+) -> tuple[list[Written], list[NodeFile]]:
     """Return the files of ranks and of nodes that can be read.
 
     Raises:
@@ -108,7 +116,9 @@ def _files(directory: Path, remarks: list[str]) -> tuple[list[Written], list[Nod
     """
     paths = sorted(directory.glob(PATTERN))
     files: list[Written] = []
-    for path in paths:
+    for place, path in enumerate(paths):
+        if progress is not None:
+            progress(path.name, place / len(paths))
         try:
             files.append(read_trace(path))
         except ArtifactError as error:

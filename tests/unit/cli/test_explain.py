@@ -53,6 +53,19 @@ def test_causes_are_ranked_in_plain_words(explain, tmp_path):
     assert "$ syncopate plan -w workload.json -c cluster.json" in out
 
 
+def test_the_last_iterations_are_played_again_and_which_is_said(explain, tmp_path):
+    change = {"forward_s": 6.0}
+    path = made(2, 9, lambda r, i: change if r == 1 and i < 5 else {}).save(tmp_path / "t.json")
+    code, out, told = explain(path, "--last", "4", "--json")
+    assert "the last 4 iterations are looked at, from iteration 5 on" in told
+    assert (code, json.loads(out)["iterations"]) == (0, 3)
+    assert not [one for one in json.loads(out)["causes"] if one["kind"] == "compute"]
+    code, out, told = explain(path, "--json")
+    assert (json.loads(out)["iterations"], told) == (8, "")
+    code, _, told = explain(path, "--last", "0")
+    assert (code, "last is 0; it must be at least 1" in told) == (2, True)
+
+
 def test_json_has_the_figures_and_the_words(explain, tmp_path):
     change = {"forward_s": 6.0}
     path = made(4, 6, lambda r, i: change if r == 1 else {}).save(tmp_path / "t.json")

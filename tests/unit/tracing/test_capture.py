@@ -318,3 +318,10 @@ def test_what_connections_carried_is_that_of_the_iterations_shown(tmp_path: Path
         links, hosts = recorded(read_run(tmp_path, last=last).timeline)
         assert [(one.src, one.dst, one.nbytes) for one in links] == [(0, 1, nbytes), (1, 0, nbytes)]
         assert hosts == {0: "host0", 1: "host1"}
+
+
+def test_whoever_waits_is_told_how_far_reading_is(tmp_path: Path) -> None:
+    written(tmp_path, [(0.0, 1.0)], [(0.0, 1.0)], [(0.0, 1.0)], [(0.0, 1.0)])
+    told: list[tuple[str, float]] = []
+    read_run(tmp_path, progress=lambda what, fraction: told.append((what, fraction)))
+    assert told == [(f"rank-{rank}.trace", rank / 4) for rank in range(4)]

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from syncopate.cli.common.console import err
+from syncopate.cli.common.console import err, progress_bar
 from syncopate.errors import ArtifactError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -38,24 +38,61 @@ def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]
         ArtifactError, InvalidValueError: as :func:`read_timeline`.
     """
     from syncopate.tracing import foreign
-    from syncopate.tracing.run import read_run
 
     folders = [path for path in files if path.is_dir()]
     if folders and len(files) > 1:
         rule = "the only one, or left out: the directory of a run has all ranks"
         raise InvalidValueError("FILE", str(folders[0]), rule)
     if folders:
-        run = read_run(folders[0], last)
-        for remark in run.remarks:
-            note(remark)
+        run = read_directory(folders[0], last)
         if not run.timeline.spans:
             reason = "only servers were captured here; a timeline is of ranks or workers"
             raise ArtifactError(folders[0], reason)
         return run.timeline, run
-    timeline = foreign.read_timeline(files)
+    with progress_bar("reading") as advance:
+        advance(files[0].name, 0.0)
+        timeline = foreign.read_timeline(files)
     for text in remarks_of(timeline):
         note(text)
     return timeline, None
+
+
+def read_directory(directory: Path, last: int) -> Run:
+    """Return the run of a directory, and remark what cannot be known of it.
+
+    Args:
+        directory: where ranks and nodes wrote.
+        last: how many iterations to read, the last ones.
+
+    Raises:
+        ArtifactError, InvalidValueError: as :func:`syncopate.tracing.run.read_run`.
+    """
+    from syncopate.tracing.run import read_run
+
+    with progress_bar("reading") as advance:
+        run = read_run(directory, last, advance)
+    for remark in run.remarks:
+        note(remark)
+    return run
+
+
+def last_of(timeline: Timeline, last: int) -> Timeline:
+    """Return a timeline with its last iterations alone, and remark where there were others.
+
+    Raises:
+        InvalidValueError: less than one iteration is asked for.
+    """
+    import msgspec
+
+    if last < 1:
+        raise InvalidValueError("last", last, "at least 1")
+    spans = timeline.columns
+    first = int(spans.iteration.max(initial=0)) - last + 1
+    kept = spans.iteration >= first
+    if kept.all():
+        return timeline
+    note(f"the last {last} iterations are looked at, from iteration {first} on")
+    return msgspec.structs.replace(timeline, spans=spans.take(kept))
 
 
 def remarks_of(timeline: Timeline) -> tuple[str, ...]:
@@ -73,17 +110,13 @@ def read_nodes(*files: Path) -> Run:
         ArtifactError: none did.
         InvalidValueError: not one directory.
     """
-    from syncopate.tracing.run import read_run
-
     if len(files) != 1 or not files[0].is_dir():
         rule = "the directory of one run that was traced: it has what each node sent and received"
         raise InvalidValueError("FILE", ", ".join(map(str, files)), rule)
-    run = read_run(files[0], sys.maxsize)
+    run = read_directory(files[0], sys.maxsize)
     if run.served is None:
         reason = "no worker or server of a parameter server wrote a file (worker-0.trace and so on)"
         raise ArtifactError(files[0], reason)
-    for remark in run.remarks:
-        note(remark)
     return run
 
 
