@@ -103,18 +103,17 @@ def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple
     """Return what messages of the sizes that were sent, and between them, take on a cluster."""
     import numpy as np
 
-    from syncopate.analysis import collectives
     from syncopate.analysis.collectives import EXCHANGE
     from syncopate.costs.model.training import training_costs
-    from syncopate.reports.pages.evidence import Price, algorithm_of
+    from syncopate.reports.pages.evidence import Price, messages
 
     if timeline.metadata.get(EXCHANGE) == SERVED:
         return {}  # what servers take depends on all workers at once
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)
     in_iteration: dict[tuple[str, int], int] = defaultdict(int)
-    for one in collectives(timeline):
+    for one in messages(timeline):
         if one.nbytes > 0:
-            sizes[one.collective, algorithm_of(one)].add(one.nbytes)
+            sizes[one.collective, one.algorithm].add(one.nbytes)
             in_iteration[one.collective, one.iteration] += one.nbytes
     found: dict[tuple[str, str], tuple[Price, ...]] = {}
     for (collective, algorithm), sent in sizes.items():

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncopate.analysis import Collective, collectives
+from syncopate.analysis import collectives
 from syncopate.analysis.causes import Explanation
+from syncopate.analysis.once import once
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
+from syncopate.spans import LANES
 from syncopate.timeline import Timeline
 
 
@@ -56,17 +59,69 @@ class Evidence:
     files: tuple[str, str] | None = None
 
 
-def algorithm_of(one: Collective) -> str:
-    """Return the algorithm that carried a message; empty where it was not recorded."""
-    return one.spans[0].detail
+class Message(NamedTuple):
+    """One collective, or one message to or from a server.
+
+    Attributes:
+        iteration: that it belongs to.
+        lane: ``"push"`` or ``"pull"``.
+        name: what it carries, such as ``"bucket 3"``.
+        collective: such as ``"all_reduce"``.
+        algorithm: that carried it; empty where it was not recorded.
+        nbytes: that it carried.
+        arrived_s: when its last rank arrived.
+        ends_s: when its last rank had it.
+    """
+
+    iteration: int
+    lane: str
+    name: str
+    collective: str
+    algorithm: str
+    nbytes: int
+    arrived_s: float
+    ends_s: float
+
+    @property
+    def lasts_s(self) -> float:
+        """How long it took once all its ranks were there."""
+        return self.ends_s - self.arrived_s
 
 
-def lasts_s(one: Collective) -> float:
-    """Return how long a message took once all its ranks were there."""
-    return max(span.end_s for span in one.spans) - one.arrived_s
+@once
+def messages(timeline: Timeline) -> tuple[Message, ...]:
+    """Return every message of a timeline, in the order in which their last ranks arrived."""
+    found = collectives(timeline)
+    spans = found.spans
+    one = found.rows[found.first]
+    columns = (
+        spans.iteration[one],
+        spans.lane[one],
+        spans.name[one],
+        found.kinds,
+        spans.detail[one],
+        found.most(spans.nbytes),
+        found.arrived_s,
+        found.most(spans.end_s),
+    )
+    return tuple(
+        Message(
+            number,
+            LANES[lane],
+            spans.texts[name],
+            found.names[kind],
+            spans.texts[detail],
+            nbytes,
+            arrived_s,
+            ends_s,
+        )
+        for number, lane, name, kind, detail, nbytes, arrived_s, ends_s in zip(
+            *(column.tolist() for column in columns), strict=True
+        )
+    )
 
 
-def alike(timeline: Timeline) -> tuple[tuple[Collective, ...], int, int]:
+def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """Return the messages of the iterations that exchange what the last whole one exchanges.
 
     A training that measures plans changes its buckets; a mean over several plans' is of none.
@@ -74,18 +129,15 @@ def alike(timeline: Timeline) -> tuple[tuple[Collective, ...], int, int]:
     Returns:
         the messages; how many iterations they are of; how many have any.
     """
-    by_iteration: dict[int, list[Collective]] = {}
-    for one in collectives(timeline):
-        by_iteration.setdefault(one.iteration, []).append(one)
-    numbers = sorted(by_iteration)
+    carried: dict[int, set[tuple[str, str, int, str]]] = defaultdict(set)
+    for one in messages(timeline):
+        carried[one.iteration].add((one.lane, one.name, one.nbytes, one.algorithm))
+    numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]
-    if not whole:
-        return (), 0, 0
-    wanted = _carried(by_iteration[whole[-1]])
-    same = [n for n in whole if _carried(by_iteration[n]) == wanted]
-    return tuple(one for n in same for one in by_iteration[n]), len(same), len(whole)
-
-
-def _carried(messages: list[Collective]) -> set[tuple[str, str, int, str]]:
-    return {(one.lane, one.name, one.nbytes, algorithm_of(one)) for one in messages}
+    same = {number for number in whole if carried[number] == carried[whole[-1]]}
+    return (
+        tuple(one for one in messages(timeline) if one.iteration in same),
+        len(same),
+        len(whole),
+    )

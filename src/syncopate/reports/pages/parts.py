@@ -6,16 +6,20 @@ percent, so that a page draws them at any width.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from syncopate.analysis import (
-    Exposure,
     Segment,
     Work,
     bandwidths,
+    critical_path,
     exposures,
     mean,
     phases,
@@ -23,13 +27,19 @@ from syncopate.analysis import (
     works,
 )
 from syncopate.analysis.work import steady
-from syncopate.reports.pages.evidence import algorithm_of, alike
-from syncopate.reports.pages.spans import Chosen, iteration_bounds, path_of
+from syncopate.reports.pages.evidence import alike
+from syncopate.reports.pages.spans import Chosen, iteration_bounds
+from syncopate.spans import LANES, coded
 from syncopate.timeline import Timeline
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 _BUCKETS, _RANKS, _CELLS = 40, 32, 16
 """Rows that a page shows of buckets and of ranks, and ranks of a matrix."""
+
+_POINTS = 300
+"""Iterations of a line."""
+
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 
 
 def whole_s(timeline: Timeline) -> float:
@@ -41,17 +51,19 @@ def whole_s(timeline: Timeline) -> float:
     return statistics.fmean(bounds[n][1] - bounds[n][0] for n in numbers)
 
 
-def division(timeline: Timeline, found: Sequence[Exposure]) -> list[dict[str, Any]]:
+def division(timeline: Timeline) -> list[dict[str, Any]]:
     """Return what an iteration consists of, in the mean over ranks, and the share of each part."""
     work = works(timeline)
-    numbers = set(steady([one.iteration for one in work]))
-    ranks, count = len({one.rank for one in work}), len(numbers)
-    if not ranks or not count:
+    numbers = steady([one.iteration for one in work])
+    each = len({one.rank for one in work}) * len(numbers)
+    if not each:
         return []
-    each = ranks * count
-    computed_s = sum(w.computation_s for w in work if w.iteration in numbers) / each
-    waiting_s = sum(e.waiting_s for e in found if e.iteration in numbers) / each
-    moving_s = sum(e.transferring_s for e in found if e.iteration in numbers) / each
+    counted = frozenset(numbers)
+    found = exposures(timeline)
+    kept = np.isin(found.spans.iteration, numbers)
+    computed_s = sum(w.computation_s for w in work if w.iteration in counted) / each
+    waiting_s = float(found.waiting_s[kept].sum()) / each
+    moving_s = float(found.transferring_s[kept].sum()) / each
     total_s = max(whole_s(timeline), computed_s + waiting_s + moving_s)
     rest_s = max(total_s - computed_s - waiting_s - moving_s, 0.0)
     parts = (
@@ -73,56 +85,82 @@ def division(timeline: Timeline, found: Sequence[Exposure]) -> list[dict[str, An
 
 def hidden(timeline: Timeline) -> float:
     """Return the hidden share of communication, over the iterations that count."""
-    numbers = set(steady([span.iteration for span in timeline.spans]))
+    numbers = set(steady(np.unique(timeline.columns.iteration).tolist()))
     return mean([one for one in phases(timeline) if one.iteration in numbers]).overlap_ratio
 
 
 def buckets(timeline: Timeline) -> dict[str, Any]:
     """Return a row for each message: exposed, of that waiting and transferring, and hidden."""
-    messages, count, of = alike(timeline)
-    numbers = {one.iteration for one in messages}
-    found = [e for e in exposures(timeline) if e.iteration in numbers]
-    each = max(len({(e.iteration, e.rank) for e in found}), 1)
-    groups: dict[tuple[str, str], list[Exposure]] = defaultdict(list)
-    for one in found:
-        groups[one.lane, one.name].append(one)
-    lasts_s: dict[tuple[str, str], float] = defaultdict(float)
-    words: dict[tuple[str, str], str] = {}
-    for message in messages:
-        key = message.lane, message.name
-        words[key] = " ".join(filter(None, (algorithm_of(message), message.collective)))
-        lasts_s[key] += sum(span.duration_s for span in message.spans) / each
-    rows = []
-    for key, mine in groups.items():
-        waiting_s = sum(e.waiting_s for e in mine) / each
-        moving_s = sum(e.transferring_s for e in mine) / each
-        hidden_s = max(lasts_s[key] - waiting_s - moving_s, 0.0)
-        rows.append((" ".join(key), words.get(key, ""), mine, waiting_s, moving_s, hidden_s))
-    longest_s = max((row[3] + row[4] + row[5] for row in rows), default=0.0) or 1.0
+    sent, count, of = alike(timeline)
+    words = {
+        (one.lane, one.name): " ".join(filter(None, (one.algorithm, one.collective)))
+        for one in sent
+    }
+    rows = _bucket_rows(timeline, {one.iteration for one in sent})
+    longest_s = max((sum(row[3:]) for row in rows), default=0.0) or 1.0
     return {
         "count": count,
         "of": of,
         "more": max(len(rows) - _BUCKETS, 0),
         "rows": [
             {
-                "name": name,
-                "how": how,
-                "size": format_bytes(max(e.nbytes for e in mine)),
+                "name": f"{lane} {name}",
+                "how": words.get((lane, name), ""),
+                "size": format_bytes(nbytes),
                 "exposed": format_seconds(waiting_s + moving_s),
                 "waiting": format_seconds(waiting_s),
                 "moving": format_seconds(moving_s),
                 "hidden": format_seconds(hidden_s),
                 "shares": [100 * s / longest_s for s in (waiting_s, moving_s, hidden_s)],
             }
-            for name, how, mine, waiting_s, moving_s, hidden_s in _largest(rows)
+            for lane, name, nbytes, waiting_s, moving_s, hidden_s in _largest(rows)
         ],
     }
 
 
-def _largest(rows: list[Any]) -> list[Any]:
+class _Bucket(NamedTuple):
+    """The messages of one name and lane, in the mean over ranks and iterations."""
+
+    lane: str
+    name: str
+    nbytes: int
+    waiting_s: float
+    moving_s: float
+    hidden_s: float
+
+
+def _bucket_rows(timeline: Timeline, iterations: Collection[int]) -> list[_Bucket]:
+    """Return the messages of some iterations, in the order in which they first began."""
+    found = exposures(timeline)
+    kept = np.flatnonzero(np.isin(found.spans.iteration, list(iterations)))
+    spans = found.spans.take(kept)
+    if not len(spans):
+        return []
+    each = len(np.unique(coded([spans.iteration, spans.rank])))
+    _, first, group = np.unique(
+        coded([spans.lane, spans.name]), return_index=True, return_inverse=True
+    )
+    waiting_s = np.bincount(group, found.waiting_s[kept]) / each
+    moving_s = np.bincount(group, found.transferring_s[kept]) / each
+    lasts_s = np.bincount(group, spans.end_s - spans.start_s) / each
+    nbytes = np.zeros(len(first), np.int64)
+    np.maximum.at(nbytes, group, spans.nbytes)
+    hidden_s = np.maximum(lasts_s - waiting_s - moving_s, 0.0)
+    return [
+        _Bucket(
+            LANES[spans.lane[first[at]]],
+            spans.texts[spans.name[first[at]]],
+            int(nbytes[at]),
+            *(float(column[at]) for column in (waiting_s, moving_s, hidden_s)),
+        )
+        for at in np.argsort(spans.start_s[first], kind="stable").tolist()
+    ]
+
+
+def _largest(rows: Sequence[_Bucket]) -> list[_Bucket]:
     """Return the rows in their order, of too many those with the most exposed time."""
-    kept = sorted(rows, key=lambda row: -row[3] - row[4])[:_BUCKETS]
-    return [row for row in rows if any(row is one for one in kept)]
+    kept = set(sorted(rows, key=lambda row: -row.waiting_s - row.moving_s)[:_BUCKETS])
+    return [row for row in rows if row in kept]
 
 
 def distributions(timeline: Timeline) -> dict[str, Any]:
@@ -181,14 +219,20 @@ def course(timeline: Timeline, what: Chosen) -> dict[str, Any]:
     most_s = max(lasts_s, default=0.0)
     if len(numbers) < 2 or most_s <= 0:
         return {}
+    words = {what.slowest: "slowest", what.typical: "typical"}
+    # Of very many the slowest of a few that follow one another stands for them.
+    step = math.ceil(len(numbers) / _POINTS)
+    bins = [range(at, min(at + step, len(numbers))) for at in range(0, len(numbers), step)]
+    drawn = {max(places, key=lasts_s.__getitem__) for places in bins}
+    drawn |= {place for place, number in enumerate(numbers) if number in words}
     points = [
         {
             "x": 100 * index / (len(numbers) - 1),
-            "y": 100 - 92 * value / most_s,
-            "said": f"iteration {number}: {format_seconds(value)}",
-            "style": {what.typical: "typical", what.slowest: "slowest"}.get(number, ""),
+            "y": 100 - 92 * lasts_s[index] / most_s,
+            "said": f"iteration {numbers[index]}: {format_seconds(lasts_s[index])}",
+            "style": words.get(numbers[index], ""),
         }
-        for index, (number, value) in enumerate(zip(numbers, lasts_s, strict=True))
+        for index in sorted(drawn)
     ]
     return {
         "points": points,
@@ -201,42 +245,48 @@ def course(timeline: Timeline, what: Chosen) -> dict[str, Any]:
     }
 
 
-def waited_for(found: Sequence[Exposure]) -> dict[int, float]:
+def waited_for(timeline: Timeline) -> dict[int, float]:
     """Return rank -> how long all others wait for it, in sum."""
-    total_s: dict[int, float] = defaultdict(float)
-    for one in found:
-        for rank, seconds in one.waited_for_s.items():
-            total_s[rank] += seconds
-    return total_s
+    total_s = np.zeros(timeline.world_size)
+    for _, ranks, seconds_s in exposures(timeline).charges():
+        total_s += np.bincount(ranks, seconds_s, timeline.world_size)
+    return {rank: seconds for rank, seconds in enumerate(total_s.tolist()) if seconds > 0}
 
 
-def matrix(timeline: Timeline, found: Sequence[Exposure]) -> dict[str, Any]:
+def _waiting(timeline: Timeline) -> NDArray[np.float64]:
+    """Return how long each rank (rows) waits for each (columns) in an iteration that counts."""
+    numbers = steady([one.iteration for one in works(timeline)])
+    size = timeline.world_size
+    cells_s = np.zeros(size * size)
+    found = exposures(timeline)
+    counted = np.isin(found.spans.iteration, numbers) & (found.waiting_s > 0)
+    if numbers:
+        for places, late, seconds_s in found.charges(np.flatnonzero(counted)):
+            cells = found.spans.rank[places].astype(np.int64) * size + late
+            cells_s += np.bincount(cells, seconds_s, size * size) / len(numbers)
+    return cells_s.reshape(size, size)
+
+
+def matrix(timeline: Timeline) -> dict[str, Any]:
     """Return who waits for whom and how long, in the mean over iterations that count."""
-    numbers = set(steady([one.iteration for one in works(timeline)]))
-    cells_s: dict[tuple[int, int], float] = defaultdict(float)
-    for one in found:
-        if one.iteration in numbers:
-            for rank, seconds in one.waited_for_s.items():
-                cells_s[one.rank, rank] += seconds / len(numbers)
-    most_s = max(cells_s.values(), default=0.0)
+    cells_s = _waiting(timeline)
+    most_s = float(cells_s.max(initial=0.0))
     if most_s <= 0:
         return {}
-    involved: dict[int, float] = defaultdict(float)
-    for (waits, late), seconds in cells_s.items():
-        involved[waits] += seconds
-        involved[late] += seconds
-    ranks = range(timeline.world_size)
-    shown = sorted(sorted(ranks, key=lambda rank: -involved[rank])[:_CELLS])
+    involved_s = cells_s.sum(axis=0) + cells_s.sum(axis=1)
+    unit = next((one for one in _UNITS if most_s >= one[0]), _UNITS[-1])
+    shown = sorted(np.argsort(-involved_s, kind="stable")[:_CELLS].tolist())
     return {
         "ranks": shown,
+        "unit": unit[1],
         "of": timeline.world_size,
         "rows": [
             {
                 "rank": waits,
                 "cells": [
                     {
-                        "time": "" if late == waits else format_seconds(cells_s[waits, late]),
-                        "share": round(100 * cells_s[waits, late] / most_s),
+                        "time": "" if late == waits else _in(unit, float(cells_s[waits, late])),
+                        "share": round(100 * float(cells_s[waits, late]) / most_s),
                         "late": late,
                     }
                     for late in shown
@@ -246,6 +296,11 @@ def matrix(timeline: Timeline, found: Sequence[Exposure]) -> dict[str, Any]:
         ],
         "late": _late(timeline),
     }
+
+
+def _in(unit: tuple[float, str], seconds: float) -> str:
+    value = seconds / unit[0]
+    return "0" if value < 0.005 else f"{value:.3g}"
 
 
 def _late(timeline: Timeline) -> list[dict[str, str]]:
@@ -267,7 +322,7 @@ def _late(timeline: Timeline) -> list[dict[str, str]]:
 
 def path(timeline: Timeline, iteration: int) -> dict[str, Any]:
     """Return the critical path of an iteration: its pieces by rank, and what it consists of."""
-    segments = path_of(timeline, iteration)
+    segments = critical_path(timeline, iteration)
     if not segments:
         return {}
     begin_s = min(segment.start_s for segment in segments)

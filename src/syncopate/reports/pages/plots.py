@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from syncopate.analysis import Collective, collectives
 from syncopate.benchmark import BUS_FACTORS
-from syncopate.reports.pages.evidence import Evidence, Price, algorithm_of, alike, lasts_s
+from syncopate.reports.pages.evidence import Evidence, Message, Price, alike, messages
 from syncopate.reports.pages.spans import iteration_bounds
 from syncopate.timeline import Timeline
 from syncopate.units import GIB, KIB, MIB, format_bytes, format_rate, format_seconds
@@ -30,11 +29,10 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
     """
     size = evidence.timeline.world_size
     groups: dict[tuple[str, str], dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for one in collectives(evidence.timeline):
-        took_s = lasts_s(one)
-        if one.nbytes > 0 and took_s > 0:
-            rate = _factor(one.collective, size) * one.nbytes / took_s
-            groups[one.collective, algorithm_of(one)][one.nbytes].append(rate)
+    for one in messages(evidence.timeline):
+        if one.nbytes > 0 and one.lasts_s > 0:
+            rate = _factor(one.collective, size) * one.nbytes / one.lasts_s
+            groups[one.collective, one.algorithm][one.nbytes].append(rate)
     most = sorted(groups, key=lambda key: -sum(map(len, groups[key].values())))[:_KINDS]
     lines = {key: _expected(evidence.prices.get(key, ()), key[0], size) for key in most}
     link = evidence.cluster.levels[-1].bandwidth_bytes_per_s if evidence.cluster else None
@@ -136,9 +134,9 @@ def against_plan(evidence: Evidence) -> dict[str, Any]:
     Where workload, cluster and plan are known the plan was played; else each message has its price
     by itself, and nothing says when it should have begun.
     """
-    messages, count, _ = alike(evidence.timeline)
+    sent, count, _ = alike(evidence.timeline)
     bounds = iteration_bounds(evidence.timeline)
-    came = _courses([one for one in messages if one.iteration in bounds], bounds)
+    came = _courses([one for one in sent if one.iteration in bounds], bounds)
     expected: dict[tuple[str, str], _Course] = {}
     if evidence.expected is not None:
         expected = _played(evidence.expected)
@@ -183,11 +181,11 @@ _ROWS = 40
 class _Course:
     """When the messages of one name began and ended, in the mean, from their iterations' begin."""
 
-    def __init__(self, found: Sequence[Collective], begins_s: Mapping[int, float]) -> None:
+    def __init__(self, found: Sequence[Message], begins_s: Mapping[int, float]) -> None:
         self.nbytes = found[0].nbytes
-        self.collective, self.algorithm = found[0].collective, algorithm_of(found[0])
+        self.collective, self.algorithm = found[0].collective, found[0].algorithm
         self.start_s = statistics.median(one.arrived_s - begins_s[one.iteration] for one in found)
-        self.lasts_s = statistics.median(lasts_s(one) for one in found)
+        self.lasts_s = statistics.median(one.lasts_s for one in found)
         self.end_s = self.start_s + self.lasts_s
 
     def place(self, longest_s: float) -> dict[str, float]:
@@ -197,10 +195,10 @@ class _Course:
 
 
 def _courses(
-    messages: Iterable[Collective], bounds: Mapping[int, tuple[float, float]]
+    sent: Iterable[Message], bounds: Mapping[int, tuple[float, float]]
 ) -> dict[tuple[str, str], _Course]:
-    groups: dict[tuple[str, str], list[Collective]] = defaultdict(list)
-    for one in messages:
+    groups: dict[tuple[str, str], list[Message]] = defaultdict(list)
+    for one in sent:
         groups[one.lane, one.name].append(one)
     begins_s = {number: begin_s for number, (begin_s, _) in bounds.items()}
     return {key: _Course(found, begins_s) for key, found in groups.items()}
@@ -210,4 +208,4 @@ def _played(timeline: Timeline) -> dict[tuple[str, str], _Course]:
     """Return the courses of a played timeline; its last iterations stand for all."""
     bounds = iteration_bounds(timeline)
     last = sorted(bounds)[1:] or sorted(bounds)
-    return _courses([one for one in collectives(timeline) if one.iteration in last], bounds)
+    return _courses([one for one in messages(timeline) if one.iteration in last], bounds)

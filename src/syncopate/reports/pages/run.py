@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncopate.analysis import exposures
+import numpy as np
+
 from syncopate.analysis.difference import difference
+from syncopate.analysis.phases import COMMUNICATION
 from syncopate.reports.difference import cells
 from syncopate.reports.explanation import expected, told, verdict
 from syncopate.reports.pages import parts, plots
@@ -31,18 +33,18 @@ def run_page(evidence: Evidence) -> str:
         SyncopateError: the packages that make pages are not installed.
     """
     timeline = evidence.timeline
-    found = exposures(timeline)
-    what = chosen(timeline, parts.waited_for(found))
+    what = chosen(timeline, parts.waited_for(timeline))
+    iterations = len(np.unique(timeline.columns.iteration))
     link = evidence.cluster.levels[-1].bandwidth_bytes_per_s if evidence.cluster else None
     return render_page(
         "run.html",
         drawing(timeline, what),
         title=timeline.name,
         timeline=timeline,
-        iterations=len({span.iteration for span in timeline.spans}),
+        iterations=iterations,
         verdict=_verdict(evidence),
         tiles=_tiles(evidence),
-        division=parts.division(timeline, found),
+        division=parts.division(timeline),
         causes=_causes(evidence),
         lacks=_lacks(evidence),
         said=_said(evidence),
@@ -55,7 +57,7 @@ def run_page(evidence: Evidence) -> str:
         bandwidth=plots.bandwidth(evidence),
         plan=plots.against_plan(evidence),
         whole_plan=_whole_plan(evidence),
-        matrix=parts.matrix(timeline, found),
+        matrix=parts.matrix(timeline),
         path=_path(evidence, what),
         difference=_difference(evidence),
         remarks=evidence.remarks,
@@ -90,7 +92,7 @@ def _tiles(evidence: Evidence) -> list[tuple[str, str, str]]:
         )
         bound = f"{format_seconds(found.bound_s)} at best"
         tiles.append((f"{found.of_bound:.0%}", "of the bound", bound))
-    if any(span.lane in ("push", "pull") for span in timeline.spans):
+    if timeline.columns.in_lanes(*COMMUNICATION).any():
         share = parts.hidden(timeline)
         tiles.append((f"{share:.0%}", "communication hidden", "behind computation"))
     return tiles
@@ -173,7 +175,6 @@ def _facts(evidence: Evidence) -> dict[str, str]:
     facts = {
         "source": timeline.source,
         "ranks": str(timeline.world_size),
-        "iterations": str(len({span.iteration for span in timeline.spans})),
         "spans": str(len(timeline.spans)),
         **dict(sorted(timeline.metadata.items())),
     }

@@ -9,16 +9,17 @@ Times travel as whole numbers of a tenth of a microsecond from the first start.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from msgspec.structs import replace
+import numpy as np
 
-from syncopate.analysis import Collective, Segment, collectives, critical_path
+from syncopate.analysis import collectives, critical_path
 from syncopate.analysis.work import last_end_s, steady, works
+from syncopate.spans import Times
 from syncopate.timeline import LANES, Span, Timeline
 
 MOST_SPANS = 24_000
@@ -69,9 +70,8 @@ def chosen(timeline: Timeline, waited_for_s: Mapping[int, float], most: int = MO
         most: spans of a page.
     """
     bounds = iteration_bounds(timeline)
-    counts: dict[int, int] = defaultdict(int)
-    for span in timeline.spans:
-        counts[span.iteration] += 1
+    columns = np.unique(timeline.columns.iteration, return_counts=True)
+    counts = dict(zip(*(column.tolist() for column in columns), strict=True))
     lasts_s = {n: bounds[n][1] - bounds[n][0] for n in steady(list(bounds))}
     ranks = tuple(range(timeline.world_size))
     if not lasts_s:
@@ -99,15 +99,18 @@ def chosen(timeline: Timeline, waited_for_s: Mapping[int, float], most: int = MO
 
 def drawing(timeline: Timeline, what: Chosen) -> dict[str, Any]:
     """Return what the script draws: rows, spans by columns, iterations, and critical paths."""
-    ranks = set(what.ranks)
-    spans = [s for s in timeline.spans if s.iteration in what.iterations and s.rank in ranks]
-    spans.sort(key=lambda span: (span.start_s, -span.end_s))
+    every = timeline.columns
+    shown = np.isin(every.iteration, what.iterations) & np.isin(every.rank, what.ranks)
+    places = np.flatnonzero(shown)
+    order = np.lexsort((-every.end_s[places], every.start_s[places]))
+    places = places[order]
+    spans, moves_s = list(every.take(places)), _moves_s(timeline)[places].tolist()
     origin_s = min((span.start_s for span in spans), default=0.0)
     rows, row_of = _rows(spans)
     depths = _depths(spans, row_of, len(rows))
     texts = _Texts()
     bounds = {n: b for n, b in iteration_bounds(timeline).items() if n in what.iterations}
-    columns = _columns(spans, texts, _moves_s(collectives(timeline), ranks), origin_s)
+    columns = _columns(spans, texts, moves_s, origin_s)
     return {
         "tick_s": _TICK_S,
         "lanes": LANES,
@@ -135,8 +138,8 @@ def drawing(timeline: Timeline, what: Chosen) -> dict[str, Any]:
             }
             for number in dict.fromkeys((what.typical, what.slowest))
             if number in bounds
-            for segment in path_of(timeline, number)
-            if segment.rank in ranks
+            for segment in critical_path(timeline, number)
+            if segment.rank in what.ranks
         ],
     }
 
@@ -144,7 +147,7 @@ def drawing(timeline: Timeline, what: Chosen) -> dict[str, Any]:
 def _columns(
     spans: Sequence[Span],
     texts: _Texts,
-    moves_s: Mapping[tuple[object, ...], float],
+    moves_s: Sequence[float],
     origin_s: float,
 ) -> dict[str, list[int]]:
     """Return a column of numbers for each field of the spans; -1 for a time nobody knows."""
@@ -156,7 +159,7 @@ def _columns(
         "lane": [LANES.index(span.lane) for span in spans],
         "start": [ticks(span.start_s) for span in spans],
         "end": [ticks(span.end_s) for span in spans],
-        "moves": [ticks(moves_s.get(_key(span))) for span in spans],
+        "moves": [-1 if math.isnan(at_s) else ticks(at_s) for at_s in moves_s],
         "launched": [ticks(span.launched_s) for span in spans],
         "ready": [ticks(span.ready_s) for span in spans],
         "iteration": [span.iteration for span in spans],
@@ -168,12 +171,6 @@ def _columns(
 
 def _ticks(seconds: float) -> int:
     return round(seconds / _TICK_S)
-
-
-def path_of(timeline: Timeline, iteration: int) -> tuple[Segment, ...]:
-    """Return the critical path of an iteration, looking at it and its neighbours alone."""
-    near = [s for s in timeline.spans if abs(s.iteration - iteration) <= 1]
-    return critical_path(replace(timeline, spans=tuple(near)), iteration)
 
 
 class _Texts:
@@ -233,24 +230,16 @@ def _depths(
     return _Depths(found, [max(len(taken), 1) for taken in ends_s])
 
 
-def _moves_s(
-    messages: Iterable[Collective], ranks: Collection[int]
-) -> dict[tuple[object, ...], float]:
-    """Return when each span of communication ceases to wait."""
-    return {
-        _key(span): one.moves_from_s(span)
-        for one in messages
-        for span in one.spans
-        if span.rank in ranks
-    }
-
-
-def _key(span: Span) -> tuple[object, ...]:
-    return span.rank, span.iteration, span.lane, span.name, span.channel, span.start_s
+def _moves_s(timeline: Timeline) -> Times:
+    """Return when each span of communication ceases to wait; NaN of the others."""
+    found = collectives(timeline)
+    moves_s = np.full(len(timeline.columns), math.nan)
+    moves_s[found.rows] = found.moves_s
+    return moves_s
 
 
 def _word(number: int, what: Chosen) -> str:
-    return {what.typical: "typical", what.slowest: "slowest"}.get(number, "")
+    return {what.slowest: "slowest", what.typical: "typical"}.get(number, "")
 
 
 def _some(world_size: int, waited_for_s: Mapping[int, float], count: int) -> tuple[int, ...]:
