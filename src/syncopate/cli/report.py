@@ -9,6 +9,7 @@ import typer
 
 from syncopate.cli.common.console import say_written
 from syncopate.cli.common.options import grouped
+from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import read_recorded, read_timeline, remarks_of
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
@@ -105,6 +106,7 @@ def report(
         plan=None if beside.plan is None else Plan.load(beside.plan),
         against=None if against is None else read_timeline(against, last=last),
         files=beside.files,
+        trips=trips_of(run),
     )
     write_output(output, page.encode())
     say_written(output)

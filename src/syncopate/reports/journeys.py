@@ -29,11 +29,15 @@ _REMEDIES = {
 def journeys_report(trips: Sequence[Trip]) -> RenderableType:
     """Return the stages of each server's trips, one at least, and which takes longest."""
     found = journeys(trips)
+    return Group(_table(found), Text(f"{longest_stage(found)}\n"))
+
+
+def longest_stage(found: Sequence[Journey]) -> str:
+    """Return which stage takes longest, and what mends it; of one server at least."""
     whole = _whole(found)
     longest = max(range(len(STAGES)), key=lambda place: whole.stages_s[place])
     share = whole.stages_s[longest] / whole.total_s if whole.total_s > 0 else 0.0
-    said = f"{share:.0%} of it is {STAGES[longest]}; to mend it: {_REMEDIES[STAGES[longest]]}\n"
-    return Group(_table(found), Text(said))
+    return f"{share:.0%} of it is {STAGES[longest]}; to mend it: {_REMEDIES[STAGES[longest]]}"
 
 
 def journeys_json(trips: Sequence[Trip]) -> list[dict[str, Any]]:

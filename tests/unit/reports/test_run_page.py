@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes import explanation
+from syncopate.analysis.trips import Trip
 from syncopate.reports.pages.evidence import Evidence, Price, alike
 from syncopate.reports.pages.run import run_page
 from syncopate.reports.pages.spans import chosen, drawing
@@ -196,3 +197,21 @@ def test_remarks_and_metadata_are_shown():
     page = page_of(timeline, remarks=("rank 3: its file ends early",))
     assert "Missing, damaged or uncertain rank 3: its file ends early" in seen(page)
     assert "<dt>torch</dt><dd>2.13</dd>" in page
+
+
+def test_servers_have_their_stages():
+    """A push takes 1 s to come, waits 3 s for the others, and so on."""
+    moments = (0.0, 0.5, 1.0, 4.0, 5.0, 4.5, 5.5, 5.6, 7.0)
+    trips = tuple(Trip("w0", server, 0, 1, *moments) for server in ("s0", "s1"))
+    page = page_of(slow_rank(), trips=trips)
+    said = seen(page)
+    assert "43% of it is other workers; to mend it: workers that come at the same time" in said
+    assert said.count("7.00 s 1.00 s 3.00 s 1.00 s 0 500.00 ms 1.50 s") == 2
+
+
+def test_of_very_many_iterations_the_slowest_stand_for_their_neighbours():
+    timeline = made(1, 1000, lambda r, i: {"forward_s": 9.0 if i == 777 else 2.0})
+    page = run_page(Evidence(timeline))
+    drawn = re.findall(r"<title>iteration (\d+): ", page)
+    assert len(drawn) < 400
+    assert "777" in drawn

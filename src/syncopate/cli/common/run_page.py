@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from syncopate.cli.common.best_plan import against_the_best, at_pace
@@ -13,6 +14,7 @@ from syncopate.workload import Workload
 
 if TYPE_CHECKING:
     from syncopate.analysis.causes import Explanation
+    from syncopate.analysis.trips import Trip
     from syncopate.reports.pages.evidence import Price
     from syncopate.timeline import Timeline
 
@@ -29,6 +31,7 @@ def run_page(
     plan: Plan | None = None,
     against: Timeline | None = None,
     files: tuple[str, str] | None = None,
+    trips: Sequence[Trip] = (),
 ) -> str:
     """Return one HTML file that says why a training scales as it does.
 
@@ -40,16 +43,13 @@ def run_page(
         plan: by which it ran.
         against: the run before, to say what changed since.
         files: of workload and cluster, for the commands that are proposed.
+        trips: ways of slices to parameter servers and back.
 
     Raises:
         InvalidValueError: the timeline has no spans; a cluster or plan of other ranks; the workload
             of another training.
         PlanError: the plan is not for the workload.
         SyncopateError: the packages that make pages are not installed.
-
-    Example:
-        >>> page = run_page(timeline, plan=plan)  # doctest: +SKIP
-        >>> write_output("report.html", page.encode())  # doctest: +SKIP
     """
     from syncopate.analysis.causes import explanation
     from syncopate.reports.pages.evidence import Evidence
@@ -78,6 +78,7 @@ def run_page(
             prices={} if cluster is None else _prices(timeline, cluster),
             against=against,
             files=files,
+            trips=tuple(trips),
         )
     )
 
@@ -122,7 +123,7 @@ def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple
             cost = training_costs(cluster, most, (algorithm,), collective).of(algorithm)
         except UnknownNameError:
             continue  # what other tools recorded names no algorithm, or one of their own
-        between = np.geomspace(max(min(sent) / 2, 4), 2 * max(sent), _SIZES)
+        between = np.geomspace(max(min(sent) / 1.4, 4), 1.4 * max(sent), _SIZES)
         wanted = sorted(sent | {round(nbytes) for nbytes in between})
         prices = np.asarray(cost(wanted)).tolist()
         found[collective, algorithm] = tuple(map(Price, wanted, prices))

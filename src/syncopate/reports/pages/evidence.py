@@ -10,6 +10,7 @@ from typing import NamedTuple
 from syncopate.analysis import collectives
 from syncopate.analysis.causes import Explanation
 from syncopate.analysis.once import once
+from syncopate.analysis.trips import Trip
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
 from syncopate.spans import LANES
@@ -44,6 +45,7 @@ class Evidence:
         prices: ``(collective, algorithm)`` -> prices by ascending size, on the cluster.
         against: the run before; None: compared with nothing.
         files: of workload and cluster, where both were given.
+        trips: ways of slices to parameter servers and back.
     """
 
     timeline: Timeline
@@ -57,6 +59,7 @@ class Evidence:
     prices: Mapping[tuple[str, str], tuple[Price, ...]] = field(default_factory=dict)
     against: Timeline | None = None
     files: tuple[str, str] | None = None
+    trips: tuple[Trip, ...] = ()
 
 
 class Message(NamedTuple):

@@ -26,7 +26,9 @@ from syncopate.analysis import (
     stragglers,
     works,
 )
+from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import steady
+from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
 from syncopate.spans import LANES, coded
@@ -40,6 +42,11 @@ _POINTS = 300
 """Iterations of a line."""
 
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+
+
+def _seconds(seconds: float) -> str:
+    """Write a duration; nothing but rounding is none."""
+    return "0" if abs(seconds) < 5e-8 else format_seconds(seconds)
 
 
 def whole_s(timeline: Timeline) -> float:
@@ -76,7 +83,7 @@ def division(timeline: Timeline) -> list[dict[str, Any]]:
         {
             "style": style,
             "what": what,
-            "time": format_seconds(seconds),
+            "time": _seconds(seconds),
             "share": 100 * seconds / total_s if total_s > 0 else 0.0,
         }
         for style, what, seconds in parts
@@ -107,10 +114,10 @@ def buckets(timeline: Timeline) -> dict[str, Any]:
                 "name": f"{lane} {name}",
                 "how": words.get((lane, name), ""),
                 "size": format_bytes(nbytes),
-                "exposed": format_seconds(waiting_s + moving_s),
-                "waiting": format_seconds(waiting_s),
-                "moving": format_seconds(moving_s),
-                "hidden": format_seconds(hidden_s),
+                "exposed": _seconds(waiting_s + moving_s),
+                "waiting": _seconds(waiting_s),
+                "moving": _seconds(moving_s),
+                "hidden": _seconds(hidden_s),
                 "shares": [100 * s / longest_s for s in (waiting_s, moving_s, hidden_s)],
             }
             for lane, name, nbytes, waiting_s, moving_s, hidden_s in _largest(rows)
@@ -161,6 +168,34 @@ def _largest(rows: Sequence[_Bucket]) -> list[_Bucket]:
     """Return the rows in their order, of too many those with the most exposed time."""
     kept = set(sorted(rows, key=lambda row: -row.waiting_s - row.moving_s)[:_BUCKETS])
     return [row for row in rows if row in kept]
+
+
+_STAGES = ("push", "waiting", "update", "wait", "forward", "pull")
+"""How each of :data:`~syncopate.analysis.trips.STAGES` is drawn."""
+
+
+def servers(trips: Sequence[Trip]) -> dict[str, Any]:
+    """Return of each server where the time goes from a push to the weights."""
+    found = journeys(trips)
+    if not found:
+        return {}
+    longest_s = max(one.total_s for one in found) or 1.0
+    return {
+        "said": longest_stage(found),
+        "stages": [*zip(STAGES, _STAGES, strict=True)],
+        "rows": [
+            {
+                "server": one.server,
+                "whole": format_seconds(one.total_s),
+                "times": [_seconds(seconds) for seconds in one.stages_s],
+                "shares": [
+                    (style, 100 * seconds / longest_s)
+                    for style, seconds in zip(_STAGES, one.stages_s, strict=True)
+                ],
+            }
+            for one in found
+        ],
+    }
 
 
 def distributions(timeline: Timeline) -> dict[str, Any]:

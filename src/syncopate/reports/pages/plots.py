@@ -46,7 +46,7 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
         "x": [{"at": across.at(v), "text": _short(v)} for v in across.marks(_powers_of_two)],
         "y": [
             {"at": 100 - up.at(v), "text": format_rate(v).replace(".00", "")}
-            for v in up.marks(_decades)
+            for v in up.marks(_decades if up.decades > 2 else _steps)
         ],
         "link": None if link is None else {"y": 100 - up.at(link), "text": format_rate(link)},
         "more": len(groups) - len(most),
@@ -60,6 +60,7 @@ def bandwidth(evidence: Evidence) -> dict[str, Any]:
                 "line": [
                     (across.at(nbytes), 100 - up.at(rate))
                     for nbytes, rate in lines[collective, algorithm]
+                    if across.holds(nbytes)
                 ],
             }
             for collective, algorithm in most
@@ -105,20 +106,30 @@ class _Log:
         self._low = math.log(min(values) / math.sqrt(room))
         self._high = math.log(max(values) * math.sqrt(room))
 
+    @property
+    def decades(self) -> float:
+        """How often ten the ends are apart."""
+        return (self._high - self._low) / math.log(10)
+
     def at(self, value: float) -> float:
         """Return where a value stands, in percent."""
         share = (math.log(value) - self._low) / (self._high - self._low)
         return round(100 * min(max(share, 0.0), 1.0), 3)
 
+    def holds(self, value: float) -> bool:
+        """Return whether a value is on the axis."""
+        return self._low <= math.log(value) <= self._high
+
     def marks(self, candidates: Sequence[float], most: int = 6) -> list[float]:
         """Return some of the candidates on the axis, evenly thinned."""
-        there = [v for v in candidates if self._low <= math.log(v) <= self._high]
+        there = [value for value in candidates if self.holds(value)]
         step = max(math.ceil(len(there) / most), 1)
         return there[::step]
 
 
 _powers_of_two = [float(2**power) for power in range(41)]
 _decades = [10.0**power / 8 for power in range(2, 15)]
+_steps = [digit * decade for decade in _decades for digit in (1, 2, 5)]
 
 
 def _short(nbytes: float) -> str:

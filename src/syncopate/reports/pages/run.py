@@ -57,6 +57,7 @@ def run_page(evidence: Evidence) -> str:
         bandwidth=plots.bandwidth(evidence),
         plan=plots.against_plan(evidence),
         whole_plan=_whole_plan(evidence),
+        journeys=parts.servers(evidence.trips),
         matrix=parts.matrix(timeline),
         path=_path(evidence, what),
         difference=_difference(evidence),

@@ -497,7 +497,7 @@ for (const button of document.querySelectorAll(".copy")) {
 
 function fit() {
   width = box.clientWidth;
-  gutter = width < 520 ? 64 : 78;
+  gutter = width < 520 ? 70 : 78;
   const most = parseFloat(getComputedStyle(box).maxHeight);
   height = Math.min(total, Number.isFinite(most) ? most : total);
   canvas.style.width = `${width}px`;
