@@ -5,13 +5,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
+import traceback
+from contextlib import suppress
+from pathlib import Path
 
-from syncopate.errors import SyncopateError
+from syncopate.errors import ArtifactError, SyncopateError
 
 DEBUG = "SYNCOPATE_DEBUG"
 """Environment variable that shows tracebacks when it is set to anything but 0."""
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+_PRINTERS = ("rich", "click", "typer")
+_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "mpi4py": "'syncopate[mpi]'"}
 
 
 def main() -> int:
@@ -19,9 +28,32 @@ def main() -> int:
 
     0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt.
     """
+    try:
+        return _run()
+    except SyncopateError as error:
+        refusal = error
+        cause: Exception = error
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("", __package__.partition(".")[0]):
+            raise
+        refusal, cause = _missing(error), error
+    except OSError as error:
+        if error.errno not in _FULL or not _printing(error):
+            raise
+        # What is still to be flushed would fail again.
+        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        refusal = ArtifactError("standard output", f"cannot write: {error.strerror}")
+        cause = error
+    if os.environ.get(DEBUG, "0") != "0":
+        raise cause
+    with suppress(OSError):  # standard error may be full, too
+        _report(refusal)
+    return refusal.exit_code
+
+
+def _run() -> int:
     from syncopate.cli.app import app
     from syncopate.cli.common import launcher
-    from syncopate.cli.common.ranks import report_error
 
     launcher.adopt(os.environ)
     try:
@@ -30,12 +62,33 @@ def main() -> int:
         return finished.code if isinstance(finished.code, int) else int(finished.code is not None)
     except KeyboardInterrupt:
         return 130
-    except SyncopateError as error:
-        if os.environ.get(DEBUG, "0") != "0":
-            raise
-        report_error(error)
-        return error.exit_code
     return 0
+
+
+def _report(refusal: SyncopateError) -> None:
+    try:
+        from syncopate.cli.common.ranks import report_error
+    except ImportError:  # what is missing may be what commands print with
+        print(f"error: {refusal}", file=sys.stderr)
+    else:
+        report_error(refusal)
+
+
+def _missing(error: ImportError) -> SyncopateError:
+    """Return what to say of a package that is missing, or cannot be loaded."""
+    name = str(error.name).partition(".")[0]
+    if not isinstance(error, ModuleNotFoundError):
+        return SyncopateError(f"this needs {name}, which cannot be imported: {error}")
+    package = _PACKAGES.get(name, name)
+    return SyncopateError(
+        f"this needs {name}, which is not installed: {sys.executable} -m pip install {package}"
+    )
+
+
+def _printing(error: OSError) -> bool:
+    """Say whether it was while something was printed, and not in a file, that ``error`` came."""
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return any(part in _PRINTERS for part in Path(frame.filename).parts[-3:])
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from syncopate.planning.registry import POLICIES
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
 from tests.unit import examples
+from tests.unit.devices import device
 
 
 @pytest.fixture
@@ -367,6 +370,61 @@ def test_a_refusal_inside_a_command_has_its_own_exit_code(run, monkeypatch):
 
     monkeypatch.setattr("syncopate.planning.planner.compare", refuse)
     assert run("plan -w workload.json -c cluster.json") == (2, "", "error: no\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["--help", "choose --network 10gbe --nodes 2", "choose --network 10gbe --nodes 2 --json"],
+)
+def test_a_full_standard_output_is_one_clear_line(run, monkeypatch, line):
+    with open(device(Path(), "full"), "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        code, _, err = run(line)
+        monkeypatch.setattr(sys, "stdout", sys.__stdout__)
+        with suppress(OSError):
+            full.close()
+    assert (code, err) == (2, "error: standard output: cannot write: No space left on device\n")
+
+
+def test_other_files_that_cannot_be_written_are_not_called_standard_output(run, monkeypatch):
+    def full(*args, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", full)
+    with pytest.raises(OSError, match="No space"):
+        run("plan -w workload.json -c cluster.json")
+
+
+@pytest.mark.parametrize(
+    ("error", "complaint"),
+    [
+        (ModuleNotFoundError("No", name="torch.nn"), "this needs torch, which is not installed: "),
+        (ModuleNotFoundError("No", name="sklearn"), "-m pip install scikit-learn"),
+        (
+            ImportError("libcudart.so: cannot open", name="torch"),
+            "this needs torch, which cannot be imported: libcudart.so: cannot open",
+        ),
+    ],
+)
+def test_a_missing_package_is_one_clear_line(run, monkeypatch, error, complaint):
+    def missing(*args, **options):
+        raise error
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", missing)
+    code, out, err = run("plan -w workload.json -c cluster.json")
+    assert (code, out) == (1, "")
+    assert err.startswith("error: this needs ")
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+def test_a_fault_of_our_own_imports_stays_a_traceback(run, monkeypatch):
+    def missing(*args, **options):
+        raise ImportError("cannot import name 'plans'", name="syncopate.planning")
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", missing)
+    with pytest.raises(ImportError, match="plans"):
+        run("plan -w workload.json -c cluster.json")
 
 
 def test_an_interrupt_exits_with_130(run, monkeypatch):
