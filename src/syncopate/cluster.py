@@ -319,6 +319,13 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         first = names.index("host") if "host" in names else int(len(names) > 1)
         return math.prod(level.size for level in self.levels[first:])
 
+    @property
+    def ranks_per_host(self) -> int:
+        """Number of ranks on the host that has the most."""
+        if self.hosts:
+            return max(map(self.hosts.count, set(self.hosts)))
+        return self.world_size // self.host_count
+
     def position(self, rank: int) -> int:
         """Return where ``rank`` sits, positions counted innermost level fastest."""
         self._require_rank(rank)

@@ -82,7 +82,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
         buffers_nbytes: bytes that the model's buffers take beside its gradients in every iteration,
             as elements of a float32 sum; None where nobody looked, and then nothing that travels
             beside gradients is counted.
-        metadata: device, batch, versions, clock: whatever makes the figures reproducible.
+        metadata: device, batch, versions, clock, how many ranks were profiled at once, in all and
+            on a host: whatever makes the figures reproducible.
     """
 
     KIND: ClassVar[str] = "workload"

@@ -194,7 +194,14 @@ def test_the_cluster_that_the_documents_write_by_hand():
 )
 def test_hosts_are_counted_by_name_or_else_by_level(names, hosts, count):
     levels = tuple(_level(name, size) for name, size in zip(names, (2, 3, 4), strict=False))
-    assert Cluster(name="c", levels=levels, hosts=hosts).host_count == count
+    cluster = Cluster(name="c", levels=levels, hosts=hosts)
+    assert cluster.host_count == count
+    assert cluster.ranks_per_host == cluster.world_size // count
+
+
+def test_the_fullest_host_counts():
+    cluster = Cluster(name="c", levels=(_level(size=4),), hosts=("a", "b", "a", "a"))
+    assert (cluster.host_count, cluster.ranks_per_host) == (2, 3)
 
 
 def test_a_cluster_of_more_ranks_than_have_room_is_refused():

@@ -17,7 +17,7 @@ from syncopate.cli.common.console import (
     require_one_writer,
     say_written,
 )
-from syncopate.cli.common.machines import machines_option
+from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.delay import Delay
@@ -143,12 +143,14 @@ def plan(
 
     require_policy(policy)
     require_one_writer(json, ("--output", output))
+    work = Workload.load(workload)
+    say_unlike(work, cluster)
     with progress_bar("planning") as progress:
-        plans = _plans(Workload.load(workload), cluster, wanted, progress)
+        plans = _plans(work, cluster, wanted, progress)
     chosen = min((plan for plan in plans if plan.policy == policy), key=_expected_s)
     beside: list[RenderableType] = []
     if wanted.pull_period is not None:
-        chosen, beside = _delayed(chosen, wanted.pull_period, Workload.load(workload), cluster)
+        chosen, beside = _delayed(chosen, wanted.pull_period, work, cluster)
         plans = (*plans, chosen) if chosen.delay else plans
     chosen.save(output)
     _show(plans, chosen, output, json, beside)

@@ -18,7 +18,7 @@ from syncopate.cli.common.console import (
     require_one_writer,
     say_written,
 )
-from syncopate.errors import InvalidValueError
+from syncopate.errors import CalibrationError, InvalidValueError, SyncopateError
 from syncopate.workload import Workload, kind_named
 
 
@@ -57,9 +57,11 @@ def profile(
 ) -> None:
     """Time forward, backward and every gradient of a model, and write the workload.
 
-    MODULE:FUNCTION returns a syncopate.zoo.Task, or (model, inputs), or (model, inputs, targets,
-    loss_fn). On several ranks, started with --local or torchrun, all profile at once and the
-    slowest rank counts: the others wait for it in every iteration.
+    MODULE:FUNCTION returns a syncopate.zoo.Task, or (model, inputs), or (model, inputs, targets),
+    or (model, inputs, targets, loss_fn). The output may be the loss, or have it as `loss`.
+
+    On several ranks, started with --local or torchrun, all profile at once and the slowest rank
+    counts: the others wait for it in every iteration. Have as many on a host as will train there.
 
     For example:
 
@@ -91,18 +93,24 @@ def _profile(
     optimizer: str | None,
     progress: ProgressFunction,
 ) -> Workload:
-    from syncopate.profiling.builder import load_task
+    from syncopate.profiling.builder import load_task, story
 
     task = load_task(builder)
     with ranks.joined() if ranks.started() else nullcontext():
-        return syncopate.profile(
-            task,
-            warmup=counts[0],
-            iterations=counts[1],
-            device=device,
-            optimizer=optimizer,
-            progress=progress,
-        )
+        try:
+            return syncopate.profile(
+                task,
+                warmup=counts[0],
+                iterations=counts[1],
+                device=device,
+                optimizer=optimizer,
+                progress=progress,
+            )
+        except SyncopateError:
+            raise
+        except Exception as error:
+            # Whatever the model raises; what it is told by is the model's to say.
+            raise CalibrationError(f"profiling {builder} raised {story(error)}") from error
 
 
 def _show(workload: Workload, output: Path, json: bool) -> None:

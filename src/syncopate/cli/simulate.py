@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from syncopate.cli.common.console import out, say_written
-from syncopate.cli.common.machines import machines_option
+from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
@@ -43,7 +43,9 @@ def simulate(
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
-    played = play(Workload.load(workload), Plan.load(plan), cluster, iterations=iterations)
+    work = Workload.load(workload)
+    say_unlike(work, cluster)
+    played = play(work, Plan.load(plan), cluster, iterations=iterations)
     played.save(output)
     out(beside=output).print(phases_report(played))
     say_written(output)

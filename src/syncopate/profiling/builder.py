@@ -1,8 +1,9 @@
 """Builder: ``module:function`` named on a command line becomes a task.
 
-The function takes no arguments and returns a :class:`~syncopate.zoo.Task`, ``(model, inputs)`` or
-``(model, inputs, targets, loss_fn)``. Modules are found as ``python -m`` finds them, the current
-directory first; a file may be named by its path.
+The function takes no arguments and returns a :class:`~syncopate.zoo.Task`, ``(model, inputs)``,
+``(model, inputs, targets)`` or ``(model, inputs, targets, loss_fn)``. Targets without a loss
+function have the usual one. Modules are found as ``python -m`` finds them, the current directory
+first; a file may be named by its path.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import syncopate
 from syncopate.errors import CalibrationError, InvalidValueError, UnknownNameError
-from syncopate.zoo.task import Task
+from syncopate.zoo.task import Task, usual_loss
 
 _FORMS = "module:function or path/to/file.py:function, such as syncopate.zoo:resnet20"
-_RESULTS = "a syncopate.zoo.Task, (model, inputs) or (model, inputs, targets, loss_fn)"
+_RESULTS = "a syncopate.zoo.Task, (model, inputs), or (model, inputs, targets[, loss_fn])"
+_OURS = Path(syncopate.__file__).parent
 
 
 def load_task(builder: str) -> Task:
@@ -45,7 +48,7 @@ def load_task(builder: str) -> Task:
     try:
         result = function()
     except Exception as error:
-        raise CalibrationError(f"{builder} raised {_story(error)}") from error
+        raise CalibrationError(f"{builder} raised {story(error)}") from error
     return _as_task(result, builder)
 
 
@@ -59,9 +62,9 @@ def _import_module(name: str) -> ModuleType:
                 f"no module named {error.name!r}; looked in {Path.cwd()} and where Python looks. "
                 f"A builder is {_FORMS}"
             ) from None
-        raise CalibrationError(f"importing {name} raised {_story(error)}") from error
+        raise CalibrationError(f"importing {name} raised {story(error)}") from error
     except (Exception, SystemExit) as error:
-        raise CalibrationError(f"importing {name} raised {_story(error)}") from error
+        raise CalibrationError(f"importing {name} raised {story(error)}") from error
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -80,7 +83,7 @@ def _import_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        raise CalibrationError(f"importing {path} raised {_story(error)}") from error
+        raise CalibrationError(f"importing {path} raised {story(error)}") from error
     finally:
         if previous is not None:
             sys.modules[name] = previous
@@ -124,8 +127,9 @@ def _public_callables(module: ModuleType) -> list[str]:
 def _as_task(result: Any, builder: str) -> Task:
     if isinstance(result, Task):
         return result
-    if isinstance(result, tuple) and len(result) in {2, 4}:
-        model, inputs, targets, loss_fn = result if len(result) == 4 else (*result, None, None)
+    if isinstance(result, tuple) and len(result) in {2, 3, 4}:
+        model, inputs, targets = (*result, None)[:3]
+        loss_fn = result[3] if len(result) == 4 else usual_loss if len(result) == 3 else None
         return Task(model, inputs, targets, loss_fn, builder.rpartition(":")[2])
     found = type(result).__name__
     if isinstance(result, tuple):
@@ -133,7 +137,17 @@ def _as_task(result: Any, builder: str) -> Task:
     raise InvalidValueError(f"the result of {builder}", found, _RESULTS)
 
 
-def _story(error: BaseException) -> str:
+def story(error: BaseException) -> str:
+    """Return what went wrong, and the last line of the user's own at which it did."""
     frames = traceback.extract_tb(error.__traceback__)
-    at = f" (at {os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{at}"
+    own = [frame for frame in frames if not _is_library(Path(frame.filename))]
+    first = next((line for line in str(error).splitlines() if line.strip()), "")
+    at = ""
+    if frames:
+        frame = (own or frames)[-1]
+        at = f" (at {os.path.basename(frame.filename)}:{frame.lineno})"
+    return f"{type(error).__name__}: {first.strip()}{at}"
+
+
+def _is_library(path: Path) -> bool:
+    return "site-packages" in path.parts or path.is_relative_to(_OURS) or "<" in path.name

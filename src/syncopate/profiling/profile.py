@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import socket
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -208,7 +209,9 @@ def _agree(
             )
     together = [slowest(same) for same in zip(*(one for _, one, *_ in ranks), strict=True)]
     _, _, facts, whole, buffers_nbytes = ranks[0]
-    found = workload(title, sizes, together, facts | {"ranks": str(len(ranks))}, whole)
+    hosts = Counter(one[0].host for _, one, *_ in ranks)
+    counts = {"ranks": str(len(ranks)), "ranks_per_host": str(max(hosts.values()))}
+    found = workload(title, sizes, together, facts | counts, whole)
     known: Workload = structs.replace(found, buffers_nbytes=buffers_nbytes)
     return known
 

@@ -26,7 +26,8 @@ class Task:
             mapping of keyword arguments.
         targets: passed to ``loss_fn`` after the model's output; None to leave it out.
         loss_fn: ``loss_fn(output, targets)`` or, without targets, ``loss_fn(output)``; None when
-            the output is the loss, has it as ``output.loss``, or its mean will do.
+            the output is the loss, has it as ``output.loss`` or ``output["loss"]``, or its mean
+            will do.
         name: what to call the task in reports; the model's class name when empty.
     """
 
@@ -83,8 +84,38 @@ def _call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
+def usual_loss(output: Any, targets: Tensor) -> Tensor:
+    """Return the loss of a model whose builder gives targets and no loss function.
+
+    The output's own, where it has one. Else cross entropy of targets that are integers, whose
+    classes are counted along dimension 1 of the output, or along the last where only that fits; and
+    the mean squared error of others.
+
+    Raises:
+        InvalidValueError: targets that are no tensor.
+    """
+    if _loss_of(output) is not output:
+        own: Tensor = _implied_loss(output)
+        return own
+    if not isinstance(targets, Tensor):
+        rule = "a tensor; give (model, inputs, targets, loss_fn)"
+        raise InvalidValueError("targets", type(targets).__name__, rule)
+    if targets.is_floating_point() or targets.is_complex():
+        return functional.mse_loss(output, targets)
+    if output.dim() > 2 and output.shape[:-1] == targets.shape:
+        return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+    return functional.cross_entropy(output, targets)
+
+
+def _loss_of(output: Any) -> Any:
+    """Return the loss that an output holds, or the output."""
+    if isinstance(output, Mapping):
+        return output.get("loss", output)
+    return getattr(output, "loss", output)
+
+
 def _implied_loss(output: Any) -> Any:
-    loss = getattr(output, "loss", output)
+    loss = _loss_of(output)
     if isinstance(loss, Tensor) and loss.numel() != 1 and loss.is_floating_point():
         return loss.mean()
     return loss

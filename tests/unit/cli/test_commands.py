@@ -85,6 +85,24 @@ def test_plan_compares_every_policy_for_every_exchange_and_writes_the_best(run):
     plan.require_fit([(t.name, t.numel, t.dtype) for t in work.tensors], 4)
 
 
+@pytest.mark.parametrize(
+    ("profiled", "warned"),
+    [
+        ({"device": "cpu", "ranks_per_host": "1"}, True),
+        ({"device": "cpu", "ranks_per_host": "2"}, False),
+        ({"device": "NVIDIA H200", "ranks_per_host": "1"}, False),
+        ({"device": "cpu"}, False),
+    ],
+)
+def test_a_workload_of_fewer_ranks_than_share_a_host_is_warned_of(run, profiled, warned):
+    msgspec.structs.replace(examples.workload(), metadata=profiled).save("workload.json")
+    for command in ("plan", "simulate --plan plan.json"):
+        code, _, err = run(f"{command} -w workload.json -c cluster.json")
+        assert code == 0
+        assert ("and two hosts has 2 on each; they share its processors" in err) == warned
+        assert ("syncopate profile ... --local 2" in err) == warned
+
+
 def test_names_of_tensors_are_no_markup(run):
     work = examples.workload()
     named = [f"x[/red]:smile:{index}" for index in range(len(work.tensors))]
@@ -324,6 +342,22 @@ def test_mistakes_are_one_clear_line_and_exit_code_2(run, line, complaint):
     assert err.startswith("error: ")
     assert complaint in err
     assert err.count("\n") == 1
+
+
+def test_a_model_that_raises_is_one_clear_line(run):
+    with open("bad_model.py", "w", encoding="utf-8") as file:
+        file.write(
+            "import torch\n"
+            "class Bad(torch.nn.Linear):\n"
+            "    def forward(self, x):\n"
+            "        return super().forward(x) @ torch.zeros(5, 5)\n"
+            "def build():\n"
+            "    return Bad(2, 2), torch.ones(3, 2)\n"
+        )
+    code, out, err = run("profile bad_model.py:build")
+    assert (code, out) == (1, "")
+    told = "mat1 and mat2 shapes cannot be multiplied (3x2 and 5x5) (at bad_model.py:4)"
+    assert err == f"error: profiling bad_model.py:build raised RuntimeError: {told}\n"
 
 
 def test_calibrating_alone_says_how_to_start_ranks(run):

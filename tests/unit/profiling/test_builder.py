@@ -30,6 +30,12 @@ def four():
 def three():
     return nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1)
 
+def five():
+    return nn.Linear(2, 1), torch.ones(4, 2), torch.zeros(4, 1), nn.functional.mse_loss, "name"
+
+def deep():
+    return nn.Linear(-1, 1), torch.ones(4, 2)
+
 def model():
     return nn.Linear(2, 1)
 
@@ -61,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             del sys.modules[name]
 
 
-@pytest.mark.parametrize("name", ["task", "pair", "four", "Builders.task"])
+@pytest.mark.parametrize("name", ["task", "pair", "three", "four", "Builders.task"])
 @pytest.mark.parametrize("where", ["mymodels_", "mymodels_.py", "./mymodels_.py"])
 def test_builders_are_found(folder: Path, where: str, name: str) -> None:
     assert load_task(f"{where}:{name}").loss().requires_grad
@@ -86,10 +92,15 @@ def test_the_zoo() -> None:
         ("nowhere_:task", CalibrationError, ["no module named 'nowhere_'", "looked in"]),
         ("mymodels_.sub:task", CalibrationError, ["mymodels_"]),
         ("nowhere_.py:task", CalibrationError, ["no file nowhere_.py"]),
-        ("mymodels_:tusk", UnknownNameError, ["'tusk'", "mymodels_", "broken, four", "task"]),
+        (
+            "mymodels_:tusk",
+            UnknownNameError,
+            ["'tusk'", "mymodels_", "deep, five, four", "task"],
+        ),
         ("mymodels_:constant", InvalidValueError, ["mymodels_:constant", "3", "a function"]),
         ("mymodels_:broken", CalibrationError, ["ValueError", "no weights here", "mymodels_.py:"]),
-        ("mymodels_:three", InvalidValueError, ["(Linear, Tensor, Tensor)", "(model, inputs)"]),
+        ("mymodels_:five", InvalidValueError, ["Tensor, function, str)", "(model, inputs)"]),
+        ("mymodels_:deep", CalibrationError, ["RuntimeError: ", "(at mymodels_.py:"]),
         ("mymodels_:model", InvalidValueError, ["Linear", "(model, inputs)"]),
         ("mymodels_:swapped", InvalidValueError, ["torch.nn.Module"]),
         ("crash_:task", CalibrationError, ["ZeroDivisionError", "crash_.py:1"]),

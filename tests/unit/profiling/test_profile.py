@@ -68,6 +68,7 @@ class TestWhatIsMeasured:
         found = profile(Task(model, torch.ones(2, 4)), warmup=0, iterations=1)
         # Means, variances, and 8 bytes of a counter, each an element; the table is too large.
         assert found.buffers_nbytes == 2 * 4 * (6 + 6 + 8)
+        assert (found.metadata["ranks"], found.metadata["ranks_per_host"]) == ("1", "1")
 
     def test_ready_order_is_not_definition_order(self) -> None:
         class Backwards(nn.Module):

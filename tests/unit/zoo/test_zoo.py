@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from syncopate.errors import InvalidValueError, SyncopateError
 from syncopate.zoo import ResNet50, Task, digits, lenet5, resnet20, resnet50
+from syncopate.zoo.task import usual_loss
 
 
 def parameters(model: nn.Module) -> tuple[int, int]:
@@ -71,9 +72,27 @@ class TestTask:
         x = torch.ones(4)
         assert Task(Wrap(), x).loss() == 4
         assert Task(nn.Identity(), x, loss_fn=torch.sum).loss() == 4
+        assert Task(nn.Identity(), ({"loss": x.sum(), "logits": x},)).loss() == 4
         assert Task(nn.Identity(), x, torch.zeros(4), functional.mse_loss).loss() == 1
 
+    def test_the_usual_loss_of_targets(self) -> None:
+        assert usual_loss(torch.ones(4), torch.zeros(4)) == 1
+        classes = torch.tensor([0, 2])
+        scores = torch.randn(2, 3)
+        expected = functional.cross_entropy(scores, classes)
+        assert usual_loss(scores, classes) == expected
+        # The classes of a picture stand along dimension 1, those of a text along the last.
+        grid, text = scores[:, :, None].expand(2, 3, 5), scores[:, None, :].expand(2, 5, 3)
+        many = classes[:, None].expand(2, 5)
+        assert usual_loss(grid, many) == pytest.approx(float(expected))
+        assert usual_loss(text, many) == pytest.approx(float(expected))
+        assert usual_loss({"loss": scores.sum()}, classes) == scores.sum()
+        with pytest.raises(InvalidValueError, match="targets is 'list'; it must be a tensor"):
+            usual_loss(scores, [0, 2])
+
     def test_refusals(self) -> None:
+        with pytest.raises(InvalidValueError, match="loss of Identity"):
+            Task(nn.Identity(), {"input": {"logits": torch.ones(1)}}).loss()
         with pytest.raises(InvalidValueError, match="loss of Identity"):
             Task(nn.Identity(), torch.ones(4), loss_fn=lambda x: x).loss()
         with pytest.raises(InvalidValueError, match="loss of Identity"):

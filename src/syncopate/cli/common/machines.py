@@ -7,8 +7,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from syncopate.cli.common.console import err
 from syncopate.cluster import NETWORKS, Cluster
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.workload import Workload
 
 _Network = Annotated[
     str | None,
@@ -111,6 +113,27 @@ def load_cluster(path: Path) -> Cluster:
     except (InvalidValueError, UnknownNameError) as error:
         raise ArtifactError(path, str(error), "$.curves") from None
     return cluster
+
+
+def say_unlike(workload: Workload, cluster: Cluster) -> None:
+    """Warn of a workload that had more of its processors to itself than it will have in training.
+
+    Ranks on CPUs share the cores of their host, so each computes the longer the more there are.
+    """
+    profiled = workload.metadata.get("ranks_per_host", "")
+    if workload.metadata.get("device") != "cpu" or not profiled.isdecimal():
+        return
+    ranks = cluster.ranks_per_host
+    if int(profiled) < ranks:
+        err().print(
+            f"warning: {workload.model} was profiled on {profiled} rank"
+            f"{'s' * (profiled != '1')} of a host, and {cluster.name} has {ranks} on each; they "
+            "share its processors, so computation will take longer than predicted here. Profile as "
+            f"many at once: syncopate profile ... --local {ranks}, or under torchrun",
+            style="yellow",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
