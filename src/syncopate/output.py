@@ -17,7 +17,7 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO
@@ -32,6 +32,9 @@ STANDARD_OUTPUT = "-"
 
 _NAMED = {"-": 1, "/dev/stdout": 1, "/dev/stderr": 2}
 _NUMBERED = re.compile(r"(?:/dev|/proc/self)/fd/(\d+)")
+_made: set[Path] = set()
+"""Folders that this process made for files, as they are after symbolic links."""
+
 _NEW_MODE = 0o666  # less what the umask forbids
 _PRIVATE_MODE = 0o600
 
@@ -50,8 +53,8 @@ def part(progress: Progress | None, begin: float, end: float) -> Progress:
 def write_output(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write ``data`` to ``path``, and return the path.
 
-    Parent folders are made. An existing file keeps its permissions and, where this process may
-    give it away, its owner.
+    Parent folders are made, as :func:`newly_made` tells. An existing file keeps its permissions
+    and, where this process may give it away, its owner.
 
     Args:
         path: a file, new or not; a device or pipe; a symbolic link to any of them; or ``-``.
@@ -75,6 +78,17 @@ def write_output(path: str | os.PathLike[str], data: bytes) -> Path:
         what = "standard output" if inherited == 1 else target
         raise ArtifactError(what, f"cannot write: {error.strerror or error}") from None
     return target
+
+
+def newly_made(paths: Iterable[str | os.PathLike[str]]) -> list[Path]:
+    """Return the folders of ``paths`` that were made for files since this was last asked."""
+    found = []
+    for folder in dict.fromkeys(Path(path).parent for path in paths):
+        real = Path(os.path.realpath(folder))
+        if real in _made:
+            _made.discard(real)
+            found.append(folder)
+    return found
 
 
 def new_file(directory: Path, stem: str, suffix: str) -> tuple[Path, BinaryIO]:
@@ -148,7 +162,9 @@ def _pour(descriptor: int, data: bytes) -> None:
 
 def _replace(target: Path, data: bytes) -> None:
     """Put a new file in the place of ``target``, which is no link, once all of it is on disk."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.parent.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _made.add(target.parent)
     before = target.stat() if target.exists() else None
     if before is not None and not os.access(target, os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))

@@ -54,8 +54,10 @@ def main() -> int:
 def _run() -> int:
     from syncopate.cli.app import app
     from syncopate.cli.common import launcher
+    from syncopate.cli.common.completion import answer
 
     launcher.adopt(os.environ)
+    answer(os.environ)
     try:
         app(prog_name="syncopate")
     except SystemExit as finished:

@@ -11,6 +11,7 @@ from syncopate.cli.analyze import analyze
 from syncopate.cli.bench import bench
 from syncopate.cli.calibrate import calibrate
 from syncopate.cli.choose import choose
+from syncopate.cli.common.completion import completion
 from syncopate.cli.common.console import out
 from syncopate.cli.compare import compare
 from syncopate.cli.convert import convert
@@ -47,6 +48,7 @@ app.command()(report)
 app.command()(bench)
 app.command()(choose)
 app.command()(convert)
+app.command()(completion)
 app.add_typer(lab)
 app.add_typer(ps)
 

@@ -197,6 +197,7 @@ def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) 
         write_output(html, bench_page(benchmark).encode())
     if json:
         typer.echo(benchmark.to_json().decode(), nl=False)
+        say_written(output, html)
         return
     from syncopate.reports.bench import WIDTH, bench_report
 

@@ -105,6 +105,7 @@ def _show(cluster: Cluster, output: Path, json: bool) -> None:
     cluster.save(output)
     if json:
         typer.echo(cluster.to_json().decode(), nl=False)
+        say_written(output)
         for warning in cluster.warnings:
             err().print(f"warning: {warning}", markup=False)
         return

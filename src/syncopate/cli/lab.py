@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from syncopate.cli.common.console import err, out, require_one_writer
+from syncopate.cli.common.console import err, out, require_one_writer, say_written
 from syncopate.cli.common.topology import with_topology
 from syncopate.errors import InvalidValueError
 from syncopate.lab.topology import Topology
@@ -90,6 +90,7 @@ def run(
     if json is not None:
         report = LabReport(topology=topology, command=tuple(command), outcome=outcome, links=links)
         report.save(json)
+    say_written(cluster_out, json)
     style = "red" if outcome.exit_code else "dim"
     _remark(f"lab of {topology.describe()}: {outcome.summary()}", style)
     raise typer.Exit(outcome.exit_code)

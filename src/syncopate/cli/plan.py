@@ -214,6 +214,7 @@ def _show(
     if json:
         objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
         typer.echo(f"[\n{objects}\n]")
+        say_written(output)
         return
     from syncopate.reports.terminal import plan_report, plans_report
 

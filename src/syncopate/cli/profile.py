@@ -117,6 +117,7 @@ def _show(workload: Workload, output: Path, json: bool) -> None:
     workload.save(output)
     if json:
         typer.echo(workload.to_json().decode(), nl=False)
+        say_written(output)
         return
     from syncopate.reports.terminal import workload_report
 

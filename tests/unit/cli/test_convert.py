@@ -33,7 +33,7 @@ def test_ranks_become_a_timeline_that_says_what_is_not_known(convert):
     code, out, err = convert("rank-0.json rank-1.json -o made/timeline.json")
     assert (code, out) == (0, "")
     assert "note: when 2 collectives ended is not known" in err
-    assert err.endswith("wrote made/timeline.json\n")
+    assert err.endswith("wrote made/timeline.json, in the new folder made\n")
     timeline = Timeline.load("made/timeline.json")
     assert timeline.world_size == 2
     assert Timeline.from_json(convert("rank-0.json rank-1.json")[1]) == timeline

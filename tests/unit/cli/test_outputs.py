@@ -176,6 +176,17 @@ def test_standard_output_has_the_file_for_itself(run, name):
     assert "-" not in set(os.listdir()) - before
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_folders_that_were_made_are_said_once(run, name):
+    told = "in the new folder some/where"
+    code, _, err = run(name, "some/where/file")
+    assert code == 0
+    assert told in err
+    code, _, err = run(name, "some/where/file")
+    assert "some/where/file" in err
+    assert told not in err
+
+
 @pytest.mark.parametrize("name", ["plan", "calibrate", "profile", "bench", "bench --html"])
 def test_json_and_a_file_do_not_share_standard_output(run, name):
     code, out, err = run(name, "- --json")

@@ -47,6 +47,7 @@ def record(monkeypatch, capfd, tmp_path):
 def test_a_script_is_main_and_has_its_arguments_and_folder(record, tmp_path):
     (tmp_path / "beside.py").write_text("WORD = 'beside'")
     text = "import sys, beside\nprint(__name__, sys.argv, beside.WORD)"
+    (tmp_path / "traces").mkdir()
     for options, name in (((), "job.py"), (("-m",), str(tmp_path / "job.py"))):
         code, out, err = record(text, *options, arguments=("--lr", "0.1", "-o", "x"))
         assert code == 0
@@ -78,7 +79,7 @@ def test_the_last_steps_are_kept(record):
 )
 def test_the_scripts_ending_is_the_commands(record, ending, code, told):
     ended, _, err = record(f"import sys\n{ending}")
-    assert (ended, err) == (code, f"{told}wrote traces/rank-0.json\n")
+    assert (ended, err) == (code, f"{told}wrote traces/rank-0.json, in the new folder traces\n")
 
 
 def test_a_script_that_fails_is_kept_and_its_error_passes(record, tmp_path):

@@ -1,1 +1,1 @@
-"""What the commands share: the console, groups of options, and how ranks are started."""
+"""What the commands share: console, groups of options, completion, and how ranks are started."""

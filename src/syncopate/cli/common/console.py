@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from syncopate.cli.common.launcher import LAUNCHER
 from syncopate.errors import InvalidValueError
-from syncopate.output import is_standard_output
+from syncopate.output import is_standard_output, newly_made
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
@@ -60,10 +60,15 @@ def err() -> Console:
 
 
 def say_written(*paths: Path | None) -> None:
-    """Remark which files were written, but for standard output."""
-    files = [str(path) for path in paths if path is not None and not is_standard_output(path)]
-    if files:
-        err().print(f"wrote {' and '.join(files)}", style="dim", soft_wrap=True, markup=False)
+    """Remark which files were written, but for standard output, and which folders were made."""
+    files = [path for path in paths if path is not None and not is_standard_output(path)]
+    if not files:
+        return
+    made = newly_made(files)
+    told = f"wrote {' and '.join(map(str, files))}"
+    if made:
+        told += f", in the new folder{'s' * (len(made) > 1)} {' and '.join(map(str, made))}"
+    err().print(told, style="dim", soft_wrap=True, markup=False)
 
 
 def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:

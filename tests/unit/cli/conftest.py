@@ -1,0 +1,33 @@
+"""A command line in this process, for the tests of commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from syncopate.cli import main
+from syncopate.cluster import Cluster
+from tests.unit import examples
+
+
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Run a command line in a folder with a workload and a cluster; return code, out, err."""
+    for name in ("RANK", "WORLD_SIZE", "SYNCOPATE_RENDEZVOUS", "SYNCOPATE_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    examples.workload().save("workload.json")
+    examples.cluster().save("cluster.json")
+    Path("large.json").write_bytes(
+        Cluster.preset("10gbe", 97).to_json().replace(b"97,", b"1000000000,")
+    )
+
+    def run(line: str):
+        monkeypatch.setattr(sys, "argv", ["syncopate", *line.split()])
+        code = main()
+        printed = capfd.readouterr()
+        return code, printed.out, printed.err
+
+    return run
