@@ -18,13 +18,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import syncopate
 from syncopate.errors import CalibrationError, InvalidValueError, UnknownNameError
 from syncopate.zoo.task import Task, usual_loss
 
 _FORMS = "module:function or path/to/file.py:function, such as syncopate.zoo:resnet20"
 _RESULTS = "a syncopate.zoo.Task, (model, inputs), or (model, inputs, targets[, loss_fn])"
-_OURS = Path(syncopate.__file__).parent
+_OURS = Path(__file__).parents[1]
 
 
 def load_task(builder: str) -> Task:
