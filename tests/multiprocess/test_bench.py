@@ -31,7 +31,7 @@ RANKS = 4
 
 
 def test_the_command_prints_tables_and_writes_every_sample(tmp_path):
-    line = "bench --local 4 --sizes 4B,1001B,256KiB -a native,ring --against gloo -n 3 -w 1"
+    line = "bench --local 4 --sizes 4B,1001B,256KiB -a native,ring --against gloo -n 3 -w 1 --full"
     done = subprocess.run(
         [sys.executable, "-m", "syncopate", *line.split()],
         check=False,

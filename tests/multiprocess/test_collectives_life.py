@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator, runner, transport
 from syncopate.errors import CollectiveError, InvalidValueError
 from tests.multiprocess.harness import run_ranks
@@ -92,6 +93,8 @@ def after_the_end(rank: int, world_size: int) -> list[str]:
         "broadcast_object": lambda: communicator.broadcast_object(rank),
         "all_gather_object": lambda: communicator.all_gather_object(rank),
         "messages": communicator.messages,
+        "widen": lambda: communicator.widen(2),
+        "use_cluster": lambda: communicator.use_cluster(Cluster.preset("1gbe", world_size)),
         "all_reduce": lambda: communicator.all_reduce(torch.ones(1)),
     }
     went_on = []

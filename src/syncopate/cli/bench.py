@@ -96,13 +96,16 @@ def _results(
         Path | None,
         typer.Option(metavar="FILE", help="Write a page with plots, which needs no network."),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print every table after the summary.")
+    ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the benchmark as JSON instead of tables.")
     ] = False,
 ) -> dict[str, Any]:
     """Return where the results go, as the options describe it."""
     require_one_writer(json, ("--output", output), ("--html", html))
-    return {"output": output, "html": html, "json": json}
+    return {"output": output, "html": html, "full": full, "json": json}
 
 
 @grouped(what=_what, sizes=_sizes, effort=_effort, results=_results)
@@ -128,7 +131,7 @@ def bench(
 
     For example:
 
-      syncopate bench --local 4
+      syncopate bench --local 4 --full
 
       syncopate bench --local 4 -a native,auto --against gloo --html bench.html
 
@@ -185,7 +188,7 @@ def _measure(
     return measure(communicator, sweep, effort, progress, cluster)
 
 
-def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) -> None:
+def _show(benchmark: Benchmark, *, output: Path, html: Path | None, full: bool, json: bool) -> None:
     from msgspec import structs
 
     command = shlex.join(["syncopate", *sys.argv[1:]])
@@ -199,9 +202,13 @@ def _show(benchmark: Benchmark, *, output: Path, html: Path | None, json: bool) 
         typer.echo(benchmark.to_json().decode(), nl=False)
         say_written(output, html)
         return
-    from syncopate.reports.bench import WIDTH, bench_report
+    from syncopate.reports.bench import WIDTH, bench_report, bench_summary
 
     console = out(beside=html if is_standard_output(html) else output)
-    console.width = max(console.width, WIDTH)
-    console.print(bench_report(benchmark))
+    if full:
+        console.width = max(console.width, WIDTH)
+        console.print(bench_report(benchmark))
+    else:
+        console.print(bench_summary(benchmark))
+        console.print("bandwidths and percentiles of every contender: --full", style="dim")
     say_written(output, html)

@@ -165,6 +165,7 @@ class Communicator:
         Raises:
             CollectiveError: a rank was lost, or did not come.
         """
+        self._require_open("widen")
         have = self.channels
         if have >= channels:
             return
@@ -188,6 +189,7 @@ class Communicator:
             CollectiveError: the ranks were given different clusters; names those that differ.
             InvalidValueError: a cluster of another number of ranks.
         """
+        self._require_open("use_cluster")
         device = self._runners[0].device if self._runners else torch.device("cpu")
         self._choices = choices.agree(self, cluster, device)
 

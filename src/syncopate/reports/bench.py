@@ -5,6 +5,7 @@ Each printed number has its formula in ``docs/metrics.md``.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
@@ -13,22 +14,28 @@ from rich.text import Text
 
 from syncopate.benchmark import BARRIER, REDUCING, Benchmark, Point, Series, Timing
 from syncopate.reports.tables import titled_table
-from syncopate.units import format_seconds
+from syncopate.units import format_bytes, format_seconds
 
 PERCENTILES = (50, 95, 99)
 WIDTH = 122
 """Columns of the widest table, so that narrow terminals wrap lines instead of cutting them."""
 
 
+def bench_summary(benchmark: Benchmark) -> RenderableType:
+    """Return a benchmark in short: how it was taken, and who is the fastest at which sizes."""
+    parts: list[RenderableType] = [_head(benchmark), _fastest(benchmark)]
+    parts += [_against(benchmark, peer) for peer in benchmark.series if peer.peer]
+    return Group(*parts, _foot(benchmark))
+
+
 def bench_report(benchmark: Benchmark) -> RenderableType:
-    """Return a benchmark: how it was taken, two tables per contender, and the contenders' times."""
-    parts: list[RenderableType] = [_head(benchmark)]
+    """Return a benchmark's summary, two tables per contender, and the contenders' times."""
+    parts: list[RenderableType] = [bench_summary(benchmark)]
     for series in benchmark.series:
         parts += [_bandwidths(benchmark, series), _percentiles(series)]
     if len(benchmark.series) > 1:
         parts.append(_times(benchmark))
     parts += [_ratios(benchmark, peer) for peer in benchmark.series if peer.peer]
-    parts.append(_foot(benchmark))
     return Group(*parts)
 
 
@@ -67,6 +74,53 @@ def _head(benchmark: Benchmark) -> Text:
         f"{len(timing.samples_s)} calls after {benchmark.warmup} to warm up, {calls}; each call's "
         "time is the maximum over ranks\n"
         "size is the total buffer; out of place is a copy of the input and the collective there",
+    )
+
+
+def _fastest(benchmark: Benchmark) -> Table:
+    """Who has the least in-place p50 at each size, with its busbw, and who comes next."""
+    table = _table(f"{benchmark.collective}: the fastest in place, by p50")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("fastest", overflow="fold")
+    table.add_column("p50", justify="right", no_wrap=True)
+    table.add_column("busbw\nGB/s", justify="right", no_wrap=True)
+    several = len(benchmark.series) > 1
+    if several:
+        table.add_column("next", overflow="fold")
+        table.add_column("takes", justify="right", no_wrap=True)
+    for index, point in enumerate(benchmark.series[0].points):
+        times_s = {s.contender: s.points[index].in_place.percentile_s(50) for s in benchmark.series}
+        first, *others = sorted(times_s, key=times_s.__getitem__)
+        best_s = times_s[first]
+        cells = [
+            format_bytes(point.nbytes),
+            first,
+            format_seconds(best_s),
+            f"{benchmark.busbw_bytes_per_s(point.nbytes, best_s) / 1e9:.3f}",
+        ]
+        if several:
+            ratio = f"{times_s[others[0]] / best_s:.2f}x" if best_s > 0 else "-"
+            cells += [others[0], ratio]
+        table.add_row(*cells)
+    return table
+
+
+def _against(benchmark: Benchmark, peer: Series) -> Text:
+    """At how many sizes one of ours is faster than a peer, and by how much."""
+    own = [series for series in benchmark.series if not series.peer]
+    ratios = []
+    for theirs, *row in zip(peer.points, *(series.points for series in own), strict=True):
+        best_s = min((point.in_place.percentile_s(50) for point in row), default=0.0)
+        if best_s > 0:
+            ratios.append(theirs.in_place.percentile_s(50) / best_s)
+    if not ratios:
+        return Text(f"nothing to compare with {peer.contender}")
+    ahead = sum(ratio > 1 for ratio in ratios)
+    sizes = f"{len(ratios)} size{'s' * (len(ratios) != 1)}"
+    median = statistics.median(ratios)
+    return Text(
+        f"the best of ours is faster than {peer.contender} at {ahead} of {sizes}: "
+        f"{min(ratios):.2f}x to {max(ratios):.2f}x its speed, median {median:.2f}x"
     )
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from rich.console import Console
 
 from syncopate.benchmark import Series
-from syncopate.reports.bench import WIDTH, bench_report
+from syncopate.reports.bench import WIDTH, bench_report, bench_summary
 from tests.unit import examples
 
 
@@ -19,7 +19,7 @@ def _rows(table):
 
 def test_every_contender_has_its_bandwidths_and_percentiles():
     tables = list(examples.tables(bench_report(examples.benchmark())))
-    ring, percentiles, _, _, times, ratios = tables
+    _, ring, percentiles, _, _, times, ratios = tables
     heads = [str(column.header).split("\n")[-1] for column in ring.columns]
     half = ["time us", "GB/s", "GB/s", "#wrong"]
     assert heads == ["B", "count", "dtype", "redop", "root", *half, *half]
@@ -36,6 +36,24 @@ def test_every_contender_has_its_bandwidths_and_percentiles():
     ] * 2 + ["4"]
     assert _rows(times) == [["1024", "*90.0 us", "180.0 us"], ["1048576", "*1.80 ms", "3.60 ms"]]
     assert _rows(ratios) == [["1024", "2.00x"], ["1048576", "2.00x"]]
+
+
+def test_the_summary_says_who_is_the_fastest_and_by_how_much():
+    summary = bench_summary(examples.benchmark())
+    (fastest,) = examples.tables(summary)
+    assert _rows(fastest) == [
+        ["1.0 KiB", "ring", "90.0 us", "0.017", "gloo", "2.00x"],
+        ["1.0 MiB", "ring", "1.80 ms", "0.874", "gloo", "2.00x"],
+    ]
+    text = examples.text(summary, 80)
+    told = "the best of ours is faster than gloo at 2 of 2 sizes: 2.00x to 2.00x its speed"
+    assert told in " ".join(text.split())
+    assert "3 wrong elements" in text
+    assert len(text.splitlines()) < 20
+    assert examples.text(bench_report(examples.benchmark()), 130).startswith("all_reduce: 4 ranks")
+    alone = structs.replace(examples.benchmark(), series=examples.benchmark().series[:1])
+    (table,) = examples.tables(bench_summary(alone))
+    assert [str(column.header) for column in table.columns][-1] == "busbw\nGB/s"
 
 
 def test_how_it_was_taken_is_said():
@@ -56,7 +74,7 @@ def test_what_ran_at_each_size_stands_beside_its_times():
     ]
     auto = Series(contender="auto", points=tuple(ran))
     tables = list(examples.tables(bench_report(structs.replace(whole, series=(auto,)))))
-    assert [row[1] for row in _rows(tables[1])] == ["ring", "lp:blocks=8"]
+    assert [row[1] for row in _rows(tables[2])] == ["ring", "lp:blocks=8"]
 
 
 def test_the_widest_table_fits_its_width():
