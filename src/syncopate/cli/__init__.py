@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -40,8 +41,7 @@ def main() -> int:
     except OSError as error:
         if error.errno not in _FULL or not _printing(error):
             raise
-        # What is still to be flushed would fail again.
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115
+        sys.stdout = io.StringIO()  # what is still to be flushed would fail again
         refusal = ArtifactError("standard output", f"cannot write: {error.strerror}")
         cause = error
     if os.environ.get(DEBUG, "0") != "0":

@@ -57,11 +57,10 @@ def profile(
 ) -> None:
     """Time forward, backward and every gradient of a model, and write the workload.
 
-    MODULE:FUNCTION returns a syncopate.zoo.Task, or (model, inputs), or (model, inputs, targets),
-    or (model, inputs, targets, loss_fn). The output may be the loss, or have it as `loss`.
-
-    On several ranks, started with --local or torchrun, all profile at once and the slowest rank
-    counts: the others wait for it in every iteration. Have as many on a host as will train there.
+    MODULE:FUNCTION returns a syncopate.zoo.Task, (model, inputs), (model, inputs, targets), or
+    (model, inputs, targets, loss_fn). The output may be the loss, or have it as `loss`. On several
+    ranks, started with --local or torchrun, all profile at once and the slowest rank counts. Have
+    as many on a host as will train there.
 
     For example:
 
@@ -71,9 +70,7 @@ def profile(
 
       syncopate profile mymodels:build_gpt --optimizer Muon
     """
-    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
-        if value < least:
-            raise InvalidValueError(option, value, f"an integer >= {least}")
+    _require_counts(iterations, warmup)
     if optimizer is not None:
         kind_named(optimizer)
     require_one_writer(json, ("--output", output))
@@ -84,6 +81,12 @@ def profile(
         workload = _profile(builder, (warmup, iterations), device, optimizer, progress)
     if is_leader():
         _show(workload, output, json)
+
+
+def _require_counts(iterations: int, warmup: int) -> None:
+    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise InvalidValueError(option, value, f"an integer >= {least}")
 
 
 def _profile(
