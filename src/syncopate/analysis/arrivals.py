@@ -1,4 +1,4 @@
-"""Arrivals: how long collectives take once all ranks are there, by clocks and without them.
+"""Arrivals: who comes late to collectives, and how long these take once all ranks are there.
 
 Of one collective, with each rank's start and end on the clock of the timeline:
 
@@ -7,13 +7,19 @@ Of one collective, with each rank's start and end on the clock of the timeline:
 
 The rank that came last was in the collective no longer than that, so the first can never be less
 than the second, which compares no clocks. Where it is, clocks are wrong by the difference at least.
+
+A rank is late to a collective by its start - the median start of the other ranks.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from syncopate.analysis.collectives import collectives
+from syncopate.analysis.work import steady
+from syncopate.spans import Times
 from syncopate.timeline import Timeline
 
 
@@ -43,3 +49,36 @@ def arrivals(timeline: Timeline) -> Arrivals:
     least_s = found.least(spans.end_s - spans.start_s)[whole]
     off_s = (least_s - took_s).max(initial=0.0)
     return Arrivals(int(whole.sum()), float(took_s.sum()), float(least_s.sum()), float(off_s))
+
+
+def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:
+    """Return rank -> message, such as ``"bucket 3"`` -> by how many seconds it is usually late.
+
+    Negative where the rank is early. Messages that not every rank recorded do not count.
+    """
+    found, ranks = collectives(timeline), timeline.world_size
+    if ranks < 2 or not found:
+        return {}
+    spans, one = found.spans, found.rows[found.first]
+    whole = found.sizes == ranks
+    whole &= np.isin(spans.iteration[one], steady(np.unique(spans.iteration[one]).tolist()))
+    starts_s = spans.start_s[found.rows[whole[found.of]]].reshape(-1, ranks)
+    late_s = starts_s - _of_others(starts_s)
+    names = spans.name[one[whole]]
+    usual_s = {
+        spans.texts[name]: np.median(late_s[names == name], axis=0)
+        for name in dict.fromkeys(names.tolist())
+    }
+    return {rank: {name: float(of[rank]) for name, of in usual_s.items()} for rank in range(ranks)}
+
+
+def _of_others(values: Times) -> Times:
+    """Return for each value the median of the others in its row."""
+    count = values.shape[1]
+    order = np.argsort(values, axis=1)
+    place = np.argsort(order, axis=1)
+    rows = np.take_along_axis(values, order, axis=1)
+    low, high = (count - 2) // 2, (count - 1) // 2
+    # Without the value itself, those behind it move up by one.
+    middle = (np.take_along_axis(rows, at + (at >= place), axis=1) for at in (low, high))
+    return sum(middle, start=np.zeros_like(values)) / 2

@@ -146,7 +146,7 @@ class Replay:
             [task.gap_s for task in self.tasks],
             [
                 {
-                    s.rank: s.end_s - (one.arrived_s if s.end_s > one.arrived_s else s.start_s)
+                    s.rank: s.end_s - (one.arrived_s if s.end_s >= one.arrived_s else s.start_s)
                     for s in one.spans
                 }
                 for one in self.messages
@@ -208,7 +208,7 @@ class Replay:
                 starts_s[index][rank] = at_s + start.handover_s
             moves_s = max(starts_s[index].values())
             for span in message.spans:
-                early = span.end_s <= message.arrived_s
+                early = span.end_s < message.arrived_s
                 from_s = starts_s[index][span.rank] if early else moves_s
                 done_s[index][span.rank] = from_s + durations.transfers_s[index][span.rank]
             if message.lane == "push":

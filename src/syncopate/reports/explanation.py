@@ -5,7 +5,7 @@ Each printed number has its formula in ``docs/metrics.md``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis import bandwidths
+from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import (
     CONGESTION,
     PLAN,
@@ -169,6 +170,7 @@ def explanation_report(
     )
     for said in (*_reached(timeline, cluster), *expected(found, plan), *_remarks(found)):
         lines.append(f"{said}\n")
+    late_s = lateness(timeline)
     parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
     parts += [Text(f"  - {lack}") for lack in found.abstains]
     for number, cause in enumerate(found.causes[:_SHOWN], start=1):
@@ -178,6 +180,7 @@ def explanation_report(
                 (f"\n{number}. {words['what']}\n", "bold"),
                 f"   without it: {format_seconds(words['iteration_s'])}, "
                 f"{format_seconds(cause.gain_s)} ({words['share']:.0%}) less\n",
+                *(f"   {said}\n" for said in _late(cause, found, late_s)),
                 f"   to mend it: {words['fix']}",
                 f"\n   $ {words['command']}" if words["command"] else "",
             )
@@ -193,6 +196,20 @@ def explanation_json(found: Explanation, files: tuple[str, str] | None = None) -
     for row, cause in zip(values["causes"], found.causes, strict=True):
         row.update(told(cause, found, files))
     return values
+
+
+def _late(
+    cause: Cause, found: Explanation, late_s: Mapping[int, Mapping[str, float]]
+) -> Iterator[str]:
+    """Say how late the one rank of a cause usually is to each message, where it is worth a word."""
+    if len(cause.ranks) != 1 or cause.kind == LINK:
+        return
+    worth_s = WORTH * found.iteration_s
+    mine = {name: by for name, by in late_s.get(cause.ranks[0], {}).items() if by > worth_s}
+    shown = [f"{name} by {format_seconds(by)}" for name, by in list(mine.items())[:_SHOWN]]
+    if shown:
+        more = ", .." if len(mine) > _SHOWN else ""
+        yield f"it comes later than the others to {', '.join(shown)}{more}"
 
 
 def _reached(timeline: Timeline, cluster: Cluster | None) -> list[str]:
