@@ -26,7 +26,7 @@ help: ## show this list
 	@echo
 	@echo "Variables: PYTHON, TORCH_INDEX, PIP_ARGS, ARGS (see the top of the Makefile)."
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml setup.py src/syncopate.pth constraints.txt
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -59,6 +59,7 @@ ARROWS: dict[str, set[str]] = {
     "reports": VOCABULARY | {"analysis"},
     "cli": ROOMS | {"__init__"},
     "__main__": {"cli"},
+    "startup": {"tracing"},
     "__init__": ROOMS,
 }
 """Room -> rooms it may import. Every room may import itself."""

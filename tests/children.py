@@ -17,16 +17,22 @@ REPOSITORY = Path(__file__).parents[1]
 _OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "MASTER_ADDR")
 
 
-def environment(**added: str) -> dict[str, str]:
+def environment(*folders: Path, **added: str) -> dict[str, str]:
     """Return this process's environment for a child that is to import from this tree.
 
     What a launcher told this process is left out: the child starts ranks of its own.
 
     Args:
+        folders: whose modules come before those of this tree.
         added: further variables.
     """
     inherited = os.environ.get("PYTHONPATH")
-    path = [str(REPOSITORY / "src"), str(REPOSITORY), *([inherited] if inherited else [])]
+    path = [
+        *map(str, folders),
+        str(REPOSITORY / "src"),
+        str(REPOSITORY),
+        *([inherited] if inherited else []),
+    ]
     clean = {name: value for name, value in os.environ.items() if name not in _OF_A_LAUNCHER}
     return clean | {"PYTHONPATH": os.pathsep.join(path)} | added
 

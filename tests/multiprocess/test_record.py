@@ -1,21 +1,28 @@
-"""``syncopate record``: a plain DDP script, one rank slow in its backward, seen by its arrivals."""
+"""A plain DDP script, recorded by a command or by one variable; one rank slow in its backward."""
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import sys
 import textwrap
 
+from typer.testing import CliRunner
+
+from syncopate.analysis.arrivals import lateness
+from syncopate.analysis.causes import explanation
 from syncopate.cli import main
-from syncopate.tracing.foreign import read_timeline
+from syncopate.cli.app import app
+from syncopate.tracing.foreign import read_directory, read_timeline
+from tests.children import REPOSITORY, environment
 from tests.multiprocess.harness import run_ranks
 
 ITERATIONS = 4
 SLEEP_S = 0.2
 
-SCRIPT = f"""
-import sys, time
+MODEL = f"""
+import os, sys, time
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -35,15 +42,45 @@ class Layer(torch.nn.Linear):
     def forward(self, x):
         return super().forward(Sleepy.apply(x))
 
+def train(iterations):
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), Layer(256, 256))
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.2)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    for _ in range(iterations):
+        optimizer.zero_grad()
+        ddp(torch.ones(4, 256)).sum().backward()
+        optimizer.step()
+"""
+
+SCRIPT = f"""{MODEL}
 assert sys.argv[1:] == ["--lr", "0.1"]
-model = torch.nn.Sequential(torch.nn.Linear(256, 256), Layer(256, 256))
-ddp = DistributedDataParallel(model, bucket_cap_mb=0.2)
-optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-for _ in range({ITERATIONS}):
-    optimizer.zero_grad()
-    ddp(torch.ones(4, 256)).sum().backward()
-    optimizer.step()
+train({ITERATIONS})
 sys.exit(3)
+"""
+
+UNDER_TORCHRUN = f"""{MODEL}
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    data = torch.utils.data.DataLoader(torch.ones(2, 4), num_workers=1)
+    assert sum(len(batch) for batch in data) == 2
+    train({ITERATIONS})
+    dist.destroy_process_group()
+"""
+
+SPAWNED = f"""{MODEL}
+def rank_main(rank, folder):
+    store = dist.FileStore(folder + "/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    train(2)
+    trained, path = time.time(), folder + "/run/rank-1.json"
+    while not os.path.exists(path) or os.path.getmtime(path) <= trained:
+        time.sleep(0.05)
+    if rank == 1:
+        os._exit(0)
+    raise SystemExit("planted")
+
+if __name__ == "__main__":
+    torch.multiprocessing.spawn(rank_main, (sys.argv[1],), nprocs=2)
 """
 
 
@@ -75,8 +112,56 @@ def test_a_sleep_in_backward_shows_as_late_arrivals_from_its_bucket_on(tmp_path)
         assert ours.end_s == max(ours.start_s, theirs.start_s)
         assert ours.nbytes == theirs.nbytes == 4 * (256 * 256 + 256)
         assert spans["SGD", i, 0].start_s > theirs.start_s
-        between = spans["input, forward, backward", i, 1]
-        assert spans["SGD", i - 1, 1].end_s == between.start_s
-        assert between.end_s == theirs.start_s
-        assert between.duration_s > SLEEP_S
-    assert {s.lane for s in timeline.spans} == {"push", "pull", "update", "backward"}
+        backward, forward = spans["backward", i, 1], spans["forward", i, 1]
+        assert spans["SGD", i - 1, 1].end_s < forward.start_s
+        assert forward.end_s == backward.start_s
+        assert backward.end_s == theirs.start_s
+        assert backward.duration_s > SLEEP_S
+    lanes = {"push", "pull", "update", "forward", "backward"}
+    assert {s.lane for s in timeline.spans} == lanes
+
+
+def _python(folder, script, *arguments):
+    """Run a script as whoever has installed the package and set the variable does."""
+    (folder / "train.py").write_text(textwrap.dedent(script))
+    (folder / "sitecustomize.py").write_text(
+        f"import site; site.addsitedir({str(REPOSITORY / 'src')!r})"
+    )
+    return subprocess.run(
+        [sys.executable, *arguments],
+        check=False,
+        cwd=folder,
+        env=environment(folder, SYNCOPATE_TRACE="run", OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def test_one_variable_records_a_script_under_torchrun(tmp_path):
+    """Neither the agent nor a process that loads data writes a file."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    done = _python(tmp_path, UNDER_TORCHRUN, *launcher, "train.py")
+    assert done.returncode == 0, done.stderr
+    files = sorted((tmp_path / "run").iterdir())
+    assert [path.name for path in files] == ["rank-0.json", "rank-1.json"]
+    timeline = read_directory(tmp_path / "run", 200)
+    cause = explanation(timeline).causes[0]
+    assert (cause.kind, cause.ranks) == ("compute", (1,))
+    late_s = lateness(timeline)[1]
+    assert abs(late_s["bucket 0"]) < SLEEP_S / 2 < late_s["bucket 1"]
+    said = CliRunner().invoke(app, ["explain", str(tmp_path / "run")]).stdout
+    assert "rank 1 computes longer than the others" in said
+    assert "it comes later than the others to bucket 1 by 2" in said
+
+
+def test_spawned_ranks_are_recorded_that_fail_or_are_killed(tmp_path):
+    """One leaves what it had written from time to time, the other writes when it ends."""
+    done = _python(tmp_path, SPAWNED, "train.py", str(tmp_path))
+    assert "planted" in done.stderr
+    names = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert names == ["rank-0.json", "rank-1.json"]
+    timeline = read_directory(tmp_path / "run", 200)
+    assert timeline.world_size == 2
+    steps = {(span.rank, span.iteration) for span in timeline.spans if span.lane == "update"}
+    assert steps == {(rank, iteration) for rank in (0, 1) for iteration in (0, 1)}

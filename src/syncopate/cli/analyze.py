@@ -11,7 +11,7 @@ import typer
 
 from syncopate.cli.common.console import out, progress_bar
 from syncopate.cli.common.served import computed_of, messages_in, messages_of, trips_of
-from syncopate.cli.common.timelines import note, read_directory, read_timeline
+from syncopate.cli.common.timelines import is_plain, note, read_directory, read_timeline
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def analyze(
     """
     from syncopate.tracing.foreign import is_document
 
-    if len(files) == 1 and files[0].is_dir():
+    if len(files) == 1 and files[0].is_dir() and not is_plain(files[0]):
         _run(files[0], last, json)
         return
     documents = [path for path in files if path.is_dir() or is_document(path)]

@@ -24,7 +24,7 @@ def compare(
 
     For example:
 
-      syncopate compare yesterday.json today.json
+      syncopate compare runs/a runs/b
 
       syncopate compare predicted.json measured.json --json
     """

@@ -11,6 +11,7 @@ import typer
 
 from syncopate.cli.common.console import say_written
 from syncopate.errors import InvalidValueError
+from syncopate.output import write_output
 
 
 def record(
@@ -32,8 +33,12 @@ def record(
     """Run a training script of plain torch, and note when each rank comes to each collective.
 
     The script stays as it is, DDP or anything else, and runs on every rank under this command. What
-    torch's flight recorder holds when it ends is written to DIR, also when it fails; a rank that is
-    killed writes nothing, and neither do processes that the script itself starts.
+    torch's flight recorder holds when it ends is written to DIR, also when it fails. Forwards,
+    backwards and steps of optimizers are noted beside it. A rank that is killed writes nothing, and
+    neither do processes that the script itself starts.
+
+    `SYNCOPATE_TRACE=runs/a` does the same for any script without a command, and for these too
+    (docs/other_tools.md); this is for Pythons that read no .pth files.
 
     For example:
 
@@ -41,12 +46,14 @@ def record(
 
       syncopate analyze traces/rank-*.json
     """
+    from syncopate.tracing.foreign.automatic import leave
     from syncopate.tracing.foreign.record import Recording, reserve, run_script
 
     name, *arguments = script
     if not module and not Path(name).is_file():
         raise InvalidValueError("SCRIPT", name, "a Python file")
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
+    leave()
     recording = Recording(reserve(os.environ, entries))
     process = os.getpid()
     try:
@@ -57,7 +64,9 @@ def record(
         raise
     finally:
         if os.getpid() == process:  # and not a copy that the script made of it
-            say_written(recording.stop(rank, world_size).save(output / f"rank-{rank}.json"))
+            recording.stop()
+            content = recording.written(rank, world_size)
+            say_written(write_output(output / f"rank-{rank}.json", content))
 
 
 def _number(variable: str, default: int) -> int:

@@ -358,6 +358,11 @@ def wanted() -> bool:
     return any(capture.active for capture in _current) or bool(_named())
 
 
+def writing() -> bool:
+    """Say whether a capture has begun a file of this process's trainings."""
+    return any(capture.path is not None for capture in _current)
+
+
 def current() -> Capture | None:
     """Return the capture that goes on, begun here where the environment asks for one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,7 @@ def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]
     if folders and len(files) > 1:
         rule = "the only one, or left out: the directory of a run has all ranks"
         raise InvalidValueError("FILE", str(folders[0]), rule)
-    if folders:
+    if folders and not is_plain(folders[0]):
         run = read_directory(folders[0], last)
         if not run.timeline.spans:
             reason = "only servers were captured here; a timeline is of ranks or workers"
@@ -51,7 +52,10 @@ def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]
         return run.timeline, run
     with progress_bar("reading") as advance:
         advance(files[0].name, 0.0)
-        timeline = foreign.read_timeline(files)
+        if folders:
+            timeline = foreign.read_directory(folders[0], last)
+        else:
+            timeline = foreign.read_timeline(files)
     for text in remarks_of(timeline):
         note(text)
     return timeline, None
@@ -118,6 +122,20 @@ def read_nodes(*files: Path) -> Run:
         reason = "no worker or server of a parameter server wrote a file (worker-0.trace and so on)"
         raise ArtifactError(files[0], reason)
     return run
+
+
+def is_plain(folder: Path) -> bool:
+    """Say whether the ranks that wrote last to the directory of a run trained plain torch."""
+    from syncopate.tracing import foreign
+    from syncopate.tracing.run import PATTERN
+
+    plain, captured = foreign.recorded_paths(folder), list(folder.glob(PATTERN))
+    return bool(plain) and max(_written_ns(plain)) >= max(_written_ns(captured), default=0)
+
+
+def _written_ns(paths: Iterable[Path]) -> Iterator[int]:
+    for path in paths:
+        yield path.stat().st_mtime_ns
 
 
 def note(text: str) -> None:

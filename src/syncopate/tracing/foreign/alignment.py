@@ -2,53 +2,62 @@
 
 Files of other tools carry wall clocks. Ranks of one host read the same; those of other hosts are
 set by NTP, say, to milliseconds. No optimizer steps before every rank has come to every collective
-of its iteration. So with u the moment when a rank's step began, l the moment when another came to
-the last collective before its own step, both on their own clocks, and d the first clock minus the
-second, ``d <= u - l`` in every iteration; and the same the other way round. A clock that keeps
-within these bounds is left as it is; one that does not is moved to the nearest bound.
-
-Source: Duda, Harrus, Haddad and Bernard, Estimating global time in distributed systems, 1987.
+of its iteration. So an iteration is one thing that ranks do together: a rank comes to it with its
+last collective before its step, and is done with it when the step begins. What that says of clocks
+is [Note: offsets without round trips]. A clock that keeps within these bounds is left as it is; one
+that does not is moved to the nearest bound.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from syncopate.timeline import Span
 from syncopate.tracing.foreign.iterations import iteration_at
 from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
+from syncopate.tracing.merge import ClockOffset, offset_bounds
+
+_TOGETHER = "wait"
 
 
-class Offset(NamedTuple):
-    """A rank's clock against that of the first rank.
+def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
+    """Return each rank's clock minus the first rank's, in the order of ``traces``.
 
-    Attributes:
-        ns: that clock minus the first rank's.
-        error_ns: by how much that may be wrong; infinite: nothing tells.
+    An infinite error: nothing tells.
     """
+    turns = [_turns(trace) for trace in traces]
+    # As seconds since 1970, floats would lose tenths of a microsecond.
+    origin_ns = min((begin for mine in turns for begin, _ in mine.values()), default=0)
+    spans = [_spans(mine, origin_ns) for mine in turns]
+    bounds = offset_bounds(spans, (_TOGETHER,))
+    return tuple(
+        _offset(trace, traces[0], *between) for trace, between in zip(traces, bounds, strict=True)
+    )
 
-    ns: int
-    error_ns: float
+
+def _offset(own: RankTrace, first: RankTrace, low_s: float, high_s: float) -> ClockOffset:
+    if own is first or (own.host and own.host == first.host):
+        return ClockOffset(0.0, 0.0)
+    if not math.isfinite(low_s) or low_s > high_s:
+        return ClockOffset(0.0, math.inf)
+    seconds = min(max(0.0, low_s), high_s)
+    return ClockOffset(seconds, max(high_s - seconds, seconds - low_s))
 
 
-def offsets(traces: Sequence[RankTrace]) -> tuple[Offset, ...]:
-    """Return the offset of each rank's clock, in the order of ``traces``."""
-    first = traces[0]
-    return (Offset(0, 0), *(_offset(trace, first) for trace in traces[1:]))
-
-
-def _offset(own: RankTrace, first: RankTrace) -> Offset:
-    if own.host and own.host == first.host:
-        return Offset(0, 0)
-    ours, theirs = _turns(own), _turns(first)
-    both = ours.keys() & theirs.keys()
-    high = min((ours[k][1] - theirs[k][0] for k in both), default=math.inf)
-    low = max((ours[k][0] - theirs[k][1] for k in both), default=-math.inf)
-    if low > high or not both:
-        return Offset(0, math.inf)
-    ns = min(max(0, low), high)
-    return Offset(round(ns), max(high - ns, ns - low))
+def _spans(turns: dict[int, tuple[int, int]], origin_ns: int) -> list[Span]:
+    """Return each iteration as one thing that ranks do together."""
+    return [
+        Span(
+            name=_TOGETHER,
+            lane=_TOGETHER,
+            rank=0,
+            start_s=(begin_ns - origin_ns) * 1e-9,
+            end_s=(end_ns - origin_ns) * 1e-9,
+            iteration=number,
+        )
+        for number, (begin_ns, end_ns) in turns.items()
+    ]
 
 
 def _turns(trace: RankTrace) -> dict[int, tuple[int, int]]:

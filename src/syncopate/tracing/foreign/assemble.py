@@ -1,9 +1,10 @@
 """Assemble: what another tool tells about each rank, as one timeline.
 
-The k-th all-reduce of an iteration is called ``bucket k``, as DDP's are; the k-th of another
-collective by its name and k. A span begins when its rank came to the collective. Where the tool
-does not say when it ended, it ends where every rank that is needed had come: it cannot have ended
-before. So waiting for a late rank is exact, up to the clocks, and what the bytes took is missing.
+The k-th all-reduce of an iteration is called ``bucket k``, as DDP's are, unless gradients travel by
+reduce-scatters; the k-th of another collective by its name and k. A span begins when its rank came
+to the collective. Where the tool does not say when it ended, it ends where every rank that is
+needed had come: it cannot have ended before. So waiting for a late rank is exact, up to the clocks,
+and what the bytes took is missing.
 """
 
 from __future__ import annotations
@@ -14,17 +15,19 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from syncopate.errors import InvalidValueError
 from syncopate.timeline import Span, Timeline
-from syncopate.tracing.foreign.alignment import Offset, offsets
+from syncopate.tracing.foreign.alignment import offsets
 from syncopate.tracing.foreign.iterations import iteration_at, iterations
 from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
-from syncopate.tracing.merge import merge
+from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.units import format_seconds
 
 NOTE = "note: "
 """How the keys of metadata begin that say what cannot be known."""
 
 
-def timeline_of(traces: Sequence[RankTrace], *, name: str) -> Timeline:
+def timeline_of(
+    traces: Sequence[RankTrace], *, name: str, last: int | None = None, notes: Sequence[str] = ()
+) -> Timeline:
     """Return one timeline of the ranks that another tool saw.
 
     Metadata whose keys begin with :data:`NOTE` say what cannot be known of it.
@@ -32,6 +35,8 @@ def timeline_of(traces: Sequence[RankTrace], *, name: str) -> Timeline:
     Args:
         traces: one of each rank; ranks may be missing.
         name: what to call the timeline in reports.
+        last: how many iterations to show, the last ones; None: all.
+        notes: what else is to be said.
 
     Raises:
         InvalidValueError: none at all, a rank twice, ranks of trainings of different sizes, or
@@ -40,7 +45,10 @@ def timeline_of(traces: Sequence[RankTrace], *, name: str) -> Timeline:
     traces = sorted(traces, key=lambda trace: trace.rank)
     world_size = _world_size(traces)
     clocks = offsets(traces)
-    traces = [_moved(trace, clock.ns) for trace, clock in zip(traces, clocks, strict=True)]
+    traces = [
+        _moved(trace, round(clock.seconds * 1e9))
+        for trace, clock in zip(traces, clocks, strict=True)
+    ]
     origin_ns = min(_moments(traces), default=None)
     if origin_ns is None:
         rule = "at least one collective or step of an optimizer"
@@ -49,15 +57,44 @@ def timeline_of(traces: Sequence[RankTrace], *, name: str) -> Timeline:
     found, how = iterations(traces)
     numbered = [_iterations(trace, found) for trace in traces]
     least = _least_ends(traces)
-    first = _first_whole(traces, numbered)
-    spans: list[list[Span]] = [[] for _ in range(world_size)]
-    for trace, numbers in zip(traces, numbered, strict=True):
-        both = (*_computation(trace), *_collectives(trace, numbers, least))
-        spans[trace.rank] = [span for span in both if span.iteration >= first]
-    notes = [how, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
-    metadata = {"tool": traces[0].tool, "exchange": _exchange(traces)}
-    metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, notes))}
-    return merge(spans, name=name, metadata=metadata)
+    exchange = _exchange(traces)
+    spans = [
+        [*_computation(trace), *_collectives(trace, numbers, least, exchange)]
+        for trace, numbers in zip(traces, numbered, strict=True)
+    ]
+    shown, cut = _shown(traces, spans, _first_whole(traces, numbered), last)
+    by_rank: list[list[Span]] = [[] for _ in range(world_size)]
+    for trace, own in zip(traces, spans, strict=True):
+        by_rank[trace.rank] = [span for span in own if span.iteration in shown]
+    said = [*notes, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
+    metadata = {"tool": traces[0].tool, "exchange": exchange}
+    metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
+    metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, said))}
+    return merge(by_rank, name=name, metadata=metadata)
+
+
+def _shown(
+    traces: Sequence[RankTrace], spans: Sequence[Sequence[Span]], first: int, last: int | None
+) -> tuple[range, str]:
+    """Return the iterations to show, and why a rank's last ones are not among them.
+
+    A process that is killed leaves what it had written; of the others there is more.
+    """
+    ends = {
+        trace.rank: max((span.iteration for span in own), default=-1)
+        for trace, own in zip(traces, spans, strict=True)
+    }
+    ended = min((end for end in ends.values() if end >= first), default=first)
+    note = ""
+    if max(ends.values()) > ended:
+        ranks = [str(rank) for rank, end in ends.items() if end == ended]
+        note = (
+            f"what was written of ranks {', '.join(ranks)} ends with iteration {ended}: later ones "
+            f"are left out, of other ranks up to {max(ends.values())}"
+        )
+    if last is not None:
+        first = max(first, ended - last + 1)
+    return range(first, ended + 1), note
 
 
 def _world_size(traces: Sequence[RankTrace]) -> int:
@@ -144,12 +181,13 @@ def _computation(trace: RankTrace) -> Iterator[Span]:
 
 
 def _collectives(
-    trace: RankTrace, numbers: Sequence[int], least: dict[Hashable, int]
+    trace: RankTrace, numbers: Sequence[int], least: dict[Hashable, int], exchange: str
 ) -> Iterator[Span]:
     groups = sorted({launch.group for launch in trace.launches}, key=lambda g: (len(g), g))
     count: Counter[tuple[int, str]] = Counter()
     for launch, number in zip(trace.launches, numbers, strict=True):
-        what = "bucket" if launch.collective == "all_reduce" else launch.collective
+        bucket = launch.collective == "all_reduce" and exchange == "allreduce"
+        what = "bucket" if bucket else launch.collective
         yield Span(
             name=f"{what} {count[number, what]}",
             lane=LANE_OF.get(launch.collective, "push"),
@@ -202,19 +240,24 @@ def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
     return notes
 
 
-def _clock_notes(traces: Sequence[RankTrace], clocks: Sequence[Offset]) -> list[str]:
+def _clock_notes(traces: Sequence[RankTrace], clocks: Sequence[ClockOffset]) -> list[str]:
     notes = []
-    moved = [str(trace.rank) for trace, clock in zip(traces, clocks, strict=True) if clock.ns]
+    moved = [str(trace.rank) for trace, clock in zip(traces, clocks, strict=True) if clock.seconds]
     if moved:
         notes.append(
             f"the clocks of ranks {', '.join(moved)} were moved: no rank steps before all came to "
             "its collectives"
         )
-    known = [clock.error_ns for clock in clocks if math.isfinite(clock.error_ns)]
+    known = _errors_s(clocks)
     if max(known) > 0:
-        notes.append(f"clocks of hosts agree to {format_seconds(max(known) * 1e-9)}")
+        notes.append(f"clocks of hosts agree to {format_seconds(max(known))}")
     if len(known) < len(clocks):
         notes.append(
             "nothing says how far the clocks of hosts are apart; ranks of one host share one"
         )
     return notes
+
+
+def _errors_s(clocks: Sequence[ClockOffset]) -> list[float]:
+    """Return how far clocks may be off, where anything tells."""
+    return [clock.error_s for clock in clocks if math.isfinite(clock.error_s)]

@@ -20,6 +20,7 @@ from typing import Any
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
 from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.turns import forwards_and_backwards
 
 TOOL = "torch's flight recorder"
 BETWEEN_STEPS = "input, forward, backward"
@@ -86,7 +87,7 @@ def read_dump(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Rank
 
 
 def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankTrace:
-    """Return the rank that ``syncopate record`` recorded.
+    """Return the rank of a training of plain torch that was recorded.
 
     Raises:
         ArtifactError: an entry of the flight recorder is not what version 2 says.
@@ -98,7 +99,11 @@ def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankT
         marks = ((0, counting[0].number), *marks)
     rank = RankTrace(recorded.rank, recorded.world_size, TOOL, (), work, marks, host=recorded.host)
     trace = _trace(recorded.flight_recorder, path, rank)
-    return trace._replace(work=(*work, *_between_steps(trace)))
+    if recorded.forwards:
+        found = forwards_and_backwards(trace, recorded.forwards, recorded.backwards)
+    else:
+        found = _between_steps(trace)
+    return trace._replace(work=(*work, *found))
 
 
 def _between_steps(trace: RankTrace) -> Iterator[Work]:

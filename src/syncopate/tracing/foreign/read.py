@@ -6,6 +6,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ READABLE = (
     "a timeline, files of `syncopate record`, dumps of torch's flight recorder, or traces of "
     "torch.profiler"
 )
+
+RECORDED = "rank-*.json"
+"""The files of recorded ranks in the directory of a run."""
 
 _GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
 
@@ -62,6 +66,52 @@ def read_timeline(paths: Sequence[str | os.PathLike[str]]) -> Timeline:
     if len(tools) > 1:
         raise InvalidValueError("the files", tools, "of one tool")
     return timeline_of(ranks, name=Path(paths[0]).parent.resolve().name or "recorded")
+
+
+def recorded_paths(directory: str | os.PathLike[str]) -> list[Path]:
+    """Return the files of recorded ranks in the directory of a run."""
+    return sorted(Path(directory).glob(RECORDED))
+
+
+def read_directory(directory: str | os.PathLike[str], last: int) -> Timeline:
+    """Return the timeline of a training of plain torch; of several the one that was written last.
+
+    Files belong to one training where the times from their begin to when they were written overlap.
+
+    Args:
+        directory: where the ranks wrote.
+        last: how many iterations to show, the last ones.
+
+    Raises:
+        ArtifactError: a file that is no recorded rank.
+        InvalidValueError: less than one iteration is asked for, or nothing was recorded.
+    """
+    if last < 1:
+        raise InvalidValueError("last", last, "at least 1")
+    found, notes = _of_last(recorded_paths(directory))
+    ranks = [flight.read_recorded(recorded, path) for path, recorded in found]
+    name = Path(directory).resolve().name
+    return timeline_of(ranks, name=name, last=last, notes=notes)
+
+
+def _of_last(paths: Sequence[Path]) -> tuple[list[tuple[Path, RecordedRank]], list[str]]:
+    """Return the ranks of the training that was written last, and what is to be said of it."""
+    read = [(path, RecordedRank.load(path)) for path in paths if path.stat().st_size]
+    trainings: list[list[tuple[Path, RecordedRank]]] = []
+    until_ns = -1
+    for path, recorded in sorted(read, key=lambda one: one[1].began_ns):
+        if recorded.began_ns > until_ns:
+            trainings.append([])
+        trainings[-1].append((path, recorded))
+        until_ns = max(until_ns, recorded.written_ns)
+    notes = []
+    if len(trainings) > 1:
+        began = datetime.fromtimestamp(trainings[-1][0][1].began_ns * 1e-9, UTC)
+        notes.append(
+            f"there are files of {len(trainings)} runs; this is the one that began last, "
+            f"{began:%Y-%m-%d %H:%M:%S} UTC"
+        )
+    return (trainings or [[]])[-1], notes
 
 
 def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:

@@ -1,8 +1,10 @@
-"""Recorded ranks: the files that ``syncopate record`` writes, one of each rank."""
+"""Recorded ranks: what is written of a training of plain torch, one file of each rank."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
+
+import msgspec
 
 from syncopate.artifacts import Artifact, Record
 
@@ -34,6 +36,10 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
         host: the name of its host.
         torch: the version of torch.
         steps: of all optimizers, in order; the last ones only, where there were too many.
+        forwards: ``(begin, end)`` of each, likewise; empty: not known.
+        backwards: when each came to the first output of its forward, likewise.
+        began_ns: when the recording began.
+        written_ns: when this was written; 0: not known.
         flight_recorder: what torch's flight recorder holds, as torch writes it.
     """
 
@@ -44,4 +50,20 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
     host: str
     torch: str
     steps: tuple[Step, ...]
+    forwards: tuple[tuple[int, int], ...] = ()
+    backwards: tuple[int, ...] = ()
+    began_ns: int = 0
+    written_ns: int = 0
     flight_recorder: dict[str, Any]
+
+
+def recorded_json(about: RecordedRank, dump: bytes) -> bytes:
+    """Return a rank as JSON, with what torch wrote in it as it is: it may have megabytes.
+
+    Args:
+        about: the rest.
+        dump: the JSON of the flight recorder.
+    """
+    header = {"kind": about.KIND, "schema_version": about.SCHEMA_VERSION}
+    fields: dict[str, Any] = msgspec.to_builtins(about)
+    return msgspec.json.encode(header | fields | {"flight_recorder": msgspec.Raw(dump)}) + b"\n"
