@@ -28,6 +28,22 @@ from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
 from syncopate.spans import Numbers, coded
 from syncopate.timeline import Span, Spans, Timeline
 
+NAMED = frozenset(
+    {
+        "all_reduce",
+        "reduce_scatter",
+        "reduce",
+        "all_to_all",
+        "gather",
+        "send",
+        "all_gather",
+        "broadcast",
+        "scatter",
+        "recv",
+    }
+)
+"""Collectives that messages of other tools are called by, as in ``"broadcast 0"``."""
+
 EXCHANGE = "exchange"
 """What a timeline's metadata call the exchange."""
 
@@ -237,7 +253,10 @@ def _kinds(timeline: Timeline, spans: Spans) -> tuple[Numbers, list[str], str]:
 
 
 def _kind(exchange: str, lane: str, name: str, pulled: bool) -> str:
-    """Return which collective a message of an exchange is."""
+    """Return which collective a message is: what its name says, or else that of the exchange."""
+    named = name.rpartition(" ")[0]
+    if named in NAMED:
+        return named
     kind = EXCHANGES[exchange]
     if lane == "push":
         return kind.push if pulled or not kind.replicated else kind.replicated

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from syncopate.timeline import Span, Timeline
 from syncopate.tracing.foreign.protobuf import delimited, number, numbers, text
-from syncopate.tracing.foreign.ranktrace import kind_of
 
 VERSION = "0.0.4"
 
@@ -116,7 +115,7 @@ def _encoded(node: _Node, origin_s: float, kinds: Mapping[Span, str]) -> bytes:
     span = node.span
     start_us = round((node.start_s - origin_s) * 1e6)
     duration_us = max(round((node.end_s - origin_s) * 1e6) - start_us, 0)
-    kind = kind_of(span, kinds) if span.lane in _COMMUNICATION else ""
+    kind = kinds.get(span, "send") if span.lane in _COMMUNICATION else ""
     collective = _COLLECTIVES.get(kind)
     attributes = [_flag("is_cpu_op", False)]
     if collective is not None:

@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from syncopate.timeline import Span, Timeline
-from syncopate.tracing.foreign.ranktrace import kind_of
 
 _COMPUTATION = ("forward", "backward", "update")
 _COMMUNICATION = ("push", "pull")
@@ -70,7 +69,7 @@ def _kernel(
     stream, name = _STREAM, f"{span.lane} {span.name}"
     args: dict[str, Any] = {"iteration": span.iteration, "detail": span.detail}
     if span.lane in _COMMUNICATION:
-        kind = kind_of(span, kinds)
+        kind = kinds.get(span, "send")
         stream, name = _FIRST_CHANNEL + span.channel, _NAMES.get(kind, _OTHERS)
         args |= {"Collective name": kind, "bytes": span.nbytes, "Group size": world_size}
         args |= {"message": f"{span.lane} {span.name}"}

@@ -7,10 +7,8 @@ those of all ranks (:mod:`syncopate.tracing.foreign.assemble`). Times are whole 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from typing import NamedTuple
-
-from syncopate.timeline import Span
 
 LANE_OF = {
     "all_reduce": "push",
@@ -109,14 +107,3 @@ def nbytes_of(shape: list[int], dtype: str) -> int:
     for extent in shape:
         number *= extent
     return number * DTYPE_BYTES.get(dtype.lower(), 0)
-
-
-def kind_of(span: Span, kinds: Mapping[Span, str]) -> str:
-    """Return which collective a span of communication is part of.
-
-    Args:
-        span: one whose name is a collective's and a number, or else one of ``kinds``.
-        kinds: span -> collective.
-    """
-    named = span.name.rpartition(" ")[0]
-    return named if named in LANE_OF else kinds.get(span, "send")

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 
+from syncopate.analysis import collectives
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, dump, entry, notes, times_ms, write
@@ -107,6 +108,9 @@ def test_other_collectives_have_their_lanes_and_no_invented_ends(tmp_path):
     assert times_ms(timeline, "broadcast 0", 0)[0] == (0, 0)
     assert times_ms(timeline, "all_gather 0", 0)[0] == (10, 13)
     assert timeline.metadata["exchange"] == "sharded"
+    assert {one.name: one.collective for one in collectives(timeline)} == {
+        name: name.split()[0] for name in lanes
+    }
 
 
 def test_groups_are_channels_and_batches_count_within(tmp_path):
