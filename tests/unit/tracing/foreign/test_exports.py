@@ -1,23 +1,14 @@
-"""Files for other tools: HTA's fields and what HTA makes of them, Chakra's messages."""
+"""Files for other tools: HTA's fields, Chakra's messages."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
-
-import pytest
 
 from syncopate.analysis.collectives import collectives
 from syncopate.timeline import Span, Timeline
 from syncopate.tracing.foreign.chakra import to_chakra
 from syncopate.tracing.foreign.hta import to_hta
 from syncopate.tracing.foreign.protobuf import number, numbers, varint
-
-READERS = os.environ.get("SYNCOPATE_TEST_READERS", sys.executable)
-"""A Python that has HolisticTraceAnalysis."""
 
 
 def _timeline():
@@ -57,32 +48,6 @@ def test_hta_has_a_file_of_each_rank_with_the_fields_it_looks_for():
     (bucket,) = [event for event in events if event["args"].get("message") == "push bucket 0"]
     assert (bucket["ts"], bucket["dur"], bucket["args"]["bytes"]) == (30_000, 5_000, 1000)
     assert bucket["name"].startswith("ncclKernel_AllReduce")
-
-
-def test_hta_reads_the_overlap_that_is_there(tmp_path):
-    """Rank 0: 25 ms of communication, 15 beside backward. Rank 1: 15 ms, 5 beside it."""
-    script = textwrap.dedent("""
-        import sys, json
-        from hta.trace_analysis import TraceAnalysis
-        analysis = TraceAnalysis(trace_dir=sys.argv[1])
-        overlap = analysis.get_comm_comp_overlap(visualize=False)
-        times = analysis.get_temporal_breakdown(visualize=False)
-        print(json.dumps([overlap.to_dict("records"), times.to_dict("records")]))
-    """)
-    found = subprocess.run([READERS, "-c", "import hta"], check=False, capture_output=True)
-    if found.returncode:
-        pytest.skip("HolisticTraceAnalysis is not installed; SYNCOPATE_TEST_READERS names a Python")
-    timeline = _timeline()
-    for name, content in to_hta(timeline, _kinds(timeline)).items():
-        (tmp_path / name).write_bytes(content)
-    done = subprocess.run(
-        [READERS, "-c", script, str(tmp_path)], check=False, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    overlap, times = json.loads(done.stdout.strip().splitlines()[-1])
-    shares = {row["rank"]: round(row["comp_comm_overlap_pctg"]) for row in overlap}
-    assert shares == {0: 60, 1: 33}
-    assert {row["rank"]: row["idle_time(us)"] for row in times} == {0: 0, 1: 0}
 
 
 def _fields(data):
