@@ -13,6 +13,7 @@ A rank is late to a collective by its start - the median start of the other rank
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,20 +55,22 @@ def arrivals(timeline: Timeline) -> Arrivals:
 def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Return rank -> message, such as ``"bucket 3"`` -> by how many seconds it is usually late.
 
-    Negative where the rank is early. Messages that not every rank recorded do not count.
+    Negative where the rank is early. Messages that not every rank recorded do not count, and those
+    that most iterations do not have.
     """
     found, ranks = collectives(timeline), timeline.world_size
     if ranks < 2 or not found:
         return {}
     spans, one = found.spans, found.rows[found.first]
-    whole = found.sizes == ranks
-    whole &= np.isin(spans.iteration[one], steady(np.unique(spans.iteration[one]).tolist()))
+    counted = steady(np.unique(spans.iteration[one]).tolist())
+    whole = (found.sizes == ranks) & np.isin(spans.iteration[one], counted)
     starts_s = spans.start_s[found.rows[whole[found.of]]].reshape(-1, ranks)
     late_s = starts_s - _of_others(starts_s)
     names = spans.name[one[whole]]
     usual_s = {
         spans.texts[name]: np.median(late_s[names == name], axis=0)
-        for name in dict.fromkeys(names.tolist())
+        for name, times in Counter(names.tolist()).items()
+        if times > len(counted) / 2
     }
     return {rank: {name: float(of[rank]) for name, of in usual_s.items()} for rank in range(ranks)}
 

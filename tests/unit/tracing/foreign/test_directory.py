@@ -79,6 +79,19 @@ def test_the_slow_rank_is_explained_and_how_late_it_is_to_each_bucket(
     assert "later than the others to bucket 0 by" in said
 
 
+def test_nobody_is_late_to_what_happened_once(tmp_path):
+    """DDP broadcasts its buckets in the second iteration."""
+    ranks = [_rank(0, others_ms=130), _rank(1, backward_ms=130)]
+    for rank in ranks:
+        rows = rank["flight_recorder"]["entries"]
+        at_ms = (rank["steps"][1]["start_ns"] - EPOCH_NS) / MS
+        rows.append(entry(99, at_ms - 1, 5, profiling_name="gloo:broadcast"))
+    write(tmp_path, "rank-", ranks)
+    timeline = read_directory(tmp_path, 200)
+    assert "broadcast 0" in {span.name for span in timeline.spans}
+    assert set(lateness(timeline)[1]) == {"bucket 0", "bucket 1"}
+
+
 def test_of_several_runs_the_last_is_read_and_the_others_are_said(tmp_path):
     for rank in (0, 1):
         (tmp_path / f"rank-{rank}.json").write_text(json.dumps(_rank(rank)))
