@@ -142,6 +142,12 @@ class Series(Record, frozen=True, kw_only=True):
         if not sizes or sizes != sorted(set(sizes)):
             raise InvalidValueError("points", sizes, "non-empty, by strictly ascending nbytes")
 
+    @property
+    def wrong(self) -> int:
+        """Wrong elements, summed over everything verified."""
+        timings = [t for p in self.points for t in (p.out_of_place, p.in_place)]
+        return sum(max(timing.wrong, 0) for timing in timings)
+
 
 class Benchmark(Artifact, frozen=True, kw_only=True):
     """What ``syncopate bench`` measured.
@@ -210,5 +216,9 @@ class Benchmark(Artifact, frozen=True, kw_only=True):
     @property
     def wrong(self) -> int:
         """Wrong elements, summed over everything verified."""
-        timings = [t for s in self.series for p in s.points for t in (p.out_of_place, p.in_place)]
-        return sum(max(timing.wrong, 0) for timing in timings)
+        return sum(series.wrong for series in self.series)
+
+    @property
+    def culprits(self) -> str:
+        """The contenders with wrong elements, and how many each has: ``"ring 2, lp 1"``."""
+        return ", ".join(f"{one.contender} {one.wrong}" for one in self.series if one.wrong)

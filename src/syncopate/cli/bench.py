@@ -165,8 +165,9 @@ def bench(
         _show(benchmark, **results)
     if benchmark.wrong:
         raise CalibrationError(
-            f"{sweep.collective} returned {benchmark.wrong} wrong elements; do not train with it: "
-            "the algorithm is named in the tables, leave it out and report it"
+            f"{sweep.collective} returned {benchmark.wrong} wrong elements "
+            f"({benchmark.culprits}); do not train with what is named here: leave it out and "
+            "report it"
         )
 
 

@@ -227,7 +227,7 @@ def _foot(benchmark: Benchmark) -> Text:
     if all(p.in_place.wrong < 0 for p in points):
         return Text("results were not verified", style="dim")
     if benchmark.wrong:
-        return Text(f"{benchmark.wrong} wrong elements", style="bold red")
+        return Text(f"{benchmark.wrong} wrong elements: {benchmark.culprits}", style="bold red")
     return Text("every result verified, none wrong", style="dim")
 
 

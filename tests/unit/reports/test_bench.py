@@ -48,7 +48,7 @@ def test_the_summary_says_who_is_the_fastest_and_by_how_much():
     text = examples.text(summary, 80)
     told = "the best of ours is faster than gloo at 2 of 2 sizes: 2.00x to 2.00x its speed"
     assert told in " ".join(text.split())
-    assert "3 wrong elements" in text
+    assert "3 wrong elements: ring 3" in text
     assert len(text.splitlines()) < 20
     assert examples.text(bench_report(examples.benchmark()), 130).startswith("all_reduce: 4 ranks")
     alone = structs.replace(examples.benchmark(), series=examples.benchmark().series[:1])
