@@ -115,6 +115,10 @@ def test_the_story_holds_the_plans_against_the_pace_it_measured(tmp_path):
         expected = predict(now, plan, cluster)
         assert policy.paced_s == pytest.approx(expected.iteration_s)
         assert len(policy.samples_s) == 2
+    assert "largest" not in printed  # the tables of the commands are for --full
+    assert len(printed.splitlines()) <= 2 * 45
+    assert f"open {tmp_path / 'report.html'}" in printed.splitlines()[-1]
+    assert (tmp_path / "report.html").read_bytes().lower().startswith(b"<!doctype html>")
     assert f"a change of pace by {pace.change:+.1%}" in printed
     assert f"off by {told.median_error:.1%} at the pace of the comparison" in printed
     assert f"by {told.median_planned_error:.1%} as planned" in printed

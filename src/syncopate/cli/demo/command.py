@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import is_leader, out
@@ -23,6 +26,9 @@ def demo(
     ] = 4,
     quick: Annotated[
         bool, typer.Option(help="Fewer measurements: half the time, more noise.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print every table of every chapter, too.")
     ] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print the findings as JSON at the end.")
@@ -44,17 +50,34 @@ def demo(
     if (output.exists() and not output.is_dir()) or is_standard_output(output):
         raise InvalidValueError("--output", str(output), "a folder, new or not, for several files")
     if not ranks.started():
+        _require_digits()
         out().print(
-            f"[bold]Syncopate[/bold]: {local} local ranks train ResNet-20 on handwritten digits.\n"
-            "Six chapters, under two minutes; Ctrl-C ends all ranks.",
+            Text.assemble(
+                ("Syncopate", "bold"),
+                f": {local} local ranks train ResNet-20 on handwritten digits.\n"
+                "Six chapters, under two minutes; Ctrl-C ends all ranks.",
+            )
         )
         raise typer.Exit(ranks.start_if_asked(local) or 0)
     from syncopate.cli.demo.story import Settings, tell
 
-    settings = Settings(output=output)
+    _require_digits()
+    settings = Settings(output=output, full=full)
     if quick:
-        settings = Settings(output=output, calibration_s=6.0, rounds=4, iterations=4)
+        settings = replace(settings, calibration_s=6.0, rounds=4, iterations=4)
     with ranks.joined() as communicator:
         result = tell(communicator, settings)
     if json and is_leader():
         typer.echo(result.to_json().decode(), nl=False)
+
+
+def _require_digits() -> None:
+    """Refuse before anything is measured where the data set is not installed.
+
+    Raises:
+        SyncopateError: says how to install it.
+    """
+    if find_spec("sklearn") is None:
+        from syncopate.zoo import digits
+
+        digits()

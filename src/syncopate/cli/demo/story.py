@@ -8,16 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rich.console import RenderableType
 from rich.text import Text
 
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cli.common.console import out, progress_bar
+from syncopate.cli.common.console import err, out, progress_bar
+from syncopate.cli.common.run_page import run_page
+from syncopate.cli.demo import words
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
 from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, with_plan
+from syncopate.cli.demo.words import BASELINE, BEST
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
+from syncopate.errors import SyncopateError
+from syncopate.output import write_output
 from syncopate.plan import Plan
 from syncopate.planning import compare
 from syncopate.profiling.profile import profile
@@ -33,8 +39,6 @@ from syncopate.units import format_seconds
 from syncopate.workload import Workload
 from syncopate.zoo import digits, resnet20
 
-BEST = "optimal"
-BASELINE = "ddp"
 NETWORK = "10gbe"
 NODES = (8, 16, 64)
 
@@ -52,6 +56,7 @@ class Settings:
         iterations: measured iterations per turn.
         accuracy: test accuracy above which training stops.
         epochs: at most so many.
+        full: whether to print the tables of the commands, too.
     """
 
     output: Path
@@ -62,6 +67,12 @@ class Settings:
     iterations: int = 5
     accuracy: float = 0.95
     epochs: int = 30
+    full: bool = False
+
+    def say(self, short: RenderableType, *tables: RenderableType) -> None:
+        """Print what is for all readers, and the tables for those who asked for all of it."""
+        for each in (short, *(tables if self.full else ())):
+            out().print(each)
 
 
 def tell(communicator: Communicator, settings: Settings) -> DemoResult:
@@ -96,7 +107,8 @@ def tell(communicator: Communicator, settings: Settings) -> DemoResult:
         wall_s=time.perf_counter() - began_s,
         metadata=dict(cluster.metadata),
     )
-    _concluded(communicator, settings, result, timeline)
+    if communicator.rank == 0:
+        _concluded(settings, result, timeline, (workload, cluster, plans[BEST]))
     return result
 
 
@@ -108,7 +120,7 @@ def _calibrated(communicator: Communicator, settings: Settings) -> Cluster:
     _chapter(1, "Calibrate", "what the links and every all-reduce algorithm cost between the ranks")
     with progress_bar("calibrating") as progress:
         cluster = calibrate(communicator, budget_s=settings.calibration_s, progress=progress)
-    out().print(cluster_report(cluster))
+    settings.say(words.calibrated(cluster), cluster_report(cluster))
     if communicator.rank == 0:
         cluster.save(settings.output / "cluster.json")
     return cluster
@@ -124,7 +136,7 @@ def _profiled(communicator: Communicator, settings: Settings) -> Workload:
             optimizer=optimizer_of(task.model),
             progress=progress,
         )
-    out().print(workload_report(workload, top=5))
+    settings.say(words.profiled(workload), workload_report(workload, top=5))
     if communicator.rank == 0:
         workload.save(settings.output / "workload.json")
     return workload
@@ -137,11 +149,12 @@ def _planned(
     plans: tuple[Plan, ...] = communicator.broadcast_object(
         compare(workload, cluster) if communicator.rank == 0 else None
     )
-    out().print(plans_report(plans, chosen=next(p for p in plans if p.policy == BEST)))
+    found = {plan.policy: plan for plan in plans}
+    settings.say(words.planned(found), plans_report(plans, chosen=found[BEST]))
     if communicator.rank == 0:
         for plan in plans:
             plan.save(settings.output / f"plan-{plan.policy}.json")
-    return {plan.policy: plan for plan in plans}
+    return found
 
 
 def _trainers(communicator: Communicator, settings: Settings) -> Callable[[Wrap], Trainer]:
@@ -186,12 +199,9 @@ def _compared(
     )
     measured_s = {result.name: result.measured_s for result in results}
     measured_s[computation.name] = pace.measured_s
-    out().print(plans_report(tuple(paced.values()), measured_s=measured_s, chosen=paced[BEST]))
-    out().print(
-        f"  Computation alone took {format_seconds(pace.measured_s)} in its turns and "
-        f"{format_seconds(pace.profiled_s)} when profiled, a change of pace by {pace.change:+.1%}."
-        "\n  The predictions above are for the pace of the turns, those of chapter 3 for that of "
-        "the profile."
+    settings.say(
+        words.compared(results, pace),
+        plans_report(tuple(paced.values()), measured_s=measured_s, chosen=paced[BEST]),
     )
     return results, pace
 
@@ -230,15 +240,19 @@ def _trained(communicator: Communicator, settings: Settings, ours: Trainer) -> t
     _chapter(5, "Train", f"from scratch with the optimal plan, until test accuracy > {target:.0%}")
     ours.restart()
     accuracies: list[float] = []
+    started_s = time.perf_counter()
     while len(accuracies) < settings.epochs and max(accuracies, default=0.0) <= target:
         began_s = time.perf_counter()
         loss = ours.epoch(len(accuracies))
         accuracy = communicator.broadcast_object(ours.data.test_accuracy(ours.bare))
         accuracies.append(accuracy)
-        out().print(
-            f"  epoch {len(accuracies):2d}   loss {loss:.3f}   test accuracy {accuracy:6.2%}   "
-            f"{format_seconds(time.perf_counter() - began_s)}"
-        )
+        if settings.full:
+            took = format_seconds(time.perf_counter() - began_s)
+            out().print(
+                f"  epoch {len(accuracies):2d}   loss {loss:.3f}   test accuracy {accuracy:6.2%}   "
+                f"{took}"
+            )
+    settings.say(words.trained(accuracies, time.perf_counter() - started_s))
     return tuple(accuracies)
 
 
@@ -261,41 +275,35 @@ def _scaled(workload: Workload, policies: Sequence[str]) -> tuple[ScalePredictio
             bound_s=best.bound_s,
         )
         predictions.append(scale)
-        others = ", ".join(
-            f"{name} {format_seconds(seconds)}"
-            for name, seconds in scale.iteration_s.items()
-            if name != BEST
-        )
-        out().print(
-            f"  {nodes:2d} nodes of 10GbE: {format_seconds(scale.iteration_s[BEST])}/iteration, "
-            f"{len(plans[BEST].buckets)} buckets, scaling efficiency {scale.efficiency(BEST):.1%}"
-            f"   [dim]({others})[/dim]"
-        )
+        out().print(words.scaled(scale, len(plans[BEST].buckets)))
     return tuple(predictions)
 
 
 def _concluded(
-    communicator: Communicator, settings: Settings, result: DemoResult, timeline: Timeline
+    settings: Settings,
+    result: DemoResult,
+    timeline: Timeline,
+    known: tuple[Workload, Cluster, Plan],
 ) -> None:
-    if communicator.rank != 0:
-        return
+    """Save what was found; say it in short, what to do next, and last which page to open."""
     folder = settings.output
     timeline.save(folder / "timeline.json")
     save_perfetto(timeline, folder / "trace.json")
     result.save(folder / "demo.json")
-    measured = {policy.name: policy.measured_s for policy in result.policies}
-    ratio = measured[BASELINE] / measured[BEST]
     console = out()
     console.print(Text("\nIn short", style="bold cyan"))
-    console.print(
-        f"  the optimal plan takes {format_seconds(measured[BEST])} per iteration, DDP "
-        f"{format_seconds(measured[BASELINE])}: {ratio:.2f}x DDP's speed\n"
-        f"  predictions were off by {result.median_error:.1%} at the pace of the comparison, by "
-        f"{result.median_planned_error:.1%} as planned before it (medians over policies)\n"
-        f"  {result.accuracies[-1]:.2%} test accuracy after {len(result.accuracies)} epochs; "
-        f"the demo took {format_seconds(result.wall_s)}"
-    )
-    console.print(
-        f"\nArtefacts in {folder}/: cluster.json, workload.json, plan-*.json, timeline.json, "
-        "demo.json\nTimeline: open trace.json at https://ui.perfetto.dev"
-    )
+    console.print(words.concluded(result))
+    console.print(Text("\nNext", style="bold cyan"))
+    console.print(words.what_next(folder, _page(folder, timeline, known)))
+
+
+def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan]) -> Path | None:
+    """Write the page of the recorded iterations; return None where it cannot be made."""
+    workload, cluster, plan = known
+    files = str(folder / "workload.json"), str(folder / "cluster.json")
+    try:
+        page = run_page(timeline, workload=workload, cluster=cluster, plan=plan, files=files)
+    except SyncopateError as error:
+        err().print(f"note: no page: {error}", style="yellow", soft_wrap=True, markup=False)
+        return None
+    return write_output(folder / "report.html", page.encode())

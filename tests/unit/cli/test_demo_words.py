@@ -1,0 +1,110 @@
+"""What the demo says: two screens of 100 columns, and the page to open last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from syncopate.cli.demo import words
+from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
+from syncopate.cluster import Cluster
+from syncopate.errors import SyncopateError
+from syncopate.planning import compare
+from tests.unit import examples
+
+FOLDER = Path("syncopate-demo")
+
+
+@pytest.fixture
+def plans():
+    return {plan.policy: plan for plan in compare(examples.workload(), examples.cluster())}
+
+
+def _result(plans):
+    own = [
+        PolicyResult(
+            name=name,
+            buckets=len(plan.buckets),
+            algorithms=("ring",),
+            predicted_s=0.03,
+            paced_s=0.018,
+            samples_s=(0.02,),
+        )
+        for name, plan in plans.items()
+    ]
+    ddp = PolicyResult(name="ddp", buckets=0, algorithms=(), predicted_s=None, samples_s=(0.03,))
+    scale = tuple(
+        ScalePrediction(
+            cluster="c",
+            nodes=nodes,
+            iteration_s={**dict.fromkeys(plans, 0.11234), "optimal": 0.1},
+            compute_s=0.09,
+            bound_s=0.09,
+        )
+        for nodes in (8, 16, 64)
+    )
+    return DemoResult(
+        world_size=4,
+        policies=(*own, ddp),
+        pace=Pace(profiled_s=0.05, samples_s=(0.04,)),
+        accuracies=(0.5, 0.96),
+        scale=scale,
+        wall_s=60.0,
+    )
+
+
+def test_all_of_it_fits_on_two_screens_and_ends_with_the_page(plans):
+    result = _result(plans)
+    told = [
+        words.calibrated(examples.cluster()),
+        words.profiled(examples.workload()),
+        words.planned(plans),
+        words.compared(result.policies, result.pace),
+        words.trained(result.accuracies, 9.0),
+        *(words.scaled(each, 25) for each in result.scale),
+        words.concluded(result),
+        words.what_next(FOLDER, FOLDER / "report.html"),
+    ]
+    lines = "".join(examples.text(each, 100) for each in told).splitlines()
+    whole = "".join(examples.text(each, 400) for each in told).splitlines()
+    assert [line for line in whole if len(line.rstrip()) > 100] == []  # nothing is folded
+    # Titles of six chapters, with a line before each, two more heads, and two lines at the top.
+    assert len(lines) + 6 * 2 + 2 * 2 + 2 <= 2 * 45
+    assert lines[-1].startswith(f"open {FOLDER}/report.html")
+
+
+def test_a_few_sizes_have_their_fastest_algorithm():
+    text = examples.text(words.calibrated(examples.steady_cluster()), 100)
+    assert "4 ranks on 2 hosts; a message takes 50.0 us to arrive" in text
+    rows = [line.split() for line in text.splitlines()[2:]]
+    assert rows == [
+        ["1.0", "KiB", "recursive_doubling", "100.0", "us"],
+        ["1.0", "MiB", "ring", "2.00", "ms"],
+    ]
+    assert "fastest" not in examples.text(words.calibrated(Cluster.preset("1gbe", 2)))
+
+
+def test_plans_are_held_against_ddp_and_predictions_against_what_was_measured(plans):
+    result = _result(plans)
+    (table,) = examples.tables(words.compared(result.policies, result.pace))
+    rows = list(zip(*([str(cell) for cell in c.cells] for c in table.columns), strict=True))
+    optimal = next(row for row in rows if row[0] == "optimal")
+    assert optimal[3:] == ("18.00 ms", "20.00 ms", "-10.0%", "1.50x")
+    assert rows[-1][2:] == ("-", "-", "30.00 ms", "-", "1.00x")
+    assert "1.50x DDP's speed" in examples.text(words.concluded(result))
+
+
+def test_without_a_page_it_says_how_to_have_one(plans):
+    last = examples.text(words.what_next(FOLDER, None)).splitlines()[-1]
+    assert "pip install 'syncopate[html]'" in last
+    assert f"syncopate report {FOLDER}/timeline.json" in last
+
+
+def test_a_missing_data_set_is_found_before_anything_is_measured(run, monkeypatch):
+    def missing():
+        raise SyncopateError("the digits need scikit-learn")
+
+    monkeypatch.setattr("syncopate.cli.demo.command.find_spec", lambda name: None)
+    monkeypatch.setattr("syncopate.zoo.digits", missing)
+    assert run("demo --quick") == (1, "", "error: the digits need scikit-learn\n")
