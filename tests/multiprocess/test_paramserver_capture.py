@@ -62,6 +62,13 @@ KILLED = """
     import os, time, torch
     from pathlib import Path
     from syncopate import KVStore
+    from syncopate.tracing.served.read import node_files
+    from syncopate.tracing.served.rows import KINDS
+
+    def written():
+        (file,) = (f for f in node_files("RUN", []) if f.header.role == "server")
+        pushes = file.rows[file.rows["kind"] == KINDS.index("Push")]
+        return sum(pushes["number"] == 10) == 2
 
     with KVStore() as store:
         weights = torch.zeros(100)
@@ -70,7 +77,8 @@ KILLED = """
             store.push("w", torch.ones(100)).wait()
             store.pull("w", weights).wait()
         if store.rank == 0:
-            time.sleep(1.0)  # the server writes several times a second
+            while not written():
+                time.sleep(0.05)
             for process in filter(str.isdecimal, os.listdir("/proc")):
                 try:
                     line = Path(f"/proc/{process}/cmdline").read_text()
@@ -196,7 +204,7 @@ def test_parts_of_a_tensor_are_keys_of_two_servers(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 def test_what_a_server_captured_before_a_kill_can_be_read(tmp_path: Path) -> None:
     state = tmp_path / "state"
-    script = KILLED.replace("STATE", str(state))
+    script = KILLED.replace("STATE", str(state)).replace("RUN", str(tmp_path / "run"))
     options = ("--workers", 2, "--state", state, "--restarts", 1)
     run = captured(tmp_path, script, *options)
     require_sound(run, tmp_path)

@@ -14,6 +14,7 @@ from syncopate.tracing import dlc
 from syncopate.tracing.dlc import Operation, Record, SetUp
 from syncopate.tracing.dlc.records import INITIAL, Dependency
 from syncopate.tracing.perfetto import to_perfetto
+from syncopate.tracing.recorder import Event, Recorder
 from syncopate.tracing.run import read_run
 from syncopate.tracing.served.clocks import pairs
 from syncopate.tracing.served.files import dlc_files
@@ -21,6 +22,7 @@ from syncopate.tracing.served.perfetto import Shown, served_events
 from syncopate.tracing.served.read import node_files, served_of
 from syncopate.tracing.served.rows import KINDS, ROW, Ring
 from syncopate.tracing.served.to_dlc import dlc_traces
+from syncopate.tracing.trace_file import Header, TraceWriter
 from tests.unit.tracing.served_cases import UPDATE_S, Job, Said
 
 
@@ -319,3 +321,29 @@ def test_perfetto_shows_what_the_timeline_shows(tmp_path):
         if event["ph"] == "X" and event["name"].startswith("Push ")
     ]
     assert {event["args"]["number"] for event in pushes} == {4}
+
+
+def rank_file(directory, rank, worker, at_s, run="job"):
+    """Write the file of a rank whose process is a worker, too."""
+    header = Header(run="its own", rank=rank, world_size=2, host="h", clock="c", began_s=1.0)
+    recorder = Recorder()
+    recorder.add([Event("backward", at_s, at_s + 1.0, 0), Event("forward", at_s - 1.0, at_s, 0)])
+    writer = TraceWriter(directory, header)
+    notes = [{"job": run, "worker": worker}, {"texts": recorder.texts}]
+    writer.write(recorder.take(), notes)
+    writer.close()
+
+
+def test_ranks_are_on_the_clock_of_the_messages_between_their_workers(tmp_path):
+    job = trained(clocks={"w0": 50.0})
+    job.write(tmp_path)
+    rank_file(tmp_path, 0, worker=1, at_s=2.0)
+    rank_file(tmp_path, 1, worker=0, at_s=52.25)
+    run = read_run(tmp_path)
+    assert run.ranks == {"w1": 0, "w0": 1}
+    begins = {s.rank: s.start_s for s in run.timeline.spans if s.lane == "backward"}
+    assert begins == {0: pytest.approx(1.0), 1: pytest.approx(1.25)}
+    assert run.origin_s == 1.0
+    said = "\n".join(run.remarks)
+    assert "w0: clock differs from that of w1 by 50.000000 s" in said
+    assert "was not compared" not in said
