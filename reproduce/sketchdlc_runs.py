@@ -290,10 +290,14 @@ def run_job(network: str, iterations: int, folder: Path, keys: Sequence[int]) ->
         keys: that the paper lists.
 
     Raises:
+        ArtifactError: the folder cannot be made.
         SyncopateError: a process failed; the message has its last lines.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(folder, f"cannot be made: {error.strerror}") from None
     print(f"{network}: {iterations} iterations, {folder}", file=sys.stderr, flush=True)
-    folder.mkdir(parents=True, exist_ok=True)
     told = folder / "learned.json"
     command = [sys.executable, str(_WORKER), network, "--told", str(told)]
     command += ["--iterations", str(FIRST + iterations)]

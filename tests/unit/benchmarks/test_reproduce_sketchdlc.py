@@ -229,5 +229,7 @@ class TestTables:
         path.write_bytes(study().to_json().replace(b'"lenet5"', b'"lenet6"'))
         assert sketchdlc.main(["--results", str(path)]) != 0
         assert "unknown network 'lenet6'; known: lenet5, resnet50" in capsys.readouterr().err
+        assert sketchdlc.main(["--train", str(path / "below")]) != 0
+        assert "cannot be made: Not a directory" in capsys.readouterr().err
         with pytest.raises(SystemExit):
             sketchdlc.main(["--iterations", "0"])
