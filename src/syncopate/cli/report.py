@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from syncopate.cli.common.console import say_written
+from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import read_recorded, read_timeline, remarks_of
+from syncopate.cli.common.timelines import LAST, last_of, read_recorded, read_timeline, remarks_of
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.output import write_output
@@ -73,8 +73,8 @@ def report(
         Path | None, typer.Option(help="The run before: says what changed since.")
     ] = None,
     last: Annotated[
-        int, typer.Option(help="A run: how many iterations to look at, the last ones.")
-    ] = 200,
+        int, typer.Option(help="How many iterations to look at, the last ones.")
+    ] = LAST,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the page; - prints it.")
     ] = Path("report.html"),
@@ -98,15 +98,22 @@ def report(
 
     require_html("jinja2")
     timeline, run = read_recorded(*files, last=last)
-    page = run_page(
-        timeline,
-        remarks=remarks_of(timeline) if run is None else run.remarks,
-        workload=None if beside.workload is None else Workload.load(beside.workload),
-        cluster=None if beside.cluster is None else Cluster.load(beside.cluster),
-        plan=None if beside.plan is None else Plan.load(beside.plan),
-        against=None if against is None else read_timeline(against, last=last),
-        files=beside.files,
-        trips=trips_of(run),
-    )
+    remarks = remarks_of(timeline) if run is None else run.remarks
+    looked_at = last_of(timeline, last)
+    if looked_at is not timeline:
+        remarks = (*remarks, f"the last {last} iterations are looked at")
+    before = None if against is None else last_of(read_timeline(against, last=last), last)
+    with progress_bar("report") as advance:
+        advance("playing iterations again", 0.0)
+        page = run_page(
+            looked_at,
+            remarks=remarks,
+            workload=None if beside.workload is None else Workload.load(beside.workload),
+            cluster=None if beside.cluster is None else Cluster.load(beside.cluster),
+            plan=None if beside.plan is None else Plan.load(beside.plan),
+            against=before,
+            files=beside.files,
+            trips=trips_of(run),
+        )
     write_output(output, page.encode())
     say_written(output)

@@ -106,3 +106,12 @@ def test_servers_are_not_priced_as_collectives(report, files, tmp_path):
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
     assert len(json.loads(found.group(1))["spans"]["start"]) == len(made(4, 6).spans)
     assert "Plan against measurement" not in page
+
+
+def test_of_a_long_timeline_the_last_iterations_are_looked_at(report, tmp_path):
+    path = made(2, 9).save(tmp_path / "t.json")
+    code, page, err = report(path, "--last", "5")
+    assert code == 0
+    assert "the last 5 iterations are looked at" in err
+    assert "<li>the last 5 iterations are looked at</li>" in page
+    assert "2 ranks, 5 iterations" in " ".join(page.split())
