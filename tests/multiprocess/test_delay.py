@@ -117,11 +117,18 @@ def pulled_every_k(rank: int, world_size: int) -> dict[str, list[list[str]]]:
                 exchange.communicator,
             )
             iterate(model, optimizer, rank, [num])
+            exchange.finish()  # pulls are launched behind the step
             exchange.communicator = before
             launched = [event[1:] for event in events if event[0] == "launch"]
             plan = model.syncopate.plan
             pushes = [("reduce_scatter", b.nbytes, b.push) for b in plan.buckets]
-            pulls = [("all_gather", b.nbytes, b.pull) for b in reversed(plan.buckets)]
+            # In steps that end behind them, pulls have channels of their own.
+            aside = plan.channels if num >= k > 1 and rule != "none" else 0
+            pulls = [
+                ("all_gather", b.nbytes, replace(b.pull, channel=b.pull.channel + aside))
+                for b in reversed(plan.buckets)
+                if b.pull is not None
+            ]
             last = num < k or num % k == k - 1
             # Between them goes what the ranks say along with their gradients.
             assert launched.pop(len(pushes))[0] == "all_reduce"
@@ -149,6 +156,7 @@ def pulled_behind(rank: int, world_size: int) -> list[list[str]]:
         events: list[Any] = []
         before, exchange.communicator = exchange.communicator, Spy(exchange.communicator, events)
         iterate(model, optimizer, rank, [num])
+        exchange.finish()
         exchange.communicator = before
         found.append([event[1] for event in events if event[0] == "launch"])
     model.syncopate.detach()

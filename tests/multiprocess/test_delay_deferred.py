@@ -6,6 +6,7 @@ import threading
 import warnings
 from typing import Any
 
+import pytest
 import torch
 
 from syncopate.delay import Delay
@@ -83,9 +84,17 @@ def test_a_forward_begins_before_a_push_of_the_step_has_ended() -> None:
     run_ranks(overlapped, 2)
 
 
-def pulls_wait(rank: int, world_size: int) -> None:
+def buffered() -> Any:
+    """The same model with a buffer, which pulls bring along: ranks meet in the step that pulls."""
+    model = odd64()
+    model.register_buffer("seen", torch.zeros(1, dtype=torch.float64))
+    return model
+
+
+def pulls_wait(rank: int, world_size: int, meets: bool) -> None:
     """What a step pulls is what its update made, which a step with pulls leaves behind too."""
-    model, optimizer = delayed(model := odd64(), two_groups(model), world_size, K4, channels=2)
+    model = buffered() if meets else odd64()
+    model, optimizer = delayed(model, two_groups(model), world_size, K4, channels=2)
     iterate(model, optimizer, rank, range(7))
     opened, go_on = threading.Event(), Ending.go_on
     alone = odd64()
@@ -99,18 +108,22 @@ def pulls_wait(rank: int, world_size: int) -> None:
     Ending.go_on = held  # type: ignore[method-assign]
     iterate(model, optimizer, rank, [7])
     Ending.go_on = go_on  # type: ignore[method-assign]
-    exchange = model.syncopate.exchange
-    assert exchange.pulls
+    exchange, count = model.syncopate.exchange, len(model.syncopate.plan.buckets)
+    # Where ranks have not met, nobody launches a pull before all are known to be sound.
+    assert len(exchange.pulls) == (count if meets else 0)
     assert not any(one.handle.done() for one in exchange.pulls)
+    assert not exchange._launched_behind
     loss = loss_of(model, rank, 8)
     opened.set()
     loss.backward()
+    assert len(exchange.pulls) == (0 if meets else count)  # those of the step before
     optimizer.step()
     close(model.parameters(), reference.computing[rank])
 
 
-def test_a_pull_waits_for_the_update_that_ends_behind_its_step() -> None:
-    run_ranks(pulls_wait, 2)
+@pytest.mark.parametrize("meets", [False, True])
+def test_a_pull_waits_for_the_update_that_ends_behind_its_step(meets: bool) -> None:
+    run_ranks(pulls_wait, 2, meets)
 
 
 def trained(rank: int, world_size: int, make: Any, at_once: bool, delay: Delay = K4) -> Any:
@@ -207,8 +220,9 @@ def test_who_looks_at_gradients_waits_for_them() -> None:
 
 def fails(rank: int, world_size: int) -> None:
     """One rank's backward raises; the others' step does not count, and all go on together."""
-    for failing in (5, 7):
-        model, optimizer = delayed(model := odd64(), two_groups(model), world_size, K4)
+    for failing, make in ((5, odd64), (7, odd64), (7, buffered)):
+        model: Any = make()
+        model, optimizer = delayed(model, two_groups(model), world_size, K4)
         iterate(model, optimizer, rank, range(5))
         exchange, refused, warned = model.syncopate.exchange, [], []
         for num in range(5, 12):
@@ -227,10 +241,11 @@ def fails(rank: int, world_size: int) -> None:
             if hook is not None:
                 hook.remove()
             optimizer.zero_grad()
-        if failing == 7:  # which would have pulled, and so waited for what the ranks say
+        if make is buffered:  # it would have pulled them, and so waited for what the ranks say
             assert (refused, warned) == ([7], [])
         else:
-            assert (refused, warned) == (([5], []) if rank == 1 else ([], [6]))
+            there = ([failing], []) if rank == 1 else ([], [failing + 1])
+            assert (refused, warned) == there, (failing, refused, warned)
         with model.syncopate.global_weights():
             identical_everywhere(model.parameters())
         assert exchange._taken(exchange._parts[0]) == 11

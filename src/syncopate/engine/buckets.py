@@ -193,8 +193,9 @@ class FlatBuffer:
         gathered = (absent, [view for _, view, _, _ in fresh], [grad for _, _, grad, _ in fresh])
 
         def hand_out() -> None:
-            for parameter, _, _, grad in fresh:
-                parameter.grad = grad
+            for parameter, _, gradient, grad in fresh:
+                if parameter.grad is gradient:  # else a backward raised, and somebody zeroed it
+                    parameter.grad = grad
 
         *before, last = [partial(_gather, *tensors) for tensors in self._cut(*gathered)]
         return [*before, partial(in_turn, last, hand_out)]

@@ -321,25 +321,31 @@ class Exchange(ABC):
                     copied = self._aside(gathering[place])
                 elif gathering:
                     gathering[place]()
-                scaled = None
-                if part.averaged_before:
-                    scaled = partial(message.gradients.mul_, self._scale)
-                handle = self.communicator.run(
-                    message.push,
-                    message.wire,
-                    bounds=message.bounds,
-                    before=partial(_both, copied, scaled) if copied or scaled else None,
-                    async_op=True,
-                    wire_dtype=part.wire_dtype,
-                )
-                self.pushes.append(Launched(part, message, handle))
+                self._launch_message(part, message, copied)
+
+    def _launch_message(
+        self, part: FlatBuffer, message: Message, copied: Callable[[], object] | None = None
+    ) -> None:
+        """Launch what ``message`` carries, which is there when ``copied()`` returns, or now."""
+        scaled = None
+        if part.averaged_before:
+            scaled = partial(message.gradients.mul_, self._scale)
+        handle = self.communicator.run(
+            message.push,
+            message.wire,
+            bounds=message.bounds,
+            before=partial(_both, copied, scaled) if copied or scaled else None,
+            async_op=True,
+            wire_dtype=part.wire_dtype,
+        )
+        self.pushes.append(Launched(part, message, handle))
 
     def _gathering(self, part: FlatBuffer) -> list[Callable[[], None]]:
         """Return what brings gradients into their places, one call a message; or nothing."""
         return part.gathering()
 
     def _aside(self, gather: Callable[[], None]) -> Callable[[], object]:
-        """Begin to gather beside the backward; return what waits for it."""
+        """Begin to gather beside the backward, one after the other; return what waits for it."""
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="syncopate-gather")
         copied = self._copier.submit(gather).result

@@ -232,9 +232,9 @@ class Owned(Exchange):
         self._launch(bucket, empty=empty)
         if note is not None:
             self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
-            self._note = self.communicator.run(self._note_recipe, self._notes, async_op=True)
             for copied in self._copies:  # see [Note: gathered aside]
                 copied()
+            self._note = self.communicator.run(self._note_recipe, self._notes, async_op=True)
 
     def wait(self) -> Said:
         """Wait for every push, and make averages of this rank's sums."""

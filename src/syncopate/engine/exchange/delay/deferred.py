@@ -15,11 +15,21 @@ The optimizer's own step meanwhile finds no parameter of the model.
 keep all they know in their state and their groups. A hook of somebody else's at the optimizer could
 look for what is not there yet; with one there is no shadow.
 
-[Note: a failure that is heard late] Between pulls a rank goes on before it has heard what the
-others say of their backward. It hears that by its next backward. Where one has failed, or never
-began, nobody updates the global weights and the step does not count, as on the rank that failed; so
-all are in step again. It is too late to refuse the step: a rank that has not failed is warned, and
-its local update stays.
+[Note: a failure that is heard late] A rank goes on before it has heard what the others say of their
+backward. It hears that by its next backward. Where one has failed, or never began, nobody updates
+the global weights or pulls them, and the step does not count, as on the rank that failed; so all
+are in step again. It is too late to refuse the step: a rank that has not failed is warned, and its
+local update stays.
+
+[Note: who launches the pulls] Pulls that nobody waits for are launched behind the step, too, once
+all ranks are known to be sound: they come behind its pushes, and before those of the next backward,
+which waits for the end of the step. So a rank that is late in one step holds up nobody there. In a
+model with buffers the ranks meet in a step that pulls, for it brings rank 0's buffers, and pulls
+are launched in it.
+
+[Note: channels of their own] When that thread launches pulls nobody else knows; a collective of the
+caller's may come first on one rank, and second on another. So these pulls have channels that
+nothing else uses, as many as the plan has.
 """
 
 from __future__ import annotations
@@ -30,6 +40,7 @@ from typing import Any
 
 import torch
 
+from syncopate.engine.exchange.delay.behind import Promised
 from syncopate.engine.exchange.optimizer_state import Piece
 from syncopate.engine.exchange.optimizers import step_of
 from syncopate.engine.tail import Said
@@ -96,6 +107,7 @@ class Ending:
         self.heard = heard
         self._averages = averages
         self._said: Future[Said] | None = None
+        self._launched: Future[None] | None = None
 
     def go_on(self, executor: ThreadPoolExecutor, updates: Sequence[Callable[[], None]]) -> None:
         """Begin to do it aside, and with averages of a sound step the ``updates``, in order."""
@@ -108,6 +120,17 @@ class Ending:
 
         self._said = executor.submit(end)
 
+    def launch(self, executor: ThreadPoolExecutor, pulls: Sequence[Promised]) -> None:
+        """Launch ``pulls`` aside once it is done, in order, where the step was sound."""
+        said = self._said
+        assert said is not None
+
+        def launch() -> None:
+            for pull in pulls if said.result().is_sound else ():
+                pull.launch()
+
+        self._launched = executor.submit(launch)
+
     def wait(self) -> Said:
         """Wait for it, and return what the ranks said; for averages alone where it never went on.
 
@@ -117,4 +140,6 @@ class Ending:
         if self._said is None:
             self._said = Future()
             self._said.set_result(self._averages())
+        if self._launched is not None:
+            self._launched.result()
         return self._said.result()

@@ -7,6 +7,10 @@ by the user's optimizer; every k-th step these are gathered. What of that may en
 [Note: what is done to gradients] ``parameter.grad`` is the average, as with the sharded exchange.
 What changes each of its elements, such as clipping and unscaling, changes the rank's own gradient
 in the same way before the local rule sees it, and no more once that may run aside.
+
+[Note: launched aside] To gather a bucket, to keep what is this rank's own of it, and to launch it
+takes Python half a millisecond, which backward would stand still for. So the thread that gathers
+(``base``, [Note: gathered aside]) does all three, in the order of the plan.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from syncopate.engine.buckets import (
@@ -30,7 +35,7 @@ from syncopate.engine.buckets import (
 from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Launched, Note, Work, arrived
-from syncopate.engine.exchange.delay.behind import Held
+from syncopate.engine.exchange.delay.behind import Held, Promised
 from syncopate.engine.exchange.delay.deferred import Ending, Shadow, has_shadow
 from syncopate.engine.exchange.delay.late import Late, uncount_iteration
 from syncopate.engine.exchange.delay.loading import Watch
@@ -50,11 +55,18 @@ class Delayed(Late, Sharded):
         on_cpu = not any(trainable.parameter.is_cuda for trainable in self._trainables)
         order = pulled_in(plan.pull_order, len(plan.buckets))
         self._behind = set(order[len(order) - plan.pulled_behind :]) if on_cpu else set()
+        # `deferred`, [Note: channels of their own]; without slack steps wait for pushes anyway.
+        slack = plan.delay is not None and plan.delay.has_slack
+        ends_behind = on_cpu and slack and not self._module_buffers.exchanged
+        self._first_aside = plan.channels if ends_behind else 0
+        self.communicator.widen(plan.channels + self._first_aside)
         return super()._allocate(plan)
 
     def _take_over(self) -> None:
         super()._take_over()
         self._held: list[Held] = []
+        self._due: list[Promised] = []
+        self._launched_behind: list[Launched] = []
         self._beside: dict[int, Tensor] = {}
         self._watch = Watch(self._module_buffers.model, self)
         self._ending: Ending | None = None
@@ -108,21 +120,49 @@ class Delayed(Late, Sharded):
             local.give_masters(flat)
 
     def _launch_pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
-        launch = partial(self._launch_gather, part, message, flat)
-        if message.bucket not in self._behind:
-            return launch()
-        self._held.append(Held(launch))
-        return self._held[-1]
+        if message.bucket in self._behind:
+            self._held.append(Held(lambda: self._launch_gather(part, message, flat, self.pulls)))
+            return self._held[-1]
+        aside = self._first_aside  # whatever this rank knows: all take the same channels
+        if self._ending is None or self._ending.heard:
+            return self._launch_gather(part, message, flat, self.pulls, aside)
+        launched = self._launched_behind
+        launch = partial(self._launch_gather, part, message, flat, launched, aside)
+        self._due.append(Promised(launch))
+        return self._due[-1]
 
-    def _launch_gather(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
+    def _launch_gather(
+        self,
+        part: FlatBuffer,
+        message: Message,
+        flat: Tensor,
+        launched: list[Launched],
+        aside: int = 0,
+    ) -> Work:
         assert message.pull is not None
-        pulled = flat[message.start : message.stop]
-        before = None if self._ending is None else self._ending.wait
+        recipe, pulled = message.pull, flat[message.start : message.stop]
+        if aside:
+            recipe = replace(recipe, channel=recipe.channel + aside)
+        before = self._ending.wait if self._ending is not None and self._ending.heard else None
         handle = self.communicator.run(
-            message.pull, pulled, bounds=message.bounds, before=before, async_op=True
+            recipe, pulled, bounds=message.bounds, before=before, async_op=True
         )
-        self.pulls.append(Launched(part, message, handle))
+        launched.append(Launched(part, message, handle))
         return handle
+
+    def _finish_step(self) -> None:
+        super()._finish_step()
+        due, self._due = self._due, []
+        if due:
+            assert self._ending is not None
+            assert self._updater is not None
+            self._ending.launch(self._updater, due)
+
+    def begin(self) -> None:
+        """Forget what the iteration before launched, but for the pulls that came behind it."""
+        super().begin()
+        if self._ending is None:
+            self.pulls, self._launched_behind = self._launched_behind, []
 
     # -- backward -------------------------------------------------------------------------------
 
@@ -152,6 +192,27 @@ class Delayed(Late, Sharded):
         super().push(bucket, note, empty=empty)
         if note is not None:
             self._launch_held()
+
+    def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
+        """Launch it; see [Note: launched aside]."""
+        if empty:
+            for copied in self._copies:  # what a backward that failed left to be launched
+                copied()
+        if empty or not (self._locals and all(part.gradients.is_cpu for part in bucket.parts)):
+            super()._launch(bucket, empty=empty)
+            return
+        gathering = [(part, self._gathering(part)) for part in bucket.parts]
+        self._aside(partial(self._launch_gathered, gathering))
+
+    @torch.no_grad()
+    def _launch_gathered(
+        self, gathering: Sequence[tuple[FlatBuffer, Sequence[Callable[[], None]]]]
+    ) -> None:
+        for part, gathers in gathering:
+            for place, message in enumerate(part.messages):
+                if gathers:
+                    gathers[place]()
+                self._launch_message(part, message)
 
     def _launch_held(self) -> None:
         held, self._held = self._held, []
@@ -183,6 +244,12 @@ class Delayed(Late, Sharded):
         self._shadowed: set[int] = set()
         self._ending = Ending(partial(self._average, self.pushes), heard=at_once)
         return said
+
+    def _hears_at_once(self) -> bool:
+        # See `deferred`, [Note: who launches the pulls].
+        meets = self._module_buffers.exchanged or not self._first_aside
+        pulls = meets and any(map(self._will_pull, self._parts))
+        return not self._locals or bool(self._absent) or pulls
 
     def _may_end_behind(self) -> bool:
         """Whether nothing in the step that comes looks at averages or at the global weights."""
@@ -239,8 +306,16 @@ class Delayed(Late, Sharded):
         try:
             said.require_same_step(range(self.communicator.world_size))
         except EngineError as error:
+            self._drop_pulls()
             uncount_iteration(self._optimizers[0])
             warnings.warn(f"the last step does not count: {error}", RuntimeWarning, stacklevel=2)
+
+    def _drop_pulls(self) -> None:
+        """Forget the pulls of a step that does not count: nobody launches them."""
+        self._held = []
+        for local in self._locals.values():
+            if self._pulls_now(local.part):
+                local.forget_pulls()
 
     # -- the gradients of a step -----------------------------------------------------------------
 

@@ -128,6 +128,10 @@ class Local:
         for each in arriving:
             arrived(each)
 
+    def forget_pulls(self) -> None:
+        """Begin with no weights that were to be retrieved; no pull of them was launched."""
+        self.fresh, self.arriving = False, []
+
     def updating(self, runs: Sequence[tuple[int, int, Hyper]]) -> Callable[[], None]:
         """Return what updates the local weights, in ranges each by its rule, on whatever thread.
 
