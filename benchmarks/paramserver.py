@@ -8,9 +8,10 @@
 In the lab every worker, server and the scheduler has an emulated host; 1 worker has 1 server, and 4
 workers have 1 to 4. What is printed is the share of the line rate: the aim is 90%. On loopback one
 worker and one server, which do not encrypt, take turns with the same job encrypted, with plain
-pyzmq, which moves the same frames, with pyzmq whose ends also add and copy what comes, with pyzmq
-through a thread of its own, with plain copies in memory, and with torch.distributed.rpc; printed is
-their time over ours: the aim is 0.80 against pyzmq.
+pyzmq, which moves the same frames over TCP, with pyzmq over a Unix socket as ours are on Linux,
+with pyzmq there whose ends also add and copy what comes, with pyzmq through a thread of its own,
+with plain copies in memory, and with torch.distributed.rpc; printed is their time over ours: the
+aim is 0.80 against pyzmq.
 
 Tensors are those of ResNet-50 (102 MB), one of 16 MiB, and on loopback one of 4 bytes. Rounds are
 interleaved, and every one is kept in the file as soon as it is over. A run that was stopped goes on

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from syncopate.units import format_bytes, format_seconds
 
 from .results import Cell, Results, WorkResult
-from .variants import ALONE, COMPARED, REFERENCE, SELF, VARIANTS, best_ddp
+from .variants import ALONE, ALONE_DELAYED, COMPARED, REFERENCE, SELF, VARIANTS, best_ddp
 from .works import WORKS
 
 TOLERANCE = 1e-3
@@ -37,7 +37,9 @@ far they are from those of `{REFERENCE}`, over how far training moved those; *eq
 weights have the same bits. `delayed-k` is SSD-SGD, *another algorithm* than the others', whose
 weights are not compared with DDP's; its ranks are alike in their global weights. It counts whole
 periods of k steps, two at least, in each of which weights are pulled once, and its bound is that of
-what it sends: gradients in every step, weights in one of k. FSDP2 is not among the
+what it sends: gradients in every step, weights in one of k. `alone-delayed-k` does all that it does
+but send: every rank by itself gathers, keeps and updates, its whole global weights too, all at the
+same time on the same processors. FSDP2 is not among the
 variants: it does not overlap on CPU, so beating it here would prove nothing. Where *alone* says
 that forward and backward take longer than the profile, this machine makes gradients no faster.
 """
@@ -107,7 +109,7 @@ def _row(name: str, cells: dict[str, Cell], found: WorkResult, best: str | None)
         format_bytes(cell.peak_bytes),
         format_bytes(cell.state_bytes),
         "another algorithm" if VARIANTS[name].delayed else _as_reference(name, cell.off),
-        _NONE if name == ALONE else "yes" if cell.ranks_equal else "**NO**",
+        _NONE if name in (ALONE, ALONE_DELAYED) else "yes" if cell.ranks_equal else "**NO**",
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
+from msgspec import structs
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
@@ -106,6 +108,13 @@ def _planned(asked: Asked) -> Trainer:
     return syncopate.distribute(asked.model, asked.plain(), plan=asked.plan)
 
 
+def _delayed_alone(asked: Asked) -> Trainer:
+    assert asked.plan is not None
+    group, _ = dist.new_subgroups(group_size=1)
+    plan = structs.replace(asked.plan, world_size=1)
+    return syncopate.distribute(asked.model, asked.plain(), plan=plan, group=group)
+
+
 def _self_planned(asked: Asked) -> Trainer:
     return syncopate.distribute(asked.model, asked.plain())
 
@@ -114,6 +123,7 @@ DDP_MB = (25, 5, 1)
 PULL_PERIOD = 4
 """Of SSD-SGD: the largest at which the paper finds no loss of accuracy."""
 ALONE, SELF = "alone", "self"
+ALONE_DELAYED = f"alone-delayed-{PULL_PERIOD}"
 REFERENCE = f"ddp-{DDP_MB[0]}"
 """The variant that the others' weights are compared with."""
 COMPARED = 3
@@ -136,6 +146,13 @@ VARIANTS = {
             f"delayed-{PULL_PERIOD}",
             f"SSD-SGD: `distribute` with the best sharded plan, pulls every {PULL_PERIOD} steps",
             _planned,
+            SHARDED,
+            PULL_PERIOD,
+        ),
+        Variant(
+            ALONE_DELAYED,
+            "the same, each rank by itself: what its updates take without any network",
+            _delayed_alone,
             SHARDED,
             PULL_PERIOD,
         ),

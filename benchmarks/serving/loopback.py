@@ -4,6 +4,7 @@
 - ``encrypted``: the same job with a key, so with CURVE, which several hosts have by default.
 - ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a slice in each message;
   a push is over when the last message is acknowledged, and nobody adds or copies anything.
+- ``unix``: the same over a Unix socket, which ``syncopate`` takes on one machine; on Linux alone.
 - ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
   what is pushed to its weights, the worker copies what is pulled into its tensors.
 - ``threaded``: ``pyzmq`` through a thread of its own: the caller hands an operation over to the
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -51,6 +53,8 @@ PLACE = "loopback"
 CALLS = 50
 """Calls in a row that make one sample of a small operation."""
 
+_TCP = "tcp://127.0.0.1:*"
+_UNIX = "ipc://*" if sys.platform == "linux" else _TCP
 _PUSH, _PULL, _END = b"push", b"pull", b"end"
 _HEADER_BYTES = 16
 _CONTEXT = multiprocessing.get_context("spawn")
@@ -69,8 +73,9 @@ def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
         contenders: dict[str, dict[str, Operations]] = {
             "syncopate": stack.enter_context(_syncopate(sets, encrypted=False)),
             "encrypted": stack.enter_context(_syncopate(sets, encrypted=True)),
-            "pyzmq": stack.enter_context(_pyzmq(sets, written=False)),
-            "written": stack.enter_context(_pyzmq(sets, written=True)),
+            "pyzmq": stack.enter_context(_pyzmq(sets)),
+            "unix": stack.enter_context(_pyzmq(sets, _UNIX)),
+            "written": stack.enter_context(_pyzmq(sets, _UNIX, written=True)),
             "threaded": stack.enter_context(_threaded(sets)),
             "memory": {
                 what: {name: _copies(tensors, name) for name in work.OPERATIONS}
@@ -151,13 +156,14 @@ def _syncopate(
             scheduler.join(_WAIT_S)
 
 
-def _zmq_serve(told: Connection, written: bool) -> None:
+def _zmq_serve(told: Connection, address: str, written: bool) -> None:
     """Acknowledge what is pushed; answer a pull with as many bytes as its header says."""
     torch.set_num_threads(1)
     keep_freed_memory()
     context = zmq.Context()
     socket = context.socket(zmq.ROUTER)
-    told.send(socket.bind_to_random_port("tcp://127.0.0.1"))
+    socket.bind(address)
+    told.send(socket.last_endpoint.decode())
     kept: dict[int, Tensor] = {}
     while True:
         peer, header, *payload = socket.recv_multipart(copy=False)
@@ -177,13 +183,13 @@ def _zmq_serve(told: Connection, written: bool) -> None:
 
 @contextmanager
 def _pyzmq(
-    sets: Mapping[str, dict[str, Tensor]], *, written: bool
+    sets: Mapping[str, dict[str, Tensor]], address: str = _TCP, *, written: bool = False
 ) -> Iterator[dict[str, Operations]]:
     ours, theirs = _CONTEXT.Pipe()
     layout = work.layout_of(sets, 1)
-    with _process(_zmq_serve, theirs, written), zmq.Context() as context:
+    with _process(_zmq_serve, theirs, address, written), zmq.Context() as context:
         socket = context.socket(zmq.DEALER)
-        socket.connect(f"tcp://127.0.0.1:{ours.recv()}")
+        socket.connect(ours.recv())
         by_set = {}
         for what, tensors in sets.items():
             sizes = work.slices_bytes(layout, tensors)
@@ -197,7 +203,7 @@ def _pyzmq(
 
 @contextmanager
 def _threaded(sets: Mapping[str, dict[str, Tensor]]) -> Iterator[dict[str, Operations]]:
-    with _pyzmq(sets, written=False) as by_set, ThreadPoolExecutor(max_workers=1) as thread:
+    with _pyzmq(sets) as by_set, ThreadPoolExecutor(max_workers=1) as thread:
 
         def handed(function: Callable[[], None]) -> Callable[[], None]:
             return lambda: thread.submit(function).result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from syncopate.delay import Delay
 from syncopate.engine.exchange.delay import delayed as module
-from syncopate.engine.exchange.delay.deferred import Ending
+from syncopate.engine.exchange.delay.deferred import Due, Ending
 from syncopate.errors import EngineError
 from tests.multiprocess.delay_cases import (
     Reference,
@@ -108,15 +109,16 @@ def pulls_wait(rank: int, world_size: int, meets: bool) -> None:
     Ending.go_on = held  # type: ignore[method-assign]
     iterate(model, optimizer, rank, [7])
     Ending.go_on = go_on  # type: ignore[method-assign]
-    exchange, count = model.syncopate.exchange, len(model.syncopate.plan.buckets)
+    pulls = model.syncopate.exchange.pulls
+    assert len(pulls) == len(model.syncopate.plan.buckets)
+    assert not any(one.handle.done() for one in pulls)
     # Where ranks have not met, nobody launches a pull before all are known to be sound.
-    assert len(exchange.pulls) == (count if meets else 0)
-    assert not any(one.handle.done() for one in exchange.pulls)
-    assert not exchange._launched_behind
+    assert not any(isinstance(one.handle, Due) for one in pulls if meets)
+    assert all(math.isnan(one.handle.launched_s) for one in pulls if not meets)
     loss = loss_of(model, rank, 8)
     opened.set()
     loss.backward()
-    assert len(exchange.pulls) == (0 if meets else count)  # those of the step before
+    assert all(one.handle.launched_s > 0 for one in pulls)
     optimizer.step()
     close(model.parameters(), reference.computing[rank])
 

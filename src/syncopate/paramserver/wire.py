@@ -2,12 +2,18 @@
 
 Who listens has a ROUTER; who connects has one DEALER for each listener. A payload is sent from the
 memory where it lies, and received into memory that ZeroMQ made for it: neither is copied here.
+
+[Note: on one machine] On Linux, who listens for this machine alone, on whatever port, does so on a
+Unix socket: it takes a quarter less time for a tensor than TCP. Its name is random, in the abstract
+namespace, and so of this machine's network as a port is; who listens says it with the address.
 """
 
 from __future__ import annotations
 
 import heapq
 import os
+import secrets
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,7 +23,7 @@ import zmq
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.faults import Faults
-from syncopate.paramserver.job import endpoint, numeric
+from syncopate.paramserver.job import endpoint, is_local, numeric
 from syncopate.paramserver.outbox import Outbox, Parcel
 from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, secure_listener
 from syncopate.paramserver.tap import Tap
@@ -97,7 +103,7 @@ class Wire:
 
         Args:
             host: a local address.
-            port: 0: any free one.
+            port: 0: any free one; see [Note: on one machine].
 
         Raises:
             ParameterServerError: it cannot listen there.
@@ -111,7 +117,7 @@ class Wire:
         if self._key is not None:
             secure_listener(socket, self._key)
         try:
-            socket.bind(endpoint(numeric(host), port))
+            socket.bind(endpoint(numeric(host), port) if port else _anywhere(numeric(host)))
         except zmq.ZMQError as error:
             socket.close()
             where = f"port {port} of {host}" if port else host
@@ -307,6 +313,13 @@ class Wire:
             there = outbox.flush()
             if isinstance(peer, bytes) and (not there or outbox.empty):
                 del self._outboxes[peer]
+
+
+def _anywhere(host: str) -> str:
+    """Return an address on ``host`` that nobody else has; see [Note: on one machine]."""
+    if sys.platform == "linux" and is_local(host) and zmq.has("ipc"):
+        return f"ipc://@syncopate-{secrets.token_hex(16)}"
+    return endpoint(host, 0)
 
 
 def _read(socket: zmq.Socket[bytes]) -> Iterator[list[zmq.Frame]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from syncopate.engine.exchange.base import Work
 
 
-class Promised:
+class Held:
     """A pull that is launched later; whoever waits for it before launches it, as all ranks do."""
 
     def __init__(self, launch: Callable[[], Work]) -> None:
@@ -34,7 +34,3 @@ class Promised:
             CollectiveError: a rank is lost or late.
         """
         self.launch().wait()
-
-
-class Held(Promised):
-    """One that is launched behind the pushes of the next backward."""

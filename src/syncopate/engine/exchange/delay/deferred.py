@@ -34,15 +34,16 @@ nothing else uses, as many as the plan has.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 
-from syncopate.engine.exchange.delay.behind import Promised
 from syncopate.engine.exchange.optimizer_state import Piece
 from syncopate.engine.exchange.optimizers import step_of
+from syncopate.engine.step import Ran
 from syncopate.engine.tail import Said
 
 
@@ -95,6 +96,55 @@ def _as_now(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
+class Due:
+    """A pull that the end of a step launches; see [Note: who launches the pulls].
+
+    Args:
+        launch: launches it.
+        ended: waits for the end of the step.
+    """
+
+    def __init__(self, launch: Callable[[], Ran], ended: Callable[[], object]) -> None:
+        self._launch, self._ended = launch, ended
+        self._handle: Ran | None = None
+        self._dropped = False
+
+    def settle(self, *, launches: bool) -> None:
+        """Launch it, or never do."""
+        if launches:
+            self._handle = self._launch()
+        self._dropped = not launches
+
+    def done(self) -> bool:
+        """Say whether it is over, or never comes, without blocking."""
+        return self._dropped or (self._handle is not None and self._handle.done())
+
+    def wait(self) -> None:
+        """Wait for the end of the step, and for the pull.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        self._ended()
+        if self._handle is not None:
+            self._handle.wait()
+
+    @property
+    def launched_s(self) -> float:
+        """When it was launched, by ``time.perf_counter``; NaN before."""
+        return math.nan if self._handle is None else self._handle.launched_s
+
+    @property
+    def started_s(self) -> float:
+        """When it began, likewise."""
+        return math.nan if self._handle is None else self._handle.started_s
+
+    @property
+    def finished_s(self) -> float:
+        """When it was over, likewise."""
+        return math.nan if self._handle is None else self._handle.finished_s
+
+
 class Ending:
     """What a step leaves to do behind it.
 
@@ -120,14 +170,15 @@ class Ending:
 
         self._said = executor.submit(end)
 
-    def launch(self, executor: ThreadPoolExecutor, pulls: Sequence[Promised]) -> None:
+    def launch(self, executor: ThreadPoolExecutor, pulls: Sequence[Due]) -> None:
         """Launch ``pulls`` aside once it is done, in order, where the step was sound."""
         said = self._said
         assert said is not None
 
         def launch() -> None:
-            for pull in pulls if said.result().is_sound else ():
-                pull.launch()
+            sound = said.result().is_sound
+            for pull in pulls:
+                pull.settle(launches=sound)
 
         self._launched = executor.submit(launch)
 

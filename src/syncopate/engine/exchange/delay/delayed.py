@@ -24,6 +24,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from syncopate.collectives.handle import Handle
 from syncopate.engine.buckets import (
     BucketBuffers,
     FlatBuffer,
@@ -35,8 +36,8 @@ from syncopate.engine.buckets import (
 from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Launched, Note, Work, arrived
-from syncopate.engine.exchange.delay.behind import Held, Promised
-from syncopate.engine.exchange.delay.deferred import Ending, Shadow, has_shadow
+from syncopate.engine.exchange.delay.behind import Held
+from syncopate.engine.exchange.delay.deferred import Due, Ending, Shadow, has_shadow
 from syncopate.engine.exchange.delay.late import Late, uncount_iteration
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
@@ -65,8 +66,7 @@ class Delayed(Late, Sharded):
     def _take_over(self) -> None:
         super()._take_over()
         self._held: list[Held] = []
-        self._due: list[Promised] = []
-        self._launched_behind: list[Launched] = []
+        self._due: list[Due] = []
         self._beside: dict[int, Tensor] = {}
         self._watch = Watch(self._module_buffers.model, self)
         self._ending: Ending | None = None
@@ -121,34 +121,36 @@ class Delayed(Late, Sharded):
 
     def _launch_pull(self, part: FlatBuffer, message: Message, flat: Tensor) -> Work:
         if message.bucket in self._behind:
-            self._held.append(Held(lambda: self._launch_gather(part, message, flat, self.pulls)))
+            self._held.append(Held(lambda: self._pull_now(part, message, flat)))
             return self._held[-1]
         aside = self._first_aside  # whatever this rank knows: all take the same channels
         if self._ending is None or self._ending.heard:
-            return self._launch_gather(part, message, flat, self.pulls, aside)
-        launched = self._launched_behind
-        launch = partial(self._launch_gather, part, message, flat, launched, aside)
-        self._due.append(Promised(launch))
-        return self._due[-1]
+            return self._pull_now(part, message, flat, aside)
+        due = Due(partial(self._gather, message, flat, aside), self._ending.wait)
+        self._due.append(due)
+        self.pulls.append(Launched(part, message, due))
+        return due
 
-    def _launch_gather(
+    def _pull_now(self, part: FlatBuffer, message: Message, flat: Tensor, aside: int = 0) -> Work:
+        before = None if self._ending is None else self._ending.wait
+        handle = self._gather(message, flat, aside, before)
+        self.pulls.append(Launched(part, message, handle))
+        return handle
+
+    def _gather(
         self,
-        part: FlatBuffer,
         message: Message,
         flat: Tensor,
-        launched: list[Launched],
-        aside: int = 0,
-    ) -> Work:
+        aside: int,
+        before: Callable[[], object] | None = None,
+    ) -> Handle:
         assert message.pull is not None
         recipe, pulled = message.pull, flat[message.start : message.stop]
         if aside:
             recipe = replace(recipe, channel=recipe.channel + aside)
-        before = self._ending.wait if self._ending is not None and self._ending.heard else None
-        handle = self.communicator.run(
+        return self.communicator.run(
             recipe, pulled, bounds=message.bounds, before=before, async_op=True
         )
-        launched.append(Launched(part, message, handle))
-        return handle
 
     def _finish_step(self) -> None:
         super()._finish_step()
@@ -157,12 +159,6 @@ class Delayed(Late, Sharded):
             assert self._ending is not None
             assert self._updater is not None
             self._ending.launch(self._updater, due)
-
-    def begin(self) -> None:
-        """Forget what the iteration before launched, but for the pulls that came behind it."""
-        super().begin()
-        if self._ending is None:
-            self.pulls, self._launched_behind = self._launched_behind, []
 
     # -- backward -------------------------------------------------------------------------------
 
