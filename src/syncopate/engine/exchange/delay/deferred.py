@@ -172,8 +172,7 @@ class Ending:
 
     def launch(self, executor: ThreadPoolExecutor, pulls: Sequence[Due]) -> None:
         """Launch ``pulls`` aside once it is done, in order, where the step was sound."""
-        said = self._said
-        assert said is not None
+        said = self._averaged()
 
         def launch() -> None:
             sound = said.result().is_sound
@@ -188,9 +187,13 @@ class Ending:
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        said = self._averaged()
+        if self._launched is not None:
+            self._launched.result()
+        return said.result()
+
+    def _averaged(self) -> Future[Said]:
         if self._said is None:
             self._said = Future()
             self._said.set_result(self._averages())
-        if self._launched is not None:
-            self._launched.result()
-        return self._said.result()
+        return self._said

@@ -157,8 +157,7 @@ class Delayed(Late, Sharded):
         due, self._due = self._due, []
         if due:
             assert self._ending is not None
-            assert self._updater is not None
-            self._ending.launch(self._updater, due)
+            self._ending.launch(self._updating(), due)
 
     # -- backward -------------------------------------------------------------------------------
 
@@ -277,9 +276,13 @@ class Delayed(Late, Sharded):
         for local in self._locals.values():
             if self._pulls_now(local.part):
                 updates.append(partial(local.give_masters, local.retrieved))
+        ending.go_on(self._updating(), updates)
+
+    def _updating(self) -> ThreadPoolExecutor:
+        """Return the thread that ends steps."""
         if self._updater is None:
             self._updater = ThreadPoolExecutor(1, thread_name_prefix="syncopate-update")
-        ending.go_on(self._updater, updates)
+        return self._updater
 
     def _pieces_of(self, parameter: Tensor) -> Sequence[Piece]:
         return self.pieces[self._index[id(parameter)]]
