@@ -4,8 +4,8 @@ Who listens has a ROUTER; who connects has one DEALER for each listener. A paylo
 memory where it lies, and received into memory that ZeroMQ made for it: neither is copied here.
 
 [Note: on one machine] On Linux, who listens for this machine alone, on whatever port, does so on a
-Unix socket: it takes a quarter less time for a tensor than TCP. Its name is random, in the abstract
-namespace, and so of this machine's network as a port is; who listens says it with the address.
+Unix socket: it takes a quarter less time for a tensor than TCP. Its name is random, and abstract:
+it belongs to a network namespace, as a port does. Who listens says it as its address.
 """
 
 from __future__ import annotations
