@@ -16,7 +16,6 @@ import argparse
 import json
 import multiprocessing
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -148,17 +147,17 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 def read(kind: str, path: str) -> dict[str, float]:
     """Return how long reading takes, and the memory of this process for it."""
-    before = _resident_bytes()
+    before = _memory_bytes("VmRSS")
     start_s = time.perf_counter()
     found = READERS[kind](path)
     lasts_s = time.perf_counter() - start_s
     count = len(found.records if kind == "DLC trace" else found.spans)
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    most = _memory_bytes("VmHWM")
     return {
         "count": count,
         "seconds": lasts_s,
         "per_s": count / lasts_s,
-        "bytes_each": (_resident_bytes() - before) / count,
+        "bytes_each": (_memory_bytes("VmRSS") - before) / count,
         "peak_bytes_each": (most - before) / count,
     }
 
@@ -193,9 +192,13 @@ def command(*arguments: str) -> float:
     return time.perf_counter() - start_s
 
 
-def _resident_bytes() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * resource.getpagesize()
+def _memory_bytes(what: str) -> int:
+    """Return what Linux says of this process: ``VmRSS``, or ``VmHWM``, the most it ever was.
+
+    ``ru_maxrss`` would count the process that started this one.
+    """
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{what}:"))
 
 
 def _alone(function: Callable[..., dict[str, float]], *arguments: str) -> dict[str, float]:
