@@ -20,7 +20,7 @@ from faults.injected import CUT_HOST, FAULTS, Fault
 from faults.results import Results, Round, Said
 from faults.trained import CUT, MENDED, Job, Told
 from syncopate.cluster import Cluster, Interference
-from syncopate.errors import SyncopateError
+from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab import Lab, Topology
 from syncopate.output import new_directory
 from syncopate.plan import Plan
@@ -106,10 +106,13 @@ class Session:
     def _folder(self, fault: Fault) -> Iterator[Path]:
         """Yield where a job's files go."""
         if self._traces is not None:
-            yield new_directory(self._traces / fault.name)
+            folder = self._traces / fault.name
+            if folder.exists():
+                raise ArtifactError(folder, "there are traces already; give another --traces")
+            yield new_directory(folder)
             return
-        with tempfile.TemporaryDirectory() as folder:
-            yield Path(folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            yield Path(temporary)
 
     def _calibrate(self, lab: Lab, folder: Path) -> None:
         there = folder / "calibration"
@@ -148,7 +151,7 @@ class Session:
 
         def hear(rank: int, _: str, line: str) -> None:
             last.append(f"rank {rank}: {line}")
-            word, *rest = line.split()
+            word, *rest = line.split() or [""]
             if word in (CUT, MENDED):
                 rate = parse_rate(self.results.rate) * (float(rest[1]) if word == CUT else 1.0)
                 lab.limit(CUT_HOST, rate)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from syncopate.analysis.causes import explanation
 from syncopate.cli import main
+from syncopate.cli.common.best_plan import against_the_best
 from syncopate.planning.planner import make_plan
 from syncopate.simulation import simulate
+from syncopate.timeline import Timeline
 from tests.unit import examples
 from tests.unit.analysis.made import made
 
@@ -93,6 +97,20 @@ def test_the_best_plan_is_a_cause_of_its_own(explain, files):
     out = explain(trained("single"), "-w", workload, "-c", cluster)[1]
     assert "of the link's 10.00 Gbit/s" in out
     assert "predicted by the best" in out
+
+
+def test_what_any_plan_loses_is_no_gain_of_the_best(files):
+    """Half a second of gaps in each iteration stays, whatever is planned."""
+    trained = files[2]
+    timeline = Timeline.load(trained("single"))
+    found = explanation(timeline)
+    gaps = replace(found, even_s=found.even_s + 0.5, bound_s=found.bound_s + 0.5)
+    plans = []
+    for one in (found, gaps):
+        best, _ = against_the_best(timeline, one, examples.workload(), examples.steady_cluster())
+        plans.append({cause.kind: cause.gain_s for cause in best.causes}["plan"])
+    assert plans[0] > 0
+    assert plans[1] == pytest.approx(plans[0])
 
 
 def test_of_the_best_plan_there_is_no_better(explain, files):

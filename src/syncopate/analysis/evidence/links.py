@@ -138,7 +138,9 @@ class Finding:
     cluster: str = ""
 
 
-def links_between(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> tuple[Link, ...]:
+def links_between(
+    before: Mapping[int, Entry], after: Mapping[int, Entry], *, doubts: bool = True
+) -> tuple[Link, ...]:
     """Return what passed between hosts from one roll to another.
 
     What a rank carried outside collectives is not told from the rest: where it exchanged messages
@@ -147,6 +149,8 @@ def links_between(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> tu
     Args:
         before: where the ranks were and what they had carried; nothing of those not in it.
         after: the same later; links to ranks that are not in it are left out.
+        doubts: whether short messages count for nothing, and each collective may have ended in a
+            pause; see [Note: beyond doubt].
     """
     links = []
     for rank, entry in sorted(after.items()):
@@ -164,7 +168,7 @@ def links_between(before: Mapping[int, Entry], after: Mapping[int, Entry]) -> tu
             calls = entry.entered.get(one.channel, -1) - earlier.entered.get(one.channel, -1)
             if nbytes > 0:
                 parts.setdefault(one.peer, []).append((nbytes, busy_s, max(calls, 1)))
-        links += [_joined(rank, peer, found) for peer, found in sorted(parts.items())]
+        links += [_joined(rank, peer, found, doubts) for peer, found in sorted(parts.items())]
     return tuple(links)
 
 
@@ -173,19 +177,20 @@ def aside(before: Entry, after: Entry) -> bool:
     return before.blocks != after.blocks or after.blocks % 2 == 1
 
 
-def _joined(src: int, dst: int, parts: Sequence[tuple[int, float, int]]) -> Link:
+def _joined(src: int, dst: int, parts: Sequence[tuple[int, float, int]], doubts: bool) -> Link:
     """Return a link, from (bytes, seconds busy, collectives) of its connections."""
+    long_bytes, held_back_s = (_LONG_BYTES, _HELD_BACK_S) if doubts else (0, 0.0)
     long = [
         nbytes / (busy_s + _GRAIN_S)
         for nbytes, busy_s, calls in parts
-        if nbytes >= max(_ENOUGH_BYTES, calls * _LONG_BYTES)
+        if nbytes >= max(_ENOUGH_BYTES, calls * long_bytes)
     ]
     return Link(
         src=src,
         dst=dst,
         nbytes=sum(nbytes for nbytes, _, _ in parts),
         busy_s=max(busy_s for _, busy_s, _ in parts),
-        slowed_s=max(busy_s - calls * _HELD_BACK_S for _, busy_s, calls in parts),
+        slowed_s=max(busy_s - calls * held_back_s for _, busy_s, calls in parts),
         best_bytes_per_s=max(long, default=0.0),
     )
 
@@ -308,4 +313,7 @@ def recorded(timeline: Timeline) -> tuple[tuple[Link, ...], dict[int, str]]:
     except (msgspec.DecodeError, KeyError) as error:
         rule = f"what connections carried, as JSON ({error})"
         raise InvalidValueError(f"metadata {RECORDED!r}", timeline.name, rule) from None
-    return links_between(before, after), {rank: entry.host for rank, entry in after.items()}
+    # All that a trace has is of the same collectives, which end in the same pauses.
+    return links_between(before, after, doubts=False), {
+        rank: entry.host for rank, entry in after.items()
+    }

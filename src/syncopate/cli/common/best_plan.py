@@ -60,8 +60,11 @@ def against_the_best(
         raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)
     plan = make_plan(at_pace(timeline, found, workload), cluster, "auto")
     assert plan.prediction is not None
+    # What computing alone takes beyond the median rank's computation, by whatever plan: gaps, and
+    # that now one rank is the last and now another.
+    beyond_s = max(found.bound_s - found.compute_s, 0.0)
     found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
-    gain_s = found.even_s - plan.prediction.iteration_s
+    gain_s = found.even_s - plan.prediction.iteration_s - beyond_s
     least_s = WORTH * found.iteration_s
     if found.abstains or gain_s < least_s:
         return found, plan

@@ -80,6 +80,18 @@ def test_the_slow_host_of_a_ring_is_named(p: int) -> None:
     assert finding.expected_bytes_per_s == pytest.approx(FAST)
 
 
+def test_by_short_messages_only_a_trace_is_judged() -> None:
+    """A warning doubts them; all connections of a trace carried the same short messages."""
+    found = entries(rates_of(ring(4), 2), calls=400, call_bytes=64 << 10)
+    hosts = {rank: entry.host for rank, entry in found.items()}
+    assert judged(found) is None
+    finding = slow_links(links_between({}, found, doubts=False), hosts)
+    assert finding is not None
+    assert finding.hosts == ("host2",)
+    even = entries(rates_of(ring(4)), calls=400, call_bytes=64 << 10)
+    assert slow_links(links_between({}, even, doubts=False), hosts) is None
+
+
 def test_two_slow_hosts_side_by_side_are_named() -> None:
     finding = judged(entries(rates_of(ring(8), 2, 3)))
     assert finding is not None
