@@ -76,7 +76,7 @@ FAULTS = {
         Fault("unmarked", "the same, not marked in the script", ("pause",), (SAVER,)),
         Fault("evaluation", f"every rank evaluates in one iteration of {EVERY}", ("evaluation",),
               (0, 1, 2, 3)),
-        Fault("each", "one bucket for each tensor", ("plan",), plan="each"),
+        Fault("each", "one bucket for each of 480 tensors", ("plan",), plan="each"),
         Fault("single", "a single bucket", ("plan",), plan="single"),
         Fault("healthy", "nothing, 4 ranks", ()),
         Fault("healthy-2", "nothing, 2 ranks", (), hosts=2),

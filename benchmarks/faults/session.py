@@ -28,15 +28,16 @@ from syncopate.planning import make_plan
 from syncopate.units import parse_rate
 from syncopate.workload import GradientTensor, Workload
 
-LAYERS, BYTES = 48, 4 << 20
+LAYERS, MANY, BYTES = 48, 240, 4 << 20
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.03, 0.08, 0.005
-"""What is trained: two tensors a layer, larger and larger ones, as in a network for images."""
+"""What is trained: two tensors a layer, larger and larger ones, as in a network for images; of
+many layers where each tensor has a bucket, which costs little with few."""
 
 
-def workload() -> Workload:
+def workload(layers: int = LAYERS) -> Workload:
     """Return what is trained: small, with several buckets' worth of gradients."""
-    weights = [1.08**layer for layer in range(LAYERS)]
-    scale = (BYTES / 4 - 64 * LAYERS) / sum(weights)
+    weights = [1.08 ** (LAYERS * layer / layers) for layer in range(layers)]
+    scale = (BYTES / 4 - 64 * layers) / sum(weights)
     tensors: list[GradientTensor] = []
     for layer, weight in enumerate(weights):
         for kind, numel in (("weight", round(weight * scale)), ("bias", 64)):
@@ -45,8 +46,8 @@ def workload() -> Workload:
                 GradientTensor(
                     name=f"layer{layer}.{kind}",
                     numel=numel,
-                    forward_s=part * FORWARD_S / LAYERS,
-                    backward_s=2 * part * BACKWARD_S / LAYERS,
+                    forward_s=part * FORWARD_S / layers,
+                    backward_s=2 * part * BACKWARD_S / layers,
                 )
             )
     return Workload(
@@ -82,6 +83,7 @@ class Session:
         self._traces = traces
         self._keep, self._rounds, self._budget_s = keep, rounds, budget_s
         self._workload = workload()
+        self._many = workload(MANY)
 
     def measure(self, fault: Fault) -> None:
         """Train with and without a fault, and keep what explain says.
@@ -129,20 +131,27 @@ class Session:
         cluster = self.results.cluster
         if cluster is None or cluster.world_size != fault.hosts:
             cluster = lab.cluster()
-        other = None if fault.plan == "best" else self._plan(_POLICIES[fault.plan], cluster)
+        work = self._trained(fault)
+        other = None
+        if fault.plan != "best":
+            other = self._plan(work, _POLICIES[fault.plan], cluster)
         quick = self.results.quick
         return Job(
             fault=fault.name,
-            workload=self._workload,
+            workload=work,
             folder=str(folder),
             rounds=1 if quick else self._rounds,
             iterations=min(fault.iterations, 8) if quick else fault.iterations,
-            plan=self._plan("auto", cluster),
+            plan=self._plan(work, "auto", cluster),
             other=other,
         )
 
-    def _plan(self, policy: str, cluster: Cluster) -> Plan:
-        return make_plan(self._workload, cluster, policy, exchange="allreduce", channels=1)
+    def _trained(self, fault: Fault) -> Workload:
+        return self._many if fault.plan == "each" else self._workload
+
+    @staticmethod
+    def _plan(work: Workload, policy: str, cluster: Cluster) -> Plan:
+        return make_plan(work, cluster, policy, exchange="allreduce", channels=1)
 
     def _told(self, lab: Lab, job: Job) -> list[Told]:
         """Let all ranks do a job, and return what they tell."""
@@ -198,7 +207,7 @@ class Session:
         if self.results.cluster is not None and "plan" in fault.kinds:
             folder = Path(job.folder)
             where = self.results.cluster.save(folder / "cluster.json")
-            what = self._workload.save(folder / "workload.json")
+            what = job.workload.save(folder / "workload.json")
             command += ["-w", str(what), "-c", str(where)]
         done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
         if done.returncode:

@@ -174,7 +174,7 @@ def _slow_hosts(timeline: Timeline, cluster: Cluster | None) -> SlowLinks:
     found = slow_links(links, hosts, cluster) if conclusive(links) else None
     if found is None or not found.hosts:
         return SlowLinks()
-    rate = min(link.bytes_per_s for link in found.links)
+    rate = sum(link.nbytes for link in found.links) / sum(link.busy_s for link in found.links)
     ranks = tuple(rank for rank, host in sorted(hosts.items()) if host in found.hosts)
     return SlowLinks(ranks, rate, max(found.expected_bytes_per_s, rate))
 

@@ -283,5 +283,5 @@ def _detail(cause: Cause) -> str:
         return f": {own} of {cause.lane}, where they take {others}"
     if cause.kind == LINK and cause.own:
         own, others = format_rate(cause.own), format_rate(cause.others)
-        return f"a slow link: {own}, where {others} are expected"
+        return f"a slow link: {own} while it is busy, where others carry {others}"
     return "its messages later than the others" if cause.kind == LINK else ""

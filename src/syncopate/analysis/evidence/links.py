@@ -52,6 +52,9 @@ _GRAIN_S = 0.05
 _HELD_BACK_S = 0.04
 """For how long a kernel may hold back an acknowledgement."""
 
+_COMPARABLE = 0.5
+"""What a link of a trace carries at least, as a part of what the busiest does, to be looked at."""
+
 _AS_SLOW = 2.0
 """A host whose best link is within this factor of the slow ones has no better one."""
 
@@ -299,7 +302,7 @@ def _hosts_of(
 
 
 def recorded(timeline: Timeline) -> tuple[tuple[Link, ...], dict[int, str]]:
-    """Return the links that a timeline tells of, and each rank's host; nothing where it does not.
+    """Return the busy links that a timeline tells of, and each rank's host; nothing otherwise.
 
     Raises:
         InvalidValueError: its metadata are damaged.
@@ -313,7 +316,9 @@ def recorded(timeline: Timeline) -> tuple[tuple[Link, ...], dict[int, str]]:
     except (msgspec.DecodeError, KeyError) as error:
         rule = f"what connections carried, as JSON ({error})"
         raise InvalidValueError(f"metadata {RECORDED!r}", timeline.name, rule) from None
-    # All that a trace has is of the same collectives, which end in the same pauses.
-    return links_between(before, after, doubts=False), {
-        rank: entry.host for rank, entry in after.items()
-    }
+    # A trace is short and its messages may be, so that bursts pass at any rate: only links that
+    # carried about as much in the same collectives are compared.
+    links = links_between(before, after, doubts=False)
+    least = _COMPARABLE * max((link.nbytes for link in links), default=0)
+    hosts = {rank: entry.host for rank, entry in after.items()}
+    return tuple(link for link in links if link.nbytes >= least), hosts
