@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from syncopate.cluster import Cluster
 from syncopate.costs.decide.tabulate import decision_table
+from syncopate.planning.planner import make_plan
 from syncopate.reports import bench, decisions, terminal
+from syncopate.workload import GradientTensor, Workload
 from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
@@ -56,3 +59,21 @@ def test_every_column_of_the_reports_has_its_formula():
             name = str(column.header).replace("\n", " ").removesuffix(" GB/s").strip()
             name = re.sub(r"^(out of|in) place |^size ", "", name)
             assert name in known, f"docs/metrics.md does not explain {name!r}"
+
+
+def test_the_workload_that_the_documents_write_by_hand_can_be_planned_for():
+    text = (REPOSITORY / "docs" / "workload.md").read_text()
+    workload = Workload.from_json(text.split("```json\n")[1].split("```")[0])
+    assert (workload.nbytes, workload.compute_s) == (102_192_000, pytest.approx(0.216))
+    assert workload.ready_s[-1] == workload.forward_s + workload.backward_s
+    plan = make_plan(workload, Cluster.preset("10gbe", 8), "optimal")
+    assert plan.fingerprint == workload.fingerprint
+
+
+@pytest.mark.parametrize("kind", [Workload, GradientTensor], ids=lambda kind: kind.__name__)
+def test_the_page_of_the_workload_has_every_field_and_no_other(kind):
+    text = (REPOSITORY / "docs" / "workload.md").read_text().split("## Fields")[1]
+    tables = text.split("Each of the `tensors`:")
+    table = tables[0] if kind is Workload else tables[1].split("\n\n## ")[0]
+    named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))))
+    assert named - {"kind", "schema_version"} == set(kind.__struct_fields__)
