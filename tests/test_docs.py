@@ -61,13 +61,32 @@ def test_every_column_of_the_reports_has_its_formula():
             assert name in known, f"docs/metrics.md does not explain {name!r}"
 
 
+def by_hand(page: str) -> str:
+    """Return the first JSON file that a page writes by hand."""
+    return (REPOSITORY / "docs" / page).read_text().split("```json\n")[1].split("```")[0]
+
+
 def test_the_workload_that_the_documents_write_by_hand_can_be_planned_for():
-    text = (REPOSITORY / "docs" / "workload.md").read_text()
-    workload = Workload.from_json(text.split("```json\n")[1].split("```")[0])
+    workload = Workload.from_json(by_hand("workload.md"))
     assert (workload.nbytes, workload.compute_s) == (102_192_000, pytest.approx(0.216))
     assert workload.ready_s[-1] == workload.forward_s + workload.backward_s
     plan = make_plan(workload, Cluster.preset("10gbe", 8), "optimal")
     assert plan.fingerprint == workload.fingerprint
+
+
+def test_the_page_of_gpus_predicts_what_is_predicted():
+    workload, boxes = (
+        Workload.from_json(by_hand("workload.md")),
+        Cluster.from_json(by_hand("gpus.md")),
+    )
+    assert (boxes.world_size, boxes.host_count) == (32, 4)
+    page = (REPOSITORY / "docs" / "gpus.md").read_text()
+    ring = make_plan(workload, boxes, "threshold", algorithm="ring").prediction
+    sharded = make_plan(workload, boxes, "optimal", exchange="sharded").prediction
+    assert ring
+    assert sharded
+    assert f"| DDP's buckets through a flat ring | 1777 | {ring.iteration_s * 1e3:.0f} |" in page
+    assert f"sharded: {sharded.iteration_s * 1e3:.2f} ms against" in page
 
 
 @pytest.mark.parametrize("kind", [Workload, GradientTensor], ids=lambda kind: kind.__name__)
