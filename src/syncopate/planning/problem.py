@@ -164,9 +164,14 @@ class Problem:
 
     def finish_s(self, partition: Sequence[int]) -> float:
         """Return when the last bucket ends, by the recurrence of MG-WFBP (Eq. 7) on one channel."""
+        cuts = (0, *partition)
+        if isinstance(self.cost, Envelope):
+            seconds = [self.bucket_s(start, stop) for start, stop in pairwise(cuts)]
+        else:
+            seconds = self.cost(np.diff(self.offsets[:, cuts], axis=1)).sum(axis=0).tolist()
         end = 0.0
-        for start, stop in pairwise((0, *partition)):
-            end = max(end, float(self.ready_s[stop - 1])) + self.bucket_s(start, stop)
+        for stop, bucket_s in zip(partition, seconds, strict=True):
+            end = max(end, float(self.ready_s[stop - 1])) + bucket_s
         return end
 
 
