@@ -165,7 +165,7 @@ def _until(terminal, words):
         said += os.read(terminal, 1000)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
     line = _script(tmp_path, "import time, sys; open(sys.argv[1], 'w'); time.sleep(600)")
     mark = secrets.token_hex(8)
@@ -174,6 +174,26 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path, number):
     assert len(_left(mark)) == 4
     os.kill(process.pid, number)
     # Nobody waits for the worker, which goes on for longer than this test may.
+    process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 128 + number
+    assert _left(mark) == []
+
+
+def test_a_second_interrupt_waits_for_nobody(tmp_path):
+    script = """
+        import signal, sys, time
+
+        signal.signal(signal.SIGTERM, lambda *_: open(sys.argv[2], "w"))
+        open(sys.argv[1], "w")
+        while True:
+            time.sleep(600)
+    """
+    line = [*_script(tmp_path, script), tmp_path / "here", tmp_path / "asked"]
+    mark = secrets.token_hex(8)
+    process = _start(mark, "local", "--workers", 1, "--", *line)
+    for seen in ("here", "asked"):
+        wait_for((tmp_path / seen).exists)
+        os.kill(process.pid, signal.SIGINT)
     process.communicate(timeout=LIMIT_S)
     assert process.returncode == 130
     assert _left(mark) == []

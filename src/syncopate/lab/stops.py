@@ -1,4 +1,4 @@
-"""Stops: the signals that end a lab, so that none of them ends it without tidying up."""
+"""Stops: signals that end a command, so that none of them ends it without tidying up."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stops:
-    """What SIGINT, SIGTERM and SIGHUP do while a lab stands.
+    """What SIGINT, SIGTERM and SIGHUP do while a lab stands, or processes of a job run.
 
     In the user's own code they unwind the stack: SIGINT as :class:`KeyboardInterrupt`, the others
-    as :class:`SystemExit` with 128 + n. In the lab's code they wait until they are asked for: an
-    exception between any two instructions, in a library that is making a namespace in a process of
-    its own, can be lost or leave that namespace behind.
+    as :class:`SystemExit` with 128 + n. In deferred blocks they wait until they are asked for: an
+    exception between any two instructions, such as between the start of a process and the note of
+    it, or in a library that is making a namespace, can be lost or leave something behind.
 
     Outside the main thread, where Python delivers no signals, it changes nothing.
     """

@@ -20,6 +20,7 @@ from typing import IO, NamedTuple
 import msgspec
 
 from syncopate.errors import InvalidValueError
+from syncopate.lab.stops import Stops
 from syncopate.paramserver.job import Job
 
 _POLL_S = 0.05
@@ -139,6 +140,7 @@ class LocalJob:
         self._restarts = restarts if state is not None else 0
         self._children: list[_Child] = []
         self._helpers: list[_Child] = []
+        self._stops = Stops()
 
     def run(self, remark: Callable[[str], None]) -> Ended:
         """Start all, and wait for the end; nothing is left behind however that comes.
@@ -146,14 +148,18 @@ class LocalJob:
         Args:
             remark: says a line to the user.
         """
-        # A signal that ends this process shall end the others, too.
-        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # A signal that ends this process ends the others, too, and one more does so at once.
+        stops = self._stops
+        stops.install()
         try:
-            self._start()
-            return self._watch(remark)
+            with stops.deferred():
+                try:
+                    self._start()
+                    return self._watch(remark)
+                finally:
+                    self._stop()
         finally:
-            self._stop()
-            signal.signal(signal.SIGTERM, before)
+            stops.restore()
 
     def _start(self) -> None:
         job = self.job
@@ -191,6 +197,7 @@ class LocalJob:
     def _watch(self, remark: Callable[[str], None]) -> Ended:
         ended_s: float | None = None
         while True:
+            self._stops.check()
             everybody = [*self._children, *self._helpers]
             codes = {child: child.exit_code() for child in everybody}
             for child, code in codes.items():
@@ -214,6 +221,7 @@ class LocalJob:
         everybody = [*self._children, *self._helpers]
         until_s = time.monotonic() + _STOP_S
         while time.monotonic() < until_s and any(c.exit_code() is None for c in everybody):
+            self._stops.check()
             time.sleep(_POLL_S)
         scheduler = self._helpers[0]
         failed = [child for child in everybody if child.exit_code() and child is not scheduler]
@@ -231,7 +239,7 @@ class LocalJob:
             for child in everybody:
                 child.signal(number)
             until_s = time.monotonic() + _STOP_S
-            while time.monotonic() < until_s:
+            while time.monotonic() < until_s and not self._stops.take():
                 if all(child.exit_code() is not None for child in everybody):
                     break
                 time.sleep(_POLL_S)
