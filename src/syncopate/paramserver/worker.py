@@ -457,7 +457,7 @@ class KVStore:
                 self._roster = msgspec.structs.replace(roster, servers=tuple(servers))
             if machine is not None:
                 self._wire.connect(said.rank, said.address)
-                self._do(machine.moved(said.rank, time.monotonic()))
+                self._do(machine.moved(said, time.monotonic()))
         elif isinstance(said, msg.Lost) and machine is not None:
             self._do(machine.lost(said.rank, said.silent_s))
 

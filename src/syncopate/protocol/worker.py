@@ -14,18 +14,31 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST
+from syncopate.units import KIB
 
 _LONGEST_WAIT = 8
 """How many times ``retry_s`` a message waits at most before it is sent again."""
 
+_SLOWEST_BYTES_PER_S = 16 * KIB
+"""What a connection carries at least: a server that answers nothing for longer is out of reach."""
+
 
 class _Link(msgspec.Struct):
-    """What is known about one server."""
+    """What is known about one server.
+
+    Attributes:
+        boot: its process.
+        durable: whether it keeps its state on disk.
+        open: whether it answered the last hello.
+        asked_s: when that was said.
+        heard_s: when it last answered, or nothing was waited for.
+    """
 
     boot: str = ""
     durable: bool = False
     open: bool = False
     asked_s: float = 0.0
+    heard_s: float = 0.0
 
 
 class _Push(msgspec.Struct, frozen=True):
@@ -103,6 +116,7 @@ class WorkerMachine:
         self._rules = rules
         self._limits = limits
         self._links = [_Link() for _ in roster.servers]
+        self._addresses = list(roster.servers)
         first = -1 if roster.rank == FIRST else 0
         self._flows = [_Flow(first, first, first, first, first) for _ in layout.slices]
         self._request = self._queries = 0
@@ -115,6 +129,8 @@ class WorkerMachine:
 
     def connect(self, now_s: float) -> list[Action]:
         """Say hello to every server."""
+        for link in self._links:
+            link.heard_s = now_s
         return [action for rank in range(len(self._links)) for action in self._hello(rank, now_s)]
 
     def push(
@@ -138,6 +154,7 @@ class WorkerMachine:
         self, server: int, message: msg.Message, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
         """Take in what a server said."""
+        self._links[server].heard_s = now_s
         if isinstance(message, msg.Ack | msg.Weights):
             if self._server_of.get(message.key) != server:
                 return self._refuse(msg.UNKNOWN)
@@ -159,8 +176,11 @@ class WorkerMachine:
         flow.touched_s = now_s
         flow.queued = max(flow.queued - 1, 0)
 
-    def moved(self, server: int, now_s: float) -> list[Action]:
+    def moved(self, moved: msg.Moved, now_s: float) -> list[Action]:
         """Say hello to a server that came back."""
+        server = moved.rank
+        self._addresses[server] = moved.address
+        self._links[server].heard_s = now_s
         return self._hello(server, now_s)
 
     def lost(self, worker: int, silent_s: float) -> list[Action]:
@@ -172,7 +192,12 @@ class WorkerMachine:
     def tick(self, now_s: float) -> list[Action]:
         """Ask for what was not answered for long; call it often."""
         found: list[Action] = []
+        wanted = {self._layout.server_of[key] for key in self._busy}
         for rank, link in enumerate(self._links):
+            if link.open and rank not in wanted:
+                link.heard_s = now_s
+            elif now_s - link.heard_s > self._patience_s(link):
+                return [act.Fail(self._out_of_reach(rank, now_s - link.heard_s))]
             if not link.open and now_s - link.asked_s >= self._limits.retry_s:
                 found += self._hello(rank, now_s)
         for key in sorted(self._busy):
@@ -182,6 +207,22 @@ class WorkerMachine:
                 flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
                 found += self._query(key, now_s)
         return found
+
+    def _patience_s(self, link: _Link) -> float:
+        """Return how long a server may answer nothing: the scheduler sees to those that are lost.
+
+        On a connection that works, a slice may be on its way for long.
+        """
+        limits = self._limits
+        under_way_s = limits.slice_bytes / _SLOWEST_BYTES_PER_S if link.open else 0.0
+        return limits.restart_s + limits.silence_s + under_way_s
+
+    def _out_of_reach(self, server: int, silent_s: float) -> str:
+        return (
+            f"worker {self._roster.rank} had no answer of server {server} for {silent_s:.0f} s, "
+            f"though the scheduler hears it: can it reach {self._addresses[server]}? A firewall "
+            "may be between them; on one machine without a key (--key) both are to be of one user"
+        )
 
     def _hello(self, server: int, now_s: float) -> list[Action]:
         link, roster = self._links[server], self._roster

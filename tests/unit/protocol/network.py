@@ -213,7 +213,8 @@ class World:
         self.servers[rank].start()
         for worker in range(len(self.workers)):
             self.close((worker, rank))
-            self.do_worker(worker, self.workers[worker].moved(rank, self.now_s))
+            moved = msg.Moved(rank, f"server {rank}")
+            self.do_worker(worker, self.workers[worker].moved(moved, self.now_s))
 
     def close(self, connection: tuple[int, int]) -> None:
         """Close a connection; it opens again at once, as another one."""

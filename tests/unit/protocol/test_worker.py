@@ -1,0 +1,77 @@
+"""One worker's machine: how long it waits for a server, and what it says then."""
+
+from __future__ import annotations
+
+import pytest
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import Rules
+from syncopate.protocol.worker import WorkerMachine
+
+LIMITS = Limits(restart_s=60.0, silence_s=6.0, slice_bytes=1 << 20)
+UNTIL_S = 66.0
+"""How long a worker waits for a server's first word."""
+
+SLICE_S = 64.0
+"""How much longer it waits where a slice may be under way, at 16 KiB/s."""
+
+
+def _worker():
+    layout = Layout([TensorSpec("a", "float32", 2), TensorSpec("b", "float32", 2)], 2, 1 << 20)
+    roster = msg.Roster("run", 0, ("tcp://one", "tcp://two"), ("t0",))
+    machine = WorkerMachine(roster, "t0", layout, Rules(), LIMITS)
+    machine.connect(0.0)
+    return machine
+
+
+def _failures(actions):
+    return [action.reason for action in actions if isinstance(action, act.Fail)]
+
+
+def _fails_at(machine, from_s):
+    """Return after how many more seconds the machine gives up, and why."""
+    for second in range(400):
+        if found := _failures(machine.tick(from_s + second)):
+            return second, found[0]
+    return None, ""
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_server_that_cannot_be_reached_is_named(moved):
+    machine = _worker()
+    machine.receive(0, msg.Welcome("boot", False), None, 0.0)
+    if moved:
+        machine.moved(msg.Moved(1, "tcp://three"), 100.0)
+    after_s, why = _fails_at(machine, 100.0 if moved else 0.0)
+    assert UNTIL_S < after_s <= UNTIL_S + 1
+    assert f"server 1 for {after_s} s" in why
+    assert ("tcp://three" if moved else "tcp://two") in why
+
+
+def test_a_server_that_answers_nothing_any_more_is_named_when_something_is_waited_for():
+    machine = _worker()
+    for rank in (0, 1):
+        machine.receive(rank, msg.Welcome("boot", False), None, 0.0)
+    assert _fails_at(machine, 0.0) == (None, "")
+    machine.tick(1000.0)
+    machine.pull(0, 0, 1000.0)
+    after_s, why = _fails_at(machine, 1000.0)
+    assert UNTIL_S + SLICE_S < after_s <= UNTIL_S + SLICE_S + 1
+    assert "server 0" in why
+
+
+def test_a_server_that_answers_questions_may_keep_a_worker_waiting():
+    machine = _worker()
+    for rank in (0, 1):
+        machine.receive(rank, msg.Welcome("boot", False), None, 0.0)
+    machine.pull(0, 0, 0.0)
+    for second in range(1000):
+        found = machine.tick(float(second))
+        assert not _failures(found)
+        for action in found:
+            if isinstance(action, act.Send) and isinstance(action.message, msg.Query):
+                ack = msg.Ack(0, -1, -1, action.message.number, 1)
+                machine.receive(0, ack, None, float(second))
