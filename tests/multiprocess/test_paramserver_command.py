@@ -207,6 +207,8 @@ def test_a_second_interrupt_waits_for_nobody(tmp_path):
         (("scheduler", "--key", "missing.key"), "missing.key: cannot read this job key"),
         (("server", "--max-payload", "many"), "size is 'many'"),
         (("local", "--restarts", "1", "--", "true"), "--restarts is 1"),
+        (("local", "--restarts", "-1", "--", "true"), "--restarts is -1"),
+        (("local", "--servers", "0", "--", "true"), "servers is 0"),
         (("local", "--", "no-such-program"), "no-such-program"),
     ],
 )

@@ -125,7 +125,7 @@ def test_a_worker_of_an_earlier_run_is_refused(tmp_path):
         assert socket.poll(5000)
         answer = msg.decode(msg.FromServer, socket.recv())
         assert isinstance(answer, msg.Refused)
-        assert "run an earlier run; this is run" in answer.reason
+        assert "run an earlier run; this is another run" in answer.reason
         socket.close()
         worker.result()
         assert job.servers[0].result()["other run"] == 1
@@ -134,7 +134,7 @@ def test_a_worker_of_an_earlier_run_is_refused(tmp_path):
 def test_a_process_of_another_job_and_one_too_many_are_refused(tmp_path):
     with LocalServers(servers=1, workers=1) as job:
         other = job.worker(0, train_on, tmp_path, 1, name="another")
-        assert "job 'another'; this is 'syncopate'" in other.refusal()
+        assert "job 'another'; the job here has another name" in other.refusal()
         worker = job.worker(0, train_on, tmp_path, 60)
         wait_for((tmp_path / "0-0").exists)
         assert "the job is complete" in job.worker(0, train_on, tmp_path, 1).refusal()

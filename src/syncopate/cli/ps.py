@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -26,6 +27,8 @@ _COMMAND = {"allow_interspersed_args": False}
 
 _Servers = Annotated[int | None, typer.Option("--servers", help="Number of servers.")]
 _Workers = Annotated[int | None, typer.Option("--workers", help="Number of workers.")]
+_LocalServers = Annotated[int, typer.Option("--servers", help="Number of servers.")]
+_LocalWorkers = Annotated[int, typer.Option("--workers", help="Number of workers.")]
 _Key = Annotated[
     Path | None,
     typer.Option("--key", metavar="FILE", help="The job's key: encrypts, and keeps others out."),
@@ -140,8 +143,8 @@ def local(
     command: Annotated[
         list[str], typer.Argument(metavar="COMMAND", help="What every worker runs.")
     ],
-    servers: _Servers = 1,
-    workers: _Workers = 2,
+    servers: _LocalServers = 1,
+    workers: _LocalWorkers = 2,
     key: _Key = None,
     state: Annotated[
         Path | None,
@@ -163,7 +166,11 @@ def local(
 
     if restarts and state is None:
         raise InvalidValueError("--restarts", restarts, "0 without --state")
-    job = Job(servers=servers or 1, workers=workers or 1, key=key).require_valid()
+    if restarts < 0:
+        raise InvalidValueError("--restarts", restarts, "0 or more")
+    # Nobody else on this machine knows the name, and so nobody else joins.
+    name = f"local-{secrets.token_hex(16)}"
+    job = Job(servers=servers, workers=workers, key=key, name=name).require_valid()
     running = LocalJob(job, command, state=state, restarts=restarts)
     _remark(
         f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "

@@ -10,7 +10,7 @@ from syncopate.paramserver.job import Job
 from syncopate.paramserver.node import TICK_S, new_token
 from syncopate.paramserver.security import load_key
 from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.wire import Wire
+from syncopate.paramserver.wire import RefusalLog, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
@@ -52,7 +52,7 @@ class Scheduler:
     @property
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
-        return dict(self._machine.refused)
+        return dict(self._machine.refused) | self._wire.turned_away
 
     def run(self, progress: Progress | None = None) -> None:
         """Schedule until the job is over.
@@ -64,6 +64,7 @@ class Scheduler:
             ParameterServerError: somebody was lost or failed; the message names it.
         """
         shown: dict[str, int] = {}
+        refusals = RefusalLog("the scheduler")
         try:
             while not self._machine.settled:
                 for arrival in self._wire.receive(TICK_S):
@@ -74,6 +75,7 @@ class Scheduler:
                         continue
                     self._do(self._machine.receive(arrival.peer, message, time.monotonic()))
                 self._do(self._machine.tick(time.monotonic()))
+                refusals.note(self.refused)
                 if progress is not None and shown != self._machine.here:
                     shown = self._machine.here
                     progress(shown, self._machine.complete)
@@ -81,6 +83,7 @@ class Scheduler:
             self._do(self._machine.abort("the scheduler was interrupted"))
             raise
         finally:
+            refusals.note(self.refused, last=True)
             self._wire.drain(_DRAIN_S)
             self._wire.close()
         if self._failure is not None:

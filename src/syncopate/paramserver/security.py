@@ -4,15 +4,21 @@ Everybody in a job has the same key file. Two CURVE key pairs follow from it: on
 (scheduler, servers) and one for what connects (servers, workers). Who listens lets in the second
 public key and no other; who connects talks to the first public key and no other. Without the key
 file a stranger can do neither, so nothing of its reaches Syncopate and it reads nothing.
+
+[Note: users] An abstract Unix socket has no permissions: every process of its network namespace may
+connect, as to a port. But the kernel says whose process that is. So where there is no key, who
+listens on one lets in processes of its own user alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,7 +31,6 @@ from syncopate.output import write_output
 _HEAD = "syncopate-job-key-1"
 _LINE = re.compile(rf"{_HEAD} ([0-9a-f]{{64}})\s*")
 _ZAP = "inproc://zeromq.zap.01"
-_POLL_MS = 200
 
 
 class KeyPair(NamedTuple):
@@ -84,14 +89,6 @@ def _pair(secret: bytes, name: bytes) -> KeyPair:
     return KeyPair(zmq.curve_public(own), own)
 
 
-def secure_listener(socket: zmq.Socket[bytes], key: JobKey) -> None:
-    """Make ``socket`` accept only callers with the job's key; before it is bound."""
-    socket.curve_server = True
-    socket.curve_secretkey = key.listener.secret
-    socket.curve_publickey = key.listener.public
-    socket.zap_domain = b"syncopate"
-
-
 def secure_caller(socket: zmq.Socket[bytes], key: JobKey) -> None:
     """Make ``socket`` talk only to listeners with the job's key; before it connects."""
     socket.curve_serverkey = key.listener.public
@@ -99,41 +96,58 @@ def secure_caller(socket: zmq.Socket[bytes], key: JobKey) -> None:
     socket.curve_publickey = key.caller.public
 
 
+def watch_listener(socket: zmq.Socket[bytes], key: JobKey | None) -> None:
+    """Let a :class:`Doorkeeper` decide who may talk to ``socket``; before it is bound."""
+    socket.zap_domain = b"syncopate"
+    if key is not None:
+        socket.curve_server = True
+        socket.curve_secretkey = key.listener.secret
+        socket.curve_publickey = key.listener.public
+
+
 class Doorkeeper:
     """A thread that tells ZeroMQ whom the listeners of a context let in (ZeroMQ RFC 27, ZAP).
 
     Attributes:
-        turned_away: how many callers had another key.
+        turned_away: how many callers had another key, or were of another user.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: JobKey) -> None:
-        """Start it; before anything of ``context`` is bound."""
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], key: JobKey | None) -> None:
+        """Start it; before anything of ``context`` is bound.
+
+        Args:
+            context: of the listeners.
+            key: who has it is let in; None: who is of this user; see [Note: users].
+        """
         self.turned_away = 0
-        self._known = z85.decode(key.caller.public)
-        self._over = False
+        self._known = None if key is None else z85.decode(key.caller.public)
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(_ZAP)
         self._thread = threading.Thread(target=self._run, name="syncopate-zap", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """End the thread."""
-        self._over = True
+    def join(self) -> None:
+        """Wait for the thread, which ends when the context does."""
         self._thread.join()
 
     def _run(self) -> None:
-        while not self._over:
-            if self._socket.poll(_POLL_MS):
-                request = self._socket.recv_multipart()
-                self._socket.send_multipart(self._answer(request))
+        with suppress(zmq.ContextTerminated):
+            while True:
+                self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
         self._socket.close()
 
     def _answer(self, request: list[bytes]) -> list[bytes]:
         version, number, *rest = request
-        mechanism, given = (rest[3], rest[4:]) if len(rest) > 3 else (b"", [])
-        known = mechanism == b"CURVE" and len(given) == 1
-        if known and hmac.compare_digest(given[0], self._known):
+        if len(rest) > 3 and self._knows(rest[1], rest[3], rest[4:]):
             return [version, number, b"200", b"OK", b"job", b""]
         self.turned_away += 1
-        return [version, number, b"400", b"not the key of this job", b"", b""]
+        return [version, number, b"400", b"not of this job", b"", b""]
+
+    def _knows(self, address: bytes, mechanism: bytes, given: list[bytes]) -> bool:
+        if self._known is not None:
+            known = mechanism == b"CURVE" and len(given) == 1
+            return known and hmac.compare_digest(given[0], self._known)
+        # ZeroMQ appends user, group and process of whoever is at the other end of a Unix socket.
+        said = address.rsplit(b":", 3)
+        return len(said) == 4 and said[1] == str(os.geteuid()).encode()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections import deque
 from pathlib import Path
@@ -19,7 +18,7 @@ from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
 from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import keep_freed_memory
-from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
@@ -28,7 +27,6 @@ from syncopate.protocol.messages import Refusal
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY = 1024
-_log = logging.getLogger("syncopate")
 
 
 class ParameterServer:
@@ -69,7 +67,7 @@ class ParameterServer:
         self._over = False
         self._failure: ParameterServerError | None = None
         self._boot = new_token()
-        self._said = 0
+        self._refusals = RefusalLog("a server")
         # What workers say who heard of this server before it heard of them.
         self._early: deque[Arrival] = deque(maxlen=_EARLY)
         wire = Wire(load_key(job.key), self._limits, Tap(msg.SERVER), faults)
@@ -84,8 +82,7 @@ class ParameterServer:
     def refused(self) -> dict[str, int]:
         """How many messages were refused so far, by reason."""
         counts = dict(self._machine.refused) if self._machine is not None else {}
-        away = self._node.wire.turned_away
-        return counts | ({"without the key": away} if away else {})
+        return counts | self._node.wire.turned_away
 
     def run(self) -> None:
         """Serve until the job is over; the process is the server's from here on.
@@ -107,8 +104,7 @@ class ParameterServer:
             self._node.part()
             if self._committer is not None:
                 self._committer.close()
-            if self.refused:
-                _log.warning("messages refused: %s", self.refused)
+            self._refusals.note(self.refused, last=True)
             self._node.wire.close()
         if self._failure is not None:
             raise self._failure
@@ -141,10 +137,7 @@ class ParameterServer:
         self._do(machine.receive(arrival.peer, message, size), payload)
 
     def _tick(self, now_s: float) -> None:
-        if self._machine is not None and (count := self._machine.refused.total()) > self._said:
-            if not self._said:
-                _log.warning("first message refused: %s", dict(self._machine.refused))
-            self._said = count
+        self._refusals.note(self.refused)
 
     def _do(self, actions: list[Action], payload: zmq.Frame | None = None) -> None:
         for action in actions:

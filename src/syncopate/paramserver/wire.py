@@ -6,16 +6,21 @@ memory where it lies, and received into memory that ZeroMQ made for it: neither 
 [Note: on one machine] On Linux, who listens for this machine alone, on whatever port, does so on a
 Unix socket: it takes a quarter less time for a tensor than TCP. Its name is random, and abstract:
 it belongs to a network namespace, as a port does. Who listens says it as its address.
+
+[Note: dead connections] The kernel looks for them, and not ZeroMQ by its own heartbeats: those take
+a connection for dead on which no whole frame came for some seconds. On a slow link, or one that
+many share, a frame takes longer; its connection would be cut, and the next one likewise.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
 import os
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -25,7 +30,7 @@ from syncopate.errors import ParameterServerError
 from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.job import endpoint, is_local, numeric
 from syncopate.paramserver.outbox import Outbox, Parcel
-from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, secure_listener
+from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, watch_listener
 from syncopate.paramserver.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
@@ -37,13 +42,20 @@ _RECEIVE_QUEUE = 16
 _SEND_QUEUE = 4096
 _MOST_WAITING = 1 << 16
 _BATCH = 64
+_UNIX = "ipc://"
 _AT_ONCE, _READABLE = int(zmq.NOBLOCK), int(zmq.POLLIN)
 _BUSY_MS = 1
 _LINGER_MS = 500
-_PROBE_MS = 1000
-_DEAD_MS = 10_000
+_PROBE_S = 1
+_DEAD_S = 10
+_STUCK_MS = 30_000
+"""How long a peer may take nothing of what is sent to it, until its connection is made anew."""
+
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 1000
+
+
+_log = logging.getLogger("syncopate")
 
 
 class Arrival(NamedTuple):
@@ -58,6 +70,21 @@ class Arrival(NamedTuple):
     peer: Peer
     frames: list[zmq.Frame]
     at_s: float
+
+
+class RefusalLog:
+    """Logs that something was refused, when it happens first, and how much it was at the end."""
+
+    def __init__(self, who: str) -> None:
+        """Log for ``who``."""
+        self._who = who
+        self._said = False
+
+    def note(self, counts: Mapping[str, int], *, last: bool = False) -> None:
+        """Take note of ``counts`` by reason; ``last``: there will be no more."""
+        if counts and (last or not self._said):
+            self._said = True
+            _log.warning("%s refused messages: %s", self._who, dict(counts))
 
 
 class Wire:
@@ -94,9 +121,10 @@ class Wire:
         self._poller.register(self._awake, zmq.POLLIN)
 
     @property
-    def turned_away(self) -> int:
-        """How many callers had not the job's key."""
-        return self._doorkeeper.turned_away if self._doorkeeper is not None else 0
+    def turned_away(self) -> dict[str, int]:
+        """How many callers had not the job's key, or were of another user; empty: none."""
+        away = self._doorkeeper.turned_away if self._doorkeeper is not None else 0
+        return {"of another user" if self._key is None else "without the key": away} if away else {}
 
     def listen(self, host: str, port: int) -> str:
         """Listen on ``host``; return the ZeroMQ address.
@@ -108,16 +136,16 @@ class Wire:
         Raises:
             ParameterServerError: it cannot listen there.
         """
-        if self._key is not None:
-            self._doorkeeper = Doorkeeper(self._context, self._key)
+        at = endpoint(numeric(host), port) if port else _anywhere(numeric(host))
         socket = self._context.socket(zmq.ROUTER)
         self._set_up(socket)
         socket.router_mandatory = True
         socket.sndhwm = _SEND_QUEUE
-        if self._key is not None:
-            secure_listener(socket, self._key)
+        if self._key is not None or at.startswith(_UNIX):
+            self._doorkeeper = Doorkeeper(self._context, self._key)
+            watch_listener(socket, self._key)
         try:
-            socket.bind(endpoint(numeric(host), port) if port else _anywhere(numeric(host)))
+            socket.bind(at)
         except zmq.ZMQError as error:
             socket.close()
             where = f"port {port} of {host}" if port else host
@@ -126,8 +154,8 @@ class Wire:
             ) from None
         self._router = socket
         self._poller.register(socket, zmq.POLLIN)
-        at = socket.last_endpoint
-        return at.decode() if isinstance(at, bytes) else str(at)
+        bound = socket.last_endpoint
+        return bound.decode() if isinstance(bound, bytes) else str(bound)
 
     def connect(self, peer: Peer, address: str) -> None:
         """Connect to ``address``, in the place of an earlier connection to ``peer``.
@@ -271,11 +299,11 @@ class Wire:
         for socket in (self._router, *self._dealers.values()):
             if socket is not None:
                 socket.close(linger=int(linger_s * 1000))
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
+        if self._doorkeeper is not None:
+            self._doorkeeper.join()
         self.tap.close()
         awake, waker, self._waker = self._awake, self._waker, -1
         os.close(waker)
@@ -286,10 +314,12 @@ class Wire:
         socket.ipv6 = True
         socket.maxmsgsize = max(HEADER_BYTES, self._limits.payload_bytes)
         socket.rcvhwm = _RECEIVE_QUEUE
-        # ZeroMQ's own thread answers these, whatever Python does.
-        socket.heartbeat_ivl = _PROBE_MS
-        socket.heartbeat_timeout = _DEAD_MS
-        socket.heartbeat_ttl = _DEAD_MS
+        # See [Note: dead connections].
+        socket.tcp_keepalive = 1
+        socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = _PROBE_S
+        socket.tcp_keepalive_cnt = _DEAD_S // _PROBE_S
+        socket.tcp_maxrt = _STUCK_MS
+        socket.connect_timeout = _DEAD_S * 1000
 
     def _put(self, peer: Peer, parcel: Parcel, priority: int) -> None:
         outbox = self._outboxes.get(peer)
@@ -318,7 +348,7 @@ class Wire:
 def _anywhere(host: str) -> str:
     """Return an address on ``host`` that nobody else has; see [Note: on one machine]."""
     if sys.platform == "linux" and is_local(host) and zmq.has("ipc"):
-        return f"ipc://@syncopate-{secrets.token_hex(16)}"
+        return f"{_UNIX}@syncopate-{secrets.token_hex(16)}"
     return endpoint(host, 0)
 
 

@@ -1,4 +1,8 @@
-"""Scheduler: who takes part, which rank each has, who is lost, and when the job is over."""
+"""Scheduler: who takes part, which rank each has, who is lost, and when the job is over.
+
+[Note: strangers] Who is refused is told what is wrong, and neither the job's name nor the run's:
+without a key, who knows the one may join, and who knows the other may take a server's place.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +146,7 @@ class SchedulerMachine:
         """Answer whoever did not hear that the job is over."""
         token = getattr(message, "token", "")
         if token not in self._members:
-            raise Refusal(msg.OTHER_RUN, f"job {self._job!r} is over")
+            raise Refusal(msg.OTHER_RUN, "the job is over")
         if isinstance(message, msg.Leave):
             self._parting.discard(token)
             return [act.Send(peer, msg.Left(max(self._members[token].rank, 0)))]
@@ -153,9 +157,9 @@ class SchedulerMachine:
             reason = f"protocol version {register.protocol}; this job speaks {msg.PROTOCOL}"
             raise Refusal(msg.UNKNOWN, reason)
         if register.job != self._job:
-            raise Refusal(msg.OTHER_RUN, f"job {register.job!r}; this is {self._job!r}")
+            raise Refusal(msg.OTHER_RUN, f"job {register.job!r}; the job here has another name")
         if register.run not in ("", self._run):
-            reason = f"state of run {register.run}; this is run {self._run}: give an empty folder"
+            reason = f"state of run {register.run}; this is another run: give an empty folder"
             raise Refusal(msg.OTHER_RUN, reason)
         member = self._members.get(register.token)
         if member is not None:
@@ -260,7 +264,7 @@ class SchedulerMachine:
     ) -> list[Action]:
         member = self._members.get(message.token)
         if member is None:
-            raise Refusal(msg.OTHER_RUN, f"not a member of run {self._run} of job {self._job!r}")
+            raise Refusal(msg.OTHER_RUN, "not a member of this run of the job")
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]

@@ -154,9 +154,9 @@ class ServerMachine:
     def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
         roster = self._seat.roster
         if hello.run != roster.run:
-            raise Refusal(msg.OTHER_RUN, f"run {hello.run}; this is run {roster.run}")
+            raise Refusal(msg.OTHER_RUN, f"run {hello.run}; this is another run")
         if hello.rank >= len(roster.workers) or roster.workers[hello.rank] != hello.token:
-            raise Refusal(msg.OTHER_RUN, f"not worker {hello.rank} of run {roster.run}")
+            raise Refusal(msg.OTHER_RUN, f"not worker {hello.rank} of this run")
         if hello.rank in self._workers.left:
             reason = f"worker {hello.rank} was given up, or left; the others went on without it"
             raise Refusal(msg.OTHER_RUN, reason)

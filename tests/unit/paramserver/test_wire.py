@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 
 import pytest
+import zmq
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.wire import Wire
+from syncopate.paramserver.wire import RefusalLog, Wire
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 
@@ -47,3 +50,48 @@ def test_on_one_machine_one_listens_on_a_unix_socket_unless_a_port_is_given(wire
 def test_elsewhere_one_listens_on_a_port(wires):
     address = wires[0].listen("0.0.0.0", 0)
     assert address.startswith("tcp://")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says whose process a peer is")
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_unix_socket_is_for_processes_of_its_user_alone(wires, monkeypatch, ours):
+    server, worker = wires
+    if not ours:
+        other = os.geteuid() + 1
+        monkeypatch.setattr("syncopate.paramserver.security.os.geteuid", lambda: other)
+    worker.connect(0, server.listen("127.0.0.1", 0))
+    worker.send(0, msg.Query(3, 1))
+    arrivals = []
+    until_s = time.monotonic() + 10
+    while not (arrivals or server.turned_away) and time.monotonic() < until_s:
+        worker.flush()
+        arrivals += server.receive(0.01)
+    away = {} if ours else {"of another user": 1}
+    assert (len(arrivals), server.turned_away) == (1 if ours else 0, away)
+
+
+def test_the_kernel_looks_for_dead_connections_and_a_slow_frame_is_none(wires):
+    # ZeroMQ's own heartbeats would cut a connection on which a frame takes ten seconds.
+    server, worker = wires
+    server.listen("127.0.0.1", free_port())
+    worker.connect(0, "tcp://127.0.0.1:9")
+    for socket in (server._router, worker._dealers[0]):
+        assert socket.getsockopt(zmq.HEARTBEAT_IVL) == 0
+        assert socket.getsockopt(zmq.TCP_KEEPALIVE) == 1
+        assert socket.getsockopt(zmq.TCP_MAXRT) > 0
+
+
+def test_refusals_are_logged_at_first_and_at_the_end(caplog):
+    log = RefusalLog("a server")
+    for counts in ({}, {"malformed": 1}, {"malformed": 2}):
+        log.note(counts)
+    log.note({"malformed": 3}, last=True)
+    assert caplog.messages == [
+        "a server refused messages: {'malformed': 1}",
+        "a server refused messages: {'malformed': 3}",
+    ]
+
+
+def test_names_of_unix_sockets_do_not_repeat(wires):
+    server, worker = wires
+    assert server.listen("127.0.0.1", 0) != worker.listen("127.0.0.1", 0)

@@ -73,7 +73,7 @@ def test_who_asks_again_is_told_again():
     ("register", "words"),
     [
         (msg.Register(9, "job", "worker", "x"), "protocol version 9"),
-        (msg.Register(msg.PROTOCOL, "another", "worker", "x"), "job 'another'; this is 'job'"),
+        (msg.Register(msg.PROTOCOL, "another", "worker", "x"), "'another'; the job here"),
         (_register("server", "x", run="old"), "state of run old"),
         (_register("worker", "x"), "the job is complete"),
         (_register("server", "x", rank=7, run="run"), "no server 7"),
@@ -245,9 +245,22 @@ def test_a_failure_is_passed_on():
 @pytest.mark.parametrize("message", [msg.Heartbeat("x"), msg.Leave("x"), msg.Failed("x", "lie")])
 def test_strangers_are_not_heard(message):
     machine, _ = _complete()
-    assert "not a member of run run" in _said(machine.receive("x", message, 1.0))["x"].reason
+    assert "not a member of this run" in _said(machine.receive("x", message, 1.0))["x"].reason
     assert not machine.over
     assert machine.refused == {msg.OTHER_RUN: 1}
+
+
+def test_strangers_are_told_neither_the_jobs_name_nor_the_runs():
+    machine = SchedulerMachine("secret", "secret", 1, 1, LIMITS)
+    strangers = [
+        msg.Register(msg.PROTOCOL, "another", "worker", "x"),
+        msg.Register(msg.PROTOCOL, "secret", "server", "x", run="old"),
+        msg.Heartbeat("x"),
+    ]
+    said = [_said(machine.receive("x", one, 1.0))["x"].reason for one in strangers]
+    machine.abort("enough")
+    said.append(_said(machine.receive("x", msg.Heartbeat("x"), 1.0))["x"].reason)
+    assert not [reason for reason in said if "secret" in reason]
 
 
 # The member's side.

@@ -104,6 +104,15 @@ def test_who_did_not_say_hello_is_asked_to_and_served_nothing():
     assert machine.refused == {msg.UNKNOWN: 2}
 
 
+@pytest.mark.parametrize("hello", [msg.Hello("old", 0, "t0"), msg.Hello("run", 0, "x")])
+def test_strangers_are_not_told_the_run(hello):
+    tokens = ("t0",)
+    machine = ServerMachine(Seat(msg.Roster("secret run", 0, ("s",), tokens), "boot"), Limits())
+    (answer,) = machine.receive(b"x", hello, None)
+    assert isinstance(answer.message, msg.Refused)
+    assert "secret" not in answer.message.reason
+
+
 def test_who_did_not_declare_is_asked_to():
     machine = _server(greeted=False)
     machine.receive(b"p0", msg.Hello("run", 0, "t0"), None)
