@@ -125,6 +125,29 @@ def test_a_worker_that_fails_stops_the_rest_and_is_shown(tmp_path):
     assert "this is the reason" in shown
 
 
+def test_the_others_go_on_without_a_worker_where_they_are_told_to(tmp_path):
+    script = """
+        import os, torch
+        from syncopate import KVStore
+        from syncopate.protocol.limits import Limits
+
+        with KVStore(limits=Limits(heartbeat_s=0.1, silence_s=1.0)) as store:
+            weights = torch.zeros(10)
+            store.init({"w": weights})
+            if store.rank == 1:
+                os.kill(os.getpid(), 9)
+            for step in range(3):
+                store.push("w", torch.ones(10)).wait()
+                store.pull("w", weights).wait()
+        print(f"{weights[0].item():.1f}")
+    """
+    given = ("--workers", 2, "--on-worker-loss", "continue")
+    code, out, errors = _ran("local", *given, "--", *_script(tmp_path, script))
+    assert code == 0, errors
+    assert out == "-0.3\n"
+    assert "worker 1 ended with exit code 137; the others go on without it" in errors
+
+
 def test_a_progress_line_of_a_worker_moves_at_the_terminal(tmp_path):
     script = """
         import os, sys, time
@@ -209,6 +232,7 @@ def test_a_second_interrupt_waits_for_nobody(tmp_path):
         (("local", "--restarts", "1", "--", "true"), "--restarts is 1"),
         (("local", "--restarts", "-1", "--", "true"), "--restarts is -1"),
         (("local", "--servers", "0", "--", "true"), "servers is 0"),
+        (("local", "--on-worker-loss", "wait", "--", "true"), "unknown on_worker_loss 'wait'"),
         (("local", "--", "no-such-program"), "no-such-program"),
     ],
 )

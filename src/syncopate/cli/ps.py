@@ -14,6 +14,7 @@ from syncopate.cli.common.options import grouped
 from syncopate.errors import InvalidValueError
 from syncopate.paramserver.job import Job, job_from
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.rules import ON_WORKER_LOSS
 from syncopate.units import parse_bytes
 
 ps = typer.Typer(
@@ -153,10 +154,18 @@ def local(
     restarts: Annotated[
         int, typer.Option(help="How often to start servers again that die; needs --state.")
     ] = 0,
+    on_worker_loss: Annotated[
+        str | None,
+        typer.Option(
+            help=f"{' or '.join(ON_WORKER_LOSS)}: what a lost worker means to the others, instead "
+            "of what the script's rules say."
+        ),
+    ] = None,
 ) -> None:
     """Run scheduler, servers and workers on this machine.
 
-    When a process fails the others are stopped, and its exit code is this command's.
+    When a process fails the others are stopped, and its exit code is this command's. With
+    --on-worker-loss continue the others go on without a worker that dies.
 
     For example:
 
@@ -170,7 +179,10 @@ def local(
         raise InvalidValueError("--restarts", restarts, "0 or more")
     # Nobody else on this machine knows the name, and so nobody else joins.
     name = f"local-{secrets.token_hex(16)}"
-    job = Job(servers=servers, workers=workers, key=key, name=name).require_valid()
+    loss = on_worker_loss or ""
+    job = Job(
+        servers=servers, workers=workers, key=key, name=name, on_worker_loss=loss
+    ).require_valid()
     running = LocalJob(job, command, state=state, restarts=restarts)
     _remark(
         f"parameter server on this machine: {job.servers} servers, {job.workers} workers, "

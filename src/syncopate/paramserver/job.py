@@ -1,18 +1,20 @@
 """Job: where the scheduler is and how many take part, as MXNet's launchers tell it.
 
-=========================  =========================================================================
-variable                   what it says
-=========================  =========================================================================
-``DMLC_ROLE``              ``scheduler``, ``server`` or ``worker``
-``DMLC_PS_ROOT_URI``       the scheduler's host
-``DMLC_PS_ROOT_PORT``      the scheduler's port
-``DMLC_NUM_SERVER``        how many servers
-``DMLC_NUM_WORKER``        how many workers
-``DMLC_NODE_HOST``         a server's own address, where the others reach it
-``DMLC_RANK``              the rank that a server or worker wants; else by arrival
-``SYNCOPATE_PS_JOB``       the job's name; processes of another job are refused
-``SYNCOPATE_PS_KEY``       the job's key file: everything is encrypted, nobody else is let in
-=========================  =========================================================================
+================================  ==================================================================
+variable                          what it says
+================================  ==================================================================
+``DMLC_ROLE``                     ``scheduler``, ``server`` or ``worker``
+``DMLC_PS_ROOT_URI``              the scheduler's host
+``DMLC_PS_ROOT_PORT``             the scheduler's port
+``DMLC_NUM_SERVER``               how many servers
+``DMLC_NUM_WORKER``               how many workers
+``DMLC_NODE_HOST``                a server's own address, where the others reach it
+``DMLC_RANK``                     the rank that a server or worker wants; else by arrival
+``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
+``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, nobody else is let in
+``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
+``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, whatever the workers' scripts say
+================================  ==================================================================
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from pathlib import Path
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.protocol.rules import ON_WORKER_LOSS, Rules
 
 ROLES = ("scheduler", "server", "worker")
 
@@ -45,6 +48,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         rank: the rank it wants; -1: any.
         key: the job's key file; None: nothing is encrypted.
         insecure: whether no key is needed where addresses are not local.
+        on_worker_loss: what a lost worker means, instead of what the workers' rules say; empty: as
+            they say.
     """
 
     uri: str = _LOCAL
@@ -56,6 +61,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = -1
     key: Path | None = None
     insecure: bool = False
+    on_worker_loss: str = ""
 
     @property
     def scheduler(self) -> str:
@@ -67,7 +73,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             InvalidValueError: a number is out of range, or a key is missing.
+            UnknownNameError: no such way to go on after a loss.
         """
+        if self.on_worker_loss and self.on_worker_loss not in ON_WORKER_LOSS:
+            raise UnknownNameError("on_worker_loss", self.on_worker_loss, ON_WORKER_LOSS)
         for what, count in (("servers", self.servers), ("workers", self.workers)):
             if not 0 < count < 2**16:
                 raise InvalidValueError(what, count, "at least 1 and less than 65536")
@@ -81,6 +90,11 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
                     rule = "local without a key: give --key FILE (made by `syncopate ps key FILE`)"
                     raise InvalidValueError("address", host, f"{rule}, or --insecure")
         return self
+
+    def told(self, rules: Rules) -> Rules:
+        """Return the rules that a worker declares, which a script gave as ``rules``."""
+        loss = self.on_worker_loss or rules.on_worker_loss
+        return msgspec.structs.replace(rules, on_worker_loss=loss)
 
     def environment(self, role: str) -> dict[str, str]:
         """Return the variables from which a process of ``role`` reads this job."""
@@ -99,6 +113,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
             given["SYNCOPATE_PS_KEY"] = str(self.key)
         if self.insecure:
             given["SYNCOPATE_PS_INSECURE"] = "1"
+        if self.on_worker_loss:
+            given["SYNCOPATE_PS_ON_WORKER_LOSS"] = self.on_worker_loss
         return given
 
 
@@ -125,6 +141,7 @@ def job_from(environment: Mapping[str, str], role: str) -> Job:
         rank=_number(environment, "DMLC_RANK", -1),
         key=Path(key) if key else None,
         insecure=environment.get("SYNCOPATE_PS_INSECURE", "0") != "0",
+        on_worker_loss=environment.get("SYNCOPATE_PS_ON_WORKER_LOSS", ""),
     )
 
 

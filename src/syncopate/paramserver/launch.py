@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -22,6 +22,7 @@ import msgspec
 from syncopate.errors import InvalidValueError
 from syncopate.lab.stops import Stops
 from syncopate.paramserver.job import Job
+from syncopate.protocol.rules import CONTINUE
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -140,6 +141,7 @@ class LocalJob:
         self._restarts = restarts if state is not None else 0
         self._children: list[_Child] = []
         self._helpers: list[_Child] = []
+        self._lost: list[_Child] = []
         self._stops = Stops()
 
     def run(self, remark: Callable[[str], None]) -> Ended:
@@ -201,7 +203,11 @@ class LocalJob:
             everybody = [*self._children, *self._helpers]
             codes = {child: child.exit_code() for child in everybody}
             for child, code in codes.items():
-                if not code:
+                if not code or child in self._lost:
+                    continue
+                if self._goes_on_without(child, codes):
+                    self._lost.append(child)
+                    remark(f"{child.name} ended with exit code {code}; the others go on without it")
                     continue
                 if child.name.startswith("server") and self._restarts > 0:
                     self._restarts -= 1
@@ -209,12 +215,18 @@ class LocalJob:
                     child.start()
                     continue
                 return self._blame(child)
-            if all(codes[child] == 0 for child in self._children):
+            kept = [child for child in everybody if child not in self._lost]
+            if all(codes[child] == 0 for child in self._children if child in kept):
                 ended_s = ended_s or time.monotonic()
                 late = time.monotonic() - ended_s > _GRACE_S
-                if late or all(code == 0 for code in codes.values()):
+                if late or all(codes[child] == 0 for child in kept):
                     return Ended(0)
             time.sleep(_POLL_S)
+
+    def _goes_on_without(self, child: _Child, codes: Mapping[_Child, int | None]) -> bool:
+        """Say whether the others go on without a worker that ended badly."""
+        others = [c for c in self._children if c is not child and not codes[c]]
+        return self.job.on_worker_loss == CONTINUE and child in self._children and bool(others)
 
     def _blame(self, first: _Child) -> Ended:
         """Say who failed: of those that end now, whom the scheduler names, or else the first."""

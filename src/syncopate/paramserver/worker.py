@@ -97,9 +97,9 @@ class KVStore:
             ArtifactError: the key cannot be read.
             ParameterServerError: the job was not complete in time.
         """
-        self.rules = (rules or Rules()).require_valid()
-        self._limits = (limits or Limits()).require_valid()
         job = (job or job_from(os.environ, "worker")).require_valid()
+        self.rules = job.told(rules or Rules()).require_valid()
+        self._limits = (limits or Limits()).require_valid()
         self._token = new_token()
         register = msg.Register(msg.PROTOCOL, job.name, msg.WORKER, self._token, rank=job.rank)
         key = load_key(job.key)

@@ -10,6 +10,7 @@ from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, U
 from syncopate.paramserver.faults import VARIABLE, Faults, faults_from
 from syncopate.paramserver.job import Job, endpoint, is_local, job_from, own_host
 from syncopate.paramserver.security import load_key, make_key
+from syncopate.protocol.rules import Rules
 
 
 def test_a_job_is_what_the_environment_says():
@@ -23,6 +24,7 @@ def test_a_job_is_what_the_environment_says():
         "DMLC_RANK": "1",
         "SYNCOPATE_PS_JOB": "train",
         "SYNCOPATE_PS_KEY": "job.key",
+        "SYNCOPATE_PS_ON_WORKER_LOSS": "continue",
     }
     job = job_from(environment, "server").require_valid()
     assert job == Job(
@@ -34,6 +36,7 @@ def test_a_job_is_what_the_environment_says():
         host="10.0.0.7",
         rank=1,
         key=Path("job.key"),
+        on_worker_loss="continue",
     )
     assert job.environment("server") == environment
     assert job.scheduler == "tcp://10.0.0.1:1234"
@@ -53,11 +56,26 @@ def test_without_variables_a_job_is_small_and_local():
         ({"DMLC_PS_ROOT_PORT": "99999"}, "port is 99999"),
         ({"DMLC_PS_ROOT_URI": "10.0.0.1"}, "address is '10.0.0.1'.*without a key"),
         ({"DMLC_NODE_HOST": "node7"}, "address is 'node7'.*without a key"),
+        ({"SYNCOPATE_PS_ON_WORKER_LOSS": "wait"}, "unknown on_worker_loss 'wait'.*abort, continue"),
     ],
 )
 def test_what_makes_no_sense_is_refused(environment, words):
     with pytest.raises(SyncopateError, match=words):
         job_from(environment, "worker").require_valid()
+
+
+@pytest.mark.parametrize(
+    ("said", "script", "counts"),
+    [
+        ("", "continue", "continue"),
+        ("continue", "abort", "continue"),
+        ("abort", "continue", "abort"),
+    ],
+)
+def test_what_a_lost_worker_means_is_said_by_the_job_or_else_by_the_script(said, script, counts):
+    rules = Rules(mode="asgd", on_worker_loss=script)
+    told = Job(on_worker_loss=said).told(rules)
+    assert told == Rules(mode="asgd", on_worker_loss=counts)
 
 
 def test_addresses_elsewhere_need_no_key_when_the_user_says_so():
