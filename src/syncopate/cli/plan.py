@@ -161,15 +161,16 @@ def _delayed(
 ) -> tuple[Plan, list[RenderableType]]:
     """Return a plan with the delay asked for, and what is to be shown of all delays."""
     from syncopate.reports.delays import delays_report
-    from syncopate.simulation.delay import delays, limits, proposed, with_delay
+    from syncopate.simulation.delay import delays, gains, limits, proposed, with_delay
 
     plans = delays(plan, workload, cluster)
+    said = [gains(plan, plans), limits(plan, workload, cluster)]
     chosen = (
         with_delay(plan, Delay(k=period), workload, cluster) if period else proposed((plan, *plans))
     )
     if period > len(plans):
         plans = (*plans, chosen)
-    return chosen, [delays_report([plan, *plans], chosen, limits(plan, workload, cluster))]
+    return chosen, [delays_report([plan, *plans], chosen, "\n".join(filter(None, said)))]
 
 
 def _plans(

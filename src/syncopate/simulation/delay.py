@@ -87,9 +87,10 @@ def with_delay(
     if delay.has_slack and plan.exchange == SHARDED:
         changed = _pulled_behind(changed, delay, workload, cluster, costs)
     found = predict_delayed(workload, changed, cluster, costs)
-    reason = f"weights pulled every {delay.k} steps: {format_seconds(found.iteration_s)}"
+    steps = f"every {delay.k} steps" if delay.k > 1 else "after every step, one iteration late"
+    reason = f"weights pulled {steps}: {format_seconds(found.iteration_s)}"
     if plan.prediction is not None:
-        reason += f" against {format_seconds(_expected_s(plan))} after every step"
+        reason += f" against {format_seconds(_expected_s(plan))} synchronously"
     return replace(changed, prediction=found, reason=reason)
 
 
@@ -149,6 +150,24 @@ def proposed(plans: Sequence[Plan]) -> Plan:
     best_s = min(_expected_s(plan) for plan in plans)
     near = [plan for plan in plans if _expected_s(plan) <= (1 + NOISE) * best_s]
     return min(near, key=lambda plan: plan.pull_period)
+
+
+def gains(plan: Plan, plans: Sequence[Plan]) -> str:
+    """Say that no k gains anything, and why, where that is so; else nothing.
+
+    Args:
+        plan: the synchronous one.
+        plans: those of :func:`delays`.
+    """
+    assert plan.prediction is not None
+    now_s, best_s = _expected_s(plan), min(map(_expected_s, plans))
+    if now_s > (1 + NOISE) * best_s:
+        return ""
+    return (
+        f"no k gains more than the {NOISE:.0%} that predictions cannot tell apart: synchronous "
+        f"training waits for the network in {format_seconds(plan.prediction.exposed_s)} of its "
+        f"{format_seconds(now_s)}. Train without --pull-period, whose weights are never late"
+    )
 
 
 def limits(plan: Plan, workload: Workload, cluster: Cluster) -> str:

@@ -18,7 +18,7 @@ from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError
 from syncopate.plan import Plan
 from syncopate.planning import make_plan, predict
-from syncopate.simulation.delay import delays, limits, proposed, with_delay
+from syncopate.simulation.delay import delays, gains, limits, proposed, with_delay
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
 from syncopate.simulation.timeline import simulate
 from syncopate.workload import GradientTensor, Workload
@@ -197,8 +197,12 @@ def test_the_smallest_period_within_noise_is_proposed_and_none_where_it_gains_no
     assert chosen.pull_period > 1
     assert times_s[plans.index(chosen)] <= 1.05 * min(times_s)
     assert all(t > 1.05 * min(times_s) for t in times_s[: plans.index(chosen)])
+    assert gains(plan, plans[1:]) == ""
     plan = make_plan(work, fast, exchange="sharded", channels=1)
-    assert proposed((plan, *delays(plan, work, fast))) is plan
+    late = delays(plan, work, fast)
+    assert proposed((plan, *late)) is plan
+    assert "no k gains more than the 5%" in gains(plan, late)
+    assert "Train without --pull-period" in gains(plan, late)
 
 
 def test_where_pushes_alone_outlast_computation_it_is_said_and_what_to_do() -> None:
