@@ -13,6 +13,7 @@ from syncopate.costs.decide.tabulate import decision_table
 from syncopate.planning.planner import make_plan
 from syncopate.reports import bench, decisions, terminal
 from syncopate.workload import GradientTensor, Workload
+from tests.architecture import ROOMS
 from tests.unit import examples
 
 REPOSITORY = Path(__file__).parents[1]
@@ -96,3 +97,19 @@ def test_the_page_of_the_workload_has_every_field_and_no_other(kind):
     table = tables[0] if kind is Workload else tables[1].split("\n\n## ")[0]
     named = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"^\| ([^|]+) \|", table, re.M))))
     assert named - {"kind", "schema_version"} == set(kind.__struct_fields__)
+
+
+def test_every_page_is_linked_from_another():
+    linked = {
+        (page.parent / target.partition("#")[0]).resolve()
+        for page in PAGES
+        for target in re.findall(r"\]\((?!https?:|#)([^)]+)\)", page.read_text())
+        if (page.parent / target.partition("#")[0]).resolve() != page
+    }
+    assert [page.name for page in PAGES if page.parent.name == "docs" and page not in linked] == []
+
+
+def test_the_design_names_every_room():
+    table = (REPOSITORY / "docs" / "design.md").read_text().split("## Rooms")[1].split("###")[0]
+    named = set(re.findall(r"`(\w+)/?`", table))
+    assert sorted(ROOMS - named) == []

@@ -65,7 +65,7 @@ def test_rounds(p):
         ("reduce", "be"): 2 * log,
         ("reduce", "lp"): chain,
     }
-    assert {key: build(*key, p).rounds for key in ALGORITHMS} == expected
+    assert {key: build(*key, p).rounds for key in expected} == expected
 
 
 @pytest.mark.parametrize("p", SIZES)
