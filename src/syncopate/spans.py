@@ -309,13 +309,13 @@ class Spans(Sequence[Span]):
     def __repr__(self) -> str:
         return f"Spans({len(self)} of ranks {sorted(set(self.rank.tolist()))})"
 
-    def to_json(self) -> bytes:
-        """Return the spans as a JSON array."""
-        blocks = (
-            msgspec.json.encode(list(self._made(slice(first, first + _MADE_AT_ONCE))))[1:-1]
-            for first in range(0, len(self), _MADE_AT_ONCE)
-        )
-        return b"[" + b",".join(blocks) + b"]"
+    def json_blocks(self) -> Iterator[bytes]:
+        """Yield what a JSON array of the spans holds, a span in each line, many at a time."""
+        encoder = msgspec.json.Encoder()
+        for first in range(0, len(self), _MADE_AT_ONCE):
+            made = list(self._made(slice(first, first + _MADE_AT_ONCE)))
+            lines = encoder.encode_lines(made).removesuffix(b"\n")
+            yield (b",\n  " if first else b"\n  ") + lines.replace(b"\n", b",\n  ")
 
 
 def coded(columns: Sequence[NDArray[Any]]) -> Numbers:

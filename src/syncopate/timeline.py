@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from syncopate.artifacts import Artifact, Record
+from syncopate.cluster import MAX_RANKS
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.spans import LANES, PAUSES, Span, Spans, span_record
 
@@ -28,7 +29,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
     Attributes:
         name: what to call it in reports.
         source: one of ``SOURCES``.
-        world_size: number of ranks.
+        world_size: number of ranks, 1 to ``MAX_RANKS``.
         spans: in any order; of files :class:`~syncopate.spans.Spans`, which are columns.
         metadata: plan, cluster, versions, date.
     """
@@ -44,6 +45,8 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
             raise UnknownNameError("source", self.source, SOURCES)
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise InvalidValueError("world_size", self.world_size, f"in 1..{MAX_RANKS}")
         if isinstance(self.spans, Spans):
             wrong = (self.spans.rank < 0) | (self.spans.rank >= self.world_size)
             suspects: Sequence[Span] = self.spans.take(np.flatnonzero(wrong)[:1])
@@ -67,16 +70,17 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         return float(columns.end_s.max() - columns.start_s.min()) if len(columns) else 0.0
 
     def to_json(self) -> bytes:
-        """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first."""
-        return self._encoded(
+        """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first, a span in each line."""
+        head = self._encoded(
             {
                 "name": self.name,
                 "source": self.source,
                 "world_size": self.world_size,
-                "spans": msgspec.Raw(self.columns.to_json()),
                 "metadata": self.metadata,
             }
         )
+        opened = head.removesuffix(b"\n}\n") + b',\n "spans": ['
+        return b"".join((opened, *self.columns.json_blocks(), b"\n ]\n}\n"))
 
     @classmethod
     def from_json(cls, data: bytes | str, source: object = "<memory>") -> Timeline:

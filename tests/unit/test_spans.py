@@ -129,7 +129,7 @@ def test_spans_that_no_column_holds_are_refused():
     with pytest.raises(ArtifactError, match=r"\$\.spans: iteration of a span"):
         Timeline.from_json(row.replace(b'"end_s"', b'"iteration":36893488147419103232,"end_s"'))
     with pytest.raises(ArtifactError, match=r"\$\.spans\[0\]: unknown lane 'gpu'"):
-        Timeline.from_json(row.replace(b'"lane": "forward"', b'"lane": "gpu"'))
+        Timeline.from_json(row.replace(b'"lane":"forward"', b'"lane":"gpu"'))
     with pytest.raises(UnknownNameError, match="unknown lane 'gpu'"):
         Spans.of([Duck("gpu")])
 

@@ -6,6 +6,7 @@ import math
 
 import pytest
 from hypothesis import given
+from msgspec import structs
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.timeline import Span, Timeline
@@ -25,6 +26,13 @@ def test_round_trip(timeline):
     assert Timeline.from_json(timeline.to_json()) == timeline
 
 
+def test_a_file_has_a_span_in_each_line():
+    lines = _timeline(_span(), _span(0.0, 0.5)).to_json().decode().splitlines()
+    assert [line.count("bucket 0") for line in lines] == [0] * (len(lines) - 4) + [1, 1, 0, 0]
+    empty = _timeline().to_json()
+    assert Timeline.from_json(empty).to_json() == empty
+
+
 def test_durations():
     assert _span().duration_s == 2.0
     assert _timeline().duration_s == 0.0
@@ -39,6 +47,8 @@ def test_durations():
         (lambda: _span(0.0, math.inf), "finite times"),
         (lambda: _timeline(_span(rank=2)), r"rank of span bucket 0 is 2.*in 0\.\.1"),
         (lambda: _timeline(_span(rank=-1)), "rank of span bucket 0 is -1"),
+        (lambda: structs.replace(_timeline(), world_size=0), r"world_size is 0; .* in 1\.\."),
+        (lambda: structs.replace(_timeline(), world_size=10**9), r"in 1\.\.1048576"),
     ],
 )
 def test_nonsense_is_refused(build, complaint):

@@ -14,8 +14,8 @@ from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs, Envelope
 from syncopate.costs.model.training import (
     beside_s,
-    exchange_costs,
     on_the_wire,
+    plan_costs,
     weight_sync_s,
 )
 from syncopate.plan import (
@@ -232,8 +232,8 @@ def predict(
         return predict_delayed(workload, plan, cluster, costs)
     if plan.local_sgd is not None:
         return predict_averaged(workload, plan, cluster, costs)
-    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
-    question = question_of(workload, cluster, {plan.exchange: costs}, wire_dtype=plan.wire_dtype)
+    named = costs or plan_costs(cluster, workload.nbytes, plan)
+    question = question_of(workload, cluster, {plan.exchange: named}, wire_dtype=plan.wire_dtype)
     draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order)
     found = question.predict(draft)
     if not plan.weight_sync_period:

@@ -24,7 +24,7 @@ from syncopate.costs.model.bound import (
     wire_s,
 )
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import beside_s, exchange_costs, on_the_wire
+from syncopate.costs.model.training import beside_s, on_the_wire, plan_costs
 from syncopate.delay import GLU, Delay
 from syncopate.plan import EXCHANGES, SERVED, SHARDED, Plan, Prediction
 from syncopate.recipe import SERVERS, wire_share
@@ -99,7 +99,7 @@ def _traffic(workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | No
     found = traffic_of(
         workload,
         plan.buckets,
-        on_the_wire(costs or exchange_costs(cluster, workload.nbytes, plan.exchange), share),
+        on_the_wire(costs or plan_costs(cluster, workload.nbytes, plan), share),
         plan.order,
         world_size=cluster.world_size,
         pull_order=plan.pull_order,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs
-from syncopate.costs.model.training import beside_s, exchange_costs
+from syncopate.costs.model.training import beside_s, plan_costs
 from syncopate.plan import Plan, Prediction
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.iteration import play_traffic
@@ -44,7 +44,7 @@ def averages_of(
     found = traffic_of(
         workload,
         plan.buckets,
-        costs or exchange_costs(cluster, workload.nbytes, plan.exchange),
+        costs or plan_costs(cluster, workload.nbytes, plan),
         plan.order,
         world_size=cluster.world_size,
         cluster=cluster,

@@ -7,12 +7,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from syncopate.cluster import Cluster
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import (
     beside_s,
-    exchange_costs,
     on_the_wire,
+    plan_costs,
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
@@ -21,7 +23,7 @@ from syncopate.recipe import Recipe, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.local_sgd import averages_of, play_average
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import Span, Spans, Timeline
 from syncopate.workload import Workload
 
 
@@ -57,32 +59,61 @@ def simulate(
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
-        InvalidValueError: fewer than one iteration.
+        InvalidValueError: fewer than one iteration, or more spans than ``MAX_SPANS``.
     """
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    spans: list[Span] = []
+    _require_room(workload, plan, cluster.world_size, iterations)
+    parts: list[Spans] = []
     origin = 0.0
     patterns = _patterns if plan.local_sgd is None else _local_patterns
     for iteration, (pattern, lasts_s) in enumerate(
         patterns(workload, plan, cluster, costs, iterations)
     ):
-        for rank in range(cluster.world_size):
-            of_iteration: dict[str, Any] = {"rank": rank, "iteration": iteration}
-            spans += [
-                Span(start_s=origin + start, end_s=origin + end, **of_iteration, **fields)
-                for start, end, fields in pattern
-            ]
+        of_one = Spans.of(
+            Span(start_s=origin + start, end_s=origin + end, rank=0, iteration=iteration, **fields)
+            for start, end, fields in pattern
+        )
+        parts.append(_of_all(of_one, cluster.world_size))
         origin += lasts_s
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
         world_size=cluster.world_size,
-        spans=tuple(spans),
+        spans=Spans.joined(parts),
         metadata={"cluster": cluster.name, "policy": plan.policy, "exchange": plan.exchange},
     )
 
+
+def _require_room(workload: Workload, plan: Plan, world_size: int, iterations: int) -> None:
+    """Refuse a timeline of more spans than have room, before anything is priced.
+
+    Raises:
+        InvalidValueError: says how many iterations, or ranks, there is room for.
+    """
+    # A span each, and the forward, the update and what is beside them.
+    of_one = len(workload.tensors) + sum(len([*bucket.recipes]) for bucket in plan.buckets)
+    if of_one * world_size * iterations <= MAX_SPANS:
+        return
+    held = f"a rank has about {of_one} spans in an iteration, and timelines hold {MAX_SPANS}"
+    if fit := MAX_SPANS // (of_one * world_size):
+        raise InvalidValueError(
+            "iterations", iterations, f"at most {fit} on {world_size} ranks: {held}"
+        )
+    rule = f"at most {MAX_SPANS // of_one} to be played: {held}; a plan predicts more ranks"
+    raise InvalidValueError("ranks", world_size, rule)
+
+
+def _of_all(spans: Spans, world_size: int) -> Spans:
+    """Return the spans of each rank, one rank after the other, from those of one."""
+    rows = np.tile(np.arange(len(spans)), world_size)
+    ranks = np.repeat(np.arange(world_size, dtype=np.int32), len(spans))
+    return spans.take(rows).changed(rank=ranks)
+
+
+MAX_SPANS = 1 << 22
+"""Of a timeline that is simulated: what writes it takes about 300 bytes of memory for each."""
 
 _ROUNDING_S = 1e-9
 
@@ -132,7 +163,7 @@ def _traffic(
     workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, share: float
 ) -> Traffic:
     """Return the messages of a plan, of whose gradients ``share`` go on the wire."""
-    costs = costs or exchange_costs(cluster, workload.nbytes, plan.exchange)
+    costs = costs or plan_costs(cluster, workload.nbytes, plan)
     found = traffic_of(
         workload,
         plan.buckets,

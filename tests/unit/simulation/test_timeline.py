@@ -14,6 +14,7 @@ from syncopate.plan import Bucket, Plan
 from syncopate.planning import predict
 from syncopate.planning.planner import make_plan
 from syncopate.recipe import Recipe
+from syncopate.schedules.registry import algorithms
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import IDEAL
 from syncopate.timeline import Timeline
@@ -170,3 +171,42 @@ def test_refuses_another_workload_and_no_iterations() -> None:
         simulate(WORKLOAD, plan, Cluster.preset("10gbe", 8))
     with pytest.raises(InvalidValueError, match="iterations is 0"):
         simulate(WORKLOAD, plan, cluster(), iterations=0)
+
+
+@pytest.mark.parametrize("name", algorithms("all_reduce"))
+def test_a_plan_of_any_algorithm_is_played(name: str) -> None:
+    """Those too that nobody would choose here, such as twins of others."""
+    where = Cluster.preset("10gbe", 3)
+    plan = make_plan(WORKLOAD, where, "single", algorithm=name)
+    assert plan.prediction is not None
+    assert predict(WORKLOAD, plan, where) == plan.prediction
+    timeline = simulate(WORKLOAD, plan, where)
+    assert timeline.duration_s == pytest.approx(plan.prediction.iteration_s)
+
+
+def test_only_what_a_plan_names_is_priced() -> None:
+    """A ring has a formula on any levels; of so many ranks others could not be priced."""
+    levels = cluster().levels
+    where = Cluster(name="wide", levels=(*levels, *Cluster.preset("100gbe", 1024).levels))
+    plan = make_plan(WORKLOAD, where, "single", algorithm="ring")
+    with pytest.raises(InvalidValueError, match="ranks is 4096; it must be at most 2048"):
+        make_plan(WORKLOAD, where, "single")
+    timeline = simulate(WORKLOAD, plan, where)
+    assert plan.prediction is not None
+    assert timeline.duration_s == pytest.approx(plan.prediction.iteration_s)
+    assert timeline.columns.rank.max() == 4095
+
+
+def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played() -> None:
+    """At so many ranks the spans of a thousand gradients took tens of gigabytes."""
+    tensors = tuple(GradientTensor(name=f"w{i}", numel=1) for i in range(999))
+    work = structs.replace(WORKLOAD, tensors=tensors)
+    costs = {"all_reduce": Envelope({"ring": LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=0.0))})}
+    for ranks, count, complaint in (
+        (1 << 12, 5, r"iterations is 5; it must be at most 1 on 4096 ranks"),
+        (1 << 13, 1, r"ranks is 8192; it must be at most 4194 to be played"),
+    ):
+        where = Cluster.preset("10gbe", ranks)
+        plan = make_plan(work, where, "single", costs=costs)
+        with pytest.raises(InvalidValueError, match=complaint):
+            simulate(work, plan, where, iterations=count)

@@ -35,6 +35,7 @@ whether it changed them meanwhile: a broadcast (MST) of a few bytes.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.model.served import served_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES
+from syncopate.plan import EXCHANGES, Plan
 from syncopate.recipe import NATIVE
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import algorithms, candidates, keeps_its_peers
@@ -132,6 +133,29 @@ def exchange_costs(
         with suppress(UnknownNameError):  # where it has none of these algorithms
             found[kind.replicated] = training_costs(cluster, nbytes, names, kind.replicated)
     return found
+
+
+def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
+    """Return the costs in training of the algorithms that a plan names, and of no others.
+
+    Args:
+        cluster: the machines.
+        nbytes: of all gradients together.
+        plan: whose recipes count.
+
+    Raises:
+        UnknownNameError: an algorithm that was neither measured nor can be priced.
+    """
+    if EXCHANGES[plan.exchange].asks_servers:
+        return served_costs(cluster)
+    names: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    for bucket in plan.buckets:
+        for _, recipe in bucket.recipes:
+            names[recipe.collective][recipe.algorithm] = None
+    return {
+        collective: training_costs(cluster, nbytes, tuple(found), collective)
+        for collective, found in names.items()
+    }
 
 
 def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> float:

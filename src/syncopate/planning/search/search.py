@@ -13,7 +13,9 @@ plays candidates and keeps the best:
 * k buckets of about equal bytes, for several k;
 * from the best few of these, what single changes improve: a cut removed, added, or moved by one;
 * where weights are pulled, the best of these with its first buckets all-reduced
-  (The ends of buckets are counted in tensors. A tensor larger than a good message travels in parts
+  (:mod:`syncopate.planning.search.replicated`).
+
+The ends of buckets are counted in tensors. A tensor larger than a good message travels in parts
 (:mod:`syncopate.planning.parts`) where playing that with the best partition, or with buckets filled
 to what a part carries and each large tensor alone, saves time.
 
