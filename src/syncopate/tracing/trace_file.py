@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts import Artifact
-from syncopate.errors import ArtifactError
+from syncopate.cluster import MAX_RANKS
+from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import new_file
 from syncopate.tracing.recorder import RECORD, Records
 from syncopate.tracing.served.rows import NodeHeader
@@ -53,6 +54,12 @@ class Header(Artifact, frozen=True, kw_only=True):
     began_s: float
     offset_s: float | None = None
     offset_error_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.world_size <= MAX_RANKS:
+            raise InvalidValueError("world_size", self.world_size, f"in 1..{MAX_RANKS}")
+        if not 0 <= self.rank < self.world_size:
+            raise InvalidValueError("rank", self.rank, f"in 0..{self.world_size - 1}")
 
     @property
     def stem(self) -> str:
@@ -140,7 +147,7 @@ def read_trace(path: str | os.PathLike[str]) -> Written:
     """
     line, blocks = read_blocks(path)
     header = Header.from_json(line, source=path)
-    records: Records = np.frombuffer(blocks.records, RECORD)
+    records: Records = rows_of(path, blocks.records, RECORD)
     return Written(Path(path), header, records, blocks.notes, blocks.missing_bytes)
 
 
@@ -166,8 +173,28 @@ def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
         if kind == _RECORDS:
             records.append(payload)
         else:
-            notes.append(msgspec.json.decode(payload))
+            notes.append(_note(path, payload))
     return line, Blocks(b"".join(records), tuple(notes), len(data) - at)
+
+
+def rows_of(path: str | os.PathLike[str], records: bytes, dtype: np.dtype[np.void]) -> Any:
+    """Return the bytes of a file's records as an array.
+
+    Raises:
+        ArtifactError: they are no whole number of records.
+    """
+    if len(records) % dtype.itemsize:
+        reason = f"its records have {len(records)} bytes; each is of {dtype.itemsize}"
+        raise ArtifactError(path, f"damaged: {reason}")
+    return np.frombuffer(records, dtype)
+
+
+def _note(path: str | os.PathLike[str], payload: bytes) -> dict[str, Any]:
+    try:
+        note: dict[str, Any] = msgspec.json.decode(payload, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise ArtifactError(path, f"damaged: a note cannot be read: {error}") from None
+    return note
 
 
 def _read_block(data: bytes, at: int) -> tuple[bytes, bytes] | None:

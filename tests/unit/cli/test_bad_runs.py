@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import struct
+import zlib
 
 import pytest
 
@@ -106,6 +108,49 @@ def rewritten(path, file, records):
     writer = TraceWriter(path.parent, file.header)
     writer.write(records, list(file.notes))
     writer.close()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        (
+            b'"world_size":2',
+            b'"world_size":10000000000',
+            "world_size is 10000000000; it must be in",
+        ),
+        (b'"rank":1', b'"rank":7', "rank is 7; it must be in 0..1"),
+        (b'{"kind"', b"[" * 60_000, "deeper than any file of this kind needs"),
+    ],
+    ids=["world_size", "rank", "deep"],
+)
+def test_a_first_line_that_makes_no_sense(run, tmp_path, old, new, complaint):
+    folder = written(tmp_path / "a", made(2, 6))
+    path = ranks(folder)[1]
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    code, out, err = run("analyze", folder)
+    assert code == 0
+    assert out
+    assert complaint in err
+    assert "no file of rank 1: 1 of 2 ranks are shown" in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "payload", "complaint"),
+    [
+        (b"N", b'{"a":' + b"[" * 100_000, "a note cannot be read: maximum recursion depth"),
+        (b"N", b"[]", "a note cannot be read: Expected `object`, got `array`"),
+        (b"R", b"short", "its records have"),
+    ],
+    ids=["deep", "list", "part of a record"],
+)
+def test_a_block_that_makes_no_sense(run, tmp_path, kind, payload, complaint):
+    """Its checksum is right, so it was not written by this program, or by another version."""
+    folder = written(tmp_path / "a", made(2, 6))
+    with ranks(folder)[1].open("ab") as file:
+        file.write(struct.pack("<cII", kind, len(payload), zlib.crc32(payload)) + payload)
+    code, _, err = run("analyze", folder)
+    assert code == 0
+    assert f"rank-1.trace: damaged: {complaint}" in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)

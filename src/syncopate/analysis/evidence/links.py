@@ -313,7 +313,7 @@ def recorded(timeline: Timeline) -> tuple[tuple[Link, ...], dict[int, str]]:
     try:
         both = msgspec.json.decode(text, type=dict[str, dict[int, Entry]])
         before, after = both["before"], both["after"]
-    except (msgspec.DecodeError, KeyError) as error:
+    except (msgspec.DecodeError, KeyError, RecursionError) as error:
         rule = f"what connections carried, as JSON ({error})"
         raise InvalidValueError(f"metadata {RECORDED!r}", timeline.name, rule) from None
     # A trace is short and its messages may be, so that bursts pass at any rate: only links that

@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from syncopate.errors import ArtifactError
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.served.clocks import node_offsets
@@ -28,7 +26,7 @@ from syncopate.tracing.served.rows import (
     NodeHeader,
     Rows,
 )
-from syncopate.tracing.trace_file import read_blocks
+from syncopate.tracing.trace_file import read_blocks, rows_of
 
 PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
 """The files of nodes in the directory of a run."""
@@ -160,10 +158,10 @@ def node_files(directory: str | os.PathLike[str], remarks: list[str]) -> list[No
         try:
             line, blocks = read_blocks(path)
             header = NodeHeader.from_json(line, source=path)
+            rows: Rows = rows_of(path, blocks.records, ROW)
         except ArtifactError as error:
             remarks.append(str(error))
             continue
-        rows: Rows = np.frombuffer(blocks.records, ROW)
         found.append(NodeFile(path, header, rows, blocks.notes, blocks.missing_bytes))
     return found
 

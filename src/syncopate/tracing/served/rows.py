@@ -14,6 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts import Artifact
+from syncopate.cluster import MAX_RANKS
+from syncopate.errors import InvalidValueError, UnknownNameError
 
 CAPACITY = 1 << 16
 """Rows that wait to be written at most: 3.5 MiB."""
@@ -97,6 +99,16 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
     began_s: float
     began_clock_s: float
     kinds: tuple[str, ...] = KINDS
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise UnknownNameError("role", self.role, ROLES)
+        for field in ("workers", "servers"):
+            if not 1 <= getattr(self, field) <= MAX_RANKS:
+                raise InvalidValueError(field, getattr(self, field), f"in 1..{MAX_RANKS}")
+        count = {WORKER: self.workers, SERVER: self.servers, SCHEDULER: 1}[self.role]
+        if not 0 <= self.rank < count:
+            raise InvalidValueError("rank", self.rank, f"in 0..{count - 1}")
 
     @property
     def stem(self) -> str:
