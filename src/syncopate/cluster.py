@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -16,11 +17,15 @@ from syncopate.artifacts import Artifact, Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 
+LONGEST_S = 1e15
+"""Of a duration: sums and multiples of some stay numbers."""
+
 
 def require_time(what: str, value: float) -> None:
-    """Refuse a duration that is NaN, infinite or negative."""
-    if not math.isfinite(value) or value < 0:
-        raise InvalidValueError(what, value, "a finite number of seconds >= 0")
+    """Refuse a duration that is NaN, negative, or longer than ``LONGEST_S``."""
+    if not 0 <= value <= LONGEST_S:
+        rule = f"a finite number of seconds >= 0, and at most {LONGEST_S:.0e}"
+        raise InvalidValueError(what, value, rule)
 
 
 def robust_mean(samples: Sequence[float]) -> float:
@@ -323,7 +328,7 @@ class Cluster(Artifact, frozen=True, kw_only=True):
     def ranks_per_host(self) -> int:
         """Number of ranks on the host that has the most."""
         if self.hosts:
-            return max(map(self.hosts.count, set(self.hosts)))
+            return max(Counter(self.hosts).values())
         return self.world_size // self.host_count
 
     def position(self, rank: int) -> int:

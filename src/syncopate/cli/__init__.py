@@ -18,6 +18,8 @@ from syncopate.errors import ArtifactError, SyncopateError
 DEBUG = "SYNCOPATE_DEBUG"
 """Environment variable that shows tracebacks when it is set to anything but 0."""
 
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PRINTERS = ("rich", "click", "typer")
@@ -31,6 +33,8 @@ def main() -> int:
     """
     try:
         return _run()
+    except KeyboardInterrupt:  # while packages are still being imported, too
+        return INTERRUPTED
     except SyncopateError as error:
         refusal = error
         cause: Exception = error
@@ -38,6 +42,9 @@ def main() -> int:
         if (error.name or "").partition(".")[0] in ("", __package__.partition(".")[0]):
             raise
         refusal, cause = _missing(error), error
+    except MemoryError as error:
+        refusal = SyncopateError("there is no room in memory for this: ask for less of it")
+        cause = error
     except OSError as error:
         if error.errno not in _FULL or not _printing(error):
             raise
@@ -62,8 +69,6 @@ def _run() -> int:
         app(prog_name="syncopate")
     except SystemExit as finished:
         return finished.code if isinstance(finished.code, int) else int(finished.code is not None)
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -62,8 +63,8 @@ def calibrate(
 
       mpirun -n 16 --hostfile hosts.txt syncopate calibrate --racks racks.txt
     """
-    if budget <= 0:
-        raise InvalidValueError("--budget", budget, "a number of seconds > 0")
+    if not 0 < budget < math.inf:
+        raise InvalidValueError("--budget", budget, "a finite number of seconds > 0")
     require_one_writer(json, ("--output", output))
     size_list = [parse_bytes(size) for size in items(sizes)] or None
     names = _collectives(collectives)

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from syncopate.cli.common.console import out
+from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import LAST, last_of, read_recorded
-from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
 
@@ -57,15 +57,16 @@ def explain(
     from syncopate.reports.journeys import journeys_json, journeys_report
 
     _require_both(workload, cluster)
+    machines = None if cluster is None else load_cluster(cluster)
+    work = None if workload is None else Workload.load(workload)
     timeline, run = read_recorded(*files, last=last)
     timeline = last_of(timeline, last)
     trips = trips_of(run)
-    machines = None if cluster is None else Cluster.load(cluster)
     found = explanation(timeline, machines)
     plan, given = None, None
-    if workload is not None and cluster is not None and machines is not None:
+    if work is not None and machines is not None:
         given = (str(workload), str(cluster))
-        found, plan = against_the_best(timeline, found, Workload.load(workload), machines)
+        found, plan = against_the_best(timeline, found, work, machines)
     if json:
         said = explanation_json(found, given)
         said |= {"journeys": journeys_json(trips)} if trips else {}

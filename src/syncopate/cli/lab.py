@@ -158,11 +158,10 @@ def show() -> None:
 
       syncopate lab show
     """
-    from rich.table import Table
-
     from syncopate.lab.state import recorded
+    from syncopate.reports.tables import ReportTable
 
-    table = Table(*("lab", "status", "owner", "topology"), box=None)
+    table = ReportTable("lab", "status", "owner", "topology", box=None)
     for state, status in recorded():
         owner = f"pid {state.owner_pid}" if status == "running" else ""
         table.add_row(state.run_id, status, owner, state.topology.describe())
@@ -211,9 +210,9 @@ def clean() -> None:
 
 
 def _print_links(links: tuple[LinkCounter, ...], beside: Path | None) -> None:
-    from rich.table import Table
+    from syncopate.reports.tables import ReportTable
 
-    table = Table("link", box=None)
+    table = ReportTable("link", box=None)
     for name in ("sent", "bytes sent", "received", "bytes received"):
         table.add_column(name, justify="right")
     for link in links:

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.cli.common.console import progress_bar, say_written
+from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import LAST, last_of, read_recorded, read_timeline, remarks_of
@@ -22,19 +23,16 @@ class Known(NamedTuple):
     """What is known beside a run.
 
     Attributes:
-        workload: path of what it trained.
-        cluster: path of what it ran on.
-        plan: path of the plan by which it ran.
+        workload: what it trained.
+        cluster: what it ran on.
+        plan: by which it ran.
+        files: of workload and cluster, where both were given.
     """
 
-    workload: Path | None
-    cluster: Path | None
-    plan: Path | None
-
-    @property
-    def files(self) -> tuple[str, str] | None:
-        """Workload and cluster, where both were given."""
-        return (str(self.workload), str(self.cluster)) if self.workload is not None else None
+    workload: Workload | None
+    cluster: Cluster | None
+    plan: Plan | None
+    files: tuple[str, str] | None
 
 
 def known(
@@ -51,11 +49,16 @@ def known(
         Path | None, typer.Option("--plan", "-p", help="Its plan: predicted against recorded.")
     ] = None,
 ) -> Known:
-    """Return what the options name."""
+    """Return what the options name; read before a run is, which may take long."""
     if workload is not None and cluster is None:
         rule = "given together with --cluster, or left out"
         raise InvalidValueError("--workload", str(workload), rule)
-    return Known(workload, cluster, plan)
+    return Known(
+        workload=None if workload is None else Workload.load(workload),
+        cluster=None if cluster is None else load_cluster(cluster),
+        plan=None if plan is None else Plan.load(plan),
+        files=None if workload is None else (str(workload), str(cluster)),
+    )
 
 
 @grouped(beside=known)
@@ -108,9 +111,9 @@ def report(
         page = run_page(
             looked_at,
             remarks=remarks,
-            workload=None if beside.workload is None else Workload.load(beside.workload),
-            cluster=None if beside.cluster is None else Cluster.load(beside.cluster),
-            plan=None if beside.plan is None else Plan.load(beside.plan),
+            workload=beside.workload,
+            cluster=beside.cluster,
+            plan=beside.plan,
             against=before,
             files=beside.files,
             trips=trips_of(run),

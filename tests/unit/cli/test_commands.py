@@ -19,6 +19,7 @@ from syncopate.planning.registry import POLICIES
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
 from tests.unit import examples
+from tests.unit.analysis.made import made
 
 
 def test_version(run):
@@ -241,10 +242,25 @@ def test_choose_says_which_algorithm_carries_which_sizes(run):
         ({"collective": "all_redcue"}, "unknown collective 'all_redcue'"),
         ({"order": (0, 0, 1, 2)}, "order is (0, 0, 1, 2); it must be a permutation"),
     ],
+    ids=["algorithm", "collective", "order"],
 )
-@pytest.mark.parametrize("command", ["choose wrong.json", "plan -w workload.json -c wrong.json"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "choose wrong.json",
+        "plan -w workload.json -c wrong.json",
+        "simulate -w workload.json -p plan.json -c wrong.json",
+        "convert wrong.json --to nccl-tuner",
+        "explain timeline.json -w workload.json -c wrong.json",
+        "explain timeline.json -w workload.json -c wrong.json --json",
+        "report timeline.json -c wrong.json",
+        "bench --local 2 --cluster wrong.json",
+    ],
+)
 def test_curves_of_what_there_is_not_are_refused(run, command, change, complaint):
     cluster = examples.cluster()
+    examples.plan().save("plan.json")
+    made(2, 6).save("timeline.json")
     curves = (msgspec.structs.replace(cluster.curves[0], **change),)
     msgspec.structs.replace(cluster, curves=curves).save("wrong.json")
     code, out, err = run(command)

@@ -4,12 +4,15 @@ import sys
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
-from syncopate.cli import main
+from syncopate.cli import lab, main
 from syncopate.cli.app import app
 from syncopate.cli.common.topology import with_topology
 from syncopate.lab import support
+from syncopate.lab.network import LinkCounter
+from syncopate.lab.state import LabState
 from syncopate.lab.topology import Topology
 
 
@@ -68,6 +71,22 @@ def test_without_the_privileges_each_command_says_so(monkeypatch, capsys, comman
     monkeypatch.setattr(sys, "argv", ["syncopate", "lab", *command])
     assert main() == 1
     assert "needs the capabilities" in capsys.readouterr().err
+
+
+def test_labs_and_links_can_be_read_on_40_columns(monkeypatch, capsys):
+    shown = Console(width=40, force_terminal=False)
+    monkeypatch.setattr(lab, "out", lambda *given: shown)
+    topology = Topology(hosts=4, racks=2)
+    one = LabState(run_id="0a1b2c", topology=topology, owner_pid=7, owner_started=1)
+    monkeypatch.setattr("syncopate.lab.state.recorded", lambda: [(one, "running")])
+    lab.show()
+    lab._print_links((LinkCounter(name="host0", tx_bytes=1 << 30, rx_bytes=3 << 30),), None)
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 40
+    assert "…" not in told
+    words = " ".join(told.split())
+    assert "0a1b2c running pid 7 4 hosts x 1 rank at" in words
+    assert "host0 sent 1.0 GiB, bytes sent 1073741824, received 3.0 GiB" in words
 
 
 @pytest.mark.parametrize("command", ["run", "up", "exec", "show", "down", "clean"])

@@ -48,6 +48,11 @@ from tests.unit.devices import device
         ("convert cluster.json --to nccl-tuner --channels -1", "channels is -1; it must be an int"),
         ("convert cluster.json --to nccl-tuner --protocol fast", "unknown protocol 'fast'"),
         ("calibrate --local 4 --budget 0", "--budget is 0.0"),
+        ("calibrate --local 4 --budget nan", "--budget is nan; it must be a finite number"),
+        ("calibrate --local 4 --budget inf", "--budget is inf"),
+        ("ps local --servers 0 -- true", "servers is 0; it must be at least 1"),
+        ("ps local --workers 0 -- true", "workers is 0; it must be at least 1"),
+        ("ps local --restarts -1 -- true", "--restarts is -1; it must be an integer >= 0"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
         ("calibrate --local 0", "--local is 0"),
         ("calibrate --local 4 --collectives all_redcue", "unknown collective 'all_redcue'; known"),
@@ -182,6 +187,23 @@ def test_a_fault_of_our_own_imports_stays_a_traceback(run, monkeypatch):
     monkeypatch.setattr("syncopate.planning.planner.compare", missing)
     with pytest.raises(ImportError, match="plans"):
         run("plan -w workload.json -c cluster.json")
+
+
+def test_too_little_memory_is_one_clear_line(run, monkeypatch):
+    def full(*args, **options):
+        raise MemoryError
+
+    monkeypatch.setattr("syncopate.planning.planner.compare", full)
+    told = "error: there is no room in memory for this: ask for less of it\n"
+    assert run("plan -w workload.json -c cluster.json") == (1, "", told)
+
+
+def test_an_interrupt_while_packages_are_imported_exits_with_130(run, monkeypatch):
+    def interrupt(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("syncopate.cli.common.launcher.adopt", interrupt)
+    assert run("--version") == (130, "", "")
 
 
 def test_an_interrupt_exits_with_130(run, monkeypatch):

@@ -29,7 +29,9 @@ def completion(
 ) -> None:
     """Print the script with which a shell completes commands and options at the tab key.
 
-    For example, to have it now and in every shell from now on:
+    The first example is for now, the others for every shell from now on.
+
+    For example:
 
       eval "$(syncopate completion bash)"
 
