@@ -11,6 +11,7 @@ from syncopate.cli.common.console import out
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import LAST, last_of, read_recorded
+from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
 
@@ -56,9 +57,7 @@ def explain(
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
 
-    _require_both(workload, cluster)
-    machines = None if cluster is None else load_cluster(cluster)
-    work = None if workload is None else Workload.load(workload)
+    work, machines = _known(workload, cluster)
     timeline, run = read_recorded(*files, last=last)
     timeline = last_of(timeline, last)
     trips = trips_of(run)
@@ -78,13 +77,19 @@ def explain(
         out().print(journeys_report(trips))
 
 
-def _require_both(workload: Path | None, cluster: Path | None) -> None:
-    """Refuse one of the two alone.
+def _known(
+    workload: Path | None, cluster: Path | None
+) -> tuple[Workload, Cluster] | tuple[None, None]:
+    """Return workload and cluster; read before a run is, which may take long.
 
     Raises:
-        InvalidValueError: the other is missing.
+        InvalidValueError: one of them without the other.
+        ArtifactError: a file is something else, or damaged.
     """
-    if (workload is None) != (cluster is None):
+    if workload is None and cluster is None:
+        return None, None
+    if workload is None or cluster is None:
         option, path = ("--workload", workload) if workload else ("--cluster", cluster)
         rule = "given with the other of --workload and --cluster, or left out"
         raise InvalidValueError(option, str(path), rule)
+    return Workload.load(workload), load_cluster(cluster)

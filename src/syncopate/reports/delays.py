@@ -21,7 +21,7 @@ def delays_report(plans: Sequence[Plan], chosen: Plan, limits: str) -> Renderabl
         limits: what no delay can hide; empty where there is nothing of the kind.
     """
     table = titled_table("weights pulled every k-th step, in the mean over k iterations")
-    table.add_column("k")
+    table.add_column("k", no_wrap=True)
     for name in ("predicted", "exposed", "above\nbound"):
         table.add_column(name, justify="right", no_wrap=True)
     for plan in plans:

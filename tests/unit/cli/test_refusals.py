@@ -52,7 +52,6 @@ from tests.unit.devices import device
         ("calibrate --local 4 --budget inf", "--budget is inf"),
         ("ps local --servers 0 -- true", "servers is 0; it must be at least 1"),
         ("ps local --workers 0 -- true", "workers is 0; it must be at least 1"),
-        ("ps local --restarts -1 -- true", "--restarts is -1; it must be an integer >= 0"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
         ("calibrate --local 0", "--local is 0"),
         ("calibrate --local 4 --collectives all_redcue", "unknown collective 'all_redcue'; known"),
