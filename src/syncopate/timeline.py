@@ -1,13 +1,22 @@
 """Timeline: what happened, or would happen, and when.
 
 The engine records one, the simulator computes one; analysis and reports do not care which.
+
+[Note: a file in pieces]
+A file of a million spans is read in pieces, which become columns one after the other: only one of
+them is in memory as text and objects. A piece ends between two spans, where the file has ``},``. So
+may a name or the metadata; but what ends there cannot be decoded, and is read on with what follows.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, ClassVar
+from io import BytesIO
+from pathlib import Path
+from typing import IO, Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -93,20 +102,47 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         Raises:
             ArtifactError: not valid JSON, another kind, another version, or a field at fault.
         """
+        text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+        return cls.from_file(BytesIO(text), source)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Timeline:
+        """Read and decode strictly, in pieces.
+
+        Raises:
+            ArtifactError: the file is missing, unreadable, damaged, newer, or of another kind.
+        """
         try:
-            read: Any = _DOCUMENT.decode(data)
+            with Path(path).open("rb") as file:
+                return cls.from_file(file, path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
+
+    @classmethod
+    def from_file(cls, file: IO[bytes], source: object) -> Timeline:
+        """Decode strictly what a file holds, which can be read from its beginning twice.
+
+        Raises:
+            ArtifactError: as :meth:`from_json` does.
+            OSError: it cannot be read.
+        """
+        refused = ""
+        try:
+            read, spans = _in_pieces(file)
             if (read.kind, read.schema_version) == (cls.KIND, cls.SCHEMA_VERSION):
                 return cls(
                     name=read.name,
                     source=read.source,
                     world_size=read.world_size,
-                    spans=Spans.of(read.spans),
+                    spans=spans,
                     metadata=read.metadata,
                 )
         except (ValueError, RecursionError, SyncopateError) as error:
             refused = str(error)
         # What is wrong is found field by field.
-        super().from_json(data, source)
+        file.seek(0)
+        super().from_json(file.read(), source)
         raise ArtifactError(source, refused, "$.spans")
 
 
@@ -126,3 +162,38 @@ class _Document(Record, frozen=True, kw_only=True):
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document)
+_ROWS = msgspec.json.Decoder(list[_Row])
+_PIECE_BYTES = 1 << 21
+_OPENS = re.compile(rb'"spans"\s*:\s*\[')
+
+
+def _in_pieces(file: IO[bytes]) -> tuple[_Document, Spans]:
+    """Return what a file holds without most of its spans, and all of them.
+
+    [Note: a file in pieces]
+
+    Raises:
+        ValueError: it is not a timeline.
+        SyncopateError: nor can these be spans.
+    """
+    text = file.read(_PIECE_BYTES)
+    opens = _OPENS.search(text)
+    if opens is None:
+        read = _DOCUMENT.decode(text + file.read())
+        return read, Spans.of(read.spans)
+    head, text = text[: opens.end()], text[opens.end() :]
+    parts = []
+    while more := file.read(max(_PIECE_BYTES, len(text))):
+        text += more
+        piece, comma, rest = text.rpartition(b"},")
+        try:
+            rows = _ROWS.decode(b"[" + piece + b"}]") if comma else []
+        except ValueError:
+            continue  # it ends within a name or behind the spans
+        if rows:
+            parts.append(Spans.of(rows))
+            text = rest
+    if parts and not text.lstrip().startswith(b"{"):
+        raise ValueError("a span is missing behind a comma")
+    read = _DOCUMENT.decode(head + text)  # what is left are the last spans and what is behind them
+    return read, Spans.joined([*parts, Spans.of(read.spans)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
-from msgspec import structs
+from msgspec import json, structs
 
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate import timeline as timelines
+from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.timeline import Span, Timeline
 from tests.unit import strategies
 
@@ -31,6 +33,47 @@ def test_a_file_has_a_span_in_each_line():
     assert [line.count("bucket 0") for line in lines] == [0] * (len(lines) - 4) + [1, 1, 0, 0]
     empty = _timeline().to_json()
     assert Timeline.from_json(empty).to_json() == empty
+
+
+@given(strategies.timelines(), strategies.st.integers(1, 200))
+def test_a_file_is_the_same_whatever_pieces_it_is_read_in(timeline, nbytes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timelines, "_PIECE_BYTES", nbytes)
+        assert Timeline.from_json(timeline.to_json()) == timeline
+        assert Timeline.from_json(json.format(timeline.to_json(), indent=-1)) == timeline
+
+
+@pytest.mark.parametrize("nbytes", [1, 7, 40, 100, 350, 800])
+def test_pieces_end_between_spans_and_not_within_names(monkeypatch, nbytes):
+    monkeypatch.setattr(timelines, "_PIECE_BYTES", nbytes)
+    odd = structs.replace(_span(), name='},{ "spans": [{}, {}, \\')
+    timeline = Timeline(
+        name='"spans": [{},{',
+        source="measured",
+        world_size=2,
+        spans=(odd,) * 5,
+        metadata={"links": '[{"},{": 1},{}]'},
+    )
+    text = timeline.to_json()
+    assert Timeline.from_json(text) == timeline
+    start = text.rindex(b"}", 0, text.index(b'"metadata"')) + 1
+    with pytest.raises(ArtifactError, match="JSON"):
+        Timeline.from_json(text[:start] + b"," + text[start:])
+    with pytest.raises(ArtifactError, match="JSON"):
+        Timeline.from_json(text[: start - 3])
+
+
+def test_a_file_takes_little_more_memory_while_it_is_read_than_its_columns(monkeypatch, tmp_path):
+    monkeypatch.setattr(timelines, "_PIECE_BYTES", 1 << 16)
+    count = 20_000
+    path = _timeline(*[_span(i, i + 1.0) for i in range(count)]).save(tmp_path / "t.json")
+    Timeline.load(path)
+    tracemalloc.start()
+    try:
+        assert len(Timeline.load(path).spans) == count
+        assert tracemalloc.get_traced_memory()[1] < 200 * count
+    finally:
+        tracemalloc.stop()
 
 
 def test_durations():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import msgspec
 
@@ -29,6 +30,8 @@ RECORDED = "rank-*.json"
 """The files of recorded ranks in the directory of a run."""
 
 _GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+_TIMELINE, _BEGIN_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:\s*"timeline"'), 256
+"""How a timeline begins that is read in pieces, as its files may be long."""
 
 
 def is_document(path: str | os.PathLike[str]) -> bool:
@@ -116,9 +119,15 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[tuple[Path, RecordedRank]], li
 
 def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
     try:
-        data = Path(path).read_bytes()
-        if data.startswith(_GZIP):
-            data = gzip.decompress(data)
+        with Path(path).open("rb") as plain:
+            packed = plain.read(len(_GZIP)) == _GZIP
+            plain.seek(0)
+            file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain) if packed else plain)
+            begins = file.read(_BEGIN_BYTES)
+            file.seek(0)
+            if _TIMELINE.match(begins):
+                return Timeline.from_file(file, path)
+            data = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise ArtifactError(path, f"cannot be read: {error}") from None
     if _kind(data) == Timeline.KIND:
