@@ -3,8 +3,8 @@
 A training of 8 ranks is written as its ranks would, into the files of a run; the same as the JSON
 of a timeline; and a quarter as many messages of a parameter server's worker as a DLC trace. Each is
 read in a process of its own, and its memory is what this process grows by. Then every figure of
-`syncopate analyze` is taken, and both commands are timed from start to end: analyze of the whole
-run, explain of its last iterations.
+`syncopate analyze` is taken, and commands are timed from start to end: analyze of the whole run, as
+tables and as JSON, and explain of its last iterations.
 
     python benchmarks/large_traces.py
     python benchmarks/large_traces.py --spans 100000 --json large_traces.json
@@ -220,6 +220,7 @@ def measure(directory: Path, spans: int) -> dict[str, Any]:
         "analysis_s": _alone(analyse, str(run)),
         "commands_s": {
             "analyze": command("analyze", str(run), "--last", str(1 << 40)),
+            "analyze --json": command("analyze", str(run), "--last", str(1 << 40), "--json"),
             "explain": command("explain", str(whole)),
         },
         "ranks": RANKS,

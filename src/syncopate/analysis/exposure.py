@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, overload
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +28,7 @@ _AT_ONCE = 1 << 16
 """Exposures that are made, or pairs of ranks that are looked at, in one go."""
 
 
-@dataclass(frozen=True)
-class Exposure:
+class Exposure(msgspec.Struct, frozen=True):
     """How long one message kept one rank from computing.
 
     Attributes:
@@ -50,7 +49,7 @@ class Exposure:
     nbytes: int
     waiting_s: float
     transferring_s: float
-    waited_for_s: dict[int, float] = field(default_factory=dict)
+    waited_for_s: dict[int, float] = {}
 
     @property
     def exposed_s(self) -> float:
@@ -175,15 +174,23 @@ class Exposures(Sequence[Exposure]):
                 some.tolist(), ranks.tolist(), seconds_s.tolist(), strict=True
             ):
                 waited[at][rank] = waited_s
-        for at, span in zip(places.tolist(), self.spans.take(places), strict=True):
+        spans, texts = self.spans, self.spans.texts
+        columns = (
+            places, spans.iteration[places], spans.rank[places], spans.lane[places],
+            spans.name[places], spans.nbytes[places], self.waiting_s[places],
+            self.transferring_s[places],
+        )  # fmt: skip
+        for at, iteration, rank, lane, name, nbytes, waiting_s, transferring_s in zip(
+            *(column.tolist() for column in columns), strict=True
+        ):
             yield Exposure(
-                iteration=span.iteration,
-                rank=span.rank,
-                lane=span.lane,
-                name=span.name,
-                nbytes=span.nbytes,
-                waiting_s=float(self.waiting_s[at]),
-                transferring_s=float(self.transferring_s[at]),
+                iteration=iteration,
+                rank=rank,
+                lane=LANES[lane],
+                name=texts[name],
+                nbytes=nbytes,
+                waiting_s=waiting_s,
+                transferring_s=transferring_s,
                 waited_for_s=waited.get(at, {}),
             )
 

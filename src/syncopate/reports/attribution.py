@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -57,17 +56,16 @@ def timeline_report(timeline: Timeline) -> RenderableType:
 
 
 def timeline_json(timeline: Timeline) -> dict[str, Any]:
-    """Return the same as values for JSON; the critical path is that of the last iteration."""
+    """Return the same for JSON, as msgspec writes it; the path is that of the last iteration."""
     last = max((work.iteration for work in works(timeline)), default=None)
-    found = {
+    return {
         "phases": phases(timeline),
         "arrivals": arrivals(timeline),
-        "exposures": tuple(exposures(timeline)),
+        "exposures": list(exposures(timeline)),
         "bandwidths": bandwidths(timeline),
         "stragglers": stragglers(timeline),
         "critical_path": [] if last is None else critical_path(timeline, last),
     }
-    return dict(msgspec.to_builtins(found, str_keys=True))
 
 
 def _exposed(timeline: Timeline) -> RenderableType:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from syncopate.reports.attribution import timeline_json, timeline_report
 from syncopate.timeline import Span, Timeline
 from tests.unit import examples
@@ -51,7 +53,7 @@ def test_long_tables_say_what_is_left_out():
 
 
 def test_json_has_every_exposure():
-    found = timeline_json(made(2, 2))
+    found = msgspec.json.decode(msgspec.json.encode(timeline_json(made(2, 2))))
     assert len(found["exposures"]) == 2 * 2 * 2
     assert found["critical_path"][-1]["kind"] == "update"
     assert {phase["rank"] for phase in found["phases"]} == {0, 1}
