@@ -62,6 +62,35 @@ def test_every_rank_captures_every_lane(tmp_path: Path) -> None:
         assert found.clocks_off_s == 0.0
 
 
+def _averages(rank: int, world_size: int, directory: Path) -> None:
+    model = mlp()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = plan_of(model, world_size, SIZES).delayed(syncopate.LocalSGD(period=2))
+    with syncopate.trace(directory):
+        trained, optimizer = syncopate.distribute(model, optimizer, plan=plan)
+        for step in range(2 * STEPS):
+            optimizer.zero_grad()
+            trained(data(rank, step, 4, 8)).sum().backward()
+            optimizer.step()
+        trained.syncopate.ready()
+        trained.syncopate.detach()
+
+
+def test_an_average_of_weights_is_no_part_of_the_update_that_it_follows(tmp_path: Path) -> None:
+    """Nothing hides what local SGD sends."""
+    run_ranks(_averages, 2, tmp_path)
+    timeline = read_run(tmp_path).timeline
+    pulls = [span for span in timeline.spans if span.lane == "pull"]
+    assert len(pulls) >= 2 * len(SIZES)
+    for pull in pulls:
+        assert not [
+            span
+            for span in timeline.spans
+            if span.lane == "update" and span.rank == pull.rank
+            if span.start_s < pull.end_s and span.end_s > pull.start_s
+        ]
+
+
 def _require_whole(spans: list[Span], exchange: str) -> None:
     """All of a step is there, in an order that can be."""
     lanes = Counter(span.lane for span in spans)

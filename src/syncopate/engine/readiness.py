@@ -471,9 +471,12 @@ class Readiness:
 
     def step_ends(self, optimizer: torch.optim.Optimizer, last: bool) -> None:
         """Go on with the updated weights; steps up to the ``last`` one count as one update."""
+        averages = self.exchange.averages_in_step
+        updated = self._stamp() if averages else None
         self.exchange.step_ends(optimizer)
         before = self._step.update
-        self._step.update = (before[0] if before else self._update_start, self._stamp())
+        start = before[0] if before else self._update_start
+        self._step.update = (start, updated if averages else self._stamp())
         if last and not self.exchange.ends_with_backward and self._step.backward_end is not None:
             self._report()
 

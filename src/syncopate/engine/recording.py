@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import platform
 import secrets
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -184,4 +186,7 @@ def described(plan: Plan, dropped: int) -> dict[str, str]:
         "exchange": plan.exchange,
         "buckets": str(len(plan.buckets)),
         "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "cores": str(os.cpu_count()),
+        "threads": str(torch.get_num_threads()),
     } | ({"dropped": str(dropped)} if dropped else {})

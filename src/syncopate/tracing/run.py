@@ -143,10 +143,9 @@ def _of_last_run(
         began_s[run] = min(at_s, began_s.get(run, math.inf))
     last = max(began_s, key=lambda run: began_s[run])
     if len(began_s) > 1:
-        day = datetime.fromtimestamp(began_s[last], UTC)
         remarks.append(
             f"there are files of {len(began_s)} runs; this is the one that began last, "
-            f"{day:%Y-%m-%d %H:%M:%S} UTC"
+            + _written(began_s[last])
         )
     mine = [one for run, one in zip(runs, files, strict=True) if run == last]
     return mine, [node for node in nodes if node.header.run == last]
@@ -273,18 +272,25 @@ def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str
         assert served is not None
         hosts, run = set(served.hosts.values()), served.run
         errors_s = [abs(clock.error_s) for clock in served.clocks.values()]
-        said: dict[str, str] = {"exchange": SERVED}
+        first_s = min((mine[0].time_s for mine in served.messages.values() if mine), default=0.0)
+        said = {"exchange": SERVED, "began": _written(served.epoch_s + first_s)}
     else:
         first = found[min(found)]
         plans = [note for note in first.notes if "plan" in note]
         said = {key: str(value) for key, value in plans[-1].items()} if plans else {}
         hosts, run = {one.header.host for one in found.values()}, first.header.run
+        said["began"] = _written(first.header.began_s)
         errors_s = [one.header.offset_error_s for one in found.values()]
     return {key: value for key, value in said.items() if key not in ("number", "iteration")} | {
         "run": run,
         "hosts": str(len(hosts)),
         "clock_error_s": f"{max(errors_s):.9f}",
     }
+
+
+def _written(moment_s: float) -> str:
+    """Write seconds since 1970 for people."""
+    return f"{datetime.fromtimestamp(moment_s, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _links(found: dict[int, Written], first: int) -> dict[str, str]:

@@ -21,6 +21,9 @@ pytest.importorskip("jinja2", reason="the extra html is not installed")
 EVIL = "</script><script>alert(1)</script><b>\"'&{{ 7 * 7 }}<!--"
 
 
+NO_LINKS = '{"before": {}, "after": {}}'
+
+
 def slow_rank(iterations=6):
     """Return four ranks of which rank 1 computes 4 s longer."""
     return made(4, iterations, lambda r, i: {"forward_s": 6.0} if r == 1 else {})
@@ -177,6 +180,15 @@ def test_only_iterations_with_the_last_ones_buckets_are_averaged():
     assert "the 3 of 6 iterations that exchanged the same buckets" in seen(page)
 
 
+def test_iterations_that_pull_and_that_do_not_are_averaged_together():
+    timeline = slow_rank(9)
+    pushed = [s for s in timeline.spans if s.lane == "push" and s.name == "bucket 0"]
+    pulls = tuple(replace(s, lane="pull") for s in pushed if s.iteration % 3 == 0)
+    sent, count, of = alike(replace(timeline, spans=(*timeline.spans, *pulls)))
+    assert (count, of) == (7, 7)
+    assert {one.iteration for one in sent if one.lane == "pull"} == {3, 6}
+
+
 def test_prices_stand_beside_what_was_recorded():
     timeline = slow_rank()
     prices = {("all_reduce", ""): (Price(100, 0.5), Price(200, 2.0))}
@@ -193,10 +205,13 @@ def test_a_second_run_is_compared():
 
 
 def test_remarks_and_metadata_are_shown():
-    timeline = replace(slow_rank(), metadata={"torch": "2.13"})
+    metadata = {"torch": "2.13", "links": NO_LINKS, "clock_error_s": "0.000002000"}
+    timeline = replace(slow_rank(), metadata=metadata)
     page = page_of(timeline, remarks=("rank 3: its file ends early",))
     assert "Missing, damaged or uncertain rank 3: its file ends early" in seen(page)
     assert "<dt>torch</dt><dd>2.13</dd>" in page
+    assert "<dt>clocks</dt><dd>compared, at most 2.0 us off</dd>" in page
+    assert "<dt>links" not in page, "JSON for programs"
 
 
 def test_servers_have_their_stages():

@@ -42,6 +42,8 @@ from syncopate.plan import Plan
 class Averaged(AllReduce):
     """The ``allreduce`` exchange of a plan with local SGD; arguments as :class:`Exchange`'s."""
 
+    averages_in_step = True
+
     def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         super()._prepare(optimizers)
         self._optimizers = tuple(optimizers)

@@ -113,6 +113,9 @@ class Exchange(ABC):
     ends_with_backward: bool
     """Whether gradients are averages as soon as backward returns."""
 
+    averages_in_step = False
+    """Whether a step waits for an average of weights once it has updated them."""
+
     def __init__(
         self,
         plan: Plan,

@@ -127,18 +127,30 @@ def messages(timeline: Timeline) -> tuple[Message, ...]:
 def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """Return the messages of the iterations that exchange what the last whole one exchanges.
 
-    A training that measures plans changes its buckets; a mean over several plans' is of none.
+    A training that measures plans changes its buckets; a mean over several plans' is of none. With
+    a delay not every iteration pulls: those count alike that push the same, and pull, where they
+    pull, the same.
 
     Returns:
         the messages; how many iterations they are of; how many have any.
     """
-    carried: dict[int, set[tuple[str, str, int, str]]] = defaultdict(set)
+    carried: dict[int, dict[tuple[str, str], set[tuple[str, int, str]]]] = {}
     for one in messages(timeline):
-        carried[one.iteration].add((one.lane, one.name, one.nbytes, one.algorithm))
+        mine = carried.setdefault(one.iteration, defaultdict(set))
+        mine[one.lane, one.name].add((one.collective, one.nbytes, one.algorithm))
     numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]
-    same = {number for number in whole if carried[number] == carried[whole[-1]]}
+    known: dict[tuple[str, str], set[tuple[str, int, str]]] = {}
+    same: set[int] = set()
+    for number in reversed(whole):
+        mine = carried[number]
+        pushes = {key for key in mine if key[0] == "push"}
+        if same and pushes != {key for key in known if key[0] == "push"}:
+            continue
+        if all(known.get(key, how) == how for key, how in mine.items()):
+            known |= mine
+            same.add(number)
     return (
         tuple(one for one in messages(timeline) if one.iteration in same),
         len(same),

@@ -24,6 +24,9 @@ from syncopate.units import format_seconds
 
 _CAUSES = 8
 
+_UNSAID = ("links", "clock_error_s")
+"""Metadata for programs: what is to be said of it stands elsewhere."""
+
 
 def run_page(evidence: Evidence) -> str:
     """Return the page of a run.
@@ -177,8 +180,10 @@ def _facts(evidence: Evidence) -> dict[str, str]:
         "source": timeline.source,
         "ranks": str(timeline.world_size),
         "spans": str(len(timeline.spans)),
-        **dict(sorted(timeline.metadata.items())),
+        **{name: said for name, said in sorted(timeline.metadata.items()) if name not in _UNSAID},
     }
+    if error_s := float(timeline.metadata.get("clock_error_s", 0.0)):
+        facts["clocks"] = f"compared, at most {format_seconds(error_s)} off"
     if evidence.cluster is not None:
         facts["cluster"] = evidence.cluster.name
     if evidence.plan is not None:
