@@ -5,7 +5,11 @@ A step of many buckets and little computation is the worst case: by default fort
 median step with and without, and their ratio; the time that a step's events take to be noted does
 not depend on how long the step is.
 
+With --servers the weights are kept by that many servers of this machine, and their capture and the
+scheduler's are switched together with that of the ranks.
+
     python benchmarks/capture.py
+    python benchmarks/capture.py --servers 1
     torchrun --nproc-per-node 2 benchmarks/capture.py --width 512 --json capture.json
 """
 
@@ -18,7 +22,9 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,27 +32,33 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore
 
-from syncopate import distribute, trace
+from serving.switched import Servers, served
+from serving.work import LIMITS
+from syncopate import KVStore, distribute, trace
 from syncopate.engine.selfplan.safe import carried_by, plan_of_groups
 from syncopate.output import write_output
-from syncopate.plan import ALLREDUCE
+from syncopate.paramserver.job import Job
+from syncopate.paramserver.launch import free_port
+from syncopate.plan import ALLREDUCE, SERVED
 from syncopate.tracing.capture import Capture
 from syncopate.units import format_seconds
 
 WARMUP = 5
 
 
-def build(layers: int, width: int, batch: int, exchange: str) -> Callable[[], None]:
+def build(options: argparse.Namespace, store: KVStore | None) -> Callable[[], None]:
     """Return one whole training step of a chain of layers, one bucket per tensor."""
-    model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(layers)])
+    width = options.width
+    model = nn.Sequential(*[nn.Linear(width, width, bias=False) for _ in range(options.layers)])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     tensors = [(name, p.numel(), "float32") for name, p in reversed([*model.named_parameters()])]
     groups = [[tensor] for tensor in tensors]
     plan = plan_of_groups("layers", tensors[::-1], dist.get_world_size(), groups)
+    exchange = options.exchange if store is None else SERVED
     if exchange != ALLREDUCE:
         plan = carried_by(exchange, plan)
-    model, optimizer = distribute(model, optimizer, plan=plan)
-    data = torch.randn(batch, width)
+    model, optimizer = distribute(model, optimizer, plan=plan, exchange=store)
+    data = torch.randn(options.batch, width)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -56,37 +68,65 @@ def build(layers: int, width: int, batch: int, exchange: str) -> Callable[[], No
     return step
 
 
+@contextmanager
+def stored(count: int, directory: Path) -> Iterator[tuple[KVStore | None, Servers | None]]:
+    """Give this rank's store, and rank 0 the servers that it started; nothing for 0 servers."""
+    if not count:
+        yield None, None
+        return
+    told = [free_port()]
+    dist.broadcast_object_list(told)
+    job = Job(port=told[0], servers=count, workers=dist.get_world_size())
+    if dist.get_rank():
+        with KVStore(job=job, limits=LIMITS) as store:
+            yield store, None
+        return
+    with served(job, directory) as servers, KVStore(job=job, limits=LIMITS) as store:
+        yield store, servers
+
+
+def switch(capture: Capture, servers: Servers | None, captures: bool) -> int:
+    """Capture or not, on all ranks and nodes; return how many events this rank knows as dropped."""
+    (capture.start if captures else capture.stop)()
+    dropped = 0 if servers is None else servers.switch(captures)
+    dist.barrier()
+    return capture.dropped + dropped
+
+
 def measure(
-    step: Callable[[], None], capture: Capture, rounds: int, steps: int
+    step: Callable[[], None],
+    switched: Callable[[bool], int],
+    rounds: int,
+    steps: int,
 ) -> dict[str, list[float]]:
     """Return the seconds of every step with and without capture, taken in turns."""
     durations: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(2 * rounds):
         captures = (turn + turn // 2) % 2 == 1  # so that drift meets both alike
-        if captures:
-            capture.start()
-        else:
-            capture.stop()
+        switched(captures)
         for _ in range(WARMUP):
             step()
         for _ in range(steps):
             start_s = time.perf_counter()
             step()
             durations["with" if captures else "without"].append(time.perf_counter() - start_s)
-    capture.stop()
     return durations
 
 
-def summarize(durations: dict[str, list[float]], capture: Capture) -> dict[str, object]:
-    """Return medians, the ratio, and what the file took."""
+def summarize(
+    durations: dict[str, list[float]], dropped: int, directory: Path, servers: int
+) -> dict[str, object]:
+    """Return medians, the ratio, and what the files took."""
     medians = {name: statistics.median(times_s) for name, times_s in durations.items()}
     return {
         "median_s": medians,
         "ratio": medians["with"] / medians["without"],
         "steps": len(durations["with"]),
-        "dropped": capture.dropped,
-        "file_bytes": Path(capture.path or "").stat().st_size,
+        "dropped": dropped,
+        "file_bytes": sum(path.stat().st_size for path in directory.glob("*.trace")),
+        "files": len([*directory.glob("*.trace")]),
         "ranks": dist.get_world_size(),
+        "servers": servers,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
@@ -101,6 +141,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256, help="width of a layer")
     parser.add_argument("--batch", type=int, default=64, help="samples in a step")
     parser.add_argument("--exchange", default="allreduce", help="allreduce, sharded or rooted")
+    parser.add_argument("--servers", type=int, default=0, help="parameter servers; 0: none")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
     parser.add_argument("--steps", type=int, default=20, help="steps per turn")
     parser.add_argument("--quick", action="store_true", help="few repetitions, to see that it runs")
@@ -114,15 +155,20 @@ def main() -> None:
     dist.init_process_group(
         "gloo", **({"store": HashStore(), "rank": 0, "world_size": 1} if alone else {})
     )
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
         capture = trace(directory)
-        step = build(arguments.layers, arguments.width, arguments.batch, arguments.exchange)
-        durations = measure(step, capture, arguments.rounds, arguments.steps)
-        summary = summarize(durations, capture)
+        with stored(arguments.servers, directory) as (store, servers):
+            step = build(arguments, store)
+            switched = partial(switch, capture, servers)
+            durations = measure(step, switched, arguments.rounds, arguments.steps)
+            dropped = switched(False)
+        summary = summarize(durations, dropped, directory, arguments.servers)
     if dist.get_rank() == 0:
         medians = {name: format_seconds(statistics.median(t)) for name, t in durations.items()}
         print(
-            f"{arguments.layers} buckets, {summary['ranks']} ranks, {summary['steps']} steps each: "
+            f"{arguments.layers} buckets, {summary['ranks']} ranks, {arguments.servers} servers, "
+            f"{summary['steps']} steps each: "
             f"{medians['without']} without capture, {medians['with']} with, "
             f"{summary['ratio']:.4f} times; {summary['dropped']} events dropped"
         )
