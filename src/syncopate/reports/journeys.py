@@ -16,14 +16,21 @@ from syncopate.analysis.trips import STAGES, Journey, Trip, journeys
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 
-_REMEDIES = {
-    "sending": "fewer bytes, more servers, or a faster network",
-    "other workers": "workers that come at the same time: `syncopate analyze` says who is late",
-    "update": "more servers, so that each updates less",
-    "request": "nothing at the servers: the worker asks late, after its backward",
-    "answer": "more servers, so that each has less to do at a time",
-    "receiving": "fewer bytes, more servers, or a faster network",
+_WORDS = {
+    "sending": ("sending gradients", "fewer bytes, more servers, or a faster network"),
+    "other workers": (
+        "waiting for other workers",
+        "workers that come at the same time: `syncopate analyze` says who is late",
+    ),
+    "update": ("updating weights", "more servers, so that each updates less"),
+    "request": (
+        "waiting until the worker asks",
+        "nothing at the servers: the worker asks late, after its backward",
+    ),
+    "answer": ("the server's answers", "more servers, so that each has less to do at a time"),
+    "receiving": ("receiving weights", "fewer bytes, more servers, or a faster network"),
 }
+"""Stage -> what the time goes to, and what mends it."""
 
 
 def journeys_report(trips: Sequence[Trip]) -> RenderableType:
@@ -37,7 +44,8 @@ def longest_stage(found: Sequence[Journey]) -> str:
     whole = _whole(found)
     longest = max(range(len(STAGES)), key=lambda place: whole.stages_s[place])
     share = whole.stages_s[longest] / whole.total_s if whole.total_s > 0 else 0.0
-    return f"{share:.0%} of it is {STAGES[longest]}; to mend it: {_REMEDIES[STAGES[longest]]}"
+    what, remedy = _WORDS[STAGES[longest]]
+    return f"{share:.0%} of it goes to {what}; to mend it: {remedy}"
 
 
 def journeys_json(trips: Sequence[Trip]) -> list[dict[str, Any]]:

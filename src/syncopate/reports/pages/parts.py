@@ -26,8 +26,10 @@ from syncopate.analysis import (
     stragglers,
     works,
 )
+from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import steady
+from syncopate.plan import SERVED
 from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
@@ -47,6 +49,11 @@ _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 def _seconds(seconds: float) -> str:
     """Write a duration; nothing but rounding is none."""
     return "0" if abs(seconds) < 5e-8 else format_seconds(seconds)
+
+
+def is_served(timeline: Timeline) -> bool:
+    """Say whether parameter servers have the weights."""
+    return timeline.metadata.get(EXCHANGE) == SERVED
 
 
 def whole_s(timeline: Timeline) -> float:
@@ -73,10 +80,15 @@ def division(timeline: Timeline) -> list[dict[str, Any]]:
     moving_s = float(found.transferring_s[kept].sum()) / each
     total_s = max(whole_s(timeline), computed_s + waiting_s + moving_s)
     rest_s = max(total_s - computed_s - waiting_s - moving_s, 0.0)
-    parts = (
-        ("compute", "computation", computed_s),
+    sent = [
         ("waiting", "waiting for the slowest rank", waiting_s),
         ("moving", "transfers that nothing hides", moving_s),
+    ]
+    if is_served(timeline):  # what a server waits for is no part of a message
+        sent = [("moving", "messages to and from servers that nothing hides", moving_s)]
+    parts = (
+        ("compute", "computation", computed_s),
+        *sent,
         ("rest", "anything else: input, pauses, the framework", rest_s),
     )
     return [
@@ -181,7 +193,7 @@ def servers(trips: Sequence[Trip]) -> dict[str, Any]:
         return {}
     longest_s = max(one.total_s for one in found) or 1.0
     return {
-        "said": longest_stage(found),
+        "said": longest_stage(found).replace("`", ""),
         "stages": [*zip(STAGES, _STAGES, strict=True)],
         "rows": [
             {

@@ -45,6 +45,7 @@ def run_page(evidence: Evidence) -> str:
         title=timeline.name,
         timeline=timeline,
         iterations=iterations,
+        served=parts.is_served(timeline),
         verdict=_verdict(evidence),
         tiles=_tiles(evidence),
         division=parts.division(timeline),
