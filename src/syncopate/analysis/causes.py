@@ -135,8 +135,9 @@ def explanation(timeline: Timeline, cluster: Cluster | None = None) -> Explanati
     lacks = tuple(_lacks(timeline, replay, played_s, recorded_s))
     counterfactuals = Counterfactuals(replay, _slow_hosts(timeline, cluster))
     trial = _Trial(replay, counterfactuals)
-    even_s = replay.iteration_s(counterfactuals.even())
-    bound_s = replay.iteration_s(counterfactuals.even(transfers=False))
+    # Where ranks hardly wait for each other, an earlier begin alone can make the mean longer.
+    even_s = min(replay.iteration_s(counterfactuals.even()), played_s)
+    bound_s = min(replay.iteration_s(counterfactuals.even(transfers=False)), even_s)
     computing = [counterfactuals.usual_s(rank) for rank in counterfactuals.ranks]
     least_s = max(WORTH * played_s, float(timeline.metadata.get("clock_error_s", 0.0)))
     causes = [] if lacks else trial.causes(played_s)

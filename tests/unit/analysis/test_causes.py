@@ -185,6 +185,20 @@ def test_faster_transfers_start_no_earlier_than_their_gradients_are_there():
     assert (cause.kind, cause.gain_s) == ("transfers", pytest.approx(3.0))
 
 
+def test_no_bound_is_above_what_was_recorded():
+    """Ranks that never wait for each other, of which one begins late and computes without gaps."""
+    spans = []
+    for rank, begin_s, gap_s in ((0, 0.0, 2.0), (1, 15.0, 0.0)):
+        for iteration in range(6):
+            start_s = begin_s + iteration * (1.0 + gap_s)
+            for lane, at_s in (("forward", start_s), ("backward", start_s + 0.5 + gap_s)):
+                what = {"name": lane, "lane": lane, "rank": rank, "iteration": iteration}
+                spans.append(Span(**what, start_s=at_s, end_s=at_s + 0.5))
+    found = explanation(Timeline(name="t", source="measured", world_size=2, spans=spans))
+    assert found.iteration_s == pytest.approx(1.0)
+    assert found.bound_s <= found.even_s <= found.replayed_s
+
+
 def test_thin_evidence_is_refused_with_what_to_record():
     (few,) = explanation(made(2, 2, of(1, SLOW))).abstains
     assert "2 iterations do not tell" in few
