@@ -56,7 +56,10 @@ def test_pieces_end_between_spans_and_not_within_names(monkeypatch, nbytes):
     )
     text = timeline.to_json()
     assert Timeline.from_json(text) == timeline
-    start = text.rindex(b"}", 0, text.index(b'"metadata"')) + 1
+    fields = json.decode(text)
+    fields["metadata"] = fields.pop("metadata")
+    assert Timeline.from_json(json.encode(fields)) == timeline, "spans need not come last"
+    start = text.rindex(b"}", 0, text.rindex(b"]")) + 1
     with pytest.raises(ArtifactError, match="JSON"):
         Timeline.from_json(text[:start] + b"," + text[start:])
     with pytest.raises(ArtifactError, match="JSON"):
