@@ -17,7 +17,16 @@ from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.tracing import capture as captures
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.served import rows
-from syncopate.tracing.served.rows import ASKED, KINDS, NOBODY, SENDS, NodeHeader, Ring, Row
+from syncopate.tracing.served.rows import (
+    ASKED,
+    KINDS,
+    MESSAGES,
+    NOBODY,
+    SENDS,
+    NodeHeader,
+    Row,
+    RowQueue,
+)
 
 _EARLY = 4096
 """Rows that wait for the file at most: what is said until everybody is there."""
@@ -27,7 +36,6 @@ _PEERS = 1 << 12
 
 _MACHINE = Path("/proc/sys/kernel/random/boot_id")
 _KIND = {name: index for index, name in enumerate(KINDS)}
-_UNREADABLE = 0
 _NUMBERS: dict[type, Callable[[Any], tuple[int, int, int]]] = {
     msg.Push: lambda m: (m.key, m.sequence, 0),
     msg.Pull: lambda m: (m.key, m.after, m.request),
@@ -36,6 +44,20 @@ _NUMBERS: dict[type, Callable[[Any], tuple[int, int, int]]] = {
     msg.Query: lambda m: (m.key, m.number, 0),
 }
 """Message -> key, number and other number of its row; others have none."""
+
+
+def _no_numbers(_: object) -> tuple[int, int, int]:
+    return -1, 0, 0
+
+
+_UNREADABLE = (0, _no_numbers)
+_ABOUT = {
+    getattr(msg, name): (_KIND[name], _NUMBERS.get(getattr(msg, name), _no_numbers))
+    for name in MESSAGES[1:]
+}
+"""Message -> its kind as a row has it, and what returns its numbers."""
+
+_ACK = _KIND[msg.Ack.__name__]
 
 
 class Tap:
@@ -56,7 +78,7 @@ class Tap:
         self._roles: dict[Peer, str] = {}
         self._tokens: tuple[str, ...] = ()
         self._said: list[dict[str, Any]] = []
-        self._ring: Ring | None = None
+        self._queue: RowQueue | None = None
         self._outlet: Outlet | None = None
         captures.current()
         self._early: list[Row] | None = [] if captures.wanted() else None
@@ -80,7 +102,7 @@ class Tap:
         kind = type(message)
         if kind in self._tells:
             self._tells[kind](peer, message, True)
-        if self._ring is not None or self._early is not None:
+        if self._queue is not None or self._early is not None:
             self._note(peer, message, SENDS, row)
 
     def received(self, peer: Peer, message: msg.Message | None, nbytes: int, at_s: float) -> None:
@@ -88,7 +110,7 @@ class Tap:
         kind = type(message)
         if kind in self._tells:
             self._tells[kind](peer, message, False)
-        if self._ring is not None or self._early is not None:
+        if self._queue is not None or self._early is not None:
             self._note(peer, message, 0, (0, nbytes, at_s, at_s))
 
     def worked(
@@ -102,12 +124,12 @@ class Tap:
             numbers: its version, the request that it answers, and whose that is.
             since_s: when it began.
         """
-        ring = self._ring
-        if ring is not None:
+        queue = self._queue
+        if queue is not None:
             version, request, peer = numbers
             place = NOBODY if peer is None else self._place(peer)
             row = (0, place, key, version, request, 0, 0, since_s, time.perf_counter())
-            ring.add((_KIND[kind], *row))
+            queue.add((_KIND[kind], *row))
 
     def close(self) -> None:
         """Note no more."""
@@ -120,19 +142,17 @@ class Tap:
         flags: int,
         row: tuple[int, int, float, float],
     ) -> None:
-        kind = type(message)
-        numbers = _NUMBERS.get(kind)
-        key, number, other = (-1, 0, 0) if numbers is None else numbers(message)
-        if kind is msg.Ack and message.query:  # type: ignore[union-attr]
+        what, numbers = _ABOUT.get(type(message), _UNREADABLE)
+        key, number, other = numbers(message)
+        if what == _ACK and message.query:  # type: ignore[union-attr]
             flags |= ASKED
         place = self._peers.get(peer)
         if place is None:
             place = self._place(peer)
-        what = _KIND.get(kind.__name__, _UNREADABLE)
         whole = (what, flags, place, key, number, other, *row)
-        ring, early = self._ring, self._early  # another thread may begin or end the trace
-        if ring is not None:
-            ring.add(whole)
+        queue, early = self._queue, self._early  # another thread may begin or end the trace
+        if queue is not None:
+            queue.add(whole)
         elif early is not None and len(early) < _EARLY:
             early.append(whole)
 
@@ -140,7 +160,7 @@ class Tap:
 
     def begin_trace(self, outlet: Outlet) -> None:
         """Note messages from now on, and what was said until now."""
-        assert isinstance(outlet.waiting, Ring)
+        assert isinstance(outlet.waiting, RowQueue)
         self._outlet = outlet
         for note in self._said:
             outlet.note(note)
@@ -149,11 +169,11 @@ class Tap:
         early, self._early = self._early, None
         for row in early or ():
             outlet.waiting.add(row)
-        self._ring = outlet.waiting
+        self._queue = outlet.waiting
 
     def end_trace(self) -> None:
         """Note no more, until it begins again."""
-        self._ring = self._outlet = None
+        self._queue = self._outlet = None
 
     # -- what the messages tell -----------------------------------------------------------------
 

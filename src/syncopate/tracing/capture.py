@@ -3,7 +3,7 @@
 A training notes its events in a ring (:mod:`syncopate.tracing.recorder`), a node of a parameter
 server its messages in another (:mod:`syncopate.tracing.served.rows`). A thread appends them to a
 file of each several times a second, so that a process that is killed loses the last moments alone,
-and a slow disk holds up nobody: what a ring has no room for is counted.
+and a slow disk holds up nobody: what there is no room for is counted.
 
 [Note: before and after distribute]
 ``trace`` knows nothing of ranks. The file is begun when a model is distributed, or at once where
@@ -31,7 +31,7 @@ from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
-from syncopate.tracing.served.rows import WORKER, NodeHeader, Ring
+from syncopate.tracing.served.rows import WORKER, NodeHeader, RowQueue
 from syncopate.tracing.trace_file import Header, TraceWriter
 
 VARIABLE = "SYNCOPATE_TRACE"
@@ -228,7 +228,7 @@ class Capture:
         with self._lock:
             if node not in self._nodes:
                 header = node.header
-                outlet = Outlet(Ring(), TraceWriter(self.directory, header))
+                outlet = Outlet(RowQueue(), TraceWriter(self.directory, header))
                 self._nodes[node] = outlet
                 self._outlets.append(outlet)
                 if header.role == WORKER:  # joins the files of this process

@@ -12,7 +12,7 @@ from syncopate.tracing.served.rows import (
     NOBODY,
     SENDS,
     NodeHeader,
-    Ring,
+    RowQueue,
 )
 from syncopate.tracing.trace_file import TraceWriter
 
@@ -129,7 +129,7 @@ class Job:
             if node in leave_out:
                 continue
             role = "scheduler" if node == "scheduler" else {"w": "worker", "s": "server"}[node[0]]
-            ring = Ring(len(rows) + 1)
+            ring = RowQueue(len(rows) + 1)
             for _, row in sorted(rows, key=lambda one: one[0]):
                 ring.add(row)
             writer = TraceWriter(directory, self._header(node, role, run))

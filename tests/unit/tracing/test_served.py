@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections import Counter, defaultdict
 
 import numpy as np
@@ -20,7 +21,7 @@ from syncopate.tracing.served.clocks import pairs
 from syncopate.tracing.served.files import dlc_files
 from syncopate.tracing.served.perfetto import Shown, served_events
 from syncopate.tracing.served.read import node_files, served_of
-from syncopate.tracing.served.rows import KINDS, ROW, Ring
+from syncopate.tracing.served.rows import KINDS, ROW, RowQueue
 from syncopate.tracing.served.to_dlc import dlc_traces
 from syncopate.tracing.trace_file import Header, TraceWriter
 from tests.unit.tracing.served_cases import UPDATE_S, Job, Said
@@ -41,18 +42,37 @@ def served(job, directory, **given):
     return served_of(node_files(directory, remarks), remarks), remarks
 
 
-def test_a_ring_keeps_order_and_counts_what_it_has_no_room_for():
-    ring = Ring(capacity=3)
+def test_a_queue_of_rows_keeps_order_and_counts_what_it_has_no_room_for():
+    queue = RowQueue(capacity=3)
     for number in range(2):
-        ring.add((number, 0, 0, -1, number, 0, 0, 0, 0.0, 0.0))
-    assert ring.take()["kind"].tolist() == [0, 1]
+        queue.add((number, 0, 0, -1, number, 0, 0, 0, 0.0, 0.0))
+    assert queue.take()["kind"].tolist() == [0, 1]
     for number in range(5):
-        ring.add((number, 0, 0, -1, number, 2**40, -(2**31) - 1, 8, 0.25, 0.5))
-    rows = ring.take()
-    assert (rows["number"].tolist(), ring.dropped, len(ring)) == ([0, 1, 2], 2, 0)
+        queue.add((number, 0, 0, -1, number, 2**40, -(2**31) - 1, 8, 0.25, 0.5))
+    rows = queue.take()
+    assert (rows["number"].tolist(), queue.dropped, len(queue)) == ([0, 1, 2], 2, 0)
     assert rows[0].tolist() == (0, 0, 0, -1, 0, 2**40, -(2**31) - 1, 8, 0.25, 0.5)
     assert (ROW.itemsize, len(KINDS) < 256) == (56, True)
-    assert np.array_equal(ring.take(), np.empty(0, ROW))
+    assert np.array_equal(queue.take(), np.empty(0, ROW))
+
+
+def test_rows_of_several_threads_are_taken_or_counted():
+    queue, count, took = RowQueue(capacity=100), 3000, []
+
+    def add(thread):
+        for number in range(count):
+            queue.add((thread, 0, 0, -1, number, 0, 0, 0, 0.0, 0.0))
+
+    threads = [threading.Thread(target=add, args=(n,)) for n in range(3)]
+    for one in threads:
+        one.start()
+    while any(one.is_alive() for one in threads) or len(queue):
+        took.append(queue.take())
+    rows = np.concatenate(took)
+    assert len(rows) + queue.dropped == 3 * count
+    for thread in range(3):
+        numbers = rows["number"][rows["kind"] == thread]
+        assert (np.diff(numbers) > 0).all(), "those of one thread stay in order"
 
 
 def test_every_message_is_put_together_with_what_came_of_it(tmp_path):

@@ -1,13 +1,14 @@
 """Rows: messages of one node, and what it computed, as they lie in memory and in files.
 
-A row is packed where it happens, which takes about a microsecond. The ring that holds the rows is
-of fixed size, and counts what it has no room for.
+Noting a row takes about a microsecond. What holds the rows until they are written is bounded, and
+counts what it has no room for.
 """
 
 from __future__ import annotations
 
 import struct
 import threading
+from collections import deque
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from syncopate.cluster import MAX_RANKS
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 CAPACITY = 1 << 16
-"""Rows that wait to be written at most: 3.5 MiB."""
+"""Rows that wait to be written at most: some 20 MB."""
 
 ROW = np.dtype(
     [
@@ -121,8 +122,10 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
         return self.role if self.role == SCHEDULER else f"{self.role[0]}{self.rank}"
 
 
-class Ring:
+class RowQueue:
     """Holds one node's rows until they are taken; any thread may call it.
+
+    Adding is all that a message waits for. Rows are packed where they are taken, many at once.
 
     Args:
         capacity: rows that it holds at most.
@@ -135,23 +138,19 @@ class Ring:
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.dropped = 0
         self.texts: list[str] = []
-        self._data = bytearray(capacity * ROW.itemsize)
+        self._rows: deque[Row] = deque()
         self._capacity = capacity
-        self._first = self._count = 0
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._rows)
 
     def add(self, row: Row) -> None:
         """Note a row, or count it where there is no room."""
-        with self._lock:
-            if self._count == self._capacity:
-                self.dropped += 1
-                return
-            at = (self._first + self._count) % self._capacity
-            _PACKED.pack_into(self._data, at * ROW.itemsize, *row)
-            self._count += 1
+        if len(self._rows) < self._capacity:
+            self._rows.append(row)
+        else:
+            self.drop(1)
 
     def drop(self, count: int) -> None:
         """Count rows that could not be noted."""
@@ -160,11 +159,7 @@ class Ring:
 
     def take(self) -> Rows:
         """Return what is held, in order, and make room."""
-        size = ROW.itemsize
-        with self._lock:
-            first, end = self._first, self._first + self._count
-            found = self._data[first * size : min(end, self._capacity) * size]
-            found += self._data[: max(end - self._capacity, 0) * size]
-            self._first, self._count = end % self._capacity, 0
+        held = self._rows
+        found = bytearray().join(_PACKED.pack(*held.popleft()) for _ in range(len(held)))
         rows: Rows = np.frombuffer(found, ROW)
         return rows
