@@ -1,6 +1,6 @@
 """What explain says of trainings with a fault, against what the fault really costs.
 
-    python benchmarks/explain_faults.py --json results.json         # as root on Linux; 5 minutes
+    python benchmarks/explain_faults.py --json results.json         # as root on Linux; 15 minutes
     python benchmarks/explain_faults.py --json results.json --only slow link
     python benchmarks/explain_faults.py --json results.json --only healthy --again
     python benchmarks/explain_faults.py --json results.json --traces /tmp/traces --only gc
@@ -15,11 +15,16 @@ with its rank, and its gain has to be within 15% of what the fault cost: the mea
 less that without, by the clocks of the script. Of the healthy trainings, and with other jobs on the
 machine, it may blame nobody. The exit code is 1 where something is not so.
 
+Where processes of others take more than a tenth of the machine in a round, it is put aside, and
+another one is made, at most three for each that is wanted. Where there are still too few, those
+count that were disturbed least. The file says of each round how much others took.
+
 What is emulated: hosts and links by the lab (docs/lab.md); a slow rank, a sleep, a late input, a
-checkpoint and an evaluation by sleeping. Garbage collections are real ones, of 200,000 lists and
-all that torch has; the other jobs are real processes; the link is cut by the kernel; plans are
-real. The model has 96 tensors and 4 MiB; where each tensor has a bucket it has 480, as that costs
-next to nothing with 96.
+checkpoint, an evaluation and a slow server by sleeping. Garbage collections are real ones, of
+200,000 lists and all that torch has; the other jobs are real processes; links are cut by the
+kernel; plans and parameter servers are real. The model has 96 tensors and 4 MiB; where each tensor
+has a bucket it has 480, as that costs next to nothing with 96. Parameter servers are on two hosts
+more.
 
 Given ``--json``, every fault is kept as soon as it is over, and a run that was stopped goes on
 where it was.

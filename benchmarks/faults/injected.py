@@ -2,7 +2,8 @@
 
 Computation is slept; so a fault of computation is a longer sleep, in hooks of the model, within the
 spans that the capture sees. Garbage collections are real ones, of a large heap. A link is cut by
-the kernel's own shaping. Other jobs on the machine are real processes that keep its cores busy.
+the kernel's own shaping. Other jobs on the machine are real processes that keep its cores busy. A
+slow parameter server sleeps before every update of a slice.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from syncopate.zoo.replay import Replay
 SLOW_RANK, SLOW_BY = 1, 3.0
 SLEEPER, SLEPT_S = 2, 0.2
 CUT_HOST, CUT_TO = 2, 0.1
+SLOW_SERVER, UPDATING_S = 1, 0.004
 STARVED, LATE_S = 3, 0.06
 SAVER, SAVING_S = 0, 0.25
 EVALUATING_S = 0.3
@@ -41,8 +43,10 @@ class Fault(NamedTuple):
         name: on the command line.
         title: in the table.
         kinds: causes that name it; any of them will do. Empty: nobody may be blamed.
-        ranks: whose it is; empty: of all ranks, or of none.
+        ranks: whose it is; empty: of all ranks, or of none. Of a server, its rank among servers.
         hosts: of the lab.
+        servers: how many of the hosts, the last ones, are parameter servers.
+        cut: the host whose link is cut; -1: none.
         iterations: counted ones of a block.
         plan: what trains with it: ``"best"``, ``"single"`` or ``"each"``.
     """
@@ -52,8 +56,15 @@ class Fault(NamedTuple):
     kinds: tuple[str, ...]
     ranks: tuple[int, ...] = ()
     hosts: int = 4
+    servers: int = 0
+    cut: int = -1
     iterations: int = 12
     plan: str = "best"
+
+    @property
+    def workers(self) -> int:
+        """How many hosts train."""
+        return self.hosts - self.servers
 
 
 FAULTS = {
@@ -64,9 +75,8 @@ FAULTS = {
             "backward", f"{SLEPT_S * 1e3:.0f} ms more in backward of rank 2", ("compute",), (2,)
         ),
         Fault("sleep", f"the same in one iteration of {EVERY}", ("pause",), (SLEEPER,)),
-        Fault(
-            "link", f"the link of rank 2 cut to {CUT_TO:g}", ("link",), (CUT_HOST,), iterations=6
-        ),
+        Fault("link", f"the link of rank 2 cut to {CUT_TO:g}", ("link",), (CUT_HOST,),
+              cut=CUT_HOST, iterations=6),
         Fault("input", f"rank {STARVED} loads {LATE_S * 1e3:.0f} ms late", ("input",), (STARVED,)),
         Fault("input-all", f"every rank loads {LATE_S * 1e3:.0f} ms late", ("input",)),
         Fault("gc", f"garbage collection, on each rank in turn, {EVERY} apart",
@@ -78,8 +88,16 @@ FAULTS = {
               (0, 1, 2, 3)),
         Fault("each", "one bucket for each of 480 tensors", ("plan",), plan="each"),
         Fault("single", "a single bucket", ("plan",), plan="single"),
+        Fault("server", f"server {SLOW_SERVER} takes {UPDATING_S * 1e3:.0f} ms more for an update",
+              ("slow server",), (SLOW_SERVER,), hosts=6, servers=2),
+        Fault("server-link", f"the link of server {SLOW_SERVER} cut to {CUT_TO:g}",
+              ("slow server",), (SLOW_SERVER,), hosts=6, servers=2, cut=4 + SLOW_SERVER,
+              iterations=6),
+        Fault("served-slow", f"rank {SLOW_RANK} computes {SLOW_BY:g}x as long, with 2 servers",
+              ("compute",), (SLOW_RANK,), hosts=6, servers=2),
         Fault("healthy", "nothing, 4 ranks", ()),
         Fault("healthy-2", "nothing, 2 ranks", (), hosts=2),
+        Fault("healthy-served", "nothing, 4 ranks and 2 servers", (), hosts=6, servers=2),
         Fault("noise", f"{_HOGS} other jobs on the machine", ()),
     )
 }  # fmt: skip
@@ -105,7 +123,7 @@ def injected(
     hooks = _Hooks(model, replay, optimizer)
     between: Between = lambda i: None  # noqa: E731
     cleanups: list[Callable[[], None]] = []
-    if fault.name == "slow" and rank == SLOW_RANK:
+    if fault.name in ("slow", "served-slow") and rank == SLOW_RANK:
         hooks.slow_down(SLOW_BY - 1)
     elif fault.name == "backward" and rank == SLEEPER:
         hooks.sleep_in_backward(lambda: SLEPT_S)

@@ -19,7 +19,7 @@ from syncopate.units import format_seconds
 BOUND = 0.15
 """By how much a predicted gain may be off."""
 
-NOBODY = ("transfers", "plan")
+NOBODY = ("transfers", "plan", "server")
 """Kinds of causes that blame no rank, link or moment."""
 
 
@@ -45,12 +45,14 @@ class Round(Record, frozen=True, kw_only=True):
     Attributes:
         with_s: an iteration with the fault, in the mean over the counted ones.
         without_s: the same without.
+        others: which part of the machine other processes took, in the block where that was more.
         causes: what explain said of the first, in its order.
         abstains: why it explained nothing; empty where it did.
     """
 
     with_s: float
     without_s: float
+    others: float = 0.0
     causes: tuple[Said, ...] = ()
     abstains: tuple[str, ...] = ()
 

@@ -9,21 +9,24 @@ import subprocess
 import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
-from faults.injected import CUT_HOST, FAULTS, Fault
+from faults.injected import FAULTS, Fault
+from faults.job import Job, Told
+from faults.machine import QUIET
 from faults.results import Results, Round, Said
-from faults.trained import CUT, MENDED, Job, Told
+from faults.trained import CUT, MENDED
 from syncopate.cluster import Cluster, Interference
+from syncopate.costs.model.served import served_costs
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab import Lab, Topology
 from syncopate.output import new_directory
-from syncopate.plan import Plan
+from syncopate.plan import SERVED, Plan
 from syncopate.planning import make_plan
 from syncopate.units import parse_rate
 from syncopate.workload import GradientTensor, Workload
@@ -99,8 +102,9 @@ class Session:
             if self.results.cluster is None and fault.hosts == FAULTS["healthy"].hosts:
                 self._calibrate(lab, folder)
             job = self._job(fault, folder, lab)
-            told = self._told(lab, job)
-            rounds = tuple(self._round(fault, job, told, index) for index in range(job.rounds))
+            told = self._told(lab, job, fault)
+            chosen = undisturbed(told[0].others, job.rounds)
+            rounds = tuple(self._round(fault, job, told, index) for index in chosen)
         self.results = self.results.with_rounds(fault.name, rounds)
         self._keep(self.results)
 
@@ -120,7 +124,7 @@ class Session:
         there = folder / "calibration"
         there.mkdir()
         job = Job(fault="", workload=self._workload, folder=str(there), budget_s=self._budget_s)
-        cluster = self._told(lab, job)[0].cluster
+        cluster = self._told(lab, job, FAULTS["healthy"])[0].cluster
         assert cluster is not None
         # Who sleeps is not slowed down by those who communicate.
         cluster = msgspec.structs.replace(cluster, interference=Interference())
@@ -129,7 +133,7 @@ class Session:
 
     def _job(self, fault: Fault, folder: Path, lab: Lab) -> Job:
         cluster = self.results.cluster
-        if cluster is None or cluster.world_size != fault.hosts:
+        if cluster is None or cluster.world_size != fault.workers:
             cluster = lab.cluster()
         work = self._trained(fault)
         other = None
@@ -141,8 +145,9 @@ class Session:
             workload=work,
             folder=str(folder),
             rounds=1 if quick else self._rounds,
+            tries=1 if quick else _TRIES * self._rounds,
             iterations=min(fault.iterations, 8) if quick else fault.iterations,
-            plan=self._plan(work, "auto", cluster),
+            plan=self._served(fault, work) or self._plan(work, "auto", cluster),
             other=other,
         )
 
@@ -153,8 +158,17 @@ class Session:
     def _plan(work: Workload, policy: str, cluster: Cluster) -> Plan:
         return make_plan(work, cluster, policy, exchange="allreduce", channels=1)
 
-    def _told(self, lab: Lab, job: Job) -> list[Told]:
-        """Let all ranks do a job, and return what they tell."""
+    def _served(self, fault: Fault, work: Workload) -> Plan | None:
+        """Return the best plan for a training that has servers."""
+        if not fault.servers:
+            return None
+        rate_bytes_per_s = parse_rate(self.results.rate)
+        workers = Topology(hosts=fault.workers, rate_bytes_per_s=rate_bytes_per_s).cluster()
+        costs = served_costs(workers, fault.servers)
+        return make_plan(work, workers, "auto", exchange=SERVED, costs=costs)
+
+    def _told(self, lab: Lab, job: Job, fault: Fault) -> list[Told]:
+        """Let all ranks do a job, and return what those that train tell."""
         path = job.save(Path(job.folder) / "job.json")
         last: deque[str] = deque(maxlen=30)
 
@@ -163,7 +177,7 @@ class Session:
             word, *rest = line.split() or [""]
             if word in (CUT, MENDED):
                 rate = parse_rate(self.results.rate) * (float(rest[1]) if word == CUT else 1.0)
-                lab.limit(CUT_HOST, rate)
+                lab.limit(fault.cut, rate)
                 job.answer(int(rest[0])).touch()
 
         paths = (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))
@@ -177,7 +191,7 @@ class Session:
         if outcome.exit_code:
             print("\n".join(last), file=sys.stderr)
             raise SyncopateError(outcome.summary())
-        return [Told.load(job.told(rank)) for rank in range(lab.topology.world_size)]
+        return [Told.load(job.told(rank)) for rank in range(fault.workers)]
 
     def _round(self, fault: Fault, job: Job, told: list[Told], index: int) -> Round:
         taken_s = {
@@ -189,6 +203,7 @@ class Session:
         return Round(
             with_s=taken_s[True],
             without_s=taken_s[False],
+            others=max(told[0].others[2 * index : 2 * index + 2]),
             causes=tuple(
                 Said(
                     kind=one["kind"],
@@ -216,7 +231,23 @@ class Session:
         return found
 
 
+_TRIES = 3
+"""Rounds at most, for each that is to be undisturbed."""
+
 _POLICIES = {"single": "single", "each": "wfbp"}
+
+
+def undisturbed(others: Sequence[float], count: int) -> list[int]:
+    """Return the rounds that other processes disturbed least, in their order.
+
+    Args:
+        others: which part of the machine they took in each block.
+        count: rounds at most.
+    """
+    worst = [max(both) for both in zip(others[::2], others[1::2], strict=True)]
+    first = [index for index, share in enumerate(worst) if share <= QUIET][:count]
+    rest = sorted((i for i in range(len(worst)) if i not in first), key=worst.__getitem__)
+    return sorted([*first, *rest[: count - len(first)]])
 
 
 def _iteration_s(ends_s: list[tuple[float, ...]]) -> float:

@@ -13,7 +13,7 @@ import faulthandler
 import os
 import sys
 import time
-from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,79 +22,21 @@ import torch.distributed as dist
 
 import syncopate
 from faults.injected import CUT_TO, FAULTS, Between, Fault, injected
-from syncopate.artifacts import Artifact
+from faults.job import Job, Told, awaited
+from faults.machine import QUIET, Others, calm
+from faults.serving import leave, meet, serve, served_job
+from syncopate import KVStore
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.plan import Plan
 from syncopate.units import KIB, MIB
-from syncopate.workload import Workload
 from syncopate.zoo import replay
 
 CUT, MENDED = "cut-the-link", "mend-the-link"
 """What rank 0 prints to have a link changed; the answer is a file in the folder of the job."""
 
-_LIMIT_S = 120.0
-_POLL_S = 0.01
+_LIMIT_S = 240.0
+_LR = 1e-3
 _SIZES = (KIB, 4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB)
-
-
-class Job(Artifact, frozen=True, kw_only=True):
-    """What the ranks are to do.
-
-    Attributes:
-        fault: a name in ``FAULTS``; empty: calibrate.
-        workload: what is trained, as replayed.
-        folder: where traces go, and what ranks tell.
-        rounds: blocks with the fault, and as many without.
-        iterations: counted ones of a block.
-        plan: of the healthy training.
-        other: of that with the fault, where it has another plan.
-        budget_s: of a calibration.
-    """
-
-    KIND = "explain-faults-job"
-
-    fault: str
-    workload: Workload
-    folder: str
-    rounds: int = 1
-    iterations: int = 12
-    plan: Plan | None = None
-    other: Plan | None = None
-    budget_s: float = 5.0
-
-    def told(self, rank: int) -> Path:
-        """Return where a rank writes what it tells."""
-        return Path(self.folder) / f"rank{rank}.json"
-
-    def trace(self, round_: int, faulty: bool) -> Path:
-        """Return where a block is captured."""
-        return Path(self.folder) / f"{'with' if faulty else 'without'}-{round_}"
-
-    def answer(self, block: int) -> Path:
-        """Return the file that is there when the link has been changed for a block."""
-        return Path(self.folder) / f"link-{block}"
-
-    def blocks(self) -> Iterator[tuple[int, int, bool]]:
-        """Yield number, round and whether it has the fault, of every block in order."""
-        for number in range(2 * self.rounds):
-            yield number, number // 2, number % 4 in (1, 2)
-
-
-class Told(Artifact, frozen=True, kw_only=True):
-    """What one rank tells.
-
-    Attributes:
-        ends_s: block -> when each of its iterations ended, by ``time.perf_counter``, which all
-            ranks of a lab share.
-        cluster: as calibrated, where that was asked for.
-    """
-
-    KIND = "explain-faults-told"
-
-    ends_s: tuple[tuple[float, ...], ...] = ()
-    cluster: Cluster | None = None
 
 
 def main() -> None:
@@ -102,8 +44,14 @@ def main() -> None:
     faulthandler.dump_traceback_later(_LIMIT_S, exit=True)
     job = Job.load(sys.argv[1])
     torch.set_num_threads(1)
+    fault = FAULTS.get(job.fault)
+    if fault is not None and fault.servers:
+        if int(os.environ["RANK"]) >= fault.workers:
+            serve(job, fault)
+            return
+        os.environ["WORLD_SIZE"] = str(fault.workers)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_LIMIT_S))
-    told = _trained(job) if job.fault else _calibrated(job)
+    told = _calibrated(job) if fault is None else _trained(job, fault)
     told.save(job.told(dist.get_rank()))
     dist.destroy_process_group()
 
@@ -113,26 +61,56 @@ def _calibrated(job: Job) -> Told:
         return Told(cluster=calibrate(communicator, budget_s=job.budget_s, sizes=_SIZES))
 
 
-def _trained(job: Job) -> Told:
+def _trained(job: Job, fault: Fault) -> Told:
     assert job.plan is not None
-    fault, rank = FAULTS[job.fault], dist.get_rank()
+    rank = dist.get_rank()
     bare = replay(job.workload)
+    # Servers update: they know torch's optimizers alone.
+    optimizer = torch.optim.SGD(bare.parameters(), lr=_LR) if fault.servers else bare.optimizer()
     os.environ["SYNCOPATE_TRACE"] = str(Path(job.folder) / "before")
-    model, optimizer = syncopate.distribute(bare, bare.optimizer(), plan=job.plan)
-    syncopate.trace(os.environ["SYNCOPATE_TRACE"]).stop()
-    step = _stepper(model, optimizer)
-    ends_s = []
-    for number, round_, faulty in job.blocks():
-        if job.other is not None:
-            model.syncopate.install(job.other if faulty else job.plan)
-        if fault.name == "link":
-            _change_link(job, number, faulty)
-        with injected(_fault_of(fault, faulty), rank, model, bare, optimizer) as between:
-            _warm_up(step)
-            with syncopate.trace(job.trace(round_, faulty)):
-                ends_s.append(_block(step, between, job.iterations))
-    model.syncopate.detach()
-    return Told(ends_s=tuple(ends_s))
+    with _store(fault) as store:
+        model, optimizer = syncopate.distribute(bare, optimizer, plan=job.plan, exchange=store)
+        syncopate.trace(os.environ["SYNCOPATE_TRACE"]).stop()
+        step = _stepper(model, optimizer)
+        ends_s, others = [], []
+        for number, round_, faulty in job.blocks():
+            if number % 2 == 0 and not _goes_on(job, fault, others):
+                break
+            if job.other is not None:
+                model.syncopate.install(job.other if faulty else job.plan)
+            if fault.cut >= 0:
+                _change_link(job, number, faulty)
+            meet(job, fault, number)
+            with injected(_fault_of(fault, faulty), rank, model, bare, optimizer) as between:
+                _warm_up(step)
+                with syncopate.trace(job.trace(round_, faulty)):
+                    watched = Others()
+                    ends_s.append(_block(step, between, job.iterations))
+                    others.append(watched.share())
+            meet(job, fault, number, behind=True)
+        leave(job, fault)
+        model.syncopate.detach()
+    return Told(ends_s=tuple(ends_s), others=tuple(others))
+
+
+def _goes_on(job: Job, fault: Fault, others: list[float]) -> bool:
+    """Say whether there are too few undisturbed rounds yet; every rank calls it."""
+    noisy = fault.name == "noise"  # as it should be
+    both = zip(others[::2], others[1::2], strict=True)
+    quiet = sum(noisy or max(shares) <= QUIET for shares in both)
+    wanted = torch.tensor([float(quiet < job.rounds)])
+    dist.broadcast(wanted, 0)
+    if wanted and not noisy and dist.get_rank() == 0:
+        calm()
+    dist.barrier()
+    return bool(wanted)
+
+
+def _store(fault: Fault) -> AbstractContextManager[KVStore | None]:
+    """Return what joins the servers of a training, where it has some."""
+    if not fault.servers:
+        return nullcontext()
+    return KVStore(job=served_job(fault, dist.get_rank()))
 
 
 def _fault_of(fault: Fault, faulty: bool) -> Fault:
@@ -169,8 +147,7 @@ def _change_link(job: Job, block: int, faulty: bool) -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         print(CUT if faulty else MENDED, block, CUT_TO, flush=True)
-    while not job.answer(block).exists():
-        time.sleep(_POLL_S)
+    awaited(job.answer(block))
     dist.barrier()
 
 

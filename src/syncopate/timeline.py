@@ -26,10 +26,22 @@ from syncopate.cluster import MAX_RANKS
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.spans import LANES, PAUSES, Span, Spans, span_record
 
-__all__ = ["LANES", "PAUSES", "SOURCES", "Span", "Spans", "Timeline"]
+__all__ = [
+    "LANES",
+    "PAUSES",
+    "SERVERS",
+    "SOURCES",
+    "SYNCHRONOUS",
+    "Span",
+    "Spans",
+    "Timeline",
+]
 
 SOURCES: tuple[str, ...] = ("measured", "simulated")
 """Where a timeline can come from."""
+
+SERVERS, SYNCHRONOUS = "servers", "synchronous"
+"""What metadata call how parameter servers update, and its value where they wait for all ranks."""
 
 
 class Timeline(Artifact, frozen=True, kw_only=True, dict=True):

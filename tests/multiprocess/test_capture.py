@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import syncopate
 from syncopate.analysis import arrivals
+from syncopate.cli import main
 from syncopate.timeline import Span
 from syncopate.tracing.run import read_run
-from syncopate.tracing.trace_file import read_trace
+from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.multiprocess.engine_cases import data, mlp, plan_of
 from tests.multiprocess.harness import run_ranks
 
-STEPS = 4
+STEPS = 8
 SIZES = [2, 3, 1]
 EXCHANGES = ("allreduce", "sharded")
 
@@ -43,10 +47,17 @@ def _captured(rank: int, world_size: int, directory: Path) -> None:
         _train(mlp(), rank, world_size, exchange, 1)  # nobody captures
 
 
-def test_every_rank_captures_every_lane(tmp_path: Path) -> None:
-    run_ranks(_captured, 2, tmp_path)
+@pytest.fixture(scope="module")
+def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a run of each exchange, by two ranks."""
+    folder = tmp_path_factory.mktemp("captured")
+    run_ranks(_captured, 2, folder)
+    return folder
+
+
+def test_every_rank_captures_every_lane(captured: Path) -> None:
     for exchange in EXCHANGES:
-        run = read_run(tmp_path / exchange)
+        run = read_run(captured / exchange)
         assert run.remarks == ()
         timeline = run.timeline
         assert timeline.metadata["exchange"] == exchange
@@ -133,3 +144,76 @@ def test_what_was_captured_before_a_kill_can_be_read(tmp_path: Path) -> None:
     iterations = {span.iteration for span in run.timeline.spans}
     assert iterations == set(range(len(iterations)))
     assert len(iterations) >= STEPS - 1
+
+
+def _empty(run: Path, others: Path) -> None:
+    for path in run.iterdir():
+        path.unlink()
+
+
+def _lack_a_rank(run: Path, others: Path) -> None:
+    (run / "rank-0.trace").unlink()
+
+
+def _mix(run: Path, others: Path) -> None:
+    for rank in range(2):
+        shutil.copy(others / f"rank-{rank}.trace", run / f"rank-{rank}-2.trace")
+
+
+def _cut(run: Path, others: Path) -> None:
+    path = run / "rank-1.trace"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _jump(run: Path, others: Path) -> None:
+    path = run / "rank-1.trace"
+    file = read_trace(path)
+    records = file.records.copy()
+    for field in ("start_s", "end_s", "launched_s", "ready_s"):
+        records[field] += 5.0 * (records["iteration"] >= STEPS - 2)
+    path.unlink()
+    writer = TraceWriter(run, file.header)
+    writer.write(records, list(file.notes))
+    writer.close()
+
+
+def _lack_iterations(run: Path, others: Path) -> None:
+    for path in run.iterdir():
+        path.write_bytes(path.read_bytes().partition(b"\n")[0] + b"\n")
+
+
+DEFECTS = {
+    "empty": (_empty, 2, "holds no file of a rank (rank-0.trace and so on)"),
+    "a rank is missing": (_lack_a_rank, 0, "no file of rank 0: 1 of 2 ranks are shown"),
+    "two runs": (_mix, 0, "there are files of 2 runs; this is the one that began last"),
+    "cut": (_cut, 0, "ends in the midst of a block"),
+    "a clock jumped": (
+        _jump,
+        0,
+        f"rank 1: its clock jumped in iteration {STEPS - 2}, by about 5.0",
+    ),
+    "no iterations": (_lack_iterations, 2, "no iteration was captured"),
+}
+"""What may be wrong with a run -> how that comes, the exit code, and what is said."""
+
+
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_every_command_says_what_is_wrong_with_a_run_and_shows_the_rest(
+    captured: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    defect: str,
+) -> None:
+    damage, expected, says = DEFECTS[defect]
+    run, others = (shutil.copytree(captured / name, tmp_path / name) for name in EXCHANGES)
+    damage(run, others)
+    commands = [["analyze", run], ["explain", run], ["compare", others, run]]
+    if find_spec("jinja2"):
+        commands.append(["report", run, "-o", "-"])
+    for command in commands:
+        monkeypatch.setattr("sys.argv", ["syncopate", *map(str, command)])
+        assert main() == expected, command
+        out, err = capfd.readouterr()
+        assert says in " ".join(err.split()), command
+        assert bool(out) == (expected == 0), command

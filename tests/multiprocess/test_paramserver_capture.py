@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from syncopate.cli.common.served import trips_of
 from syncopate.protocol import messages as msg
 from syncopate.tracing import dlc
 from syncopate.tracing.capture import VARIABLE
@@ -180,6 +181,24 @@ def test_every_message_of_a_training_is_captured(tmp_path: Path) -> None:
     assert {m.kind for m in served.messages["scheduler"]} >= {"Register", "Roster", "Leave"}
     assert {m.peer for m in served.messages["scheduler"]} == {"w0", "w1", "s0"}
     assert {span.rank for span in run.timeline.spans} == {0, 1}
+    require_carried(run)
+
+
+def require_carried(run: Run) -> None:
+    """Each slice was under way while the spans lasted that are said to have carried it."""
+    spans = {(s.lane, s.rank, s.name, s.iteration): s for s in run.timeline.spans}
+    trips = trips_of(run)
+    assert {(t.rank, t.key, t.iteration) for t in trips} >= {
+        (rank, key, step)
+        for rank in range(2)
+        for key in range(len(NBYTES))
+        for step in range(STEPS)
+    }
+    for trip in trips:
+        push = spans["push", trip.rank, trip.name, trip.iteration]
+        pull = spans["pull", trip.rank, trip.name, trip.iteration]
+        assert push.start_s <= trip.queued_s <= trip.came_s <= push.end_s
+        assert pull.start_s <= trip.pulled_s <= trip.back_s <= pull.end_s
 
 
 def test_parts_of_a_tensor_are_keys_of_two_servers(tmp_path: Path) -> None:

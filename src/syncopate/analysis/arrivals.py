@@ -20,7 +20,7 @@ import numpy as np
 
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.work import steady
-from syncopate.spans import Times
+from syncopate.spans import Times, coded
 from syncopate.timeline import Timeline
 
 
@@ -73,6 +73,26 @@ def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:
         if times > len(counted) / 2
     }
     return {rank: {name: float(of[rank]) for name, of in usual_s.items()} for rank in range(ranks)}
+
+
+def handing_over_s(timeline: Timeline) -> tuple[float, float]:
+    """Return what a rank's computation spends on handing one push to its channel, and an iteration.
+
+    That is from when a bucket is ready until it is handed over, in the mean, of the buckets that
+    were before the next was ready: others may be copied by another thread. Of an iteration: times
+    its pushes, in the mean over ranks and iterations. 0 where a timeline does not say it.
+    """
+    spans = timeline.columns
+    pushes = spans.take(spans.in_lanes("push") & np.isfinite(spans.launched_s - spans.ready_s))
+    pushes = pushes.take(np.lexsort((pushes.ready_s, pushes.iteration, pushes.rank)))
+    turn = coded([pushes.rank, pushes.iteration])
+    same = turn[1:] == turn[:-1]
+    took_s = (pushes.launched_s - pushes.ready_s)[:-1]
+    took_s = took_s[same & (pushes.launched_s[:-1] <= pushes.ready_s[1:]) & (took_s >= 0)]
+    if not len(took_s):
+        return 0.0, 0.0
+    each_s = float(took_s.mean())
+    return each_s, each_s * len(turn) / (len(turn) - int(same.sum()))
 
 
 def _of_others(values: Times) -> Times:

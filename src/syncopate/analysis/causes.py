@@ -13,6 +13,8 @@ played again with it removed, and what that saves is the answer.
     congestion      no iteration has transfers 1.5 times as long as usual
     transfers       other transfers than these take no time: the most that any plan can give
     server          the same of messages to and from parameter servers, their work included
+    slow server     a server has a worker's slices there when the others, in their median, have as
+                    many bytes (:mod:`syncopate.analysis.evidence.servers`)
 
 Where several ranks are slow, to mend one of them alone gains little; then they are one cause.
 
@@ -32,14 +34,17 @@ from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.counterfactuals import WORTH, Counterfactuals, SlowLinks, free
 from syncopate.analysis.evidence.links import conclusive, recorded, slow_links
 from syncopate.analysis.evidence.noise import exceeds
+from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
+from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.cluster import Cluster
 from syncopate.plan import SERVED
 from syncopate.timeline import PAUSES, Timeline
 
 CONGESTION, TRANSFERS, PLAN = "congestion", "transfers", "plan"
+SLOW_SERVER = "slow server"
 """Kinds of causes beside those of a straggler."""
 
 TRUSTED = 0.1
@@ -51,6 +56,9 @@ _TIMES = {PAUSE: 2.0}
 _SHARED = (CONGESTION, TRANSFERS, SERVER, INPUT)
 """Kinds that blame no rank."""
 
+_MANY = 50
+"""Iterations whose medians tell what is usual on machines that others use."""
+
 _ALONE, _MOST = 0.8, 8
 """A rank is a cause by itself with this part of the gain of all; as many are tried."""
 
@@ -61,13 +69,14 @@ class Cause:
 
     Attributes:
         kind: see the module.
-        ranks: whose; empty for all.
+        ranks: whose; empty for all. Of a slow server, its rank among servers.
         gain_s: what an iteration would be shorter by without it.
         iterations: where it happened once; empty where it is usual.
-        lane: of a rank that computes longer, where most of that is.
-        own: how many seconds it usually computes there in an iteration; of a slow link, how many
-            bytes per second it carries. 0: not known.
-        others: the same of the median of the other ranks; of links, what is expected of them.
+        lane: of a rank that computes longer, where most of that is; of a slow server, the stage of
+            :data:`~syncopate.analysis.trips.STAGES`.
+        own: how many seconds it usually computes there in an iteration, or a slice is in that
+            stage; of a slow link, how many bytes per second it carries. 0: not known.
+        others: the same of the median of the others; of links, what is expected of them.
     """
 
     kind: str
@@ -119,12 +128,15 @@ class Explanation:
         return min(self.bound_s / self.iteration_s, 1.0) if self.iteration_s > 0 else 1.0
 
 
-def explanation(timeline: Timeline, cluster: Cluster | None = None) -> Explanation:
+def explanation(
+    timeline: Timeline, cluster: Cluster | None = None, trips: Sequence[Trip] = ()
+) -> Explanation:
     """Return what iterations lose time to, by counterfactual replay.
 
     Args:
         timeline: measured or simulated.
         cluster: what links are judged by, where it is known; by each other otherwise.
+        trips: of slices to parameter servers and back, by the clock of the timeline.
 
     Raises:
         InvalidValueError: nothing was computed, or times contradict each other.
@@ -133,7 +145,8 @@ def explanation(timeline: Timeline, cluster: Cluster | None = None) -> Explanati
     replay = Replay(timeline)
     played_s, recorded_s = replay.iteration_s(), replay.recorded_s
     lacks = tuple(_lacks(timeline, replay, played_s, recorded_s))
-    counterfactuals = Counterfactuals(replay, _slow_hosts(timeline, cluster))
+    slow = _slow_hosts(timeline, cluster)
+    counterfactuals = Counterfactuals(replay, slow, Servers(trips, replay))
     trial = _Trial(replay, counterfactuals)
     # Where ranks hardly wait for each other, an earlier begin alone can make the mean longer.
     even_s = min(replay.iteration_s(counterfactuals.even()), played_s)
@@ -144,7 +157,7 @@ def explanation(timeline: Timeline, cluster: Cluster | None = None) -> Explanati
     causes = [one for one in causes if one.gain_s > least_s * _TIMES.get(one.kind, 1.0)]
     noise_s = trial.noise_s(played_s)
     if not lacks and noise_s > TRUSTED * recorded_s and all(c.kind in _SHARED for c in causes):
-        lacks, causes = (_noisy(noise_s / recorded_s),), []
+        lacks, causes = (_noisy(noise_s / recorded_s, len(replay.iterations)),), []
     return Explanation(
         iterations=len(replay.iterations),
         iteration_s=recorded_s,
@@ -159,11 +172,12 @@ def explanation(timeline: Timeline, cluster: Cluster | None = None) -> Explanati
     )
 
 
-def _noisy(share: float) -> str:
+def _noisy(share: float, count: int) -> str:
     return (
         f"{share:.0%} of an iteration goes to pauses now on one rank and now on another, without a "
-        "recorded reason: see what else runs on these machines, and record on quiet ones, or more "
-        "iterations"
+        "recorded reason: see what else runs on these machines (`top`), and record again without "
+        f"it; where it cannot be stopped, record {max(_MANY, 4 * count)} iterations: a rank or a "
+        "link that is always slow stands out from pauses then"
     )
 
 
@@ -249,6 +263,8 @@ class _Trial:
             found.append(Cause(LINK, slow_links.ranks, gain_s, (), "", *rates))
         else:
             found += self._of_ranks(LINK, self._without.linked(), self._without.on_time, played_s)
+        servers = self._without.servers
+        found += self._of_ranks(SLOW_SERVER, servers.slow, servers.like_others, played_s)
         changed = self._replay.recorded.copy()
         where = self._without.flowing(changed)
         if (
@@ -256,6 +272,7 @@ class _Trial:
         ):  # else it is noise, and the network has its part
             found.append(Cause(CONGESTION, (), self._gain_s(changed, played_s), where))
         self._without.with_good_links(changed)
+        self._without.with_good_servers(changed)
         flowing_s = self._replay.iteration_s(changed)
         free(changed)
         served = self._replay.timeline.metadata.get(EXCHANGE) == SERVED
@@ -303,6 +320,8 @@ class _Trial:
             where = tuple(sorted({i for rank in ranks for i in self._without.paused(rank, kind)}))
         elif kind == COMPUTE:
             return Cause(kind, ranks, gain_s, where, *self._without.longest(ranks[0]))
+        elif kind == SLOW_SERVER:
+            return Cause(kind, ranks, gain_s, where, *self._without.servers.stage(ranks[0]))
         return Cause(kind, ranks, gain_s, where)
 
     def _of_input(self, played_s: float) -> list[Cause]:

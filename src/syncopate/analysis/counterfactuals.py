@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from syncopate.analysis.evidence.noise import outstanding, spread_s
+from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, intersection, length_s, near, union
 from syncopate.analysis.replay import Durations, Replay, Start
 from syncopate.analysis.work import INPUT, SEVERAL, Work, usual, works
@@ -49,15 +50,17 @@ class Counterfactuals:
     Args:
         replay: of a timeline.
         slow: the links that are known to be slow.
+        servers: the parameter servers.
 
     Attributes:
         ranks: those that computed.
         slow: as given.
+        servers: as given.
     """
 
-    def __init__(self, replay: Replay, slow: SlowLinks) -> None:
+    def __init__(self, replay: Replay, slow: SlowLinks, servers: Servers) -> None:
         self._replay = replay
-        self.slow = slow
+        self.slow, self.servers = slow, servers
         self._work: dict[int, dict[int, Work]] = defaultdict(dict)
         for one in works(replay.timeline):
             self._work[one.rank][one.iteration] = one
@@ -102,6 +105,7 @@ class Counterfactuals:
             self.without_input(changed, rank)
             self.as_fast(changed, rank)
         self.with_good_links(changed)
+        self.with_good_servers(changed)
         self.flowing(changed)
         if not transfers:
             free(changed)
@@ -137,6 +141,11 @@ class Counterfactuals:
             return
         for rank in self.linked():
             self.on_time(durations, rank)
+
+    def with_good_servers(self, durations: Durations) -> None:
+        """Let messages of slow servers take as long as those of the others."""
+        for server in self.servers.slow:
+            self.servers.like_others(durations, server)
 
     def longest(self, rank: int) -> tuple[str, float, float]:
         """Return the lane in which a rank exceeds the others most, its time and theirs there."""

@@ -8,7 +8,9 @@ What ranks did becomes tasks with dependencies, with the durations that were rec
   the pulls. Whatever began when a message had ended in the gap before waits for that message;
 * a message starts on a rank when the rank's computation has come as far as it had, and the one
   before it on its channel is over;
-* it moves when all of its ranks have started, and takes on each as long as it did from there.
+* it moves when all of its ranks have started, and takes on each as long as it did from there;
+* with servers that update synchronously a pull moves when all ranks have started to push what it is
+  of, and a rank updates when all have ended their backward: they tell each other what it reached.
 
 A message that had to wait for its channel may have been ready long before. Where a timeline does
 not say when (``launched_s`` or ``ready_s`` of a span), a push is taken to have been ready at the
@@ -19,9 +21,10 @@ end of backward at the latest, so that a gain is rather too small than too large
 
 from __future__ import annotations
 
+import dataclasses
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
@@ -31,7 +34,7 @@ from syncopate.analysis.collectives import Collective, collectives
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.work import computations, steady
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Task:
         gates: messages that it waits for.
         gap_s: from the later of these to its start.
         opens: whether it is the first of its rank in its iteration.
+        others: tasks of other ranks that it waits for.
     """
 
     span: Span
@@ -51,6 +55,7 @@ class Task:
     gates: tuple[int, ...]
     gap_s: float
     opens: bool
+    others: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,7 @@ class Replay:
         self.messages = tuple(collectives(self.timeline))
         self._origin_s = min((s.start_s for s in self.timeline.spans), default=0.0)
         self.starts = [{} for _ in self.messages]
+        self._pushed = _pushed(self.timeline, self.messages)
         self._by_rank: dict[int, list[tuple[Span, int]]] = defaultdict(list)
         for index, one in enumerate(self.messages):
             for span in one.spans:
@@ -137,6 +143,8 @@ class Replay:
             spans[span.rank].append(span)
         for rank, mine in sorted(spans.items()):
             self._add_rank(rank, _merged(computations(mine)))
+        if _synchronous(self.timeline):
+            self._meet()
         self.iterations = steady([task.span.iteration for task in self.tasks])
         if not self.iterations:
             rule = "a timeline with computation in at least one iteration"
@@ -146,10 +154,10 @@ class Replay:
             [task.gap_s for task in self.tasks],
             [
                 {
-                    s.rank: s.end_s - (one.arrived_s if s.end_s >= one.arrived_s else s.start_s)
+                    s.rank: s.end_s - (moves_s if s.end_s >= moves_s else s.start_s)
                     for s in one.spans
                 }
-                for one in self.messages
+                for one, moves_s in zip(self.messages, self._moves_s(), strict=True)
             ],
             [{rank: start.share for rank, start in each.items()} for each in self.starts],
         )
@@ -188,6 +196,8 @@ class Replay:
                 rank, since_s = task.span.rank, self._origin_s
                 if task.previous >= 0:
                     since_s = ends_s[task.previous]
+                for other in task.others:
+                    since_s = max(since_s, ends_s[other])
                 for gate in task.gates:
                     since_s = max(since_s, done_s[gate][rank])
                 begins_s[node] = since_s + durations.gaps_s[node]
@@ -206,7 +216,9 @@ class Replay:
                 if start.after >= 0:
                     at_s = max(at_s, done_s[start.after][rank])
                 starts_s[index][rank] = at_s + start.handover_s
-            moves_s = max(starts_s[index].values())
+            moves_s = max(
+                max(starts_s[each].values()) for each in (index, *self._pushed.get(index, ()))
+            )
             for span in message.spans:
                 early = span.end_s < message.arrived_s
                 from_s = starts_s[index][span.rank] if early else moves_s
@@ -216,15 +228,41 @@ class Replay:
                 iterations[message.iteration] = max(iterations[message.iteration], ended_s)
         return iterations
 
+    def _meet(self) -> None:
+        """Let the first update of each rank in an iteration wait for the backward of all others."""
+        ended: dict[int, dict[int, int]] = defaultdict(dict)
+        for number, task in enumerate(self.tasks):
+            if task.span.lane == "backward":
+                ended[task.span.iteration][task.span.rank] = number
+        met = set()
+        for number, task in enumerate(self.tasks):
+            span = task.span
+            if span.lane != "update" or (span.rank, span.iteration) in met:
+                continue
+            met.add((span.rank, span.iteration))
+            others = [n for rank, n in ended[span.iteration].items() if rank != span.rank]
+            gap_s = span.start_s - max((self.tasks[n].span.end_s for n in others), default=0.0)
+            if others and gap_s >= 0:
+                gap_s = min(gap_s, task.gap_s)
+                self.tasks[number] = dataclasses.replace(task, others=tuple(others), gap_s=gap_s)
+
+    def _moves_s(self) -> Iterator[float]:
+        """Yield when each message moved."""
+        for index, one in enumerate(self.messages):
+            pushes = self._pushed.get(index, ())
+            yield max((one.arrived_s, *(self.messages[push].arrived_s for push in pushes)))
+
     def _sorted(self) -> list[int]:
         """Return tasks and messages, the latter as -1, -2, .., behind what they depend on."""
         graph: dict[int, set[int]] = {}
         for number, task in enumerate(self.tasks):
             graph[number] = {-1 - gate for gate in task.gates}
             graph[number] |= {task.previous} if task.previous >= 0 else set()
+            graph[number].update(task.others)
         for index, starts in enumerate(self.starts):
             graph[-1 - index] = {s.task for s in starts.values() if s.task >= 0}
             graph[-1 - index] |= {-1 - s.after for s in starts.values() if s.after >= 0}
+            graph[-1 - index] |= {-1 - push for push in self._pushed.get(index, ())}
         try:
             return list(TopologicalSorter(graph).static_order())
         except CycleError:
@@ -294,6 +332,32 @@ class Replay:
                 handover_s=max(span.start_s - max(ready_s, free_s), 0.0),
             )
             on_channel[span.channel] = (span, index)
+
+
+def _synchronous(timeline: Timeline) -> bool:
+    """Say whether servers update when the pushes of all ranks are there."""
+    return timeline.metadata.get(SERVERS) == SYNCHRONOUS
+
+
+def _pushed(timeline: Timeline, messages: Sequence[Collective]) -> dict[int, list[int]]:
+    """Return the pushes of all ranks that a pull from synchronous servers waits for.
+
+    Where weights came before, they were others than these pushes made, and it waits for none.
+    """
+    if not _synchronous(timeline):
+        return {}
+    pushes: dict[tuple[int, str], list[int]] = defaultdict(list)
+    for index, one in enumerate(messages):
+        if one.lane == "push":
+            pushes[one.iteration, one.name].append(index)
+    found = {}
+    for index, one in enumerate(messages):
+        if one.lane == "pull":
+            mine = pushes.get((one.iteration, one.name), [])
+            ends_s = one.spans[0].end_s
+            if all(messages[push].arrived_s <= ends_s for push in mine):
+                found[index] = mine
+    return found
 
 
 def _merged(spans: Sequence[Span]) -> list[Span]:

@@ -5,7 +5,7 @@ Of a slice in an iteration, the two ends of every message put together:
     sending           from when the push was given to be sent until the server took it in
     other workers     until the server had the pushes of all others, too
     update            until the update was computed
-    request           until the worker had asked for the weights, where that was later
+    request           until the worker asked for the weights, where that was later
     answer            until the weights were given to be sent
     receiving         until the worker took them in
 
@@ -24,33 +24,39 @@ STAGES = ("sending", "other workers", "update", "request", "answer", "receiving"
 
 
 class Trip(NamedTuple):
-    """When what happened to a slice; each moment is not before the one above it but ``asked_s``.
+    """When what happened to a slice: each moment is not before the one above it but ``pulled_s``.
 
     Attributes:
-        worker: such as ``"w0"``.
+        rank: the worker's, in its timeline.
+        name: of the messages of that timeline that carried it, such as ``"bucket 3"``.
         server: such as ``"s1"``.
         key: the slice.
         iteration: of the training.
+        nbytes: of the message with the weights.
         queued_s: the push was given to be sent.
         sent_s: it was sent.
         came_s: the server took it in.
         complete_s: the server had all pushes that its update waits for.
         updated_s: the update was computed.
-        asked_s: the request for the weights came to the server.
+        pulled_s: the worker asked for the weights; perhaps before the update.
+        asked_s: the request came to the server.
         answered_s: the weights were given to be sent.
         left_s: they were sent.
         back_s: the worker took them in.
     """
 
-    worker: str
+    rank: int
+    name: str
     server: str
     key: int
     iteration: int
+    nbytes: int
     queued_s: float
     sent_s: float
     came_s: float
     complete_s: float
     updated_s: float
+    pulled_s: float
     asked_s: float
     answered_s: float
     left_s: float
@@ -59,7 +65,7 @@ class Trip(NamedTuple):
     @property
     def stages_s(self) -> tuple[float, ...]:
         """Seconds of each of :data:`STAGES`."""
-        ready_s = max(self.updated_s, self.asked_s)
+        ready_s = max(self.updated_s, self.pulled_s)
         marks = (
             self.queued_s, self.came_s, self.complete_s, self.updated_s, ready_s, self.answered_s,
             self.back_s,

@@ -61,7 +61,7 @@ def explain(
     timeline, run = read_recorded(*files, last=last)
     timeline = last_of(timeline, last)
     trips = trips_of(run)
-    found = explanation(timeline, machines)
+    found = explanation(timeline, machines, trips)
     plan, given = None, None
     if work is not None and machines is not None:
         given = (str(workload), str(cluster))

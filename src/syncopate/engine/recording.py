@@ -6,7 +6,7 @@ import hashlib
 import os
 import platform
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from syncopate.collectives import Communicator
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
-from syncopate.plan import Plan
+from syncopate.plan import SERVED, Plan
 from syncopate.timeline import Timeline
 from syncopate.tracing import capture as captures
 from syncopate.tracing.merge import ClockOffset, merge
@@ -164,14 +164,14 @@ class Recording:
         if self._capture is None or self._plan is None:
             return
         digest = hashlib.sha256(msgspec.json.encode(msgspec.to_builtins(self._plan))).hexdigest()
-        self._capture.note(
-            described(self._plan, 0)
-            | {
-                "plan": digest[:16],
-                "number": self._model,
-                "iteration": self._readiness.steps,
-            }
-        )
+        note: dict[str, Any] = {
+            "plan": digest[:16],
+            "number": self._model,
+            "iteration": self._readiness.steps,
+        }
+        if self._plan.exchange == SERVED:  # servers know tensors, and nothing of buckets
+            note["tensors"] = [bucket.tensors for bucket in self._plan.buckets]
+        self._capture.note(described(self._plan, 0) | note)
 
     def close(self) -> None:
         """Note no more."""

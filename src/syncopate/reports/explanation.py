@@ -18,6 +18,7 @@ from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import (
     CONGESTION,
     PLAN,
+    SLOW_SERVER,
     TRANSFERS,
     Cause,
     Explanation,
@@ -82,6 +83,11 @@ _WORDS = {
         "what a plan without servers would save",
         "syncopate plan -w workload.json -c cluster.json --exchange served --pull-period auto",
     ),
+    SLOW_SERVER: (
+        "{who} has weights there later than the others{detail}",
+        "see its processor, its link and what else runs there; or train without it",
+        "",
+    ),
     TRANSFERS: (
         "transfers are exposed; this is the most that a plan or a network could save",
         "a better plan; give --workload and --cluster to see what the best one would save",
@@ -135,7 +141,12 @@ def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None)
         command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
     if cause.kind == PAUSE and _distance(cause.iterations):
         fix = _REGULAR
-    words = {"who": _who(cause.ranks), "when": _when(cause.iterations), "detail": _detail(cause)}
+    node = "server" if cause.kind == SLOW_SERVER else "rank"
+    words = {
+        "who": _who(cause.ranks, node),
+        "when": _when(cause.iterations),
+        "detail": _detail(cause),
+    }
     return {
         "what": what.format(**words),
         "share": cause.gain_s / found.iteration_s,
@@ -202,7 +213,7 @@ def _late(
     cause: Cause, found: Explanation, late_s: Mapping[int, Mapping[str, float]]
 ) -> Iterator[str]:
     """Say how late the one rank of a cause usually is to each message, where it is worth a word."""
-    if len(cause.ranks) != 1 or cause.kind == LINK:
+    if len(cause.ranks) != 1 or cause.kind in (LINK, SLOW_SERVER):
         return
     worth_s = WORTH * found.iteration_s
     mine = {name: by for name, by in late_s.get(cause.ranks[0], {}).items() if by > worth_s}
@@ -254,11 +265,11 @@ def _remarks(found: Explanation) -> list[str]:
     return said
 
 
-def _who(ranks: Sequence[int]) -> str:
+def _who(ranks: Sequence[int], node: str) -> str:
     if not ranks:
-        return "every rank"
+        return f"every {node}"
     names = ", ".join(map(str, ranks[:_SHOWN])) + (", .." if len(ranks) > _SHOWN else "")
-    return f"rank {names}" if len(ranks) == 1 else f"each of ranks {names}"
+    return f"{node} {names}" if len(ranks) == 1 else f"each of {node}s {names}"
 
 
 def _when(iterations: Sequence[int]) -> str:
@@ -281,6 +292,9 @@ def _detail(cause: Cause) -> str:
     if cause.kind == COMPUTE and cause.lane:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} of {cause.lane}, where they take {others}"
+    if cause.kind == SLOW_SERVER:
+        own, others = format_seconds(cause.own), format_seconds(cause.others)
+        return f": {own} a slice in '{cause.lane}', where others take {others}"
     if cause.kind == LINK and cause.own:
         own, others = format_rate(cause.own), format_rate(cause.others)
         return f"a slow link: {own} while it is busy, where others carry {others}"

@@ -104,6 +104,20 @@ def clock_offset(round_trips: Iterable[tuple[float, float, float]]) -> ClockOffs
     return ClockOffset(answered - (sent + received) / 2, (received - sent) / 2)
 
 
+class Bounds(NamedTuple):
+    """Between what a rank's clock minus rank 0's must be, by each of what they did together.
+
+    Attributes:
+        iteration: that it belongs to.
+        low_s: at least.
+        high_s: at most.
+    """
+
+    iteration: NDArray[Any]
+    low_s: NDArray[Any]
+    high_s: NDArray[Any]
+
+
 def offset_bounds(
     spans: Sequence[Iterable[Span]], together: Iterable[str]
 ) -> list[tuple[float, float]]:
@@ -115,6 +129,14 @@ def offset_bounds(
         spans: per rank, its spans on its own clock.
         together: lanes of which nothing ends on a rank before it began on all others.
     """
+    return [
+        (float(one.low_s.max(initial=-math.inf)), float(one.high_s.min(initial=math.inf)))
+        for one in bounds_of_each(spans, together)
+    ]
+
+
+def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> list[Bounds]:
+    """Return the same of each rank, by each of what it did together with rank 0."""
     first: Spans | None = None
     found = []
     for of_rank in spans:
@@ -129,5 +151,5 @@ def offset_bounds(
         _, theirs, mine = np.intersect1d(there, here, True, return_indices=True)
         low_s = own.start_s[mine] - first.end_s[theirs]
         high_s = own.end_s[mine] - first.start_s[theirs]
-        found.append((float(low_s.max(initial=-math.inf)), float(high_s.min(initial=math.inf))))
+        found.append(Bounds(own.iteration[mine], low_s, high_s))
     return found

@@ -20,12 +20,13 @@ import numpy as np
 
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import SERVED
-from syncopate.timeline import Span, Spans, Timeline
+from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
+from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, merge, offset_bounds
 from syncopate.tracing.pauses import placed
 from syncopate.tracing.recorder import spans_of
 from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
-from syncopate.tracing.served.spans import spans_of_workers
+from syncopate.tracing.served.spans import key_names, spans_of_workers
 from syncopate.tracing.trace_file import Written, read_trace
 
 PATTERN = "rank-*.trace"
@@ -33,6 +34,10 @@ PATTERN = "rank-*.trace"
 
 _SYMMETRIC = {"allreduce": ("push",), "sharded": ("push", "pull")}
 """Exchange -> the lanes whose collectives end nowhere before all ranks have come to them."""
+
+
+_NO_METADATA = ("number", "iteration", "tensors")
+"""What notes of plans say that is not of the whole run."""
 
 
 class Run(NamedTuple):
@@ -45,6 +50,7 @@ class Run(NamedTuple):
         first: the first iteration that is shown.
         origin_s: where the timeline begins by the clock of ``served``.
         ranks: worker, such as ``"w0"`` -> its rank in the timeline.
+        carriers: key of a slice -> name of the spans that carry it.
     """
 
     timeline: Timeline
@@ -53,6 +59,7 @@ class Run(NamedTuple):
     first: int = 0
     origin_s: float = 0.0
     ranks: Mapping[str, int] = {}
+    carriers: Mapping[int, str] = {}
 
 
 def read_run(
@@ -90,8 +97,10 @@ def read_run(
         raise ArtifactError(directory, reason)
     if first:
         remarks.append(f"the last {last} iterations are shown, from iteration {first} on")
+    together = _together(found)
+    spans = _on_one_clock(spans, together, remarks)
     offsets_s = [0.0] * len(spans)
-    for rank, offset_s, remark in _offsets(found, spans, served):
+    for rank, offset_s, remark in _offsets(found, spans, together, served):
         offsets_s[rank] = offset_s
         remarks += [remark] if remark else []
     metadata = _metadata(found, served) | _links(found, first)
@@ -103,7 +112,8 @@ def read_run(
         if len(mine)
     ]
     origin_s = min(starts_s, default=0.0)
-    return Run(timeline, tuple(remarks), served, first, origin_s, _ranks(found, served))
+    ranks, carriers = _ranks(found, served), _carriers(found, served)
+    return Run(timeline, tuple(remarks), served, first, origin_s, ranks, carriers)
 
 
 def _files(
@@ -177,6 +187,18 @@ def _ranks(found: dict[int, Written], served: Served | None) -> dict[str, int]:
     return {f"w{job['worker']}": rank for rank, job in jobs.items() if job}
 
 
+def _carriers(found: dict[int, Written], served: Served | None) -> dict[int, str]:
+    """Return the name of the spans that carry each slice: its own, or that of its bucket."""
+    if served is None:
+        return {}
+    if not found:
+        return key_names(served)
+    plans = [note for note in found[min(found)].notes if "tensors" in note]
+    buckets = enumerate(plans[-1]["tensors"]) if plans else ()
+    carried = {tensor: f"bucket {index}" for index, tensors in buckets for tensor in tensors}
+    return {key: carried.get(one.tensor, "") for key, one in served.keys.items()}
+
+
 def _of_ranks(
     found: dict[int, Written], last: int, remarks: list[str]
 ) -> tuple[list[Sequence[Span]], int]:
@@ -231,13 +253,40 @@ def _spans(one: Written, first: int) -> Spans:
     return spans_of(records, texts, one.header.rank, models=models)
 
 
+def _together(found: dict[int, Written]) -> tuple[str, ...]:
+    """Return the lanes of which nothing ends on a rank before it began on all others."""
+    exchanges = {note["exchange"] for one in found.values() for note in one.notes if "plan" in note}
+    return _SYMMETRIC.get(exchanges.pop(), ()) if len(exchanges) == 1 else ()
+
+
+def _on_one_clock(
+    spans: list[Sequence[Span]], together: Sequence[str], remarks: list[str]
+) -> list[Sequence[Span]]:
+    """Return the spans of the most iterations between two jumps of a clock."""
+    found = jumps(spans, together)
+    if not found:
+        return spans
+    parts = [Spans.of(mine) for mine in spans]
+    row = longest_row((int(i) for part in parts for i in np.unique(part.iteration)), found)
+    for jump in found:
+        remarks.append(
+            f"rank {jump.rank}: its clock jumped in iteration {jump.iteration}, by about "
+            f"{jump.by_s:.3f} s by what the ranks did together"
+        )
+    if row is None:
+        return spans
+    remarks.append(f"iterations {row[0]} to {row[1]} are shown: between jumps there are no more")
+    return [part.take((part.iteration >= row[0]) & (part.iteration <= row[1])) for part in parts]
+
+
 def _offsets(
-    found: dict[int, Written], spans: Sequence[Sequence[Span]], served: Served | None
+    found: dict[int, Written],
+    spans: Sequence[Sequence[Span]],
+    together: Sequence[str],
+    served: Served | None,
 ) -> Iterator[tuple[int, float, str]]:
     """Yield each rank's clock minus rank 0's, and what is to be said of it."""
-    exchanges = {note["exchange"] for one in found.values() for note in one.notes if "plan" in note}
-    lanes = _SYMMETRIC.get(exchanges.pop(), ()) if len(exchanges) == 1 else ()
-    bounds = offset_bounds(spans, lanes)
+    bounds = offset_bounds(spans, together)
     for rank, one in found.items():
         low_s, high_s = bounds[rank]
         bounded = math.isfinite(low_s) and math.isfinite(high_s) and low_s <= high_s
@@ -281,7 +330,9 @@ def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str
         hosts, run = {one.header.host for one in found.values()}, first.header.run
         said["began"] = _written(first.header.began_s)
         errors_s = [one.header.offset_error_s for one in found.values()]
-    return {key: value for key, value in said.items() if key not in ("number", "iteration")} | {
+    if served is not None:
+        said[SERVERS] = SYNCHRONOUS if served.synchronous else "asynchronous"
+    return {key: value for key, value in said.items() if key not in _NO_METADATA} | {
         "run": run,
         "hosts": str(len(hosts)),
         "clock_error_s": f"{max(errors_s):.9f}",

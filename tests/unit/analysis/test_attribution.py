@@ -17,6 +17,7 @@ from syncopate.analysis import (
     stragglers,
     works,
 )
+from syncopate.analysis.arrivals import handing_over_s
 from syncopate.errors import InvalidValueError
 from syncopate.timeline import Span, Timeline
 from tests.unit import strategies
@@ -233,3 +234,23 @@ def test_a_wait_in_the_midst_of_a_forward_is_no_computation():
     assert works(timeline)[0].computing_s == {"forward": 3.0}
     # What the forward did before the pull began is not on the path.
     assert path(timeline) == [(0, "forward", 0.5), (0, "transfer", 3.5), (0, "forward", 2.0)]
+
+
+def test_handing_over_is_in_the_mean_over_the_buckets_that_nobody_else_copied():
+    """Of four buckets one is copied by another thread, until behind the next; the last may be."""
+
+    def push(bucket, takes_s, iteration):
+        at_s = 1.0 * iteration + 0.1 * bucket
+        return Span(
+            name=f"bucket {bucket}", lane="push", rank=0, start_s=at_s + takes_s, end_s=at_s + 0.2,
+            iteration=iteration, ready_s=at_s, launched_s=at_s + takes_s,
+        )  # fmt: skip
+
+    spans = tuple(
+        push(bucket, takes_s, iteration)
+        for iteration in range(3)
+        for bucket, takes_s in enumerate((0.001, 0.002, 0.14, 0.003))
+    )
+    timeline = Timeline(name="t", source="measured", world_size=1, spans=spans)
+    assert handing_over_s(timeline) == pytest.approx((0.0015, 0.006))
+    assert handing_over_s(made(2, 2)) == (0.0, 0.0)

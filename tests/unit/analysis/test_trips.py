@@ -5,16 +5,14 @@ from __future__ import annotations
 import pytest
 
 from syncopate.analysis.trips import STAGES, Trip, journeys
+from syncopate.cli.common.served import trips_of
 from syncopate.tracing.run import read_run
-from syncopate.tracing.served.moments import moments
 from tests.unit.tracing.served_cases import Job
 
 
 def trips(job, directory):
     job.write(directory)
-    served = read_run(directory).served
-    assert served is not None
-    return [Trip(*one) for one in moments(served)]
+    return trips_of(read_run(directory))
 
 
 def test_the_stages_of_a_trip_add_up_to_it(tmp_path):
@@ -22,16 +20,16 @@ def test_the_stages_of_a_trip_add_up_to_it(tmp_path):
     job.first_values(0.1)
     job.iteration(0, 1.0)
     first, second = trips(job, tmp_path)
-    assert (first.worker, second.worker, first.iteration) == ("w0", "w1", 0)
+    assert [(t.rank, t.name, t.iteration) for t in (first, second)] == [(0, "t0", 0), (1, "t0", 0)]
     assert sum(first.stages_s) == pytest.approx(first.back_s - first.queued_s)
     # What the cases of the tracing tests say of sending, the other worker, the update and so on.
     for trip, others_s in ((first, 0.002), (second, 0.0)):
-        expected = (0.0011, others_s, 0.0007, 0.0033, 0.0001, 0.0011)
+        expected = (0.0011, others_s, 0.0007, 0.0022, 0.0012, 0.0011)
         assert trip.stages_s == pytest.approx(expected)
 
 
 def test_a_request_that_came_before_the_update_takes_no_time(tmp_path):
-    trip = Trip("w0", "s0", 0, 0, 0.0, 1.0, 2.0, 3.0, 5.0, 4.0, 6.0, 7.0, 8.0)
+    trip = Trip(0, "t0", "s0", 0, 0, 100, 0.0, 1.0, 2.0, 3.0, 5.0, 3.5, 4.0, 6.0, 7.0, 8.0)
     assert trip.stages_s == (2.0, 1.0, 2.0, 0.0, 1.0, 2.0)
 
 
@@ -52,5 +50,5 @@ def test_the_mean_is_of_each_servers_trips(tmp_path):
     found = journeys(trips(job, tmp_path))
     assert [(one.server, one.trips) for one in found] == [("s0", 8), ("s1", 4)]
     for one in found:
-        assert one.stages_s == pytest.approx((0.0011, 0.001, 0.0007, 0.0033, 0.0001, 0.0011))
+        assert one.stages_s == pytest.approx((0.0011, 0.001, 0.0007, 0.0022, 0.0012, 0.0011))
         assert one.total_s == pytest.approx(0.0073)

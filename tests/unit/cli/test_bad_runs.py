@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zlib
+from html import unescape
+from importlib.util import find_spec
 
 import pytest
 
@@ -14,19 +17,26 @@ from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.unit.analysis.made import made
 from tests.unit.analysis.written import written
 
-COMMANDS = ("analyze", "explain", "compare")
+needs_html = pytest.mark.skipif(not find_spec("jinja2"), reason="the extra html is not installed")
+
+COMMANDS = ("analyze", "explain", "compare", pytest.param("report", marks=needs_html))
 
 
 @pytest.fixture
 def run(monkeypatch, capfd):
-    """Run a command on a directory or file; return exit code, standard output and error."""
+    """Run a command on a directory or file; return exit code, standard output and error.
+
+    What ``report`` writes counts as its standard output, without tags.
+    """
 
     def command(name, path, *options):
         files = (path, path) if name == "compare" else (path,)
+        options += ("-o", "-") if name == "report" else ()
         monkeypatch.setattr("sys.argv", ["syncopate", name, *map(str, (*files, *options))])
         code = main()
         told = capfd.readouterr()
-        return code, " ".join(told.out.split()), " ".join(told.err.split())
+        out = unescape(re.sub("<[^>]*>", " ", told.out)) if name == "report" else told.out
+        return code, " ".join(out.split()), " ".join(told.err.split())
 
     return command
 
@@ -49,7 +59,7 @@ def test_a_rank_is_missing(run, tmp_path, command):
     assert code == 0
     assert out
     assert "no file of rank 2: 3 of 4 ranks are shown" in err
-    if command == "explain":
+    if command in ("explain", "report"):
         assert "no explanation, because the evidence is thin" in out
         assert "nothing is recorded of ranks 2: record all ranks" in out
 
@@ -63,6 +73,17 @@ def test_several_runs_in_one_directory(run, tmp_path, command):
     assert "files of 2 runs; this is the one that began last" in err
     if command == "explain":
         assert "1. every rank waits for input before forward without it: 9.00 s, 3.00 s" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_without_its_first_line(run, tmp_path, command):
+    path = ranks(written(tmp_path / "a", made(2, 6)))[1]
+    path.write_bytes(path.read_bytes()[:40])
+    code, out, err = run(command, tmp_path / "a")
+    assert code == 0
+    assert out
+    assert "rank-1.trace: not a trace: its first line, which says whose it is, is missing" in err
+    assert "no file of rank 1: 1 of 2 ranks are shown" in err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -81,25 +102,44 @@ def test_a_file_was_cut(run, tmp_path, command):
         assert "iterations 0 to 6 are explained: others are not whole on all ranks" in out
 
 
+@pytest.mark.parametrize("by_s", [-60.0, 5.0])
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_clock_that_jumped_back(run, tmp_path, command):
-    """In iteration 3 the clock of rank 0 went back by a minute, in the midst of its forward."""
-    folder = written(tmp_path / "a", made(2, 6))
+def test_a_clock_that_jumped(run, tmp_path, command, by_s):
+    """In the midst of its forward of iteration 5 the clock of rank 1 of three jumped."""
+    change = {"input_s": 3.0}
+    folder = written(tmp_path / "a", made(3, 8, lambda r, i: change if r == 1 else {}))
+    path = ranks(folder)[1]
+    file = read_trace(path)
+    records = file.records.copy()
+    behind = records["iteration"] >= 5
+    begins_s = records["start_s"][behind].min()
+    records["start_s"] += by_s * (records["start_s"] > begins_s)
+    records["end_s"] += by_s * (records["end_s"] > begins_s)
+    rewritten(path, file, records)
+    code, out, err = run(command, folder)
+    assert code == 0
+    assert f"rank 1: its clock jumped in iteration 5, by about {by_s:.3f} s" in err
+    assert "iterations 0 to 4 are shown" in err
+    if by_s < 0:
+        assert "left out, because they end before they begin: 1 of its events" in err
+    if command == "explain":
+        assert "1. rank 1 waits for input before forward without it: 9.00 s, 3.00 s" in out
+    if command == "report":
+        assert "iterations 0 to 4 are shown" in out
+
+
+def test_of_rank_0s_clock_that_jumped_it_is_said_so(run, tmp_path):
+    folder = written(tmp_path / "a", made(3, 8))
     path = ranks(folder)[0]
     file = read_trace(path)
     records = file.records.copy()
-    jumped = records["iteration"] >= 3
-    begins_s = records["start_s"][jumped].min()
     for field in ("start_s", "end_s"):
-        records[field] -= 60.0 * (records[field] > begins_s)
+        records[field] += 5.0 * (records["iteration"] >= 2)
     rewritten(path, file, records)
-    code, _, err = run(command, folder)
-    assert "left out, because they end before they begin: 1 of its events; the clock of" in err
-    if command == "explain":
-        assert code == 2
-        assert "the clocks of its ranks are off" in err
-    else:
-        assert code == 0
+    err = run("analyze", folder)[2]
+    assert "rank 0: its clock jumped in iteration 2, by about 5.000 s" in err
+    assert "rank 1: its clock jumped" not in err
+    assert "iterations 3 to 7 are shown" in err
 
 
 def rewritten(path, file, records):

@@ -100,7 +100,7 @@ def test_runs_of_nodes_are_analysed_explained_compared_and_shown(
         assert main() == 0
         out = capfd.readouterr().out
         assert "from a push to the weights" in out
-        assert "3.30 ms" in out  # the workers ask so late for the weights
+        assert "2.20 ms" in out  # the workers ask so late for the weights
         monkeypatch.setattr(sys, "argv", ["syncopate", *command, "--json"])
         assert main() == 0
         assert json.loads(capfd.readouterr().out)["journeys"]

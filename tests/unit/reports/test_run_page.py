@@ -216,8 +216,8 @@ def test_remarks_and_metadata_are_shown():
 
 def test_servers_have_their_stages():
     """A push takes 1 s to come, waits 3 s for the others, and so on."""
-    moments = (0.0, 0.5, 1.0, 4.0, 5.0, 4.5, 5.5, 5.6, 7.0)
-    trips = tuple(Trip("w0", server, 0, 1, *moments) for server in ("s0", "s1"))
+    moments = (0.0, 0.5, 1.0, 4.0, 5.0, 4.2, 4.5, 5.5, 5.6, 7.0)
+    trips = tuple(Trip(0, "t0", server, 0, 1, 100, *moments) for server in ("s0", "s1"))
     page = page_of(slow_rank(), trips=trips)
     said = seen(page)
     assert "43% of it goes to waiting for other workers; to mend it: workers that come" in said

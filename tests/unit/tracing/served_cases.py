@@ -41,7 +41,21 @@ class Job:
         servers: int = 1,
         keys: int = 2,
         clocks: dict[str, float] | None = None,
+        *,
+        late_s: dict[str, float] | None = None,
+        behind_s: dict[str, float] | None = None,
     ) -> None:
+        """Be a job.
+
+        Args:
+            workers: how many.
+            servers: how many.
+            keys: slices, of the servers in turn.
+            clocks: node -> by how much its clock is ahead; those of nodes in it have their own.
+            late_s: server -> how much later it gives weights to be sent.
+            behind_s: worker -> how much later it pushes; then each pulls behind its own pushes.
+        """
+        self.late_s, self.behind_s = late_s or {}, behind_s or {}
         self.workers, self.servers, self.keys = workers, servers, keys
         self.clocks = clocks or {}
         self.rows: dict[str, list[tuple[float, tuple]]] = defaultdict(list)
@@ -89,14 +103,24 @@ class Job:
             for rank in range(self.workers):
                 self.pull(rank, key, 0, at_s + 0.003)
 
-    def pull(self, rank: int, key: int, after: int, at_s: float, request: int = 0) -> None:
-        """Let a worker pull a slice."""
+    def pull(
+        self,
+        rank: int,
+        key: int,
+        after: int,
+        at_s: float,
+        request: int = 0,
+        *,
+        since_s: float = 0.0,
+    ) -> None:
+        """Let a worker pull a slice, which is not there before ``since_s``."""
         s = self.server_of(key)
         request = request or after * 100 + key + 1
         came_s = self.say(f"w{rank}", s, at_s, Said("Pull", key, after, request))
-        self.say(s, f"w{rank}", came_s + 0.0002, Said("Weights", key, after, request, 104 + key))
+        left_s = max(came_s, since_s) + 0.0002 + self.late_s.get(s, 0.0)
+        self.say(s, f"w{rank}", left_s, Said("Weights", key, after, request, 104 + key))
 
-    def iteration(self, number: int, at_s: float, *, pulls: bool = True) -> None:
+    def iteration(self, number: int, start_s: float, *, pulls: bool = True) -> None:
         """Let all workers push every slice, worker 1 later than worker 0, and pull it.
 
         As a synchronous server does, it says first that a push came, and when all came, that they
@@ -105,20 +129,23 @@ class Job:
         sequence = number + 1
         for key in range(self.keys):
             s = self.server_of(key)
-            begin_s = at_s + 0.0005 * key
-            for rank in range(self.workers):
-                sent_s = begin_s + 0.002 * rank
-                self.say(f"w{rank}", s, sent_s, Said("Push", key, sequence, nbytes=110 + key))
+            begin_s = start_s + 0.0005 * key
+            sent_s = [
+                begin_s + 0.002 * rank + self.behind_s.get(f"w{rank}", 0.0)
+                for rank in range(self.workers)
+            ]
+            for rank, at_s in enumerate(sent_s):
+                self.say(f"w{rank}", s, at_s, Said("Push", key, sequence, nbytes=110 + key))
                 if rank < self.workers - 1:
                     early = Said("Ack", key, sequence, sequence - 1)
-                    self.say(s, f"w{rank}", sent_s + HOP_S + 0.00005, early)
-            last_s = begin_s + 0.002 * (self.workers - 1) + HOP_S
+                    self.say(s, f"w{rank}", at_s + HOP_S + 0.00005, early)
+            last_s = max(sent_s) + HOP_S
             for rank in range(self.workers):
                 self.say(s, f"w{rank}", last_s + 0.0001, Said("Ack", key, sequence, sequence))
             self.update(s, key, sequence, last_s + 0.0002)
-            if pulls:
-                for rank in range(self.workers):
-                    self.pull(rank, key, sequence, last_s + 0.003)
+            for rank in range(self.workers) if pulls else ():
+                own_s = sent_s[rank] + HOP_S if self.behind_s else last_s
+                self.pull(rank, key, sequence, own_s + 0.003, since_s=last_s + 0.001)
 
     def write(
         self, directory: Path, *, leave_out: tuple[str, ...] = (), run: str = "job"

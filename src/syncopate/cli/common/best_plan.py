@@ -18,19 +18,28 @@ _PACE = 3.0
 """A workload that computes this many times as long as the training, or as short, is another's."""
 
 
+_LEAST = 0.5
+"""What is left at least of computation without the handing over of messages."""
+
+
 def at_pace(timeline: Timeline, found: Explanation, workload: Workload) -> Workload:
-    """Return a workload that computes as long as the training did.
+    """Return a workload that computes as long as the training did, without what its plan cost.
+
+    That is the handing over of messages, which is the more the more buckets a plan has.
 
     Raises:
         InvalidValueError: the workload is another training's.
     """
+    from syncopate.analysis.arrivals import handing_over_s
+
     trained = timeline.metadata.get("model", workload.model)
     pace = found.compute_s / workload.compute_s if workload.compute_s > 0 else 0.0
     if trained != workload.model or not 1 / _PACE <= pace <= _PACE:
         said = f"{workload.model}, which computes for {workload.compute_s:.3g} s"
         rule = f"that of the training: {trained}, which computed for {found.compute_s:.3g} s"
         raise InvalidValueError("--workload", said, rule)
-    return workload.scaled(pace)
+    _, plan_s = handing_over_s(timeline)
+    return workload.scaled(pace * max(1 - plan_s / found.compute_s, _LEAST))
 
 
 def against_the_best(
@@ -50,6 +59,7 @@ def against_the_best(
     Raises:
         InvalidValueError: a cluster of other ranks, or the workload of another training.
     """
+    from syncopate.analysis.arrivals import handing_over_s
     from syncopate.analysis.causes import PLAN, TRANSFERS, Cause
     from syncopate.analysis.counterfactuals import WORTH
     from syncopate.analysis.stragglers import SERVER
@@ -64,7 +74,10 @@ def against_the_best(
     # that now one rank is the last and now another.
     beyond_s = max(found.bound_s - found.compute_s, 0.0)
     found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
-    gain_s = found.even_s - plan.prediction.iteration_s - beyond_s
+    # Of more buckets than were recorded nobody knows what they cost: as those, since the bytes are.
+    each_s, plan_s = handing_over_s(timeline)
+    best_s = plan.prediction.iteration_s + min(each_s * len(plan.buckets), plan_s)
+    gain_s = found.even_s - best_s - beyond_s
     least_s = WORTH * found.iteration_s
     if found.abstains or gain_s < least_s:
         return found, plan

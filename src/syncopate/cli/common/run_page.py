@@ -58,7 +58,7 @@ def run_page(
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
     try:
-        found = explanation(timeline, cluster)
+        found = explanation(timeline, cluster, trips)
     except InvalidValueError as error:
         why = str(error)
     if found is not None and workload is not None and cluster is not None:
@@ -84,6 +84,8 @@ def run_page(
 
 
 def _require_fit(timeline: Timeline, cluster: Cluster | None, plan: Plan | None) -> None:
+    if not len(timeline.spans):
+        raise InvalidValueError("timeline", timeline.name, "one with at least one span")
     for option, given in (("--cluster", cluster), ("--plan", plan)):
         if given is not None and given.world_size != timeline.world_size:
             rule = f"of as many ranks as the training, {timeline.world_size}"

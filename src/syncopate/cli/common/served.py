@@ -56,13 +56,20 @@ def computed_of(served: Served) -> Iterator[Overhead]:
 
 
 def trips_of(run: Run | None) -> list[Trip]:
-    """Return the ways of slices in the iterations of a run that are shown; none without servers."""
+    """Return the ways of slices in the iterations of a run that are shown; none without servers.
+
+    Their times are those of the run's timeline.
+    """
     if run is None or run.served is None:
         return []
     from syncopate.analysis.trips import Trip
     from syncopate.tracing.served.moments import moments
 
-    return [Trip(*one) for one in moments(run.served) if one.iteration >= run.first]
+    return [
+        Trip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
+        for one in moments(run.served, run.origin_s)
+        if one.iteration >= run.first and one.worker in run.ranks
+    ]
 
 
 def messages_in(run: Run) -> list[Message]:

@@ -21,12 +21,14 @@ class Moments(NamedTuple):
         server: such as ``"s1"``.
         key: the slice.
         iteration: of the training.
+        nbytes: of the message with the weights.
         queued_s: the push was given to be sent.
         sent_s: ZeroMQ was given it.
         came_s: the server took it from there.
         complete_s: the server had all pushes that its update waits for.
         updated_s: the update was computed.
-        asked_s: the request for the weights came to the server.
+        pulled_s: the request for the weights was given to be sent.
+        asked_s: it came to the server.
         answered_s: the weights were given to be sent.
         left_s: ZeroMQ was given them.
         back_s: the worker took them from there.
@@ -36,19 +38,26 @@ class Moments(NamedTuple):
     server: str
     key: int
     iteration: int
+    nbytes: int
     queued_s: float
     sent_s: float
     came_s: float
     complete_s: float
     updated_s: float
+    pulled_s: float
     asked_s: float
     answered_s: float
     left_s: float
     back_s: float
 
 
-def moments(served: Served) -> Iterator[Moments]:
-    """Yield the way of every slice in every iteration, as far as all of it was captured."""
+def moments(served: Served, origin_s: float = 0.0) -> Iterator[Moments]:
+    """Yield the way of every slice in every iteration, as far as all of it was captured.
+
+    Args:
+        served: what the nodes wrote.
+        origin_s: its time from which times are counted.
+    """
     ends = {node: _ends(node, served) for node in served.messages if node != "scheduler"}
     updates: dict[tuple[str, int], list[Work]] = defaultdict(list)
     for work in served.work:
@@ -65,18 +74,20 @@ def moments(served: Served) -> Iterator[Moments]:
             if kind != "Push" or not pushed.sends or iteration < 0:
                 continue
             at = ends.get(server, {})
-            four = [at.get((worker, each, key, iteration)) for each in ("Push", "Pull", "Weights")]
-            back = mine.get((server, "Weights", key, iteration))
-            if None in (*four, back):
+            three = [at.get((worker, each, key, iteration)) for each in ("Push", "Pull", "Weights")]
+            two = [mine.get((server, each, key, iteration)) for each in ("Pull", "Weights")]
+            if None in (*three, *two):
                 continue
-            came, asked, left = (m for m in four if m is not None)
-            assert back is not None
+            came, asked, left = (m for m in three if m is not None)
+            pulled, back = (m for m in two if m is not None)
             all_s = complete[server, key, iteration] if served.synchronous else came.time_s
             done_s = _updated(updates[server, key], all_s)
-            yield Moments(
-                worker, server, key, iteration, pushed.queued_s, pushed.time_s, came.time_s,
-                all_s, done_s, asked.time_s, left.queued_s, left.time_s, back.time_s,
+            times_s = (
+                pushed.queued_s, pushed.time_s, came.time_s, all_s, done_s, pulled.queued_s,
+                asked.time_s, left.queued_s, left.time_s, back.time_s,
             )  # fmt: skip
+            since_s = (time_s - origin_s for time_s in times_s)
+            yield Moments(worker, server, key, iteration, back.nbytes, *since_s)
 
 
 def _updated(updates: Sequence[Work], since_s: float) -> float:

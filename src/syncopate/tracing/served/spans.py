@@ -1,21 +1,18 @@
 """Spans: what workers did, by their messages alone.
 
-A push lasts from when it was sent until it is over, a pull from the request until the weights are
-there. Computation is what SketchDLC takes for it: from the last weights of the iteration before to
-the last push (Section 4.2).
+A push lasts from when it was sent until the server said that it has it, a pull from the request
+until the weights are there. Computation is what SketchDLC takes for it: from the last weights of
+the iteration before to the last push (Section 4.2).
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from syncopate.timeline import Span
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served, Wired
-
-_BEGINS = {"Push": "push", "Pull": "pull"}
-_ENDS = {"Ack": "push", "Weights": "pull"}
 
 
 def spans_of_workers(served: Served, last: int) -> tuple[list[Sequence[Span]], int]:
@@ -28,36 +25,45 @@ def spans_of_workers(served: Served, last: int) -> tuple[list[Sequence[Span]], i
 
 
 def _spans(rank: int, messages: tuple[Wired, ...], names: Mapping[int, str]) -> list[Span]:
-    begun: dict[tuple[str, int, int], Wired] = {}
+    begun: dict[int, dict[int, Wired]] = defaultdict(dict)
+    asked: dict[tuple[int, int], Wired] = {}
     spans: list[Span] = []
     sent: dict[int, float] = {}
     had: dict[int, float] = {}
-    for index, iteration in places(messages).items():
-        m = messages[index]
-        if m.kind in _BEGINS:
-            begun[_BEGINS[m.kind], m.key, iteration] = m
-            if m.kind == "Push":
-                sent[iteration] = m.time_s
-            continue
-        lane = _ENDS[m.kind]
-        if lane == "pull":
-            had[iteration] = m.time_s
-        first = begun.pop((lane, m.key, iteration), None)
-        if first is None or iteration < 0:
-            continue
+
+    def add(lane: str, iteration: int, first: Wired, last: Wired) -> None:
+        if iteration < 0:
+            return
         spans.append(
             Span(
-                name=names.get(m.key, f"key {m.key}"),
+                name=names.get(last.key, f"key {last.key}"),
                 lane=lane,
                 rank=rank,
                 start_s=first.time_s,
-                end_s=m.time_s,
+                end_s=last.time_s,
                 iteration=iteration,
-                nbytes=first.nbytes if lane == "push" else m.nbytes,
-                detail=m.peer,
+                nbytes=first.nbytes if lane == "push" else last.nbytes,
+                detail=last.peer,
                 launched_s=first.queued_s,
             )
         )
+
+    found = places(messages)
+    for index, m in enumerate(messages):
+        iteration = found.get(index, -1)
+        if m.kind == "Push" and index in found:
+            begun[m.key][iteration] = m
+            sent[iteration] = m.time_s
+        elif m.kind == "Ack":
+            for there in [i for i in begun[m.key] if i < m.number]:
+                add("push", there, begun[m.key].pop(there), m)
+        elif m.kind == "Pull" and index in found:
+            asked[m.key, iteration] = m
+        elif m.kind == "Weights" and index in found:
+            had[iteration] = m.time_s
+            first = asked.pop((m.key, iteration), None)
+            if first is not None:
+                add("pull", iteration, first, m)
     for iteration, end_s in sent.items():
         start_s = had.get(iteration - 1)
         if start_s is not None and start_s <= end_s and iteration >= 0:
