@@ -23,8 +23,8 @@ What is emulated: hosts and links by the lab (docs/lab.md); a slow rank, a sleep
 checkpoint, an evaluation and a slow server by sleeping. Garbage collections are real ones, of
 200,000 lists and all that torch has; the other jobs are real processes; links are cut by the
 kernel; plans and parameter servers are real. The model has 96 tensors and 4 MiB; where each tensor
-has a bucket it has 480, as that costs next to nothing with 96. Parameter servers are on two hosts
-more.
+has a bucket it has 480, as that costs next to nothing with 96. Where there are parameter servers,
+two of the four hosts are.
 
 Given ``--json``, every fault is kept as soon as it is over, and a run that was stopped goes on
 where it was.
