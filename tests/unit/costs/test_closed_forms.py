@@ -90,7 +90,7 @@ def test_bad_questions_are_refused():
     with pytest.raises(InvalidValueError, match="pipelines is 2; it must be 1 for a closed form"):
         closed_form("all_reduce", "blueconnect", 4, pipelines=2)
     with pytest.raises(
-        UnknownNameError, match="unknown algorithm 'tree' for all_reduce; known: .*ring"
+        UnknownNameError, match=r"unknown algorithm 'tree' for all_reduce; known: .*ring"
     ):
         all_reduce_linear("tree", 4, ALPHA, BETA, GAMMA)
     with pytest.raises(UnknownNameError, match="unknown collective 'scan'; known: all_reduce, red"):
