@@ -25,6 +25,9 @@ from syncopate.analysis.trips import STAGES, Trip, journeys
 _ITS_OWN = tuple(stage for stage in STAGES if stage not in ("other workers", "request"))
 """Stages of a trip that a server, or the way to it, can be blamed for."""
 
+_LATER = 1.5
+"""A server is slow that takes more than this many times as long as the others would."""
+
 _Turn = tuple[int, int]
 """A rank and an iteration."""
 
@@ -187,5 +190,6 @@ class Servers:
                 continue
             mine = [statistics.fmean(each) for each in own_s.values()]
             theirs = [statistics.fmean(each) for each in others_s.values()]
-            if exceeds(mine, [theirs]):
+            later = statistics.median(mine) > _LATER * statistics.median(theirs)
+            if later and exceeds(mine, [theirs]):
                 yield int(server[1:])
