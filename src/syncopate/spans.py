@@ -29,6 +29,9 @@ Such a span may lie within a span of computation, which then lasted longer by it
 """
 
 _LANE = {lane: place for place, lane in enumerate(LANES)}
+FURTHEST_S = 1e18
+"""Of a time from the origin of its clock: differences and sums of times stay numbers."""
+
 _MADE_AT_ONCE = 4096
 """Spans that are made of columns in one go where all are asked for in turn."""
 
@@ -69,8 +72,9 @@ class Span(Record, frozen=True, kw_only=True, omit_defaults=True):
     def __post_init__(self) -> None:
         if self.lane not in LANES:
             raise UnknownNameError("lane", self.lane, LANES)
-        if not (math.isfinite(self.start_s) and math.isfinite(self.end_s)):
-            raise InvalidValueError(f"span {self.name}", (self.start_s, self.end_s), "finite times")
+        if not (abs(self.start_s) <= FURTHEST_S and abs(self.end_s) <= FURTHEST_S):
+            rule = f"finite times, none further from 0 than {FURTHEST_S:.0e}"
+            raise InvalidValueError(f"span {self.name}", (self.start_s, self.end_s), rule)
         if self.end_s < self.start_s:
             raise InvalidValueError(
                 f"end_s of span {self.name}", self.end_s, f"at least start_s, {self.start_s}"
@@ -147,7 +151,8 @@ class Spans(Sequence[Span]):
             column = np.ascontiguousarray(column, dtype).view()
             column.flags.writeable = False
             setattr(self, field, column)
-        right = (self.start_s <= self.end_s) & np.isfinite(self.start_s) & np.isfinite(self.end_s)
+        right = (self.start_s <= self.end_s) & (self.start_s >= -FURTHEST_S)
+        right &= self.end_s <= FURTHEST_S
         if not right.all():
             self[int(np.argmin(right))]  # which refuses it
 

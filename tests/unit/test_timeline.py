@@ -11,7 +11,7 @@ from msgspec import json, structs
 
 from syncopate import timeline as timelines
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import Span, Spans, Timeline
 from tests.unit import strategies
 
 
@@ -91,6 +91,11 @@ def test_durations():
         (lambda: _span(3.0, 1.0), "end_s of span bucket 0 is 1.0.*at least start_s, 3.0"),
         (lambda: _span(math.nan), "finite times"),
         (lambda: _span(0.0, math.inf), "finite times"),
+        (lambda: _span(0.0, math.nan), "finite times"),
+        (lambda: _span(0.0, 1e308), r"finite times, none further from 0 than 1e\+18"),
+        (lambda: _span(-1e308, 0.0), "none further"),
+        (lambda: Spans((), {"lane": [0], "start_s": [0.0], "end_s": [1e308]}), "none further"),
+        (lambda: Spans((), {"lane": [0], "start_s": [0.0], "end_s": [math.nan]}), "finite times"),
         (lambda: _timeline(_span(rank=2)), r"rank of span bucket 0 is 2.*in 0\.\.1"),
         (lambda: _timeline(_span(rank=-1)), "rank of span bucket 0 is -1"),
         (lambda: structs.replace(_timeline(), world_size=0), r"world_size is 0; .* in 1\.\."),
