@@ -52,14 +52,23 @@ def explain(
     """
     import msgspec
 
+    from syncopate.analysis.arrivals import lateness
     from syncopate.analysis.causes import explanation
+    from syncopate.analysis.phases import COMPUTATION
     from syncopate.cli.common.best_plan import against_the_best
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
+    from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 
     work, machines = _known(workload, cluster)
     timeline, run = read_recorded(*files, last=last)
     timeline = last_of(timeline, last)
+    if not timeline.columns.in_lanes(*COMPUTATION).any() and (late_s := lateness(timeline)):
+        if json:
+            typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
+        else:
+            out().print(lateness_report(timeline))
+        return
     trips = trips_of(run)
     found = explanation(timeline, machines, trips)
     plan, given = None, None

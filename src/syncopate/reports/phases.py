@@ -10,9 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from syncopate.analysis import Phases, arrivals, mean, phases
+from syncopate.analysis.arrivals import lateness
 from syncopate.reports.tables import titled_table
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
+
+ARRIVALS_ALONE = (
+    "no causes: computation was not recorded, so what a late rank does, and what mending it gains, "
+    "is not known; record the training with SYNCOPATE_TRACE=DIRECTORY or `syncopate record`"
+)
+"""What is said where nothing but arrivals is known, as of torch's flight recorder."""
+
+_NAMED = 8
+"""Messages that a rank's line has room for."""
 
 _COLUMNS = (
     "iteration",
@@ -75,6 +85,20 @@ def arrivals_report(timeline: Timeline) -> RenderableType | None:
     if found.clocks_off_s > 0:
         lines.append(f"clocks are wrong by {format_seconds(found.clocks_off_s)} at least")
     return Text("\n".join(lines))
+
+
+def lateness_report(timeline: Timeline) -> RenderableType:
+    """Return how late each rank usually comes to each message, the latest first."""
+    found = sorted(lateness(timeline).items(), key=lambda row: -max(row[1].values(), default=0.0))
+    lines = []
+    for rank, late_s in found:
+        late = [f"{name} by {format_seconds(by)}" for name, by in late_s.items() if by > 0]
+        if late:
+            more = ", .." if len(late) > _NAMED else ""
+            lines.append(
+                f"rank {rank} comes later than the others to {', '.join(late[:_NAMED])}{more}"
+            )
+    return Text("\n".join((*lines[:_NAMED], ARRIVALS_ALONE)))
 
 
 def _add(table: Table, number: int, phase: Phases) -> None:

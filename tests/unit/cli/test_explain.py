@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from syncopate.analysis.causes import explanation
 from syncopate.cli import main
@@ -141,3 +142,18 @@ def test_what_does_not_go_together_is_refused(explain, files, tmp_path):
     code, _, err = explain(slow, "-w", workload, "-c", cluster)
     assert code == 2
     assert "that of the training" in err
+
+
+def test_of_arrivals_alone_it_is_said_who_is_late_and_what_to_record(explain, tmp_path):
+    """As of torch's flight recorder, which knows nothing of computation."""
+    timeline = made(3, 6, lambda r, i: {"backward_s": 8.0 if r == 2 else 4.0})
+    sent = tuple(span for span in timeline.spans if span.lane == "push")
+    path = structs.replace(timeline, spans=sent).save(tmp_path / "arrivals.json")
+    code, said, _ = explain(path)
+    assert code == 0
+    assert said.startswith("rank 2 comes later than the others to bucket 0 by"), said
+    assert "no causes: computation was not recorded" in said
+    code, said, _ = explain(path, "--json")
+    found = json.loads(said)
+    assert (code, len(found["abstains"])) == (0, 1)
+    assert found["lateness_s"]["2"]["bucket 0"] > 0
