@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,9 @@ from syncopate.cli.common.timelines import LAST, last_of, read_recorded
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.timeline import Timeline
 
 
 def explain(
@@ -52,22 +55,15 @@ def explain(
     """
     import msgspec
 
-    from syncopate.analysis.arrivals import lateness
     from syncopate.analysis.causes import explanation
-    from syncopate.analysis.phases import COMPUTATION
     from syncopate.cli.common.best_plan import against_the_best
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
-    from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 
     work, machines = _known(workload, cluster)
     timeline, run = read_recorded(*files, last=last)
     timeline = last_of(timeline, last)
-    if not timeline.columns.in_lanes(*COMPUTATION).any() and (late_s := lateness(timeline)):
-        if json:
-            typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
-        else:
-            out().print(lateness_report(timeline))
+    if _said_of_arrivals(timeline, json):
         return
     trips = trips_of(run)
     found = explanation(timeline, machines, trips)
@@ -78,12 +74,29 @@ def explain(
     if json:
         said = explanation_json(found, given)
         said |= {"journeys": journeys_json(trips)} if trips else {}
-        values = msgspec.json.encode(said)
-        typer.echo(msgspec.json.format(values, indent=1).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(said), indent=1).decode())
         return
     out().print(explanation_report(timeline, found, machines, plan, given))
     if trips:
         out().print(journeys_report(trips))
+
+
+def _said_of_arrivals(timeline: Timeline, json: bool) -> bool:
+    """Print who is late, where nothing but arrivals was recorded; return whether that is so."""
+    import msgspec
+
+    from syncopate.analysis.arrivals import lateness
+    from syncopate.analysis.phases import COMPUTATION
+    from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
+
+    late_s = lateness(timeline)
+    if not late_s or timeline.columns.in_lanes(*COMPUTATION).any():
+        return False
+    if json:
+        typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
+    else:
+        out().print(lateness_report(timeline))
+    return True
 
 
 def _known(
