@@ -230,3 +230,17 @@ def test_of_very_many_iterations_the_slowest_stand_for_their_neighbours():
     drawn = re.findall(r"<title>iteration (\d+): ", page)
     assert len(drawn) < 400
     assert "777" in drawn
+
+
+def test_a_phone_has_every_other_size_of_a_long_axis():
+    timeline = made(2, 6)
+    spans = tuple(
+        replace(s, nbytes=4 << (20 if s.name == "bucket 1" else 10)) if s.nbytes else s
+        for s in timeline.spans
+    )
+    page = page_of(replace(timeline, spans=spans))
+    labels = re.findall(
+        r'<text( class="narrow-out")? x="[^"]*" y="100%" dy="20"[^>]*>([^<]*)<', page
+    )
+    assert len(labels) > 4
+    assert [bool(hidden) for hidden, _ in labels] == [k % 2 == 1 for k in range(len(labels))]
