@@ -22,7 +22,13 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 LANES: tuple[str, ...] = ("forward", "backward", "push", "update", "pull", "wait")
 """What a span can be: computation, communication, or waiting for it."""
 
-PAUSES: tuple[str, ...] = ("input", "garbage collection", "evaluation", "checkpoint")
+PAUSES: tuple[str, ...] = (
+    "input",
+    "garbage collection",
+    "evaluation",
+    "checkpoint",
+    "self-planning",
+)
 """Names of spans in the wait lane that say why their rank stood still; others wait for ranks.
 
 Such a span may lie within a span of computation, which then lasted longer by it.

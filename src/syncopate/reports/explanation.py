@@ -33,7 +33,7 @@ from syncopate.units import format_rate, format_seconds
 
 _SHOWN = 8
 
-_INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT = PAUSES
+_INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT, _PLANNING = PAUSES
 
 _WORDS = {
     COMPUTE: (
@@ -60,6 +60,12 @@ _WORDS = {
     _CHECKPOINT: (
         "{who} saves a checkpoint{when}",
         "save less often, or write a copy while training goes on",
+        "",
+    ),
+    _PLANNING: (
+        "{who} measures and plans{when}, as a first run does",
+        "it ends by itself, and the next run begins with the plan that was kept; --last 50 looks "
+        "at the end alone",
         "",
     ),
     PAUSE: (

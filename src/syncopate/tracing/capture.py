@@ -316,11 +316,13 @@ def trace(directory: str | os.PathLike[str]) -> Capture:
 def pause(name: str) -> Iterator[None]:
     """Say what this rank does instead of training while the block runs; for traces alone.
 
-    `syncopate explain` then knows what the others wait for. Garbage collections are noted without.
-    Where nothing is captured it does nothing.
+    `syncopate explain` then knows what the others wait for. Garbage collections are noted without,
+    and so is what ``distribute`` does in a first run to find its plan. Where nothing is captured it
+    does nothing.
 
     Args:
-        name: ``"input"``, ``"garbage collection"``, ``"evaluation"`` or ``"checkpoint"``.
+        name: ``"input"``, ``"garbage collection"``, ``"evaluation"``, ``"checkpoint"`` or
+            ``"self-planning"``.
 
     Raises:
         UnknownNameError: no such pause.

@@ -47,6 +47,10 @@ CASES = {
         at({0: (2, 4)}, {"input_s": 6.0, "before": "checkpoint"}),
         ("checkpoint", (0,), (2, 4)),
     ),
+    "a first run's planning": (
+        at(EVERYBODY, {"input_s": 6.0, "before": "self-planning"}),
+        ("self-planning", (0, 1, 2, 3), (2, 4)),
+    ),
     "an evaluation": (at(EVERYBODY, STANDS), ("evaluation", (0, 1, 2, 3), (2, 4))),
     "nobody says what": (at(EVERYBODY, {"input_s": 6.0}), ("pause", (0, 1, 2, 3), (2, 4))),
     "collections in turn": (

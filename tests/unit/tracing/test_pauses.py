@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import syncopate
+from syncopate.engine.selfplan.stepwise import Stepwise
 from syncopate.errors import UnknownNameError
 from syncopate.tracing import capture, pauses
 from syncopate.tracing.capture import Capture
@@ -78,6 +80,31 @@ def test_long_garbage_collections_are_noted_and_short_ones_not(
     gc.collect()
     assert one._pauses.take() == []
     assert paused(tmp_path) == [("garbage collection", 0, 3.0, 3.5)]
+
+
+def test_what_a_first_run_does_to_find_its_plan_is_a_pause(
+    begun: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the listener of a step, which the engine calls between its messages and its update."""
+    one, subject = begun
+    listeners: list[Any] = []
+    readiness = SimpleNamespace(
+        listeners=listeners, held=False, clock=SimpleNamespace(stamp=lambda: 0.0)
+    )
+    engine: Any = SimpleNamespace(
+        readiness=readiness, plan_with=lambda stop: None, planning_is_over=lambda: None
+    )
+    planner = Stepwise(engine)
+    planner.begin(planner._steps(2))
+    for iteration in range(3):
+        subject.step(iteration, 10.0 * iteration + 10, 10.0 * iteration + 18)
+    clocked(monkeypatch, 18.5, 19.0, 28.5, 29.5)
+    for _ in range(2):
+        listeners[0](None)
+    monkeypatch.undo()
+    assert listeners == []
+    one.stop()
+    assert paused(tmp_path) == [("self-planning", 1, 8.5, 9.0), ("self-planning", 2, 18.5, 19.5)]
 
 
 def test_without_a_capture_nothing_happens_and_other_names_are_refused() -> None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import words
 from syncopate.engine.step import Step
+from syncopate.tracing.capture import pause
 
 WARMUP = 3
 """Steps before anything is measured."""
@@ -60,7 +61,8 @@ class Stepwise:
     def _step(self, step: Step) -> None:
         assert self._course is not None
         try:
-            self._course.send(step)
+            with pause("self-planning"):
+                self._course.send(step)
         except StopIteration:
             self.stop()
         except BaseException:
