@@ -26,7 +26,10 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
-_EARLY = 1024
+_EARLY, _EARLY_BYTES = 1024, 4096
+"""How many messages are kept of those who come before this server knows who is who, and how long
+they may be: who belongs here says hello, and nothing else."""
+
 
 
 class ParameterServer:
@@ -125,7 +128,7 @@ class ParameterServer:
     def _take(self, arrival: Arrival) -> None:
         machine = self._machine
         if machine is None:
-            if len(arrival.frames) == 1:
+            if len(arrival.frames) == 1 and len(arrival.frames[0]) <= _EARLY_BYTES:
                 self._early.append(arrival)
             return
         try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import deque
 
 import pytest
 import zmq
 
 from syncopate.errors import ParameterServerError
+from syncopate.paramserver import node
 from syncopate.paramserver.launch import free_port
+from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.wire import RefusalLog, Wire
+from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 
@@ -95,3 +98,24 @@ def test_refusals_are_logged_at_first_and_at_the_end(caplog):
 def test_names_of_unix_sockets_do_not_repeat(wires):
     server, worker = wires
     assert server.listen("127.0.0.1", 0) != worker.listen("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(("nbytes", "kept"), [(1000, 1), (5000, 0)])
+def test_of_who_comes_early_little_is_kept(nbytes, kept):
+    server = object.__new__(ParameterServer)
+    server._machine, server._early = None, deque()
+    server._take(Arrival(b"stranger", [zmq.Frame(bytes(nbytes))], 0.0))
+    assert len(server._early) == kept
+
+
+def test_who_waits_for_the_job_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(node, "_PATIENCE_S", 0.0)
+    wire = Wire(None, Limits(), Tap(msg.WORKER))
+    register = msg.Register(msg.PROTOCOL, "job", msg.WORKER, "token")
+    waiting = node.Node(wire, register, Limits(), "tcp://127.0.0.1:9")
+    for _ in range(3):
+        waiting._ticked_s = 0.0
+        waiting.step(lambda _: None, lambda _: None, lambda _: None)
+    wire.close(0)
+    (said,) = caplog.messages
+    assert said.startswith("no scheduler answered at tcp://127.0.0.1:9 within 0 s")
