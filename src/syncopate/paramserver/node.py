@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -14,7 +16,11 @@ from syncopate.protocol.limits import Limits
 from syncopate.protocol.member import MemberMachine
 from syncopate.protocol.messages import Refusal
 
+_log = logging.getLogger("syncopate")
 _DRAIN_S = 0.5
+_PATIENCE_S = 10.0
+"""How long a process waits for its job before it says so."""
+
 TICK_S = 0.05
 """How often machines are asked what is due."""
 
@@ -45,6 +51,7 @@ class Node:
         self.member = MemberMachine(register, limits, scheduler)
         wire.connect(SCHEDULER, scheduler)
         self._ticked_s = 0.0
+        self._said_at_s = time.monotonic() + _PATIENCE_S
 
     def step(
         self,
@@ -84,6 +91,10 @@ class Node:
             self._ticked_s = now_s
             do(self.member.tick(now_s))
             tick(now_s)
+            if now_s > self._said_at_s:
+                self._said_at_s = math.inf
+                if self.member.roster is None and not self.member.over:
+                    _log.warning("%s", self.member.waits_for(f"within {_PATIENCE_S:g} s"))
 
     def part(self) -> None:
         """Wait until the scheduler has heard the last words; send what is left."""

@@ -57,7 +57,7 @@ class MemberMachine:
         joined = self.roster is not None
         silent_s = now_s - (self._heard_s or now_s)
         if not joined and now_s - self._began_s > self._limits.join_s:
-            return self._give_up(self._why_not_joined())
+            return self._give_up(self.waits_for(f"within {self._limits.join_s:g} s (join_s)"))
         if joined and silent_s > self._limits.silence_s:
             reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
             return self._give_up(reason)
@@ -133,10 +133,9 @@ class MemberMachine:
         self.over = self.out = True
         return [act.Fail(reason)]
 
-    def _why_not_joined(self) -> str:
-        limit = f"within {self._limits.join_s:g} s (join_s)"
+    def waits_for(self, how_long: str) -> str:
+        """Say what this process that has no roster lacks; ``how_long``: since when, in words."""
         if self._heard_s is None:
-            return (
-                f"no scheduler answered at {self._scheduler} {limit}: is it there, is the key one?"
-            )
-        return f"the job was not complete {limit}: some server or worker did not come"
+            where = f"at {self._scheduler} {how_long}"
+            return f"no scheduler answered {where}: is it there, is the key one?"
+        return f"the job was not complete {how_long}: some server or worker did not come"

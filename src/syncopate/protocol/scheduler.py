@@ -164,7 +164,7 @@ class SchedulerMachine:
         member = self._members.get(register.token)
         if member is not None:
             member.peer, member.heard_s = peer, now_s
-            return self._welcome([member]) if self._complete else []
+            return self._welcome([member]) if self._complete else [_heard(peer)]
         if self._complete:
             return self._return(peer, register, now_s)
         if register.role == SERVER and not self._has_turn(register, now_s):
@@ -176,7 +176,7 @@ class SchedulerMachine:
             raise Refusal(msg.UNKNOWN, reason)
         self._members[register.token] = Member(register, peer, now_s)
         if self.here != self._wanted:
-            return []
+            return [_heard(peer)]
         self._complete = True
         for role in self._wanted:
             self._assign(self._of(role, "here"))
@@ -272,7 +272,7 @@ class SchedulerMachine:
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
-            return [act.Send(peer, msg.Heartbeat(""))]
+            return [_heard(peer)]
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
             return [act.Send(peer, left)]
@@ -316,3 +316,8 @@ class SchedulerMachine:
     @staticmethod
     def _name(member: Member) -> str:
         return f"{member.register.role} {member.rank}"
+
+
+def _heard(peer: Peer) -> Action:
+    """Return the answer to who says that it is there, and is to be told nothing else yet."""
+    return act.Send(peer, msg.Heartbeat(""))

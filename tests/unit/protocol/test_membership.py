@@ -186,7 +186,8 @@ def test_a_server_killed_while_others_are_missing_pushes_nobody_out(fixed_port, 
         again = msgspec.structs.replace(again, address="tcp://s")
     machine.receive("n", again, 1.0)
     assert machine.here["server"] == 1
-    assert machine.receive("t", _register("server", "t", rank=1, durable=durable), 1.5) == []
+    found = machine.receive("t", _register("server", "t", rank=1, durable=durable), 1.5)
+    assert _said(found) == {"t": msg.Heartbeat("")}
     machine.receive("n", again, LIMITS.silence_s / 2 + 1.0)
     said = _said(machine.receive("w", _register("worker", "w"), LIMITS.silence_s / 2 + 1.5))
     assert said["w"].servers == (again.address, "tcp://t")
@@ -291,6 +292,14 @@ def test_a_member_registers_until_it_is_let_in_and_then_says_it_lives():
 def test_a_member_gives_up_on_a_scheduler_that_does_not_answer():
     fail = _member().tick(21.0)[0]
     assert "no scheduler answered at tcp://there within 20 s" in fail.reason
+
+
+def test_a_member_knows_a_scheduler_that_waits_for_others_from_none():
+    machine, member = SchedulerMachine("job", "run", 1, 1, LIMITS), _member()
+    assert "no scheduler answered at tcp://there within 10 s" in member.waits_for("within 10 s")
+    (answer,) = machine.receive("me", _register("worker", "me"), 1.0)
+    assert member.receive(answer.message, 1.0) == []
+    assert "the job was not complete within 10 s" in member.waits_for("within 10 s")
 
 
 def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
