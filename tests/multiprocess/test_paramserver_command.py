@@ -229,6 +229,7 @@ def test_a_second_interrupt_waits_for_nobody(tmp_path):
         (("scheduler", "--workers", "0"), "workers is 0"),
         (("scheduler", "--key", "missing.key"), "missing.key: cannot read this job key"),
         (("server", "--max-payload", "many"), "size is 'many'"),
+        (("server", "--max-payload", "0"), "--max-payload is '0'"),
         (("local", "--restarts", "1", "--", "true"), "--restarts is 1"),
         (("local", "--restarts", "-1", "--", "true"), "--restarts is -1"),
         (("local", "--servers", "0", "--", "true"), "servers is 0"),

@@ -71,6 +71,8 @@ def _limits(
 ) -> Limits:
     """Return the limits that the options describe."""
     payload_bytes = parse_bytes(max_payload)
+    if payload_bytes < 1:
+        raise InvalidValueError("--max-payload", max_payload, "at least 1 byte")
     return Limits(
         heartbeat_s=min(Limits().heartbeat_s, silence / 4),
         silence_s=silence,
