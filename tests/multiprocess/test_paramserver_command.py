@@ -181,6 +181,34 @@ def test_a_progress_line_of_a_worker_moves_at_the_terminal(tmp_path):
         os.close(ours)
 
 
+def test_an_interrupted_progress_line_leaves_the_cursor_as_it_was(tmp_path):
+    script = """
+        import time
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True)) as progress:
+            progress.add_task("training")
+            time.sleep(600)
+    """
+    ours, theirs = os.openpty()
+    line = ("local", "--workers", "1", "--", *_script(tmp_path, script))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "syncopate", "ps", *line], env=environment(), stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        _until(ours, b"\x1b[?25l")
+        _until(ours, b"training")
+        process.send_signal(signal.SIGINT)
+        _until(ours, b"\x1b[?25h")
+        assert process.wait(30) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
 def _until(terminal, words):
     """Read from ``terminal`` until it said ``words``."""
     said = b""

@@ -257,6 +257,9 @@ class LocalJob:
                 time.sleep(_POLL_S)
         for child in everybody:
             child.read()
+        if _terminal():  # a progress line hides the cursor, and who was ended did not show it again
+            with suppress(ValueError, OSError):
+                print("\x1b[?25h", end="", file=sys.stderr, flush=True)
 
 
 def _terminal() -> dict[str, str]:
