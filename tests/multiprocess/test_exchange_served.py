@@ -113,7 +113,21 @@ def trained(rank, _world, job, name, accumulate):
             waiting.append(type(model.last.weight) is not nn.Parameter)
         weights = {key: value.clone() for key, value in model.state_dict().items()}
         assert not any(optimizer.state.values())
-    return weights, waiting, optimizer.param_groups[0]["lr"]
+        whole = model.syncopate.state_dict(optimizer, everywhere=True)["optimizer"]["state"]
+        with model.syncopate.whole_state(optimizer):
+            assert same_states(optimizer.state_dict()["state"], whole)
+        assert not any(optimizer.state.values())
+    return weights, waiting, optimizer.param_groups[0]["lr"], whole
+
+
+def same_states(one, other):
+    """Whether two states of an optimizer have the same tensors, bit by bit."""
+    entries = [
+        {(i, k): v for i, held in each.items() for k, v in held.items() if v is not None}
+        for each in (one, other)
+    ]
+    same = entries[0].keys() == entries[1].keys()
+    return same and all(torch.equal(value, entries[1][key]) for key, value in entries[0].items())
 
 
 def alone(name, world, accumulate):
@@ -134,7 +148,7 @@ def alone(name, world, accumulate):
             parameter.grad = sum(there[1:], there[0]) / world if there else None
         optimizer.step()
         schedule.step()
-    return model.state_dict()
+    return model.state_dict(), optimizer.state_dict()["state"]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +159,49 @@ def test_servers_train_as_one_process_does(name, servers, world, accumulate):
     with LocalServers(servers=servers, workers=world) as job:
         results = run_ranks(trained, world, job.job, name, accumulate, timeout_s=60)
         assert job.ended() is None
-    expected = alone(name, world, accumulate)
+    expected, state = alone(name, world, accumulate)
     assert all(value.isfinite().all() for value in expected.values())
-    for weights, waiting, lr in results:
+    for weights, waiting, lr, known in results:
+        assert same_states(known, state)
         assert [key for key in expected if not torch.equal(weights[key], expected[key])] == []
         assert any(waiting)  # a step returned before the weights were back
         assert lr == OPTIMIZERS[name]([torch.zeros(1)]).param_groups[0]["lr"] * 0.5**6
+
+
+def stopped(rank, _world, first, second, name):
+    """Return the weights of a training that goes on on other servers, and of one that does not."""
+    store, model, optimizer = prepared(first, rank, name)
+
+    def train(steps):
+        for step in steps:
+            optimizer.zero_grad()
+            backward(model, step, rank)
+            optimizer.step()
+
+    with store:
+        train(range(5))
+        whole = model.syncopate.state_dict(optimizer, everywhere=True)
+        train(range(5, 10))
+        expected = {key: value.clone() for key, value in model.state_dict().items()}
+    model = Net()
+    model.norm.eval()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    model.load_state_dict(whole["model"])
+    optimizer.load_state_dict(whole["optimizer"])
+    with store_of(second, rank) as store:
+        model, optimizer = syncopate.distribute(model, optimizer, exchange=store)
+        late = refusal(lambda: optimizer.load_state_dict(whole["optimizer"]))
+        train(range(5, 10))
+        found = {key: value.clone() for key, value in model.state_dict().items()}
+    return found, expected, late
+
+
+@pytest.mark.parametrize("name", ["momentum", "adam"])
+def test_a_training_goes_on_on_other_servers_with_the_same_bits(name):
+    with LocalServers(workers=2) as first, LocalServers(servers=1, workers=2) as second:
+        for found, expected, late in run_ranks(stopped, 2, first.job, second.job, name):
+            assert [key for key in expected if not torch.equal(found[key], expected[key])] == []
+            assert "Load model and optimizer before distribute()" in late
 
 
 def refusal(act):
@@ -171,11 +222,11 @@ def everything_refused(said, expected):
 IN_TRAINING = {
     "clip": "servers have taken",
     "scale": "servers have taken",
+    "open": "look at what they have after step()",
     "lr": "0.001 in this step, and was 0.002",
     "again": "zero_grad() after each step",
     "added": "call zero_grad() before",
     "state": "is on the servers",
-    "whole": "is on the servers",
     "plan": "for good",
     "twice": "no step followed",
     "momentum": "momentum: 0.9 before, 0.5 now",
@@ -190,6 +241,7 @@ def refused_in_training(rank, _world, job):
         backward(model, 0, rank)
         said["clip"] = refusal(lambda: nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         said["scale"] = refusal(lambda: model.last.weight.grad.mul_(2))
+        said["open"] = refusal(lambda: model.syncopate.state_dict(optimizer))
         optimizer.param_groups[0]["lr"] = LR / 2
         said["lr"] = refusal(optimizer.step)
         optimizer.param_groups[0]["lr"] = LR
@@ -197,7 +249,6 @@ def refused_in_training(rank, _world, job):
         said["again"] = refusal(optimizer.step)
         said["added"] = refusal(lambda: backward(model, 0, rank))
         said["state"] = refusal(optimizer.state_dict)
-        said["whole"] = refusal(lambda: model.syncopate.state_dict(optimizer))
         other = msgspec.structs.replace(
             model.syncopate.plan,
             exchange="allreduce",
@@ -233,7 +284,6 @@ AT_START = {
     "class": "Adam, AdamW, SGD",
     "groups": "group 1 of the optimizer has other values",
     "maximize": "maximize=True",
-    "old": "begin without any",
     "none": "give the optimizer, too",
     "no store": "exchange is 'served'; it must be the syncopate.KVStore itself",
     "nothing like it": "exchange is 7; it must be one of 'allreduce', 'sharded', or a",
@@ -251,9 +301,6 @@ def refused_at_start(rank, _world, job):
     model = Net()
     groups = [{"params": model.first.parameters()}, {"params": model.last.parameters(), "lr": 0.5}]
     sgd = torch.optim.SGD(model.parameters(), 0.1)
-    old = torch.optim.Adam(model.parameters())
-    loss_of(model, batch(0, 0)).backward()
-    old.step()
     said = {}
     with store_of(job, rank) as store:
 
@@ -265,7 +312,6 @@ def refused_at_start(rank, _world, job):
         said["maximize"] = start(
             torch.optim.SGD(model.parameters(), 0.1, maximize=True), exchange=store
         )
-        said["old"] = start(old, exchange=store)
         said["none"] = start(None, exchange=store)
         said["no store"] = start(exchange="served")
         said["nothing like it"] = start(exchange=7)

@@ -48,11 +48,23 @@ class Store(Protocol):
     num_servers: int
     rules: Rules
 
-    def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:
+    def init(
+        self,
+        tensors: Mapping[str, Tensor],
+        optimizer: SGD | Adam | None = None,
+        state: Mapping[str, Mapping[str, Tensor]] | None = None,
+    ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
         Blocks until all workers have called it. Once per job. The servers update by ``optimizer``,
-        where one is given, and not by that of the rules.
+        where one is given, and not by that of the rules; ``state`` is what it remembers.
+        """
+
+    def state(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return what the servers' optimizer remembers, with all that this worker pushed before.
+
+        Per tensor that was updated, flat: ``"momentum"``; or ``"mean"``, ``"square"`` and
+        ``"steps"``, one integer.
         """
 
     def push(self, key: str, tensor: Tensor, priority: int = 0) -> StoreHandle:

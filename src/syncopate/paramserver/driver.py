@@ -12,11 +12,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
+import torch
+import zmq
+from torch import Tensor
+
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.node import TICK_S
+from syncopate.paramserver.tensors import tensor_of
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002
@@ -136,6 +142,27 @@ class Driver:
                     self._driven.step(0.0)
 
 
+class Room:
+    """Bytes that are under way."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._changed = threading.Condition()
+
+    def reserve(self, nbytes: int, most: int, over: Callable[[], bool]) -> None:
+        """Wait until ``nbytes`` more are no more than ``most``, or it is over."""
+        with self._changed:
+            while not over() and self._nbytes > 0 and self._nbytes + nbytes > most:
+                self._changed.wait(_POLL_S)
+            self._nbytes += nbytes
+
+    def release(self, nbytes: int) -> None:
+        """Take note that ``nbytes`` are there."""
+        with self._changed:
+            self._nbytes -= nbytes
+            self._changed.notify_all()
+
+
 class Handle:
     """A push or pull that was submitted."""
 
@@ -186,3 +213,83 @@ class Handle:
     def _end(self) -> None:
         self._over = True
         self._waiting.release()
+
+
+class Call(NamedTuple):
+    """What whoever drives shall do, and who waits for it."""
+
+    function: Callable[[], None]
+    handle: Handle | None = None
+
+
+class Pushed(NamedTuple):
+    """What a slice's push carries, which may have to be sent again."""
+
+    data: Tensor
+    handle: Handle
+
+
+Taken = Callable[[Tensor, tuple[str, ...]], object]
+"""Called with the bytes that came, and what of the optimizer's follows the weights in them."""
+
+
+class Pulled(NamedTuple):
+    """Who takes what a slice's pull brings."""
+
+    take: Taken
+    handle: Handle
+
+
+class Pending:
+    """What a worker submitted and is not over.
+
+    Attributes:
+        calls: what is not done yet.
+        pushed: by slice and sequence number.
+        pulled: by request.
+        room: the bytes of pushes.
+    """
+
+    def __init__(self) -> None:
+        self.calls: deque[Call] = deque()
+        self.pushed: dict[tuple[int, int], Pushed] = {}
+        self.pulled: dict[int, Pulled] = {}
+        self.room = Room()
+
+    def call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
+        """Note that whoever drives shall call ``function``, and who waits for what it begins."""
+        self.calls.append(Call(function, handle))
+
+    def pushes(self, number: tuple[int, int], data: Tensor, handle: Handle) -> None:
+        """Note the bytes of a slice's push, by its slice and sequence number."""
+        self.pushed[number] = Pushed(data, handle)
+
+    def released(self, number: tuple[int, int]) -> None:
+        """Note that a push is over."""
+        self.pushed.pop(number).handle.part_done()
+
+    def pulls(self, request: int, take: Taken, handle: Handle) -> None:
+        """Note who takes what a slice's pull brings, by its request."""
+        self.pulled[request] = Pulled(take, handle)
+
+    def fills(self, request: int, part: Tensor, handle: Handle) -> None:
+        """Note that a slice's pull fills the bytes ``part``."""
+        self.pulls(request, lambda data, _: part.copy_(data), handle)
+
+    def arrived(self, request: int, payload: zmq.Frame, state: tuple[str, ...]) -> None:
+        """Let what a pull brought be taken."""
+        pulled = self.pulled.pop(request)
+        pulled.take(tensor_of(payload, torch.uint8), state)
+        pulled.handle.part_done()
+
+    def fail(self, error: ParameterServerError) -> None:
+        """Tell all who wait that it will never be over."""
+        for pushed in self.pushed.values():
+            pushed.handle.fail(error)
+        for pulled in self.pulled.values():
+            pulled.handle.fail(error)
+        while self.calls:
+            handle = self.calls.popleft().handle
+            if handle is not None:
+                handle.fail(error)
+        self.room.release(0)

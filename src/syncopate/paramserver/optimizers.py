@@ -6,13 +6,21 @@ number of steps is a tensor, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+
 import torch
 from torch import Tensor
 
-from syncopate.protocol.rules import SGD, Adam, Compensation
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
+from syncopate.protocol.layout import Slice
+from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adam, Compensation
 
 State = dict[str, Tensor]
 """What an optimizer remembers of one slice; empty at first."""
+
+States = Mapping[str, Mapping[str, Tensor]]
+"""What it remembers of whole tensors, by name."""
 
 
 def step(
@@ -44,9 +52,9 @@ def compensate(
     All are of shape (elements,). See :class:`~syncopate.protocol.rules.Compensation`.
     """
     squared = gradient * gradient
-    mean_square = state.get("mean_square")
+    mean_square = state.get(MEAN_SQUARE)
     if mean_square is None:
-        mean_square = state["mean_square"] = torch.zeros_like(weights)
+        mean_square = state[MEAN_SQUARE] = torch.zeros_like(weights)
     mean_square.mul_(rule.decay).add_(squared, alpha=1 - rule.decay)
     strength = (mean_square + rule.eps).sqrt_().reciprocal_().mul_(rule.lambda_0)
     return strength.mul_(squared).mul_(weights - backup).add_(gradient)
@@ -76,12 +84,12 @@ def _sgd_mxnet(rule: SGD, lr: float, weights: Tensor, gradient: Tensor, state: S
 
 
 def _adam(rule: Adam, lr: float, weights: Tensor, gradient: Tensor, state: State) -> None:
-    if "steps" not in state:
-        state["steps"] = torch.zeros(1, dtype=torch.int64)
+    if STEPS not in state:
+        state[STEPS] = torch.zeros(1, dtype=torch.int64)
         state["mean"] = torch.zeros_like(weights)
         state["square"] = torch.zeros_like(weights)
-    state["steps"] += 1
-    steps = int(state["steps"].item())
+    state[STEPS] += 1
+    steps = int(state[STEPS].item())
     first, second = rule.betas
     if rule.weight_decay != 0:
         if rule.decoupled:
@@ -93,3 +101,57 @@ def _adam(rule: Adam, lr: float, weights: Tensor, gradient: Tensor, state: State
     root = (1 - second**steps) ** 0.5
     denominator = (state["square"].sqrt() / root).add_(rule.eps)
     weights.addcdiv_(state["mean"], denominator, value=-(lr / (1 - first**steps)))
+
+
+def with_state(
+    piece: Slice, tensor: Tensor, state: Mapping[str, Tensor], known: Sequence[str]
+) -> tuple[tuple[str, ...], Tensor]:
+    """Return what a slice begins with: its weights, and what an optimizer remembers behind them.
+
+    Args:
+        piece: of ``tensor``.
+        tensor: the whole one.
+        state: of it; each entry flat, as many elements of the same type, or ``steps``.
+        known: what the optimizer remembers.
+
+    Returns:
+        Names in the order of the payload, and its bytes.
+
+    Raises:
+        UnknownNameError: the optimizer remembers no such thing.
+        InvalidValueError: an entry is not as the tensor is.
+    """
+    parts = [part_of(flat_bytes(tensor.detach().cpu().contiguous()), piece)]
+    for name, given in state.items():
+        if name not in known:
+            raise UnknownNameError("state of a servers' optimizer", name, known, piece.name)
+        dtype, numel = (torch.int64, 1) if name == STEPS else (tensor.dtype, tensor.numel())
+        if (given.dtype, given.numel()) != (dtype, numel):
+            rule = f"{numel} elements of {dtype}"
+            raise InvalidValueError(
+                f"{name} of {piece.name}", f"{given.numel()} of {given.dtype}", rule
+            )
+        data = flat_bytes(given.detach().cpu().contiguous())
+        parts.append(data if name == STEPS else part_of(data, piece))
+    return tuple(state), joined(parts)
+
+
+def collecting(piece: Slice, found: list[dict[str, Tensor]]) -> Callable[..., None]:
+    """Return what appends the state that comes of a slice to ``found``."""
+    mine: dict[str, Tensor] = {}
+    found.append(mine)
+
+    def take(data: Tensor, names: tuple[str, ...]) -> None:
+        mine.update(parted(data, piece.carried(names)))
+        mine.pop("")
+
+    return take
+
+
+def whole_state(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the state of a tensor of that of its slices, in their order."""
+    first = parts[0]
+    return {
+        name: value if name == STEPS else torch.cat([part[name] for part in parts])
+        for name, value in first.items()
+    }

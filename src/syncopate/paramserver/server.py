@@ -31,7 +31,6 @@ _EARLY, _EARLY_BYTES = 1024, 4096
 they may be: who belongs here says hello, and nothing else."""
 
 
-
 class ParameterServer:
     """One server of a job."""
 
@@ -174,7 +173,11 @@ class ParameterServer:
         else:
             asked = action.message
             assert isinstance(asked, msg.Weights)
-            frame = shard.payload(asked.key, action.backup_for, wire.let_go)
+            if isinstance(asked, msg.State):
+                state, frame = shard.state_payload(asked.key)
+                asked = msgspec.structs.replace(asked, state=state)
+            else:
+                frame = shard.payload(asked.key, action.backup_for, wire.let_go)
             wire.tap.worked("search", asked.key, (asked.version, asked.request, action.to), began_s)
             wire.send(action.to, asked, action.priority, frame)
 

@@ -8,7 +8,14 @@ import zmq
 from torch import Tensor
 
 from syncopate.paramserver import optimizers
-from syncopate.paramserver.tensors import dtype_of, flat_bytes, frame_of, tensor_of
+from syncopate.paramserver.tensors import (
+    dtype_of,
+    flat_bytes,
+    frame_of,
+    joined,
+    parted,
+    tensor_of,
+)
 from syncopate.protocol.actions import Initialise, Update
 from syncopate.protocol.layout import Slice
 from syncopate.protocol.rules import Rules
@@ -29,11 +36,11 @@ class Shard:
         """Hold ``slices``, without values yet."""
         self.changed: set[int] = set()
         self._rules = rules
-        self._dtypes = {spec.key: dtype_of(spec.dtype) for spec in slices}
+        self._specs = {spec.key: spec for spec in slices}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
-        self._states: dict[int, optimizers.State] = {key: {} for key in self._dtypes}
-        self._backups: dict[int, dict[int, Tensor]] = {key: {} for key in self._dtypes}
+        self._states: dict[int, optimizers.State] = {key: {} for key in self._specs}
+        self._backups: dict[int, dict[int, Tensor]] = {key: {} for key in self._specs}
         # Weights that ZeroMQ sends lie where they are: who changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
 
@@ -44,12 +51,16 @@ class Shard:
 
     def stage(self, key: int, worker: int, sequence: int, frame: zmq.Frame) -> None:
         """Hold a payload until an update takes it."""
-        self._staged[key, worker, sequence] = tensor_of(frame, self._dtypes[key])
+        dtype = dtype_of(self._specs[key].dtype)
+        self._staged[key, worker, sequence] = tensor_of(frame, dtype)
 
     def initialise(self, action: Initialise) -> None:
-        """Take a staged payload as weights."""
-        self._weights[action.key] = self._staged.pop((action.key, action.worker, 0)).clone()
-        self.changed.add(action.key)
+        """Take a staged payload as weights, and what follows them as the optimizer's state."""
+        key = action.key
+        staged = flat_bytes(self._staged.pop((key, action.worker, 0)))
+        state = parted(staged, self._specs[key].carried(action.state))
+        self._weights[key], self._states[key] = state.pop(""), state
+        self.changed.add(key)
 
     def update(self, action: Update) -> None:
         """Add the staged gradients in the order given, and apply their mean."""
@@ -88,6 +99,16 @@ class Shard:
         trackers = [tracker for tracker in self._sending.get(key, []) if not tracker.done]
         self._sending[key] = [*trackers, frame.tracker]
         return frame
+
+    def state_payload(self, key: int) -> tuple[tuple[str, ...], zmq.Frame]:
+        """Return what the optimizer remembers of a slice, and the weights with that behind them.
+
+        Returns:
+            Names in the order of the payload, and a tracked frame.
+        """
+        state = self._states[key]
+        names = tuple(name for name in self._rules.state if name in state)
+        return names, frame_of(joined([self._weights[key], *(state[name] for name in names)]))
 
     def snapshot(self, key: int) -> dict[str, Tensor]:
         """Return everything that is kept of a slice, by name; not copied."""

@@ -41,6 +41,9 @@ _NUMBERS: dict[type, Callable[[Any], tuple[int, int, int]]] = {
     msg.Pull: lambda m: (m.key, m.after, m.request),
     msg.Ack: lambda m: (m.key, m.received, m.done),
     msg.Weights: lambda m: (m.key, m.version, m.request),
+    msg.Begin: lambda m: (m.key, m.sequence, 0),
+    msg.PullState: lambda m: (m.key, m.after, m.request),
+    msg.State: lambda m: (m.key, m.version, m.request),
     msg.Query: lambda m: (m.key, m.number, 0),
 }
 """Message -> key, number and other number of its row; others have none."""

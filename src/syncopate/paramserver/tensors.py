@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 import zmq
 from torch import Tensor
+
+from syncopate.protocol.layout import Slice
+from syncopate.units import dtype_bytes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
 _KEPT_WHOLE_BYTES = 32 << 20
@@ -19,6 +22,19 @@ _KEPT_FREE_BYTES = 1 << 30
 def flat_bytes(tensor: Tensor) -> Tensor:
     """Return the bytes of a contiguous CPU tensor, in its own memory."""
     return tensor.detach().view(-1).view(torch.uint8)
+
+
+def is_direct(tensor: Tensor) -> bool:
+    """Say whether it is sent from, and received into, where it lies."""
+    return tensor.device.type == "cpu" and tensor.is_contiguous()
+
+
+def part_of(data: Tensor, piece: Slice) -> Tensor:
+    """Return the bytes of a slice among those of its tensor, in the same memory."""
+    if piece.nbytes == data.numel():
+        return data
+    begin = piece.begin * dtype_bytes(piece.dtype)
+    return data[begin : begin + piece.nbytes]
 
 
 def frame_of(data: Tensor, let_go: Callable[[], None] | None = None) -> zmq.Frame:
@@ -45,6 +61,27 @@ def tensor_of(frame: zmq.Frame, dtype: torch.dtype) -> Tensor:
     if data.data_ptr() % dtype.itemsize:
         data = data.clone()
     return data.view(dtype)
+
+
+def joined(parts: Iterable[Tensor]) -> Tensor:
+    """Return the bytes of contiguous CPU tensors, one behind the other."""
+    return torch.cat([flat_bytes(part) for part in parts])
+
+
+def parted(data: Tensor, carried: Mapping[str, tuple[str, int]]) -> dict[str, Tensor]:
+    """Return copies of what lies one behind the other in the bytes ``data``.
+
+    Args:
+        data: shape (bytes,).
+        carried: name -> element type and elements, in their order.
+    """
+    found, begin = {}, 0
+    for name, (kind, numel) in carried.items():
+        dtype = dtype_of(kind)
+        end = begin + numel * dtype.itemsize
+        found[name] = data[begin:end].clone().view(dtype)  # aligned
+        begin = end
+    return found
 
 
 def keep_freed_memory() -> None:

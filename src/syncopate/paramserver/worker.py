@@ -10,9 +10,8 @@ import math
 import os
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -20,13 +19,14 @@ import zmq
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
-from syncopate.paramserver.driver import Driven, Driver, Handle
+from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
 from syncopate.paramserver.faults import faults_from
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token
+from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
 from syncopate.paramserver.security import load_key
 from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.tensors import flat_bytes, frame_of, name_of, tensor_of
+from syncopate.paramserver.tensors import flat_bytes, frame_of, is_direct, name_of, part_of
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
@@ -45,27 +45,6 @@ QUEUE_BYTES = 1 << 30
 """Bytes of pushes that may be under way; beyond, a push waits."""
 
 _POLL_S = 0.25
-
-
-class _Call(NamedTuple):
-    """What whoever drives shall do, and who waits for it."""
-
-    function: Callable[[], None]
-    handle: Handle | None = None
-
-
-class _Pushed(NamedTuple):
-    """A slice's gradient that may have to be sent again."""
-
-    data: Tensor
-    handle: Handle
-
-
-class _Pulled(NamedTuple):
-    """Where a slice's weights go."""
-
-    data: Tensor
-    handle: Handle
 
 
 class KVStore:
@@ -105,16 +84,12 @@ class KVStore:
         key = load_key(job.key)
         self._wire = Wire(key, self._limits, Tap(msg.WORKER), faults_from(os.environ))
         self._node = Node(self._wire, register, self._limits, job.scheduler)
-        self._calls: deque[_Call] = deque()
         self._machine: WorkerMachine | None = None
         self._layout: Layout | None = None
         self._roster: msg.Roster | None = None
         self._shapes: dict[str, tuple[int, torch.dtype]] = {}
-        self._pushed: dict[tuple[int, int], _Pushed] = {}
-        self._pulled: dict[int, _Pulled] = {}
+        self._pending = Pending()
         self._lr: float | None = None
-        self._queued = 0
-        self._room = threading.Condition()
         self._error: ParameterServerError | None = None
         self._joined = threading.Event()
         self._over = False
@@ -138,7 +113,12 @@ class KVStore:
         self.num_workers = len(self._roster.workers)
         self.num_servers = len(self._roster.servers)
 
-    def init(self, tensors: Mapping[str, Tensor], optimizer: SGD | Adam | None = None) -> None:
+    def init(
+        self,
+        tensors: Mapping[str, Tensor],
+        optimizer: SGD | Adam | None = None,
+        state: States | None = None,
+    ) -> None:
         """Give the servers worker 0's ``tensors``, and every worker the same values.
 
         Blocks until all workers have called it.
@@ -146,6 +126,8 @@ class KVStore:
         Args:
             tensors: by the name that push and pull call them; overwritten with worker 0's values.
             optimizer: what the servers update by, instead of that of the rules.
+            state: what that remembers of some tensors, as :meth:`state` returned it; worker 0's
+                counts.
 
         Raises:
             InvalidValueError: called twice, or there is none; or a value is out of its range.
@@ -164,7 +146,8 @@ class KVStore:
         self._call(self._begin)
         handles = []
         if self.rank == FIRST:
-            handles += [self.push(name, tensor) for name, tensor in tensors.items()]
+            known = state or {}
+            handles += [self._first(name, tensors[name], known.get(name)) for name in tensors]
         handles += [self.pull(name, tensor) for name, tensor in tensors.items()]
         for handle in handles:
             handle.wait()
@@ -186,22 +169,17 @@ class KVStore:
             ParameterServerError: the job is over.
         """
         slices = self._slices(key, tensor)
-        data = flat_bytes(tensor if _direct(tensor) else tensor.detach().cpu().contiguous())
-        size, alone = tensor.element_size(), len(slices) == 1
-        self._reserve(data.numel())
-        handle = Handle(self._driver, len(slices), lambda: self._release(data.numel()))
+        data = flat_bytes(tensor if is_direct(tensor) else tensor.detach().cpu().contiguous())
+        self._pending.room.reserve(data.numel(), QUEUE_BYTES, lambda: self._error is not None)
+        handle = Handle(self._driver, len(slices), lambda: self._pending.room.release(data.numel()))
         lr = self._lr
 
-        def submit() -> None:
-            assert self._machine is not None
-            for piece in slices:
-                begin = piece.begin * size
-                part = data if alone else data[begin : begin + piece.nbytes]
-                number, actions = self._machine.push(piece.key, priority, lr, time.monotonic())
-                self._pushed[piece.key, number] = _Pushed(part, handle)
-                self._do(actions)
+        def push(machine: WorkerMachine, piece: Slice) -> list[Action]:
+            number, actions = machine.push(piece.key, priority, lr, time.monotonic())
+            self._pending.pushes((piece.key, number), part_of(data, piece), handle)
+            return actions
 
-        self._call(submit, handle)
+        self._submit(slices, push, handle)
         return handle
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
@@ -221,24 +199,43 @@ class KVStore:
         """
         slices = self._slices(key, out)
         out = out.detach()
-        direct = _direct(out)
-        target = out if direct else torch.empty(out.shape, dtype=out.dtype)
+        target = out if is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
         data = flat_bytes(target)
-        size, alone = out.element_size(), len(slices) == 1
-        finish = None if direct else lambda: _copy(target, out)
+        finish = None if target is out else lambda: _copy(target, out)
         handle = Handle(self._driver, len(slices), finish)
 
-        def submit() -> None:
-            assert self._machine is not None
-            for piece in slices:
-                begin = piece.begin * size
-                part = data if alone else data[begin : begin + piece.nbytes]
-                request, actions = self._machine.pull(piece.key, priority, time.monotonic())
-                self._pulled[request] = _Pulled(part, handle)
-                self._do(actions)
+        def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
+            request, actions = machine.pull(piece.key, priority, time.monotonic())
+            self._pending.fills(request, part_of(data, piece), handle)
+            return actions
 
-        self._call(submit, handle)
+        self._submit(slices, pull, handle)
         return handle
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Return what the servers' optimizer remembers, with all that this worker pushed before.
+
+        Returns:
+            Per tensor that was updated: ``"momentum"``; or ``"mean"``, ``"square"`` (elements,)
+            and ``"steps"`` (1,); and ``"mean_square"`` with delay compensation.
+
+        Raises:
+            InvalidValueError: :meth:`init` was not called.
+            ParameterServerError: the job is over.
+        """
+        if self._layout is None:
+            raise InvalidValueError("state", "asked for", "asked for after init()")
+        found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self._shapes}
+        handle = Handle(self._driver, len(self._layout.slices), None)
+
+        def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
+            request, actions = machine.pull(piece.key, 0, time.monotonic(), state=True)
+            self._pending.pulls(request, collecting(piece, found[piece.name]), handle)
+            return actions
+
+        self._submit(self._layout.slices, pull, handle)
+        handle.wait()
+        return {name: whole_state(parts) for name, parts in found.items() if all(parts)}
 
     def set_learning_rate(self, lr: float) -> None:
         """Let the servers use ``lr`` for every push from now on.
@@ -290,6 +287,38 @@ class KVStore:
 
     # What callers' threads do.
 
+    def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor] | None) -> Handle:
+        """Push the first value of a tensor, and what the optimizer remembers of it."""
+        if not state:
+            return self.push(key, tensor)
+        slices = self._slices(key, tensor)
+        payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
+        handle = Handle(self._driver, len(slices), None)
+
+        def begin(machine: WorkerMachine, piece: Slice) -> list[Action]:
+            names, payload = payloads[piece.key]
+            number, actions = machine.begin(piece.key, names, time.monotonic())
+            self._pending.pushes((piece.key, number), payload, handle)
+            return actions
+
+        self._submit(slices, begin, handle)
+        return handle
+
+    def _submit(
+        self,
+        slices: Sequence[Slice],
+        each: Callable[[WorkerMachine, Slice], list[Action]],
+        handle: Handle,
+    ) -> None:
+        """Let whoever drives do what ``each`` says of each slice."""
+
+        def submit() -> None:
+            assert self._machine is not None
+            for piece in slices:
+                self._do(each(self._machine, piece))
+
+        self._call(submit, handle)
+
     def _slices(self, key: str, tensor: Tensor) -> list[Slice]:
         if self._error is not None:
             raise self._error
@@ -302,24 +331,13 @@ class KVStore:
             raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
         return slices
 
-    def _reserve(self, nbytes: int) -> None:
-        with self._room:
-            while self._error is None and self._queued > 0 and self._queued + nbytes > QUEUE_BYTES:
-                self._room.wait(_POLL_S)
-            self._queued += nbytes
-
-    def _release(self, nbytes: int) -> None:
-        with self._room:
-            self._queued -= nbytes
-            self._room.notify_all()
-
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
         """Let whoever drives call ``function``; at once if nobody does."""
         if self._error is not None:
             raise self._error
         if self._over:
             raise ParameterServerError("this store is closed")
-        self._calls.append(_Call(function, handle))
+        self._pending.call(function, handle)
         self._driver.submit()
         if self._over:  # perhaps just before, and then nobody looked at it
             raise self._error or ParameterServerError("this store is closed")
@@ -327,24 +345,24 @@ class KVStore:
     def _end_by(self, function: Callable[[], None]) -> None:
         """Call ``function``, which ends it all, and wait for the end."""
         if not self._over:
-            self._calls.append(_Call(function))
+            self._pending.call(function)
             self._driver.submit()
         self._driver.join()
 
     def _idle(self) -> bool:
         machine, joined = self._machine, self._roster is not None
-        return joined and not self._calls and (machine is None or machine.idle)
+        return joined and not self._pending.calls and (machine is None or machine.idle)
 
     # What whoever drives does.
 
     def _submitted(self) -> None:
         try:
-            while self._calls and self._error is None:
-                call = self._calls[0]
+            while self._pending.calls and self._error is None:
+                call = self._pending.calls[0]
                 call.function()
                 # Only now: until then close() must not take this worker for idle.
-                if self._calls and self._calls[0] is call:
-                    self._calls.popleft()
+                if self._pending.calls and self._pending.calls[0] is call:
+                    self._pending.calls.popleft()
         except BaseException as error:  # whoever waits has to hear of it
             self._broken(error)
 
@@ -373,7 +391,7 @@ class KVStore:
 
     def _end(self) -> None:
         self._over = True
-        self._fail_all(ParameterServerError("this store is closed"))
+        self._pending.fail(ParameterServerError("this store is closed"))
         self._joined.set()
         self._node.part()
         self._wire.close()
@@ -404,9 +422,7 @@ class KVStore:
         for action in self._machine.receive(arrival.peer, message, size, time.monotonic()):
             if isinstance(action, act.Fill):
                 assert payload is not None
-                pulled = self._pulled.pop(action.request)
-                pulled.data.copy_(tensor_of(payload, torch.uint8))
-                pulled.handle.part_done()
+                self._pending.arrived(action.request, payload, action.state)
             else:
                 self._do([action])
 
@@ -425,7 +441,7 @@ class KVStore:
             elif isinstance(action, act.Told):
                 self._told(action.message)
             elif isinstance(action, act.Released):
-                self._pushed.pop((action.key, action.sequence)).handle.part_done()
+                self._pending.released((action.key, action.sequence))
             elif isinstance(action, act.Forget):
                 self._wire.forget(action.peer)
             else:
@@ -435,7 +451,7 @@ class KVStore:
         push, machine = action.message, self._machine
         assert isinstance(push, msg.Push)
         assert machine is not None
-        frame = frame_of(self._pushed[push.key, push.sequence].data, self._wire.let_go)
+        frame = frame_of(self._pending.pushed[push.key, push.sequence].data, self._wire.let_go)
         self._wire.send(
             action.to,
             push,
@@ -472,24 +488,7 @@ class KVStore:
         self._do(self._node.member.fail(str(error)))
         self._error = error
         self._over = True
-        self._fail_all(error)
-
-    def _fail_all(self, error: ParameterServerError) -> None:
-        for pushed in self._pushed.values():
-            pushed.handle.fail(error)
-        for pulled in self._pulled.values():
-            pulled.handle.fail(error)
-        while self._calls:
-            handle = self._calls.popleft().handle
-            if handle is not None:
-                handle.fail(error)
-        with self._room:
-            self._room.notify_all()
-
-
-def _direct(tensor: Tensor) -> bool:
-    """Say whether it is sent from, and received into, where it lies."""
-    return tensor.device.type == "cpu" and tensor.is_contiguous()
+        self._pending.fail(error)
 
 
 def _copy(source: Tensor, target: Tensor) -> None:

@@ -32,7 +32,11 @@ class SendPush(Send, frozen=True):
 
 
 class Answer(Send, frozen=True):
-    """The same, with the slice's present weights; keep a copy for the worker ``backup_for``."""
+    """The same, with the slice's present weights; keep a copy for the worker ``backup_for``.
+
+    A :class:`~syncopate.protocol.messages.State` takes what the optimizer remembers along, and is
+    to name it.
+    """
 
     backup_for: int | None = None
 
@@ -81,10 +85,17 @@ class Stage(Action, frozen=True):
 
 
 class Initialise(Action, frozen=True):
-    """Take the staged payload of ``worker``, sequence 0, as the slice's weights."""
+    """Take the staged payload of ``worker``, sequence 0, as the slice's weights.
+
+    Attributes:
+        key: of the slice.
+        worker: whose.
+        state: what of the optimizer's follows the weights in it, by name.
+    """
 
     key: int
     worker: int
+    state: tuple[str, ...] = ()
 
 
 class Update(Action, frozen=True):
@@ -113,8 +124,16 @@ class Released(Action, frozen=True):
 
 
 class Fill(Action, frozen=True):
-    """Copy the payload that came with the message to where the pull ``request`` wants it."""
+    """Copy the payload that came with the message to where the pull ``request`` wants it.
+
+    Attributes:
+        key: of the slice.
+        request: the pull's number.
+        version: of the weights.
+        state: what of the optimizer's follows the weights in it, by name.
+    """
 
     key: int
     request: int
     version: int
+    state: tuple[str, ...] = ()

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.protocol.rules import STEPS
 from syncopate.units import DTYPE_BYTES, dtype_bytes
 
 _UNIT = 64
@@ -55,6 +56,22 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     def nbytes(self) -> int:
         """Its bytes."""
         return self.numel * dtype_bytes(self.dtype)
+
+    def carried(self, state: Iterable[str]) -> dict[str, tuple[str, int]]:
+        """Return what a message carries that has the weights, and the ``state`` behind them.
+
+        Args:
+            state: names of ``Rules.state``.
+
+        Returns:
+            Name -> element type and elements; the weights' name is empty.
+        """
+        own = (self.dtype, self.numel)
+        return {"": own} | {name: ("int64", 1) if name == STEPS else own for name in state}
+
+    def carried_bytes(self, state: Iterable[str]) -> int:
+        """Return how many bytes that is."""
+        return sum(numel * dtype_bytes(dtype) for dtype, numel in self.carried(state).values())
 
 
 class Layout:

@@ -10,10 +10,12 @@ any        scheduler              :class:`Register`, :class:`Heartbeat`, :class:
                                   :class:`Failed`
 scheduler  any                    :class:`Roster`, :class:`Heartbeat`, :class:`Lost`, :class:`Left`,
                                   :class:`Moved`, :class:`Finish`, :class:`Abort`
-worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` with a payload,
-                                  :class:`Query`, :class:`Pull`
+worker     server                 :class:`Hello`, :class:`Declare`, :class:`Push` and :class:`Begin`
+                                  with a payload, :class:`Query`, :class:`Pull`,
+                                  :class:`PullState`
 server     worker                 :class:`Welcome`, :class:`HelloWanted`, :class:`Ack`,
-                                  :class:`Weights` with a payload, :class:`Abort`
+                                  :class:`Weights` and :class:`State` with a payload,
+                                  :class:`Abort`
 any        any                    :class:`Refused`
 =========  =====================  =================================================================
 """
@@ -29,7 +31,7 @@ from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.rules import Rules
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -50,6 +52,7 @@ Number = Annotated[int, Meta(ge=0, lt=2**62)]
 Token = Annotated[str, Meta(max_length=64)]
 Address = Annotated[str, Meta(max_length=256)]
 Text = Annotated[str, Meta(max_length=4096)]
+States = Annotated[tuple[Annotated[str, Meta(max_length=32)], ...], Meta(max_length=8)]
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, tag=True):
@@ -190,6 +193,16 @@ class Push(Message, frozen=True):
     lr: float | None = None
 
 
+class Begin(Push, frozen=True):
+    """Rank 0's first value, and behind it in the payload what the optimizer remembers.
+
+    Attributes:
+        state: names of ``Rules.state``, in the payload's order.
+    """
+
+    state: States = ()
+
+
 class Ack(Message, frozen=True):
     """How far a worker's pushes of a slice got.
 
@@ -237,6 +250,10 @@ class Pull(Message, frozen=True):
     priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)] = 0
 
 
+class PullState(Pull, frozen=True):
+    """The same, with what the optimizer remembers."""
+
+
 class Weights(Message, frozen=True):
     """The answer to a pull, with the weights' bytes as payload."""
 
@@ -245,10 +262,20 @@ class Weights(Message, frozen=True):
     request: Number
 
 
+class State(Weights, frozen=True):
+    """The same, and behind the weights in the payload what the optimizer remembers.
+
+    Attributes:
+        state: names of ``Rules.state``, in the payload's order; none before the first update.
+    """
+
+    state: States = ()
+
+
 ToScheduler = Register | Heartbeat | Leave | Failed
 FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refused
-ToServer = Hello | Declare | Push | Query | Pull
-FromServer = Welcome | HelloWanted | Ack | Weights | Abort | Refused
+ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState
+FromServer = Welcome | HelloWanted | Ack | Weights | State | Abort | Refused
 
 MALFORMED = "malformed"
 OVERSIZED = "oversized"

@@ -7,6 +7,9 @@ import msgspec
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 SSGD, ASGD, DC_ASGD = "ssgd", "asgd", "dc-asgd"
+STEPS, MEAN_SQUARE = "steps", "mean_square"
+"""What the optimizer counts for a slice as a whole; what delay compensation remembers of it."""
+
 MODES = (SSGD, ASGD, DC_ASGD)
 """Synchronous SGD; asynchronous SGD; asynchronous SGD with adaptive delay compensation."""
 
@@ -88,6 +91,17 @@ class Rules(Rule, frozen=True):
     def synchronous(self) -> bool:
         """Whether an update waits for the pushes of all workers."""
         return self.mode == SSGD
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        """What servers remember of each slice, by name.
+
+        As many elements of the slice's type as it has; of ``steps`` one integer of 64 bits.
+        """
+        names: tuple[str, ...] = (STEPS, "mean", "square")
+        if isinstance(self.optimizer, SGD):
+            names = ("momentum",) if self.optimizer.momentum else ()
+        return (*names, MEAN_SQUARE) if self.mode == DC_ASGD else names
 
     def require_valid(self) -> Rules:
         """Return these rules.

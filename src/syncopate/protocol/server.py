@@ -147,9 +147,19 @@ class ServerMachine:
             raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
         if isinstance(message, msg.Push):
             return self._push(worker, slice_, message, nbytes)
+        if isinstance(message, msg.PullState):
+            self._require_room(slice_.spec)
         if isinstance(message, msg.Pull):
             return slice_.pull(peer, worker, message)
         return [self._ack(worker, slice_, message.number)]
+
+    def _require_room(self, spec: Slice) -> None:
+        """Refuse to answer with more than a frame may hold."""
+        assert self.rules is not None
+        nbytes, most = spec.carried_bytes(self.rules.state), self._limits.payload_bytes
+        if nbytes > most:
+            reason = f"{spec.name} with the optimizer's state in {nbytes} bytes; at most {most}"
+            raise Refusal(msg.WRONG_SIZE, f"{reason} (payload_bytes, --max-payload)")
 
     def _hello(self, peer: Peer, hello: msg.Hello) -> list[Action]:
         roster = self._seat.roster

@@ -90,9 +90,11 @@ class SliceMachine:
             Refusal: it came before, it came too early, or its payload has another size.
         """
         name = self.spec.name
-        if nbytes != self.spec.nbytes:
-            reason = f"{nbytes} bytes for {name}; a push of it has {self.spec.nbytes}"
-            raise Refusal(msg.WRONG_SIZE, reason)
+        state = push.state if isinstance(push, msg.Begin) else ()
+        if state and (push.sequence or not set(state) <= set(self._rules.state)):
+            raise Refusal(msg.MALFORMED, f"state {state} with push {push.sequence} of {name}")
+        if nbytes != (wanted := self.spec.carried_bytes(state)):
+            raise Refusal(msg.WRONG_SIZE, f"{nbytes} bytes for {name}; a push of it has {wanted}")
         last = self.received(worker)
         if push.sequence <= last:
             raise Refusal(msg.REPLAYED, f"push {push.sequence} of {name} came before")
@@ -105,7 +107,7 @@ class SliceMachine:
         if push.sequence == 0:
             self._version = 0
             self._applied[worker] = 0
-            return [staged, act.Initialise(self.spec.key, worker), *self.advance()]
+            return [staged, act.Initialise(self.spec.key, worker, state), *self.advance()]
         self._rates[worker, push.sequence] = push.lr
         return [staged, *self.advance()]
 
@@ -187,8 +189,10 @@ class SliceMachine:
     def _answer(self, worker: int) -> Action:
         waiting = self._waiting.pop(worker)
         pull = waiting.pull
-        weights = msg.Weights(self.spec.key, self._version, pull.request)
-        backup = worker if self._rules.mode == DC_ASGD else None
+        kind, backup = msg.Weights, worker if self._rules.mode == DC_ASGD else None
+        if isinstance(pull, msg.PullState):
+            kind, backup = msg.State, None
+        weights = kind(self.spec.key, self._version, pull.request)
         return act.Answer(waiting.peer, weights, pull.priority, backup)
 
     def _why_left(self, worker: int, other: int) -> str:

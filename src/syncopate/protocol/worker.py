@@ -142,12 +142,25 @@ class WorkerMachine:
         flow.kept[flow.pushed] = _Push(msg.Push(key, flow.pushed, lr), priority)
         return flow.pushed, self._send(key, now_s)
 
-    def pull(self, key: int, priority: int, now_s: float) -> tuple[int, list[Action]]:
-        """Pull a slice with all that was pushed before; return the request's number."""
+    def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
+        """Push a slice's first value, and the optimizer's ``state`` behind it."""
+        flow = self._flows[key]
+        assert flow.pushed == -1
+        flow.pushed = 0
+        flow.kept[0] = _Push(msg.Begin(key, 0, None, state), 0)
+        return 0, self._send(key, now_s)
+
+    def pull(
+        self, key: int, priority: int, now_s: float, *, state: bool = False
+    ) -> tuple[int, list[Action]]:
+        """Pull a slice with all that was pushed before; return the request's number.
+
+        With ``state`` what the optimizer remembers comes along.
+        """
         flow = self._flows[key]
         self._request += 1
-        after = max(flow.pushed, 0)
-        flow.pulls.append(msg.Pull(key, after, self._request, priority))
+        after, kind = max(flow.pushed, 0), msg.PullState if state else msg.Pull
+        flow.pulls.append(kind(key, after, self._request, priority))
         return self._request, self._ask(key, now_s) if len(flow.pulls) == 1 else []
 
     def receive(
@@ -339,12 +352,15 @@ class WorkerMachine:
         self, weights: msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
         flow, spec = self._flows[weights.key], self._layout.slices[weights.key]
-        if payload_bytes != spec.nbytes:
+        state = weights.state if isinstance(weights, msg.State) else ()
+        if payload_bytes != spec.carried_bytes(state):
             return self._refuse(msg.WRONG_SIZE)
         if not flow.pulls or flow.pulls[0].request != weights.request:
             return self._refuse(msg.REPLAYED)
+        if isinstance(flow.pulls[0], msg.PullState) != isinstance(weights, msg.State):
+            return self._refuse(msg.MALFORMED)
         flow.pulls.popleft()
-        found: list[Action] = [act.Fill(weights.key, weights.request, weights.version)]
+        found: list[Action] = [act.Fill(weights.key, weights.request, weights.version, state)]
         if flow.pulls:
             found += self._ask(weights.key, now_s)
         self._rest(weights.key)

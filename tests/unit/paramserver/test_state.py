@@ -7,7 +7,8 @@ import threading
 import pytest
 import torch
 
-from syncopate.errors import ArtifactError
+from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.paramserver.optimizers import collecting, whole_state, with_state
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
@@ -185,6 +186,56 @@ def test_delays_are_compensated_from_what_the_worker_pulled():
     mean_square = 0.05 * 0.25
     expected = 0.5 + 2 / (mean_square + 1e-7) ** 0.5 * 0.25 * (before - 1)
     torch.testing.assert_close(shard.snapshot(0)["weights"], before - expected)
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), SGD(lr=0.1, momentum=0.9), SGD(lr=0.1)])
+def test_a_shard_may_begin_with_what_another_ones_optimizer_remembered(optimizer):
+    rules = Rules(optimizer=optimizer)
+    one, two = _shard(rules), Shard(rules, SLICES)
+    assert one.state_payload(0)[0] == ()
+    _update(one, 1, 1.0)
+    names, frame = one.state_payload(0)
+    assert names == rules.state
+    collected = []
+    collecting(SLICES[0], collected)(torch.frombuffer(frame.buffer, dtype=torch.uint8), names)
+    weights = one.snapshot(0)["weights"].clone()
+    named, payload = with_state(SLICES[0], weights, whole_state(collected), rules.state)
+    two.stage(0, 0, 0, frame_of(payload))
+    two.initialise(Initialise(0, 0, named))
+    for shard in (one, two):
+        _update(shard, 2, -3.0)
+    first, second = one.snapshot(0), two.snapshot(0)
+    assert set(first) == {"weights", *(f"state:{name}" for name in rules.state)}
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_state_of_several_slices_is_put_together():
+    slices = [Slice(0, "w", "float32", 0, 64), Slice(1, "w", "float32", 64, 36)]
+    tensor, mean = torch.randn(100), torch.randn(100)
+    state = {"steps": torch.tensor([7]), "mean": mean}
+    collected = []
+    for piece in slices:
+        names, payload = with_state(piece, tensor, state, ("steps", "mean", "square"))
+        assert payload.numel() == piece.carried_bytes(names)
+        collecting(piece, collected)(payload, names)
+    found = whole_state(collected)
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+@pytest.mark.parametrize(
+    ("state", "error", "words"),
+    [
+        ({"momentum": torch.zeros(4)}, UnknownNameError, "'momentum'.*known: steps, mean"),
+        ({"mean": torch.zeros(3)}, InvalidValueError, "mean of w is '3 of torch.float32'"),
+        ({"mean": torch.zeros(4).double()}, InvalidValueError, "float64"),
+        ({"steps": torch.tensor([1.0])}, InvalidValueError, "1 elements of torch.int64"),
+    ],
+)
+def test_state_of_another_tensor_is_refused(state, error, words):
+    piece = Slice(0, "w", "float32", 0, 4)
+    with pytest.raises(error, match=words):
+        with_state(piece, torch.zeros(4), state, ("steps", "mean"))
 
 
 def test_a_shard_comes_back_and_goes_on_as_if_nothing_had_been():

@@ -31,12 +31,15 @@ ALL = [
     (msg.ToServer, msg.Declare("digest", Rules(optimizer=SGD(lr=0.5, momentum=0.9)), SLICES)),
     (msg.ToServer, msg.Declare("digest", Rules(mode="asgd", optimizer=Adam()), SLICES)),
     (msg.ToServer, msg.Push(4, 7, 0.25)),
+    (msg.ToServer, msg.Begin(4, 0, None, ("steps", "mean"))),
+    (msg.ToServer, msg.PullState(4, 7, 12)),
     (msg.ToServer, msg.Query(4, 1)),
     (msg.ToServer, msg.Pull(4, 7, 12, -3)),
     (msg.FromServer, msg.Welcome("boot", True)),
     (msg.FromServer, msg.HelloWanted()),
     (msg.FromServer, msg.Ack(4, -1, -1)),
     (msg.FromServer, msg.Weights(4, 7, 12)),
+    (msg.FromServer, msg.State(4, 7, 12, ("momentum",))),
     (msg.FromServer, msg.Abort("why")),
     (msg.FromServer, msg.Refused("why")),
 ]
@@ -50,7 +53,8 @@ def test_a_message_arrives_as_it_was_sent(kinds, message):
 
 def test_every_message_is_tried():
     tried = {type(message) for _, message in ALL}
-    assert tried == set(msg.Message.__subclasses__())
+    direct = msg.Message.__subclasses__()
+    assert tried == {*direct, *(each for kind in direct for each in kind.__subclasses__())}
 
 
 def _read(kinds, frame):

@@ -119,6 +119,45 @@ def test_who_did_not_declare_is_asked_to():
     assert machine.receive(b"p0", msg.Pull(0, 0, 1), None) == [act.Send(b"p0", msg.HelloWanted())]
 
 
+def test_first_values_may_bring_what_the_optimizer_remembers():
+    machine = _server(Rules(optimizer=Adam()))
+    state = ("steps", "mean", "square")
+    begin = msg.Begin(0, 0, None, state)
+    found = machine.receive(b"p0", begin, 8 + 8 + 8 + 8)  # an integer and three times two floats
+    assert _of(found, act.Initialise) == [act.Initialise(0, 0, state)]
+    assert _of(_pull(machine, 1, 0, 0), act.Answer)[0].message == msg.Weights(0, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "nbytes", "kind"),
+    [
+        (msg.Begin(0, 0, None, ("momentum",)), 16, msg.MALFORMED),
+        (msg.Begin(0, 0, None, ("mean",)), 8, msg.WRONG_SIZE),
+        (msg.Begin(0, 1, None, ("mean",)), 16, msg.MALFORMED),
+    ],
+)
+def test_state_that_does_not_fit_is_refused(begin, nbytes, kind):
+    machine = _server(Rules(optimizer=Adam()))
+    assert _of(machine.receive(b"p0", begin, nbytes), act.Stage) == []
+    assert machine.refused == {kind: 1}
+
+
+def test_state_is_pulled_with_the_weights_it_belongs_to():
+    machine = _server(Rules(optimizer=SGD(lr=1.0, momentum=0.9)), workers=1)
+    _push(machine, 0, 0, 0)
+    assert _of(machine.receive(b"p0", msg.PullState(0, 1, 5), None), act.Answer) == []
+    found = _of(_push(machine, 0, 0, 1), act.Answer)
+    assert found == [act.Answer(b"p0", msg.State(0, 1, 5), 0, None)]
+
+
+def test_state_that_no_frame_may_hold_is_refused_in_words():
+    limits = Limits(payload_bytes=20, slice_bytes=16)
+    machine = _server(Rules(optimizer=SGD(lr=1.0, momentum=0.9)), workers=1, limits=limits)
+    _push(machine, 0, 3, 0)
+    (answer,) = machine.receive(b"p0", msg.PullState(3, 0, 5), None)
+    assert "b with the optimizer's state in 32 bytes; at most 20" in answer.message.reason
+
+
 def test_a_worker_on_a_new_connection_leaves_the_old_one():
     machine = _server()
     found = machine.receive(b"new", msg.Hello("run", 0, "t0"), None)

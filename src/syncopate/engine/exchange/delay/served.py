@@ -17,9 +17,8 @@ buffers come along, and where a parameter has no gradient here and others may ha
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from torch import Tensor
 
@@ -133,33 +132,3 @@ class DelayedServed(Late, Served):
                 yield
         finally:
             self._versions = self._seen()
-
-    # -- to go on where another process left -----------------------------------------------------
-
-    def _require_stateless(self) -> None:
-        if self.state.stateful:
-            raise EngineError(
-                "a training on servers whose optimizer has state (momentum) cannot go on with the "
-                "same bits: servers keep that state, and it is in no checkpoint "
-                "(docs/paramserver.md). Go on from the weights alone, or train with "
-                "exchange='sharded'"
-            )
-
-    def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows, where the servers' optimizer has no state.
-
-        Raises:
-            EngineError: it has, and nobody could go on from here.
-        """
-        self._require_stateless()
-        return super().local_state()
-
-    def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned, from weights loaded before distribute.
-
-        Raises:
-            EngineError: it is another rank's, or of another rank count, rule or plan; or the
-                servers' optimizer has state.
-        """
-        self._require_stateless()
-        super().load_local_state(state)

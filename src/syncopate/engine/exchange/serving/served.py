@@ -44,8 +44,8 @@ from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
 from syncopate.engine.exchange.serving.servers import (
     Servers,
     Transfer,
-    require_no_state,
     trained_indices,
+    whole_of,
 )
 from syncopate.engine.tail import Said
 from syncopate.errors import EngineError
@@ -96,34 +96,64 @@ class SentGradient(PartialGradient):
 
 
 class ServedState(OwnedState):
-    """The state of an optimizer that servers keep."""
+    """The state of an optimizer that servers keep.
 
-    stateful = False
+    Args:
+        args: those of :class:`OwnedState`.
+        servers: they, who have been told what the optimizer knew.
+    """
+
+    def __init__(self, *args: Any, servers: Servers) -> None:
+        super().__init__(*args)
+        self._servers = servers
+        self._lent: dict[Tensor, dict[str, Any]] = {}
+        super().cut(servers.optimizer)
 
     def cut(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse state that servers would have to take over."""
-        if not self.is_cut(optimizer):
-            require_no_state(optimizer)
+        """Take state away, and refuse what servers would have to take over."""
+        if self.is_cut(optimizer):
+            return
+        given = [optimizer.state.get(each.parameter) for each, _ in self._everything()]
+        lent = [self._lent.get(each.parameter) for each, _ in self._everything()]
+        self._lent = {}
         super().cut(optimizer)
+        if any(one and one is not other for one, other in zip(given, lent, strict=True)):
+            raise EngineError(
+                f"the state of {type(optimizer).__name__} is on the servers, which have begun. "
+                "Load model and optimizer before distribute()"
+            )
 
     def gather(
         self, optimizer: torch.optim.Optimizer, *, keep: bool = True, device: str | None = None
     ) -> dict[Tensor, dict[str, Any]]:
-        """Return nothing: an optimizer without state has none.
+        """Return what servers know, with all in it that this rank sent; asks no rank.
+
+        Args and errors are those of :meth:`OwnedState.gather`.
 
         Raises:
-            EngineError: the optimizer has state, which servers keep.
+            ParameterServerError: servers are lost.
         """
-        self.require_here(optimizer)
-        return {}
+        self.finish()
+        known = self._servers.store.state() if keep else {}
+        found: dict[Tensor, dict[str, Any]] = {}
+        for trainable, _ in self._everything():
+            parameter, entries = trainable.parameter, known.get(trainable.name, {})
+            if whole := whole_of(parameter, entries, device or parameter.device):
+                found[parameter] = whole
+        return found
+
+    def make_whole(self, optimizer: torch.optim.Optimizer, *, plain: bool = False) -> None:
+        """Give ``optimizer`` what servers know; see :meth:`OwnedState.make_whole`."""
+        super().make_whole(optimizer, plain=plain)
+        self._lent = dict(optimizer.state)
 
     def require_here(self, optimizer: torch.optim.Optimizer) -> None:
-        """Refuse to look for state that servers keep."""
-        if self.stateful:
-            raise EngineError(
-                f"the state of {type(optimizer).__name__} is on the servers, which keep it on disk "
-                "where they have --state (docs/paramserver.md); model.state_dict() has the weights"
-            )
+        """Refuse to look here for state that servers keep."""
+        raise EngineError(
+            f"the state of {type(optimizer).__name__} is on the servers, and its state_dict() has "
+            "none to return. On every rank call model.syncopate.state_dict(optimizer), or save "
+            "inside `with model.syncopate.whole_state(optimizer):`"
+        )
 
     def make_all_whole(self) -> None:
         """Leave the state where it is; the optimizer begins anew without servers."""
@@ -169,10 +199,13 @@ class Served(Owned):
             for trainable, *flat in zip(part.trainables, gradients_of, weights_of, strict=True):
                 self._flat_of[trainable.index] = (flat[0], flat[1])
         names = {index: self._trainables[index].name for index in self._flat_of}
-        self._servers.declare({names[i]: weight for i, (_, weight) in self._flat_of.items()})
-        state = ServedState(self.communicator, self.buckets, self.pieces)
-        state.stateful = bool(getattr(self._servers.store.rules.optimizer, "momentum", True))
-        self.state = state
+        parameters = {name: self._trainables[i].parameter for i, name in names.items()}
+        weights = {names[i]: weight for i, (_, weight) in self._flat_of.items()}
+        self._servers.declare(weights, parameters)
+        self.state = ServedState(
+            self.communicator, self.buckets, self.pieces, servers=self._servers
+        )
+        self.state.finish = self._require_closed
         self._versions = self._seen()
 
     def _seen(self) -> list[int]:
@@ -337,11 +370,7 @@ class Served(Owned):
             EngineError: servers have taken gradients of a step that is not over.
             ParameterServerError: servers are lost.
         """
-        if self._open:
-            raise EngineError(
-                "servers have taken the gradients of a backward, and no step followed it; look at "
-                "their weights after step()"
-            )
+        self._require_closed()
         self.ready()
         flats = [(part, self._weights[id(part)]) for part in self._flat.values()]
         here = [self._receive(part, part.messages[0], flat, self._flat_of) for part, flat in flats]
@@ -349,6 +378,14 @@ class Served(Owned):
             transfer.wait()
         torch.autograd.graph.increment_version([each.parameter for each in self._trainables])
         self._versions = self._seen()
+
+    def _require_closed(self) -> None:
+        """Refuse to look at what servers have between a backward and its step."""
+        if self._open:
+            raise EngineError(
+                "servers have taken the gradients of a backward, and no step followed it; look at "
+                "what they have after step()"
+            )
 
     # -- what servers cannot do -----------------------------------------------------------------
 

@@ -16,11 +16,11 @@ from torch import Tensor
 
 from syncopate.collectives.store import Store, StoreHandle
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine.buckets import Trainable
+from syncopate.engine.buckets import Trainable, view_like
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import same_step
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import SGD, Adam
+from syncopate.protocol.rules import SGD, STEPS, Adam
 
 _LR = "lr"
 
@@ -97,20 +97,49 @@ def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
     return rules[0]
 
 
-def require_no_state(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that knows something of its parameters already.
+_NAMES = {"momentum_buffer": "momentum", "exp_avg": "mean", "exp_avg_sq": "square", "step": STEPS}
+"""What torch calls an entry of an optimizer's state -> what servers call it."""
 
-    Raises:
-        EngineError: it does.
-    """
-    for held in parameters_of(optimizer):
-        for parameter in held:
-            if any(value is not None for value in optimizer.state.get(parameter, {}).values()):
-                raise EngineError(
-                    f"the state of {type(optimizer).__name__} is on the servers, which begin "
-                    "without any, and this one has state already. Give a new one: what it knew is "
-                    "lost; or train with exchange='sharded'"
-                )
+
+def state_of(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, Tensor]
+) -> dict[str, dict[str, Tensor]]:
+    """Return what an optimizer knows of ``parameters``, by name, as servers take it."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        known = optimizer.state.get(parameter, {}).items()
+        entries = {
+            _NAMES[key]: _flat(parameter, value) if key != "step" else _counted(value)
+            for key, value in known
+            if key in _NAMES and value is not None
+        }
+        if entries:
+            found[name] = entries
+    return found
+
+
+def whole_of(
+    parameter: Tensor, entries: Mapping[str, Tensor], device: str | torch.device
+) -> dict[str, Tensor]:
+    """Return what servers know of ``parameter`` as torch's optimizers have it, on ``device``."""
+    found = {}
+    for key, name in _NAMES.items():
+        if name == STEPS and name in entries:
+            found[key] = entries[name].reshape(()).to(torch.float32)  # on the CPU, as torch has it
+        elif name in entries:
+            found[key] = view_like(parameter, entries[name].to(device), 0)
+    return found
+
+
+def _flat(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return ``value`` in the order in which the parameter's elements are in memory."""
+    flat = torch.empty(parameter.numel(), dtype=value.dtype)
+    view_like(parameter, flat, 0).copy_(value)
+    return flat
+
+
+def _counted(steps: Tensor | float) -> Tensor:
+    return torch.tensor([int(steps)], dtype=torch.int64)
 
 
 class Transfer:
@@ -157,14 +186,17 @@ class Servers(NamedTuple):
     optimizer: torch.optim.Optimizer
     declared: set[str]
 
-    def declare(self, weights: Mapping[str, Tensor]) -> None:
+    def declare(self, weights: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
         """Give them ``weights``, flat, unless they have them; all ranks call it.
+
+        With them goes what the optimizer knows of the ``parameters``, by the same names.
 
         Raises:
             ParameterServerError: the job is over.
         """
         if not self.declared:
-            self.store.init(weights, rule_of((self.optimizer,)))
+            known = state_of(self.optimizer, parameters)
+            self.store.init(weights, rule_of((self.optimizer,)), known)
             self.declared.update(weights)
 
     @property
@@ -225,7 +257,6 @@ def served_by(store: Store, optimizers: Sequence[torch.optim.Optimizer], ranks: 
         given = f"a KVStore with on_worker_loss={store.rules.on_worker_loss!r}"
         raise InvalidValueError("exchange", given, rule)
     rule_of(optimizers)
-    require_no_state(optimizers[0])
     return Servers(store, optimizers[0], set())
 
 
