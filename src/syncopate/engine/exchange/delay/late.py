@@ -325,7 +325,6 @@ class Late(Owned):
 
         Raises:
             CollectiveError: a rank is lost or late.
-            EngineError: it would be of no use, for servers keep what belongs to it.
         """
         self._make_up_for_step()
         self.finish()
