@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import distribute
+from syncopate.engine.selfplan import words
 from syncopate.errors import CollectiveError, EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     close,
@@ -392,3 +393,23 @@ def planned(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_without_a_plan_it_makes_one(world_size: int) -> None:
     run_ranks(planned, world_size)
+
+
+def planned_too_late(rank: int, world_size: int) -> None:
+    """A warm-up that is over before measuring is: DDP's buckets, whatever was being tried."""
+    said: list[str] = []
+    words.log = said.append  # type: ignore[assignment]
+    made = odd64()
+    model, optimizer = distribute(
+        made, two_groups(made), delay=LocalSGD(period=3, warm_up=9), cache=False
+    )
+    iterate(model, optimizer, rank, range(12))
+    if rank == 0:
+        assert "stays on DDP's buckets, because planning failed: the warm_up of" in said[-1]
+        assert "9 steps" in said[-1]
+    assert not model.syncopate.planning
+    assert model.syncopate.plan.policy == "threshold"
+
+
+def test_a_warm_up_that_ends_before_measuring_leaves_ddp_s_buckets() -> None:
+    run_ranks(planned_too_late, 2)

@@ -92,7 +92,10 @@ def test_what_a_first_run_does_to_find_its_plan_is_a_pause(
         listeners=listeners, held=False, clock=SimpleNamespace(stamp=lambda: 0.0)
     )
     engine: Any = SimpleNamespace(
-        readiness=readiness, plan_with=lambda stop: None, planning_is_over=lambda: None
+        readiness=readiness,
+        plan_with=lambda stop: None,
+        planning_is_over=lambda: None,
+        delay=None,
     )
     planner = Stepwise(engine)
     planner.begin(planner._steps(2))

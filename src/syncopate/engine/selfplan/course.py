@@ -109,15 +109,17 @@ class SelfPlanner(Stepwise):
     # -- the course -----------------------------------------------------------------------------
 
     def _run(self) -> Course[None]:
-        warm = yield from self._steps(WARMUP)
-        self._costs = Costs()
-        step_s = self._durations(warm[1:])[-1]
-        self._announce(step_s)
         try:
+            warm = yield from self._steps(WARMUP)
+            self._costs = Costs()
+            step_s = self._durations(warm[1:])[-1]
+            self._announce(step_s)
             yield from self._plan(step_s)
         except CollectiveError:
             raise
         except SyncopateError as error:
+            engine = self._engine
+            engine.adopt(safe_plan(self._model, engine.tensors, engine.communicator.world_size))
             self._say(f"stays on DDP's buckets, because planning failed: {error}")
 
     def _plan(self, step_s: float) -> Course[None]:

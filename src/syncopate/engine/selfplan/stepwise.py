@@ -10,9 +10,11 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from syncopate.delay import LocalSGD
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import words
 from syncopate.engine.step import Step
+from syncopate.errors import PlanError
 from syncopate.tracing.capture import pause
 
 WARMUP = 3
@@ -76,9 +78,23 @@ class Stepwise:
         for _ in range(count):
             self._engine.readiness.held = held
             step = yield
+            self._require_exchanged(step)
             timed.append(Timed(self._left, step))
         self._engine.readiness.held = False
         return timed
+
+    def _require_exchanged(self, step: Step) -> None:
+        """Refuse a step of local SGD that a rank took by itself; every rank takes the same ones.
+
+        Raises:
+            PlanError: there is nothing to measure in it.
+        """
+        delay = self._engine.delay
+        if isinstance(delay, LocalSGD) and not step.pushes:
+            raise PlanError(
+                f"the warm_up of LocalSGD, {delay.warm_up} steps, was over before measuring was, "
+                "and a step by itself sends nothing; give a longer one, or plan="
+            )
 
     def _durations(self, timed: Sequence[Timed]) -> list[float]:
         """Return what steps took, in the mean over ranks; what planning did between is left out."""
