@@ -135,10 +135,12 @@ class StepRecorder:
         self._pending: deque[Step] = deque()
         self._updated = -1
         self._last: int | None = None
-        # Stamps of a device are placed on the host's clock by one moment known on both.
+        # Stamps of a device are placed on the host's clock by one moment known on both. Where the
+        # stamps are the host's own, a second look would differ by what the processor did between.
         self._anchor = clock.stamp()
         clock.finish()
-        self._anchor_s = time.perf_counter()
+        known_s = clock.host_s(self._anchor)
+        self._anchor_s = time.perf_counter() if known_s is None else known_s
 
     def __call__(self, step: Step) -> None:
         """Take a step that is over for this rank; parts of it may be on their way."""

@@ -12,6 +12,7 @@ from syncopate.engine.step import Sent, Step, StepRecorder
 from syncopate.recipe import Recipe
 from syncopate.timeline import Span
 from syncopate.tracing import Recorder, spans_of
+from syncopate.tracing.clocks import HostClock
 
 SKEW_S = 1000.0
 """How far the clock of the stamps is behind that of the host."""
@@ -37,6 +38,9 @@ class FakeClock:
 
     def between_s(self, start: float, end: float) -> float:
         return end - start
+
+    def host_s(self, stamp: float) -> None:
+        return None
 
 
 @pytest.fixture
@@ -182,3 +186,14 @@ def test_what_never_ends_is_dropped_and_counted(recorder: StepRecorder) -> None:
     recorder.finish(wait=False)
     assert recorder.recorder.dropped == (step_module._MOST_PENDING + 3) * 2
     assert shown(recorder) == []
+
+
+def test_stamps_of_the_host_s_own_clock_are_taken_as_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the processor does between a stamp and a second look at the clock."""
+    late = SimpleNamespace(perf_counter=lambda: 9.0)
+    monkeypatch.setattr(step_module, "time", late)
+    clock = HostClock()
+    monkeypatch.setattr(clock, "stamp", lambda: 5.0)
+    assert StepRecorder(Recorder(), clock)._host_s(6.0) == 6.0
