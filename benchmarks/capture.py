@@ -5,11 +5,14 @@ A step of many buckets and little computation is the worst case: by default fort
 median step with and without, and their ratio; the time that a step's events take to be noted does
 not depend on how long the step is.
 
+--computing S sleeps for S seconds before each forward, as long as an accelerator would compute.
+
 With --servers the weights are kept by that many servers of this machine, and their capture and the
 scheduler's are switched together with that of the ranks.
 
     python benchmarks/capture.py
     python benchmarks/capture.py --servers 1
+    python benchmarks/capture.py --servers 1 --layers 161 --width 398 --computing 1 --rounds 4
     torchrun --nproc-per-node 2 benchmarks/capture.py --width 512 --json capture.json
 """
 
@@ -62,6 +65,7 @@ def build(options: argparse.Namespace, store: KVStore | None) -> Callable[[], No
 
     def step() -> None:
         optimizer.zero_grad()
+        time.sleep(options.computing)
         model(data).square().mean().backward()
         optimizer.step()
 
@@ -140,6 +144,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=40, help="layers, a bucket each")
     parser.add_argument("--width", type=int, default=256, help="width of a layer")
     parser.add_argument("--batch", type=int, default=64, help="samples in a step")
+    parser.add_argument("--computing", type=float, default=0.0, help="seconds slept in a step")
     parser.add_argument("--exchange", default="allreduce", help="allreduce, sharded or rooted")
     parser.add_argument("--servers", type=int, default=0, help="parameter servers; 0: none")
     parser.add_argument("--rounds", type=int, default=20, help="turns of each contender")
