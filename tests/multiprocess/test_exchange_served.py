@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 import syncopate
+from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.readiness import Readiness
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import SyncopateError
 from syncopate.protocol.rules import Rules
@@ -365,10 +367,21 @@ def watched(rank, _world, job):
     store, model, optimizer = prepared(job, rank, "sgd")
     with store:
         model.syncopate.record()
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(model, batch(step, rank)).backward()
-            optimizer.step()
+        waits = []
+        report = Readiness._report
+
+        def reported(readiness):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Exchange, "_await", lambda *_: waits.append(readiness.steps))
+                report(readiness)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Readiness, "_report", reported)
+            for step in range(3):
+                optimizer.zero_grad()
+                loss_of(model, batch(step, rank)).backward()
+                optimizer.step()
+        assert waits == []  # who listens does not wait for weights that nobody needs yet
         model.syncopate.ready()
         timeline = model.syncopate.timeline()
         whole = model.syncopate.state_dict(optimizer, everywhere=True)

@@ -495,6 +495,6 @@ class Readiness:
             for one in self.exchange.pushes
         ]
         step.pulls = [one.pulled() for one in self.exchange.pulls]
-        self.exchange.begin()
+        self.exchange.forget()
         for listener in tuple(self.listeners):
             listener(step)

@@ -85,9 +85,9 @@ class Averaged(AllReduce):
         else:
             super().refresh_buffers()
 
-    def begin(self) -> None:
+    def forget(self) -> None:
         """Forget what was launched before, but show the averages of the step that is over."""
-        super().begin()
+        super().forget()
         self.pulls, self._averages = self._averages, []
 
     def gather(self, bucket: BucketBuffers) -> None:

@@ -183,7 +183,11 @@ class Exchange(ABC):
     # -- backward -------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Forget what the iteration before launched."""
+        """Make ready for a backward."""
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what the iteration before launched, whether it has arrived or not."""
         self.pushes, self.pulls, self._copies = [], [], []
 
     def adapt(self, entered: int | None = None) -> None:
