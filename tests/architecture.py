@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -117,13 +118,19 @@ class Import:
     for_types: bool
 
 
+@functools.cache
+def parsed(source: str) -> ast.Module:
+    """Parse a source, each but once however many rules look at it; no tree is to be changed."""
+    return ast.parse(source)
+
+
 def read(root: Path) -> dict[str, ast.Module]:
     """Parse the package at ``root``; return module name (without the package's) -> tree."""
     trees = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-        trees[name] = ast.parse(path.read_text(), filename=str(path))
+        trees[name] = parsed(path.read_text())
     return trees
 
 
@@ -132,20 +139,27 @@ def imports(root: Path, trees: Mapping[str, ast.Module]) -> list[Import]:
     found = []
     packages = {name for name in trees if (root / Path(*name.split("."))).is_dir()}
     for module, tree in trees.items():
-        for_types = {id(n) for block in _type_checking_blocks(tree) for n in ast.walk(block)}
-        for node in ast.walk(tree):
+        statements = _imports_and_ifs(tree)
+        blocks = (n for n in statements if isinstance(n, ast.If) and _is_for_types(n))
+        for_types = {id(n) for block in blocks for n in ast.walk(block)}
+        for node in statements:
             for target in _targets(node, module, module in packages, root.name):
                 found.append(Import(module, node.lineno, target, id(node) in for_types))
     return found
 
 
-def _type_checking_blocks(tree: ast.Module) -> Iterator[ast.If]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            yield node
+@functools.cache
+def _imports_and_ifs(tree: ast.Module) -> tuple[ast.Import | ast.ImportFrom | ast.If, ...]:
+    wanted = ast.Import | ast.ImportFrom | ast.If
+    return tuple(node for node in ast.walk(tree) if isinstance(node, wanted))
 
 
-def _targets(node: ast.AST, module: str, is_package: bool, package: str) -> Iterator[str]:
+def _is_for_types(node: ast.If) -> bool:
+    test = node.test.attr if isinstance(node.test, ast.Attribute) else node.test
+    return getattr(test, "id", test) == "TYPE_CHECKING"
+
+
+def _targets(node: ast.stmt, module: str, is_package: bool, package: str) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
@@ -223,7 +237,7 @@ def writing_violations(files: Mapping[str, str]) -> list[str]:
     """Return calls that write files by themselves, by name -> source."""
     wrong = []
     for name, source in files.items():
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if isinstance(node, ast.Call) and _writes(node):
                 wrong.append(f"{name}:{node.lineno}: {ast.unparse(node.func)}")
     return wrong
@@ -273,7 +287,7 @@ def size_violations(files: Mapping[str, str]) -> list[str]:
         lines = source.count("\n")
         if lines > MAX_MODULE_LINES:
             wrong.append(f"{name}: {lines} lines, at most {MAX_MODULE_LINES}")
-        for node in ast.walk(ast.parse(source)):
+        for node in ast.walk(parsed(source)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = (node.end_lineno or node.lineno) - node.lineno + 1
@@ -341,7 +355,7 @@ def below_torch(files: Mapping[str, str], named: str) -> list[str]:
         files: sources by path.
         named: a text with the private names that are used knowingly.
     """
-    trees = {path: ast.parse(source) for path, source in files.items()}
+    trees = {path: parsed(source) for path, source in files.items()}
     own = {name for tree in trees.values() for name in _private_names(tree)}
     found = []
     for path, tree in sorted(trees.items()):
