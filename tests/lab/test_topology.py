@@ -5,94 +5,68 @@ Or a file names the racks: then nobody searches for them.
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest import mock
 
-import pytest
+import torch.distributed as dist
 
+from syncopate.calibration import calibrate as calibrating
+from syncopate.calibration.racks import discovery
+from syncopate.cli import main
 from syncopate.cluster import Cluster
-from syncopate.lab import Lab, Topology
+from syncopate.collectives import Communicator
+from syncopate.lab import Topology
+from tests.lab.hosts import run_on_hosts
 
 GBIT = 1e9 / 8
 
-CALIBRATE = """
-import sys
-import torch
-import torch.distributed as dist
-from syncopate.calibration import calibrate as calibrating
-from syncopate.calibration.racks.discovery import discover
-from syncopate.collectives import Communicator
 
-def patiently(*arguments):
-    # On a busy machine rates may fit no racks, and discovery says so: the next try may do better.
-    for _ in range(4):
-        found = discover(*arguments)
-        if not any("could not be told" in warning for warning in found.warnings):
-            break
-    return found
+def calibrated_here() -> Cluster:
+    """Be a rank that calibrates."""
 
-calibrating.discover = patiently
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-with Communicator(timeout_s=60) as communicator:
-    cluster = calibrating.calibrate(
-        communicator, budget_s=1.0, sizes=[4096], algorithms=["native"]
-    )
-    if communicator.rank == 0:
-        cluster.save(sys.argv[1])
-dist.destroy_process_group()
-"""
+    def patiently(*arguments):
+        # On a busy machine rates may fit no racks, and discovery says so: the next try may do
+        # better.
+        for _ in range(4):
+            found = discovery.discover(*arguments)
+            if not any("could not be told" in warning for warning in found.warnings):
+                break
+        return found
 
-
-WITHOUT_A_SEARCH = """
-import os
-import sys
-from syncopate.calibration import calibrate
-from syncopate.calibration.racks import discovery
-from syncopate.cli import main
-
-del calibrate.discover, discovery.RackSearch
-# One import of torch serves all tables; each has a process and a rendezvous of its own.
-tables, options = sys.argv[1].split(","), sys.argv[2:]
-for table in tables:
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
-    pid = os.fork()
-    if not pid:
-        sys.argv[1:] = ["calibrate", "--racks", table, "-o", table + ".json", *options]
-        code = main()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    os.write(1, f"{table}: exit code {ended}\\n".encode())
-"""
-
-
-def run_in_lab(topology: Topology, *command: str) -> tuple[int, str]:
-    """Run Python on every rank of a lab; return the exit code and all that was printed."""
-    lines: list[str] = []
-    with Lab(topology) as lab:
-        outcome = lab.run(
-            [sys.executable, "-c", *command],
-            sink=lambda rank, stream, line: lines.append(line),
+    dist.init_process_group("gloo")
+    with (
+        mock.patch.object(calibrating, "discover", patiently),
+        Communicator(timeout_s=60) as communicator,
+    ):
+        cluster = calibrating.calibrate(
+            communicator, budget_s=1.0, sizes=[4096], algorithms=["native"]
         )
-    return outcome.exit_code, "\n".join(lines)
+    dist.destroy_process_group()
+    return cluster
 
 
-@pytest.fixture
-def calibrated(tmp_path: Path):
+def calibrated(topology: Topology) -> Cluster:
     """Return what a calibration finds in a lab."""
-
-    def run(topology: Topology) -> Cluster:
-        path = tmp_path / "cluster.json"
-        code, printed = run_in_lab(topology, CALIBRATE, str(path))
-        assert code == 0, printed
-        return Cluster.load(path)
-
-    return run
+    return run_on_hosts(topology, calibrated_here)[0]
 
 
-def test_racks_that_alternate_are_found_and_put_one_after_the_other(calibrated):
+def command_without_a_search(*words: str) -> tuple[int, str]:
+    """Be a rank of ``syncopate calibrate`` that cannot search for racks."""
+    del calibrating.discover, discovery.RackSearch
+    printed = io.StringIO()
+    with (
+        mock.patch.object(sys, "argv", ["syncopate", "calibrate", *words]),
+        redirect_stdout(printed),
+        redirect_stderr(printed),
+    ):
+        code = main()
+    return code, printed.getvalue()
+
+
+def test_racks_that_alternate_are_found_and_put_one_after_the_other():
     # At a quarter of a gigabit eight ranks fill their links on two busy cores too.
     topology = Topology(
         hosts=8,
@@ -110,14 +84,14 @@ def test_racks_that_alternate_are_found_and_put_one_after_the_other(calibrated):
     assert cluster.warnings == ()
 
 
-def test_a_flat_network_has_no_racks(calibrated):
+def test_a_flat_network_has_no_racks():
     cluster = calibrated(Topology(hosts=4, rate_bytes_per_s=GBIT))
     assert [(level.name, level.size) for level in cluster.levels] == [("host", 4)]
     assert cluster.placement == ()
     assert not any("exchanges data at" in warning for warning in cluster.warnings)
 
 
-def test_a_host_at_a_tenth_of_the_speed_is_named(calibrated):
+def test_a_host_at_a_tenth_of_the_speed_is_named():
     topology = Topology(hosts=4, rate_bytes_per_s=GBIT).with_host_rates({3: GBIT / 10})
     cluster = calibrated(topology)
     assert [(level.name, level.size) for level in cluster.levels] == [("host", 4)]
@@ -139,14 +113,19 @@ def test_a_file_names_the_racks_and_nobody_searches_for_them(tmp_path: Path):
     short.write_text("host0 left\nhost1 right\nhost2 left\n")
     whole.write_text("# hall 1\nhost9 right\nhost3 right\nhost1 right\nhost2 left\nhost0 left\n")
     options = ("--budget", "2", "--sizes", "4KiB", "--algorithms", "native")
-    code, printed = run_in_lab(topology, WITHOUT_A_SEARCH, f"{short},{whole}", *options)
-    assert code == 0, printed
 
-    assert printed.count(f"{short}: exit code 2") == topology.world_size, printed
-    assert f"{short}: no line for host3; every host of the job must have a line" in printed
+    def told(table: Path) -> list[tuple[int, str]]:
+        words = ("--racks", str(table), "-o", f"{table}.json", *options)
+        return run_on_hosts(topology, command_without_a_search, *words)
+
+    refused = told(short)
+    assert [code for code, _ in refused] == [2] * topology.world_size, refused
+    said = "".join(text for _, text in refused)
+    assert f"{short}: no line for host3; every host of the job must have a line" in said
     assert not Path(f"{short}.json").exists()
 
-    assert printed.count(f"{whole}: exit code 0") == topology.world_size, printed
+    done = told(whole)
+    assert [code for code, _ in done] == [0] * topology.world_size, done
     cluster = Cluster.load(f"{whole}.json")
     levels = [(level.name, level.size) for level in cluster.levels]
     assert levels == [("device", 2), ("host", 2), ("rack", 2)]

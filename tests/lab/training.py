@@ -1,12 +1,8 @@
-"""A rank that all-reduces until a slow link is named or time is over: ``training.py SECONDS``.
-
-The ranks look at their links more often than those of a user do. Rank 0 prints what is logged.
-"""
+"""A rank that all-reduces until a slow link is named or time is over."""
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 
 import torch
@@ -15,47 +11,40 @@ import torch.distributed as dist
 from syncopate.collectives import Communicator
 from syncopate.collectives.health import monitor
 
-WARNED = "warned: "
-ENDED = "collectives: "
-
 _NUMEL = 1 << 22
 """So many that a link of 1 Gbit/s is busy long enough in each collective to be judged."""
 
 
-class Printer(logging.Handler):
-    """Prints warnings, and keeps them."""
+class Kept(logging.Handler):
+    """Keeps warnings."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.kept: list[str] = []
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print one."""
-        self.kept.append(record.getMessage())
-        print(f"{WARNED}{record.getMessage()}", flush=True)
+        """Keep one."""
+        self.messages.append(record.getMessage())
 
 
-def main() -> None:
-    """Be a rank."""
+def train(seconds: float) -> tuple[int, list[str]]:
+    """Be a rank, which looks at its links more often than those of a user do.
+
+    Returns:
+        How many collectives there were, and what was warned of.
+    """
     monitor._PUBLISH_S, monitor._COMPARE_S = 1.0, 0.5
-    printer = Printer()
-    logging.getLogger("syncopate").addHandler(printer)
+    kept = Kept()
+    logging.getLogger("syncopate").addHandler(kept)
     dist.init_process_group("gloo")
-    torch.set_num_threads(1)
-    end_s = time.monotonic() + float(sys.argv[1])
+    end_s = time.monotonic() + seconds
     tensor, goes_on = torch.zeros(_NUMEL), torch.ones(1)
     calls = 0
     with Communicator() as communicator:
         while goes_on.item():
             communicator.all_reduce(tensor, algorithm="ring")
             calls += 1
-            goes_on.fill_(time.monotonic() < end_s and not printer.kept)
+            goes_on.fill_(time.monotonic() < end_s and not kept.messages)
             communicator.broadcast(goes_on, 0, algorithm="mst")
-        rank = communicator.rank
-    if rank == 0:
-        print(f"{ENDED}{calls}", flush=True)
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()
+    return calls, kept.messages

@@ -15,7 +15,7 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
@@ -62,32 +62,15 @@ class RankFailedError(AssertionError):
     """Some rank raised, died or did not finish; the message holds every rank's story."""
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What one rank's process needs to know; it travels pickled."""
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    rank: int
-    world_size: int
-    port: int
-    timeout_s: float
-    environment: dict[str, str]
-
-
-def _rank_main(connection: Connection, job: _Job) -> None:
+def _process_main(
+    connection: Connection, call: Callable[[], Any], timeout_s: float, environment: dict[str, str]
+) -> None:
     os.environ.clear()
-    os.environ.update(job.environment)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+    os.environ.update(environment)
     torch.set_num_threads(1)
-    faulthandler.dump_traceback_later(max(job.timeout_s - 3.0, job.timeout_s * 0.8), exit=False)
-    timeout = datetime.timedelta(seconds=job.timeout_s)
+    faulthandler.dump_traceback_later(max(timeout_s - 3.0, timeout_s * 0.8), exit=False)
     try:
-        store = dist.TCPStore("127.0.0.1", job.port, None, is_master=False, timeout=timeout)
-        dist.init_process_group(
-            "gloo", store=store, rank=job.rank, world_size=job.world_size, timeout=timeout
-        )
-        message = ("result", job.function(job.rank, job.world_size, *job.args))
+        message = ("result", call())
     except BaseException:  # the parent re-raises it, whatever it is
         message = ("error", traceback.format_exc())
     connection.send_bytes(pickle.dumps(message))
@@ -96,6 +79,27 @@ def _rank_main(connection: Connection, job: _Job) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """What one rank's process does; it travels pickled."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    rank: int
+    world_size: int
+    port: int
+    timeout_s: float
+
+    def __call__(self) -> Any:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+        timeout = datetime.timedelta(seconds=self.timeout_s)
+        store = dist.TCPStore("127.0.0.1", self.port, None, is_master=False, timeout=timeout)
+        dist.init_process_group(
+            "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
+        )
+        return self.function(self.rank, self.world_size, *self.args)
 
 
 def _collect(
@@ -115,6 +119,51 @@ def _collect(
     for rank in pending:
         outcomes[rank] = ("late", "still running at the time limit")
     return [outcomes[rank] for rank in range(len(processes))]
+
+
+def run_processes(
+    calls: Sequence[Callable[[], Any]], *, timeout_s: float, may_die: Collection[int] = ()
+) -> list[Any]:
+    """Make each call in a process of its own, all at once.
+
+    Args:
+        calls: one for each rank; they and what they return travel pickled.
+        timeout_s: limit for all of them.
+        may_die: ranks that are allowed to end without a result; theirs is then ``None``.
+
+    Returns:
+        One result per rank, in rank order.
+
+    Raises:
+        RankFailedError: a rank raised, ended without a result, or was still running at the limit.
+    """
+    context = child_context()
+    deadline_s = time.monotonic() + timeout_s
+    processes, connections = [], []
+    for call in calls:
+        ours, theirs = context.Pipe(duplex=False)
+        args = (theirs, call, timeout_s, dict(os.environ))
+        process = context.Process(target=_process_main, args=args, daemon=True)
+        process.start()
+        theirs.close()
+        processes.append(process)
+        connections.append(ours)
+    try:
+        outcomes = _collect(processes, connections, deadline_s)
+    finally:
+        for process in processes:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+    bad = [
+        f"rank {rank}: {kind}\n{value}"
+        for rank, (kind, value) in enumerate(outcomes)
+        if kind != "result" and not (kind == "dead" and rank in may_die)
+    ]
+    if bad:
+        raise RankFailedError("\n".join(bad))
+    return [value if kind == "result" else None for kind, value in outcomes]
 
 
 def run_ranks(
@@ -140,32 +189,8 @@ def run_ranks(
     Raises:
         RankFailedError: a rank raised, ended without a result, or was still running at the limit.
     """
-    context = child_context()
     store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
-    deadline_s = time.monotonic() + timeout_s
-    processes, connections = [], []
-    for rank in range(world_size):
-        ours, theirs = context.Pipe(duplex=False)
-        job = _Job(function, args, rank, world_size, store.port, timeout_s, dict(os.environ))
-        process = context.Process(target=_rank_main, args=(theirs, job), daemon=True)
-        process.start()
-        theirs.close()
-        processes.append(process)
-        connections.append(ours)
-    try:
-        outcomes = _collect(processes, connections, deadline_s)
-    finally:
-        for process in processes:
-            process.join(0.5)
-            if process.is_alive():
-                process.kill()
-                process.join(5)
-        del store
-    bad = [
-        f"rank {rank}: {kind}\n{value}"
-        for rank, (kind, value) in enumerate(outcomes)
-        if kind != "result" and not (kind == "dead" and rank in may_die)
+    ranks = [
+        _Rank(function, args, rank, world_size, store.port, timeout_s) for rank in range(world_size)
     ]
-    if bad:
-        raise RankFailedError("\n".join(bad))
-    return [value if kind == "result" else None for kind, value in outcomes]
+    return run_processes(ranks, timeout_s=timeout_s, may_die=may_die)
