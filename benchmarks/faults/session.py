@@ -99,7 +99,7 @@ class Session:
             self._folder(fault) as folder,
             Lab(Topology(hosts=fault.hosts, rate_bytes_per_s=parse_rate(self.results.rate))) as lab,
         ):
-            if self.results.cluster is None and fault.hosts == FAULTS["healthy"].hosts:
+            if self._calibrates(fault):
                 self._calibrate(lab, folder)
             job = self._job(fault, folder, lab)
             told = self._told(lab, job, fault)
@@ -119,6 +119,12 @@ class Session:
             return
         with tempfile.TemporaryDirectory() as temporary:
             yield Path(temporary)
+
+    def _calibrates(self, fault: Fault) -> bool:
+        """Say whether to measure the lab now: once, and to see that all runs only for a plan."""
+        if self.results.cluster is not None or fault.hosts != FAULTS["healthy"].hosts:
+            return False
+        return "plan" in fault.kinds or not self.results.quick
 
     def _calibrate(self, lab: Lab, folder: Path) -> None:
         there = folder / "calibration"

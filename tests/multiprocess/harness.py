@@ -41,6 +41,7 @@ _PRELOADED = [
     "syncopate.engine.selfplan.course",
     "syncopate.calibration.calibrate",
     "syncopate.paramserver.worker",
+    "syncopate.cli.app",
     "tests.multiprocess.exchange_cases",
 ]
 """What the fork server imports once, so that no rank has to: what most modules of tests import.
