@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing import dlc
-from syncopate.tracing.dlc import Header, Node, Operation, Record, SetUp
+from syncopate.tracing.dlc import Header, Node, Operation, Record, Records, SetUp
 from syncopate.tracing.dlc.records import INITIAL, Dependency
 
 FIG_8 = Path(__file__).parent / "data" / "sketchdlc_fig8.csv"
@@ -193,6 +193,9 @@ def test_what_a_node_wrote_is_read_again(tmp_path_factory, steps, rank, worker):
         ("\t481409\t", "\t1481409\t", 60, "time_usec is 1481409"),
         ("\t481409\t-1", "\t481409\t(x,)", 67, "id_dep is"),
         ("\t481409\t-1", "", 60, "10 fields; expected 6 or 12"),
+        ("2\t0\t2\t2042", f"2\t0\t{1 << 31}\t2042", 5, "dst holds .*number of 32 bits"),
+        ("0-0-s0\t0\t0\t", f"0-{1 << 63}-s0\t0\t0\t", 38, "op_id holds .*of 64 bits"),
+        ("0-0-s0\t0\t0\t", f"0-0-s0\t0\t{1 << 63}\t", 47, "d_time holds .*of 64 bits"),
     ],
 )
 def test_a_damaged_line_is_named_and_the_rest_is_read(tmp_path, old, new, column, words):
@@ -234,3 +237,58 @@ def test_a_damaged_line_among_many_is_named_by_its_number(tmp_path):
     assert [one for one in dlc.records(path) if one not in read.damage] == list(read.records)
     assert told == sorted(told)
     assert 0 < told[0] <= told[-1] <= 1
+
+
+def waiting(*names, many=False, key=3, number=2, place=0, peer="s0"):
+    """Return a record that waited for some others."""
+    kind, what = Dependency.PULL_ON_PUSH, Operation.PULL_SEND_WORKER
+    numbers = (place, 0, 2, 8, 1, what, key, number, peer)
+    return Record(*numbers, kind, 7, 1000 - place, names, many)
+
+
+SPELLED = (
+    waiting("3-1-s0"),
+    waiting("3--1-s0", "3--1-s1", many=True),
+    waiting("1-s0", "1-s1", many=True),
+    waiting(many=True),
+    waiting("03-1-s0"),
+    waiting("3-1-s0", "4-2-s0", many=True),
+    waiting("-0-s1", peer="s1"),
+    waiting(f"{1 << 31}-1-s0", number=-(1 << 63)),
+    waiting("what the format lacks"),
+    SetUp(-1, 0, 2, 1 << 62, 0, "Hello"),
+)
+
+
+def test_every_record_is_had_back_from_columns_as_it_was():
+    records = Records.of(SPELLED * 1000)
+    assert records == SPELLED * 1000
+    assert [type(one) for one in records] == [type(one) for one in SPELLED] * 1000
+    assert (records[-1], records[5010:5020]) == (SPELLED[-1], SPELLED)
+    assert records[::-3] == (SPELLED * 1000)[::-3]
+    assert records != SPELLED * 999
+    assert records[:10] != (*SPELLED[:9], SPELLED[9]._replace(id=0))
+    row = sum(getattr(records, field).itemsize for field in Records.DTYPES)
+    assert row < 100, "an object takes several hundred bytes"
+    with pytest.raises(IndexError):
+        records[len(records)]
+    with pytest.raises(ValueError, match="read-only"):
+        records.id[0] = 1
+    with pytest.raises(InvalidValueError, match=r"src of a record is 2147483648.*of 32 bits"):
+        Records.of([waiting()._replace(src=1 << 31)])
+
+
+@pytest.mark.parametrize("others", [0, 200])
+def test_what_stands_too_early_is_found_however_it_names_what_it_waited_for(others):
+    # Of one kind many are looked at together, and of many kinds each by itself.
+    records = [
+        waiting(*names, many=len(names) > 1, key=9, number=n, place=n)
+        for n, names in enumerate([("9-5-s0",), ("9-1-s0",), ("5-s0",), ("9-0-s0", "9-4-s0")])
+    ]
+    records += [waiting("8-8-s0", key=9, number=4, place=4), waiting(key=9, number=5, place=5)]
+    records += [waiting(f"9-5-s{n}", place=6 + n, peer=f"s{n}") for n in range(others)]
+    assert dlc.findings(records) == (
+        "id 0: Pull_Send_Worker 9-0-s0 stands before 9-5-s0, for which it waited",
+        "id 3: Pull_Send_Worker 9-3-s0 stands before 9-4-s0, for which it waited",
+    )
+    assert [one.time_us for one in dlc.repaired(records)] == sorted(r.time_us for r in records)

@@ -1,5 +1,6 @@
 """DLC: the trace format of SketchDLC, what each node of a parameter server sent and received."""
 
+from syncopate.tracing.dlc.columns import Records
 from syncopate.tracing.dlc.node import Node
 from syncopate.tracing.dlc.reader import Damage, Trace, read, records
 from syncopate.tracing.dlc.records import Header, Operation, Record, SetUp
@@ -12,6 +13,7 @@ __all__ = [
     "Node",
     "Operation",
     "Record",
+    "Records",
     "SetUp",
     "Trace",
     "findings",

@@ -5,17 +5,15 @@ A line that is damaged is reported with its place, and the rest is read.
 
 from __future__ import annotations
 
-import gc
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from syncopate.errors import ArtifactError
+from syncopate.tracing.dlc.columns import OPERATIONS, Packer, Records, Waited, bits, fits
 from syncopate.tracing.dlc.records import (
     FIELDS,
     MARK,
@@ -32,11 +30,15 @@ _HEADER_LINES = 100
 _AT_ONCE, _TOLD_AFTER = 128, 64
 """Lines that are read together, and how many times until progress is told again."""
 _OPERATIONS = {operation.value: operation for operation in Operation}
-_DEPENDENCIES = {int(kind): kind for kind in Dependency}
-_MARKED = {MARK + operation.value: operation for operation in Operation}
-_OP_ID = re.compile(r"(\d+)-(-?\d+)-([ws]\d+)")
+_DEPENDENCIES = {str(int(kind)): int(kind) for kind in Dependency}
+_MARKED = {MARK + operation: place for place, operation in enumerate(OPERATIONS)}
+_OP_ID = re.compile(r"(\d{1,20})-(-?\d{1,20})-([ws]\d+)")
 _OP_IDS = re.compile(f"^{_OP_ID.pattern}$", re.MULTILINE)
 _ONE = re.compile(r"(?:\d+-)?-?\d+-[ws]\d+")
+_WAITED = re.compile(
+    r"^(?:(0|[1-9][0-9]{0,8})-(0|-?[1-9][0-9]{0,17})-([ws][0-9]+)|(.+))$", re.MULTILINE
+)
+"""One name of an operation, as it is spelled almost always, or anything else."""
 _HEADER = re.compile(
     r"num_workers:\s*=\s*(\d+)\s+num_servers:\s*=\s*(\d+)\s+"
     r"(worker|server|scheduler)_hostname:\s*=\s*(\S*)",
@@ -73,7 +75,7 @@ class Trace(NamedTuple):
     """
 
     header: Header
-    records: tuple[Record | SetUp, ...]
+    records: Records
     damage: tuple[Damage, ...]
 
 
@@ -95,21 +97,23 @@ def read(path: str | os.PathLike[str], progress: Callable[[float], None] | None 
     Raises:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
-    with _opened(path) as file, _collecting_later():
-        header, number = _header(path, file)
-        found: list[Record | SetUp] = []
+    with _opened(path) as file:
+        header, above = _header(path, file)
+        packer = Packer()
         damage: list[Damage] = []
         nbytes = max(os.fstat(file.fileno()).st_size, 1)
-        for count, (alike, others) in enumerate(_blocks(path, file, number)):
+        for count, (number, rows) in enumerate(_blocks(file, above)):
             if progress is not None and count % _TOLD_AFTER == 0:
                 progress(min(file.buffer.tell() / nbytes, 1.0))
-            found += alike
-            for one in others:
+            # Only where a line is not as most are, it and those about it are read one by one.
+            if _packed(rows, packer):
+                continue
+            for one in _parsed(path, rows, number):
                 if isinstance(one, Damage):
                     damage.append(one)
                 else:
-                    found.append(one)
-    return Trace(header, tuple(found), tuple(damage))
+                    packer.add(one)
+    return Trace(header, packer.records(), tuple(damage))
 
 
 def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
@@ -119,22 +123,10 @@ def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
         ArtifactError: the file cannot be read, or is no DLC trace.
     """
     with _opened(path) as file:
-        _, number = _header(path, file)
-        for alike, others in _blocks(path, file, number):
-            yield from alike
-            yield from others
-
-
-@contextmanager
-def _collecting_later() -> Iterator[None]:
-    """Look for cycles later: there are none in records, and millions take long to look at."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+        _, above = _header(path, file)
+        for number, rows in _blocks(file, above):
+            packer = Packer()
+            yield from packer.records() if _packed(rows, packer) else _parsed(path, rows, number)
 
 
 def _opened(path: str | os.PathLike[str]) -> TextIO:
@@ -163,15 +155,10 @@ def _header(path: str | os.PathLike[str], lines: Iterable[str]) -> tuple[Header,
     )
 
 
-def _blocks(
-    path: str | os.PathLike[str], file: Iterator[str], number: int
-) -> Iterator[tuple[list[Record], Iterator[Record | SetUp | Damage]]]:
-    """Yield the records behind a line, some at a time, all of them alike or else one by one."""
+def _blocks(file: Iterator[str], number: int) -> Iterator[tuple[int, list[list[str]]]]:
+    """Yield the fields of lines, some at a time, and the number of the line before them."""
     while lines := list(islice(file, _AT_ONCE)):
-        rows = [line.rstrip("\r\n").split("\t") for line in lines]
-        # Only where a line is not as most are, it and those about it are read one by one.
-        alike = _alike(rows)
-        yield alike, _parsed(path, () if alike else rows, number)
+        yield number, [line.rstrip("\r\n").split("\t") for line in lines]
         number += len(lines)
 
 
@@ -189,34 +176,43 @@ def _parsed(
             yield Damage(os.fspath(path), place, column, str(error))
 
 
-def _alike(rows: Sequence[Sequence[str]]) -> list[Record]:
-    """Return the records of lines column by column; none where one is no record, or damaged."""
-    one = _ONE.fullmatch
+def _packed(rows: Sequence[Sequence[str]], packer: Packer) -> bool:
+    """Add the records of lines column by column; False: one is no record, or damaged."""
     try:
         columns = list(zip(*rows, strict=True))
         *_, names, op_ids, kinds, waited, seconds, parts, depends = columns
         microseconds = list(map(int, parts))
         found = _OP_IDS.findall("\n".join(op_ids))
         if len(found) < len(rows) or min(microseconds) < 0 or max(microseconds) >= _MICROSECONDS:
-            return []
+            return False
         keys, numbers, peers = zip(*found, strict=True)
         at_s = map(int, seconds)
-        known = {t: ((t,), False) if one(t) else _depends(t) for t in set(depends)}
-        made = zip(
-            *(map(int, column) for column in columns[:5]),
-            [_MARKED[name] for name in names],
-            map(int, keys),
-            map(int, numbers),
-            map(sys.intern, peers),
-            [_DEPENDENCIES[int(kind)] for kind in kinds],
-            map(int, waited),
-            [s * _MICROSECONDS + us for s, us in zip(at_s, microseconds, strict=True)],
-            *zip(*[known[text] for text in depends], strict=True),
-            strict=True,
+        waits = _WAITED.findall("\n".join(depends))
+        alone = {peer: packer.how(Waited(False, 2, (peer,))) for _, _, peer, _ in waits if peer}
+        others = {text for *_, text in waits if text}
+        known = {text: packer.waited(*_depends(text)) for text in others}
+        packer.extend(
+            (
+                *(map(int, column) for column in columns[:5]),
+                [_MARKED[name] for name in names],
+                map(int, keys),
+                map(int, numbers),
+                packer.texts(peers),
+                [_DEPENDENCIES[kind] for kind in kinds],
+                map(int, waited),
+                [s * _MICROSECONDS + us for s, us in zip(at_s, microseconds, strict=True)],
+                *zip(
+                    *[
+                        known[text] if text else (alone[peer], int(key), int(number))
+                        for key, number, peer, text in waits
+                    ],
+                    strict=True,
+                ),
+            )
         )
-        return list(map(Record._make, made))
-    except (ValueError, KeyError, _FieldError):
-        return []
+    except (ValueError, KeyError, OverflowError, _FieldError):
+        return False
+    return True
 
 
 def _record(fields: Sequence[str]) -> Record | SetUp:
@@ -237,8 +233,8 @@ def _record(fields: Sequence[str]) -> Record | SetUp:
     if op_id is None:
         raise _FieldError(6, f"{fields[6]!r} is no op_id; expected one such as '4-7-s0'")
     kind = _number(fields, 7)
-    if kind not in _DEPENDENCIES:
-        raise _FieldError(7, f"dep_type is {kind}; it must be in 0..{len(_DEPENDENCIES) - 1}")
+    if kind not in list(Dependency):
+        raise _FieldError(7, f"dep_type is {kind}; it must be in 0..{len(Dependency) - 1}")
     seconds, microseconds = _number(fields, 9), _number(fields, 10)
     if not 0 <= microseconds < _MICROSECONDS:
         raise _FieldError(10, f"time_usec is {microseconds}; it must be in 0..{_MICROSECONDS - 1}")
@@ -250,22 +246,31 @@ def _record(fields: Sequence[str]) -> Record | SetUp:
         length,
         num_pp,
         _OPERATIONS[name],
-        int(op_id[1]),
-        int(op_id[2]),
+        _fitting(6, int(op_id[1]), "key"),
+        _fitting(6, int(op_id[2]), "number"),
         op_id[3],
-        _DEPENDENCIES[kind],
+        Dependency(kind),
         _number(fields, 8),
-        seconds * _MICROSECONDS + microseconds,
+        _fitting(9, seconds * _MICROSECONDS + microseconds, "time_us"),
         depends_on,
         many,
     )
 
 
 def _number(fields: Sequence[str], index: int) -> int:
+    field = FIELDS[index]
     try:
-        return int(fields[index])
+        value = int(fields[index])
     except ValueError:
-        raise _FieldError(index, f"{FIELDS[index]} is {fields[index]!r}, not an integer") from None
+        raise _FieldError(index, f"{field} is {fields[index]!r}, not an integer") from None
+    return _fitting(index, value, field if field in Records.DTYPES else "time_us")
+
+
+def _fitting(index: int, value: int, column: str) -> int:
+    if not fits(column, value):
+        rule = f"must be a whole number of {bits(column)} bits"
+        raise _FieldError(index, f"{FIELDS[index]} holds {value}; it {rule}")
+    return value
 
 
 def _depends(text: str) -> tuple[tuple[str, ...], bool]:

@@ -6,41 +6,116 @@ number, and what came later stands first. Fig. 8 has two such pairs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.spans import coded
+from syncopate.tracing.dlc.columns import Numbers, Records, Waited
 from syncopate.tracing.dlc.records import Dependency, Record, SetUp
+
+_KINDS = 64
+"""A larger share of records than 1 of so many is looked at together, if they name the same peers.
+
+Others are looked at one by one, however many kinds a trace has.
+"""
 
 
 def findings(records: Sequence[Record | SetUp]) -> tuple[str, ...]:
     """Return what is odd about a trace, a sentence each; empty: nothing."""
-    said = []
-    seen: set[int] = set()
-    at = {r.op_id: place for place, r in enumerate(records) if isinstance(r, Record)}
-    for place, record in enumerate(records):
-        if record.id in seen:
-            said.append(f"id {record.id} stands twice; each record has its own")
-        seen.add(record.id)
-        # A server takes a worker's push although another worker's pull is still under way.
-        if isinstance(record, SetUp) or record.dependency is Dependency.PUSH_ON_PULL:
-            continue
-        for one in record.depends_on:
-            if at.get(one, -1) > place:
-                said.append(
-                    f"id {record.id}: {record.operation} {record.op_id} stands before {one}, "
-                    "for which it waited"
-                )
-    return tuple(said)
+    packed = Records.of(records)
+    said = sorted([*_repeated(packed), *_too_early(packed)])
+    return tuple(sentence for *_, sentence in said)
 
 
-def repaired(records: Sequence[Record | SetUp]) -> tuple[Record | SetUp, ...]:
+def repaired(records: Sequence[Record | SetUp]) -> Records:
     """Return a trace whose records stand in the order of their times, numbered from 0.
 
     Records that set up connections have no time, and stay where they are.
     """
-    timed = iter(sorted((r for r in records if isinstance(r, Record)), key=_time))
-    ordered = [record if isinstance(record, SetUp) else next(timed) for record in records]
-    return tuple(record._replace(id=number) for number, record in enumerate(ordered))
+    packed = Records.of(records)
+    timed = np.flatnonzero(packed.timed())
+    rows = np.arange(len(packed))
+    rows[timed] = timed[np.argsort(packed.time_us[timed], kind="stable")]
+    return packed.take(rows).changed(id=np.arange(len(packed)))
 
 
-def _time(record: Record) -> int:
-    return record.time_us
+def _repeated(records: Records) -> Iterator[tuple[int, int, str]]:
+    """Yield the places of records whose number stood before, 0, and what is said of them."""
+    order = np.argsort(records.id, kind="stable")
+    sorted_ = records.id[order]
+    for place in order[1:][sorted_[1:] == sorted_[:-1]].tolist():
+        number = records.id[place]
+        yield place, 0, f"id {number} stands twice; each record has its own"
+
+
+def _too_early(records: Records) -> Iterator[tuple[int, int, str]]:
+    """Yield the places of records before what they waited for, the name's place from 1, and that.
+
+    A server takes a worker's push although another worker's pull is still under way.
+    """
+    waits = records.timed() & (records.dependency != Dependency.PUSH_ON_PULL)
+    for named in _named(records, np.flatnonzero(waits)):
+        early = np.flatnonzero(_last(records, named) > named.rows)
+        for row, nth in zip(named.rows[early].tolist(), named.nths[early].tolist(), strict=True):
+            record = records[row]
+            assert isinstance(record, Record)
+            said = f"{record.operation} {record.op_id} stands before {record.depends_on[nth]}"
+            yield row, 1 + nth, f"id {record.id}: {said}, for which it waited"
+
+
+class _Named(NamedTuple):
+    """Names of operations that records waited for, a row each.
+
+    Attributes:
+        rows: whose they are.
+        nths: place of a name among those of its record.
+        keys: of the operations, and so ``numbers`` and ``peers``.
+    """
+
+    rows: Numbers
+    nths: Numbers
+    keys: NDArray[Any]
+    numbers: NDArray[Any]
+    peers: NDArray[Any]
+
+
+def _named(records: Records, rows: Numbers) -> Iterator[_Named]:
+    """Yield what some records waited for, many of a kind at once."""
+    peers = {text: place for place, text in enumerate(records.texts)}
+    order = rows[np.argsort(records.waited[rows], kind="stable")]
+    kinds = np.flatnonzero(np.diff(records.waited[order]))
+    few: list[tuple[int, ...]] = []
+    for mine in np.split(order, kinds + 1) if len(order) else ():
+        how = records.waits[records.waited[mine[0]]]
+        keys, numbers = records.waited_key[mine], records.waited_number[mine]
+        if how.heads == 2 and len(mine) * _KINDS > len(records):
+            for nth, end in enumerate(how.ends):
+                if end in peers:
+                    nths, ends = (np.full(len(mine), value) for value in (nth, peers[end]))
+                    yield _Named(mine, nths, keys, numbers, ends)
+            continue
+        for row, *of in zip(mine.tolist(), keys.tolist(), numbers.tolist(), strict=True):
+            for nth, name in enumerate(how.names(*of)):
+                alone, key, number = Waited.of((name,), many=False)
+                if alone.heads == 2 and alone.ends[0] in peers:
+                    few.append((row, nth, key, number, peers[alone.ends[0]]))
+    if few:
+        yield _Named(*np.array(few, np.int64).T)
+
+
+def _last(records: Records, named: _Named) -> Numbers:
+    """Return where the last record with each name stands; -1: nowhere."""
+    rows = np.flatnonzero(records.timed())
+    pairs = (
+        (records.key, named.keys),
+        (records.number, named.numbers),
+        (records.peer, named.peers),
+    )
+    codes = coded([np.concatenate([mine[rows], theirs]) for mine, theirs in pairs])
+    last = np.full(int(codes.max()) + 1, -1)
+    np.maximum.at(last, codes[: len(rows)], rows)
+    found: Numbers = last[codes[len(rows) :]]
+    return found
