@@ -103,6 +103,10 @@ class LinearFit(Record, frozen=True, kw_only=True):
         require_time("b_s_per_byte", self.b_s_per_byte)
 
 
+MAX_POINT_BYTES = 1 << 50
+"""Of a measured size: beside larger ones the costs of small messages would be lost in rounding."""
+
+
 class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
     """All samples of one message size.
 
@@ -118,8 +122,8 @@ class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
     options: AlgorithmOptions = {}
 
     def __post_init__(self) -> None:
-        if self.nbytes < 0:
-            raise InvalidValueError("nbytes", self.nbytes, "an integer >= 0")
+        if not 0 <= self.nbytes <= MAX_POINT_BYTES:
+            raise InvalidValueError("nbytes", self.nbytes, f"an integer in [0, {MAX_POINT_BYTES}]")
         if not self.samples_s:
             raise InvalidValueError("samples_s", self.samples_s, "at least one duration")
         for sample in self.samples_s:
@@ -245,6 +249,11 @@ class Interference(Record, frozen=True, kw_only=True):
             )
         if not math.isfinite(self.unexplained_s):
             raise InvalidValueError("unexplained_s", self.unexplained_s, "finite")
+
+    @property
+    def is_ideal(self) -> bool:
+        """Whether computation and collectives leave each other alone."""
+        return self.compute_rate == 1 and self.collective_stretch == 1
 
 
 MAX_RANKS = 1 << 20

@@ -15,19 +15,28 @@ class SyncopateError(Exception):
     exit_code = 1
 
 
+_SHOWN = 200
+"""So many characters of a value are shown."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]} .. ({len(text)} characters)"
+
+
 class InvalidValueError(SyncopateError, ValueError):
     """A value outside what its parameter accepts.
 
     Args:
         what: the parameter or field, as the user knows it.
-        value: what was given.
+        value: what was given; its beginning is shown where it is long.
         rule: what would have been accepted.
     """
 
     exit_code = 2
 
     def __init__(self, what: str, value: object, rule: str) -> None:
-        super().__init__(f"{what} is {value!r}; it must be {rule}")
+        super().__init__(f"{what} is {_shown(value)}; it must be {rule}")
         self.what = what
         self.value = value
         self.rule = rule

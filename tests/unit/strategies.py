@@ -8,6 +8,7 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from syncopate.cluster import (
+    MAX_POINT_BYTES,
     Cluster,
     CollectiveCurve,
     CurvePoint,
@@ -44,7 +45,7 @@ options = st.dictionaries(
 )
 points = st.builds(
     CurvePoint,
-    nbytes=sizes,
+    nbytes=st.integers(0, MAX_POINT_BYTES),
     samples_s=st.lists(times_s, min_size=1, max_size=3).map(tuple),
     options=options,
 )

@@ -101,6 +101,7 @@ def test_coordinates_outside_are_refused(coordinates):
         (lambda: _level(bandwidth=math.inf), "a finite number > 0"),
         (lambda: LinearFit(a_s=0.0, b_s_per_byte=-1.0), "b_s_per_byte is -1.0"),
         (lambda: CurvePoint(nbytes=-1, samples_s=(1.0,)), "nbytes is -1"),
+        (lambda: CurvePoint(nbytes=2**63 - 1, samples_s=(1.0,)), r"an integer in \[0, 11258\d+\]$"),
         (lambda: CurvePoint(nbytes=1, samples_s=()), "at least one duration"),
         (lambda: CurvePoint(nbytes=1, samples_s=(math.inf,)), "samples_s is inf"),
         (

@@ -26,6 +26,13 @@ def test_the_messages_are_complete():
     assert lost.ranks == (3,)
 
 
+def test_of_a_long_value_the_beginning_is_shown():
+    said = str(errors.InvalidValueError("placement", list(range(1000)), "a permutation"))
+    assert said.startswith("placement is [0, 1, 2, ")
+    assert said.endswith(" .. (4890 characters); it must be a permutation")
+    assert len(said) < 300
+
+
 def test_every_error_is_a_syncopate_error_with_an_exit_code():
     classes = [
         c for _, c in inspect.getmembers(errors, inspect.isclass) if c.__module__ == errors.__name__

@@ -53,9 +53,10 @@ def messages(problem: Problem, partition: Partition, grain: float = WHOLE) -> li
     found = []
     for bucket, (start, stop) in enumerate(pairwise((0, *partition))):
         parts = 1
-        if stop == start + 1 and grain < WHOLE:
+        if grain < WHOLE and stop == start + 1:
             parts = max(1, math.ceil(float(problem.nbytes[:, start].sum()) / grain))
-        found += [Message(bucket, start, stop, part, parts) for part in range(parts)]
+        for part in range(parts):
+            found.append(Message(bucket, start, stop, part, parts))
     return found
 
 

@@ -61,6 +61,7 @@ from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
 from syncopate.plan import Bucket
+from syncopate.simulation import ideal
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.layout import Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
@@ -184,6 +185,8 @@ def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = I
     """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
     if traffic.served:
         return play_traffic(workload, traffic, interference).iteration_s
+    if interference.is_ideal:
+        return ideal.iteration_s(workload, traffic)
     pieces: list[Piece] = []
     collectives: list[Collective] = []
     _add(workload, traffic, pieces, collectives, ahead=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from syncopate.costs.model.pieces import Pieces, highest, lower_envelope
@@ -156,3 +156,24 @@ def test_refuses_sizes_that_are_none(nbytes: float) -> None:
 def test_an_envelope_of_nothing_is_refused() -> None:
     with pytest.raises(InvalidValueError, match="at least one"):
         lower_envelope([])
+
+
+@given(any_pieces(), st.one_of(st.sampled_from(SIZES.tolist()), st.floats(0, 1e9)))
+@settings(max_examples=50)
+def test_one_message_costs_the_same_to_the_last_bit(pieces: Pieces, nbytes: float) -> None:
+    for size in (nbytes, *pieces.upper_bytes[:-1].tolist()):
+        assert pieces.at(size) == pieces(size)
+        assert pieces.index_at(size) == pieces.index(size)
+
+
+@pytest.mark.parametrize("nbytes", [-1.0, float("nan"), float("inf")])
+def test_a_message_has_a_size(nbytes: float) -> None:
+    with pytest.raises(InvalidValueError, match="finite and >= 0"):
+        Pieces.of([np.inf], [1.0], [1.0]).at(nbytes)
+
+
+def test_the_first_fall_is_named() -> None:
+    with pytest.raises(
+        InvalidValueError, match=r"just above 200 bytes is 2\.0; .*up to there it is 3 s"
+    ):
+        Pieces.of([100, 200, 300, np.inf], [1.0, 3.0, 2.0, 1.0], [0.0] * 4)

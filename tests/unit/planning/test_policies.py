@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning import POLICIES, Policy, make_plan
 from syncopate.planning.policies.single import single
 from syncopate.planning.policies.threshold import threshold
 from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Problem
-from syncopate.planning.registry import POLICIES, require_policy
+from syncopate.planning.registry import require_policy
+from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import linear, random_problem
 
 MIB = 1024 * 1024
@@ -48,6 +53,43 @@ def test_every_policy_covers_every_gradient_once(seed: int, name: str, dtypes: i
     assert partition[-1] == problem.length
     best = problem.finish_s(POLICIES["optimal"].partition(problem))
     assert problem.finish_s(partition) >= best - 1e-9
+
+
+def test_a_row_is_all_it_takes_and_optimal_and_auto_are_never_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a partition that the search does not find by itself, better than what it does find."""
+    rng, ends = random.Random(2), (1, 2, 4, 5, 7, 9)
+    tensors = tuple(
+        GradientTensor(
+            name=f"w{index}",
+            numel=int(10 ** rng.uniform(3, 6)),
+            backward_s=rng.uniform(0, 0.004),
+            forward_s=rng.uniform(0, 0.002),
+        )
+        for index in range(9)
+    )
+    workload = Workload(
+        model="m",
+        tensors=tensors,
+        forward_s=sum(tensor.forward_s for tensor in tensors),
+        backward_s=sum(tensor.backward_s for tensor in tensors),
+        update_s=0.001,
+    )
+    cluster = Cluster.preset("10gbe", 8)
+
+    def planned_s(policy: str) -> float:
+        plan = make_plan(workload, cluster, policy, exchange="sharded", channels=2)
+        assert plan.prediction is not None
+        return plan.prediction.iteration_s
+
+    without = {policy: planned_s(policy) for policy in ("optimal", "auto")}
+    row = Policy("made up", lambda problem: ends, "some ends", "a test")
+    monkeypatch.setitem(POLICIES, row.name, row)
+    made_up_s = planned_s(row.name)
+    for policy, alone_s in without.items():
+        assert made_up_s < alone_s
+        assert planned_s(policy) <= made_up_s
 
 
 def test_unknown_policies_are_refused_by_name() -> None:

@@ -357,7 +357,7 @@ class Envelope(PiecewiseCost):
     def best(self, nbytes: float) -> str:
         """Return the cheapest algorithm for a message of ``nbytes``."""
         # Nothing is sent for zero bytes; the algorithm of the smallest messages stands for it.
-        piece = max(int(self.pieces.index(nbytes)), 1)
+        piece = max(self.pieces.index_at(nbytes), 1)
         return self.names[int(self.pieces.owner[piece])]
 
     def of(self, algorithm: str) -> CostFunction:
@@ -409,7 +409,7 @@ class Envelope(PiecewiseCost):
         largest = max(nbytes_by_dtype)
         if len(nbytes_by_dtype) == 1:
             name = self.best(largest)
-            return Cheapest(name, self.costs[name].options(largest), float(self(largest)))
+            return Cheapest(name, self.costs[name].options(largest), self.pieces.at(largest))
         sizes = np.asarray(nbytes_by_dtype, float)
         seconds = [float(cost(sizes).sum()) for _, cost, _ in self.together]
         least_s = min(seconds)

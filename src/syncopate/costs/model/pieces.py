@@ -8,6 +8,8 @@ planner solve its dynamic programme exactly (see ``planning/policies/optimal.py`
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -67,11 +69,13 @@ class Pieces:
         # Intercept and slope of a steep piece cancel, so rounding is relative to both of them.
         terms = np.abs(a) + b * np.append(upper[:-1], 0.0)
         slack = _ROUNDING * (terms[:-1] + np.abs(a[1:]) + b[1:] * upper[:-1]) + _SMALLEST_S
-        if a[0] != 0 or b[0] != 0 or (right < left - slack).any():
+        falls = np.flatnonzero(right < left - slack)
+        if a[0] != 0 or b[0] != 0 or len(falls):
+            at = int(falls[0]) if len(falls) else 0
             raise InvalidValueError(
-                "pieces of a cost",
-                right.tolist(),
-                f"non-decreasing from zero; the pieces before end at {left.tolist()}",
+                f"a cost just above {upper[at]:.0f} bytes",
+                float(right[at]),
+                f"non-decreasing from zero at 0 bytes; up to there it is {left[at]:g} s",
             )
 
     @classmethod
@@ -100,6 +104,28 @@ class Pieces:
         piece = self.index(sizes)
         cost = self.intercept_s[piece] + self.slope_s_per_byte[piece] * sizes
         return np.asarray(np.maximum(cost, self.least_s[piece]))
+
+    def at(self, nbytes: float) -> float:
+        """Return the same for one message: planning asks tens of thousands of times.
+
+        Raises:
+            InvalidValueError: the size is negative, NaN or infinite.
+        """
+        piece = self.index_at(nbytes)
+        _, intercepts_s, slopes, least_s = self._listed
+        return max(intercepts_s[piece] + slopes[piece] * nbytes, least_s[piece])
+
+    def index_at(self, nbytes: float) -> int:
+        """Return which piece one size belongs to; as :meth:`index`."""
+        if not 0 <= nbytes < math.inf:
+            raise InvalidValueError("nbytes", nbytes, "finite and >= 0")
+        return bisect_left(self._listed[0], nbytes)
+
+    @cached_property
+    def _listed(self) -> tuple[list[float], ...]:
+        """The columns as lists, of which one element is found much faster than of arrays."""
+        columns = (self.upper_bytes, self.intercept_s, self.slope_s_per_byte, self.least_s)
+        return tuple(column.tolist() for column in columns)
 
     @cached_property
     def least_s(self) -> FloatArray:

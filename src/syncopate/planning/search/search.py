@@ -65,9 +65,8 @@ def searched(question: Question, rivals: Rivals, most: int = PLAYED_MESSAGES) ->
     """
     problem, interference = question.problem, question.cluster.interference
     partition, channels = optimal(problem), question.channels[0]
-    ideal = interference.compute_rate == 1 and interference.collective_stretch == 1
     player = Player(problem, question.workload, interference, channels)
-    if problem.pulls is not None or channels > 1 or not ideal:
+    if problem.pulls is not None or channels > 1 or not interference.is_ideal:
         partition = search(player, partition, rivals, most)
     partition, grain = split(player, partition, most)
     if is_uneven(question):
