@@ -30,6 +30,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.counterfactuals import WORTH, Counterfactuals, SlowLinks, free
 from syncopate.analysis.evidence.links import conclusive, recorded, slow_links
@@ -41,6 +43,7 @@ from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.cluster import Cluster
 from syncopate.plan import SERVED
+from syncopate.spans import Spans, coded
 from syncopate.timeline import PAUSES, Timeline
 
 CONGESTION, TRANSFERS, PLAN = "congestion", "transfers", "plan"
@@ -104,6 +107,8 @@ class Explanation:
         noise_s: what an iteration would be shorter by without pauses that nobody can be blamed for.
         between: the first and the last iteration that all ranks recorded, one behind the other,
             where there are others; None: all are whole.
+        pull_period: from one pull of the same weights to the next, in iterations, as most are; 1
+            also where nothing is pulled twice.
     """
 
     iterations: int
@@ -116,6 +121,7 @@ class Explanation:
     abstains: tuple[str, ...]
     noise_s: float = 0.0
     between: tuple[int, int] | None = None
+    pull_period: int = 1
 
     @property
     def error(self) -> float:
@@ -169,7 +175,17 @@ def explanation(
         abstains=lacks,
         noise_s=noise_s,
         between=between,
+        pull_period=_pull_period(timeline.columns),
     )
+
+
+def _pull_period(spans: Spans) -> int:
+    pulls = spans.take(spans.in_lanes("pull"))
+    whose = coded([pulls.name, pulls.rank])
+    order = np.lexsort((pulls.iteration, whose))
+    apart = np.diff(pulls.iteration[order])[np.diff(whose[order]) == 0]
+    apart = apart[apart > 0]
+    return int(np.median(apart)) if len(apart) else 1
 
 
 def _noisy(share: float, count: int) -> str:

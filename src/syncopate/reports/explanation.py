@@ -113,6 +113,12 @@ _REGULAR = (
 )
 """What mends pauses that come in equal distances."""
 
+_PULLED_SELDOM = (
+    "more servers, or weights pulled more seldom than in one of {period} steps, as now; give "
+    "--workload and --cluster to see what a plan without servers would save"
+)
+"""What mends exposed messages to and from servers where weights are pulled with a delay."""
+
 _BEYOND_A_PLAN = (
     "transfers that the best plan leaves exposed; the most that a network could save",
     "a faster network, or fewer bits (docs/narrow.md)",
@@ -147,6 +153,8 @@ def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None)
         command = command.replace("WORKLOAD", files[0]).replace("CLUSTER", files[1])
     if cause.kind == PAUSE and _distance(cause.iterations):
         fix = _REGULAR
+    if cause.kind == SERVER and found.pull_period > 1:
+        fix = _PULLED_SELDOM.format(period=found.pull_period)
     node = "server" if cause.kind == SLOW_SERVER else "rank"
     words = {
         "who": _who(cause.ranks, node),

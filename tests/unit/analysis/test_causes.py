@@ -11,6 +11,7 @@ from syncopate.analysis.evidence.links import RECORDED, Carried, Entry
 from syncopate.analysis.replay import Replay
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
+from syncopate.reports.explanation import told
 from syncopate.simulation import simulate
 from syncopate.timeline import Span, Timeline
 from tests.unit import examples
@@ -251,6 +252,21 @@ def test_one_rank_may_wait_for_input():
 def test_a_server_has_its_name():
     timeline = replace(made(2, 5), metadata={"exchange": "served"})
     assert [one.kind for one in explanation(timeline).causes] == ["server"]
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_who_pulls_weights_seldom_is_not_told_to_begin_with_it(period):
+    timeline = replace(made(2, 10), metadata={"exchange": "served"})
+    pulls = tuple(
+        replace(span, lane="pull")
+        for span in timeline.spans
+        if span.lane == "push" and span.iteration % period == 0
+    )
+    found = explanation(replace(timeline, spans=(*timeline.spans, *pulls)))
+    assert found.pull_period == period
+    (words,) = [told(cause, found) for cause in found.causes if cause.kind == "server"]
+    assert ("weights pulled every k-th step" in words["fix"]) == (period == 1)
+    assert ("pulled more seldom than in one of 3 steps" in words["fix"]) == (period == 3)
 
 
 def test_a_timeline_without_computation_is_refused():
