@@ -57,7 +57,8 @@ def sweep(rank: int, world_size: int, device: torch.device) -> int:
     train_convnet(wrapped, rank, reference.parameters(), STEPS, device)
     expected = dict(reference.named_parameters())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, _ = distribute(model, optimizer, plan=plan_of(model, world_size), timeout_s=TIMEOUT_S)
+    begun = plan_of(model, world_size, algorithm="native")
+    model, _ = distribute(model, optimizer, plan=begun, timeout_s=TIMEOUT_S)
     tried = plans(model, world_size)
     for plan in tried:
         model.load_state_dict(start)

@@ -27,12 +27,15 @@ from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, in_
 from tests.multiprocess.exchange_cases import Odd, Spy, batch, sgd
 from tests.multiprocess.harness import run_ranks
 
-STEPS = 30
-
 
 def aside(on: bool) -> None:
     """Let everything be gathered and updated aside, however small, or nothing."""
     base.ASIDE_BYTES = 0 if on else 1 << 40
+
+
+def steps_of(k: int) -> int:
+    """Two periods of warm-up and three of delay, in which the rates change twice or more."""
+    return max(15, 5 * k)
 
 
 def as_the_algorithms_say(rank: int, world_size: int) -> int:
@@ -54,7 +57,7 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
                 torch.optim.lr_scheduler.StepLR(one, 7, 0.5)
                 for one in (optimizer, *reference.optimizers)
             ]
-            for num in range(STEPS):
+            for num in range(steps_of(k)):
                 iterate(model, optimizer, rank, [num])
                 reference.iterate()
                 for schedule in schedules:
@@ -71,8 +74,9 @@ def as_the_algorithms_say(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_the_engine_does_what_algorithms_1_and_2_say(world_size: int) -> None:
-    trainings = 5 * (len(LOCAL_RULES) if world_size == 2 else 1)
-    assert run_ranks(as_the_algorithms_say, world_size) == [trainings * STEPS] * world_size
+    rules = len(LOCAL_RULES) if world_size == 2 else 1
+    compared = rules * sum(map(steps_of, range(1, 6)))
+    assert run_ranks(as_the_algorithms_say, world_size) == [compared] * world_size
 
 
 def nothing_else(rank: int, world_size: int) -> None:

@@ -63,7 +63,8 @@ def test_timeline() -> None:
                 "update": 1,
             }
             assert [span.name for span in lanes["push"]] == ["bucket 0", "bucket 1", "bucket 2"]
-            assert all(span.nbytes > 0 and span.detail == "native" for span in lanes["push"])
+            assert [span.detail for span in lanes["push"]] == ["native", "ring", "ring"]
+            assert all(span.nbytes > 0 for span in lanes["push"])
             (wait,), (update,) = lanes["wait"], lanes["update"]
             forward, backward = lanes["forward"][-1], lanes["backward"][-1]
             assert forward.end_s == backward.start_s
