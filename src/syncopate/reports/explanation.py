@@ -42,8 +42,9 @@ _WORDS = {
         "",
     ),
     _INPUT: (
-        "{who} waits for input before forward",
-        "load ahead: more DataLoader workers, a deeper prefetch, data nearer to the ranks",
+        "{who} waits for input before forward, or does something else between steps",
+        "load ahead: more DataLoader workers, a deeper prefetch, data nearer to the ranks; or see "
+        "what the loop does from the end of a step to the next forward",
         "",
     ),
     _COLLECTION: (

@@ -92,9 +92,11 @@ def _load() -> tuple[Any, Any, Any]:
     try:
         from sklearn.datasets import load_digits  # noqa: PLC0415 - an optional dependency
         from sklearn.model_selection import train_test_split  # noqa: PLC0415
-    except ImportError:
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        why = "is not installed" if missing else f"cannot be imported: {error}"
         raise SyncopateError(
-            "the digits data set comes with scikit-learn, which is not installed; "
+            f"the digits data set comes with scikit-learn, which {why}; "
             "run: pip install 'syncopate[zoo]'"
         ) from None
     bunch = load_digits()

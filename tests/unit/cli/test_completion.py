@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -41,20 +42,53 @@ def test_options_of_commands_are_completed(run, monkeypatch):
     assert run("") == (0, "--pull-period\n", "")
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_bash_completes_a_command_with_it(run, tmp_path):
-    program = tmp_path / "syncopate"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m syncopate "$@"\n')
-    program.chmod(0o755)
-    _, script, _ = run("completion bash")
-    line = f"PATH={tmp_path}:$PATH\n{script}\nCOMP_WORDS=(syncopate calib); COMP_CWORD=1\n"
-    line += '_syncopate_completion syncopate; echo "${COMPREPLY[@]}"; complete -p syncopate\n'
+@pytest.fixture
+def program(tmp_path):
+    found = tmp_path / "syncopate"
+    found.write_text(f'#!/bin/sh\nexec {sys.executable} -m syncopate "$@"\n')
+    found.chmod(0o755)
+    return found
+
+
+def said_by(shell: list[str], text: str, program: Path) -> list[str]:
+    environment = {**os.environ, "HOME": str(program.parent)}
+    environment["PATH"] = f"{program.parent}{os.pathsep}{environment['PATH']}"
     done = subprocess.run(
-        ["bash", "--norc", "-c", line], capture_output=True, text=True, check=True, cwd=Path.cwd()
+        [*shell, "-c", text],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path.cwd(),
+        env=environment,
+        timeout=60,
     )
-    completed, registered = done.stdout.splitlines()
+    assert not done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_bash_completes_a_command_with_it(run, program):
+    _, script, _ = run("completion bash")
+    line = f"{script}\nCOMP_WORDS=(syncopate calib); COMP_CWORD=1\n"
+    line += '_syncopate_completion syncopate; echo "${COMPREPLY[@]}"; complete -p syncopate\n'
+    completed, registered = said_by(["bash", "--norc"], line, program)
     assert completed == "calibrate"
     assert "-F _syncopate_completion syncopate" in registered
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_has_it_registered_even_where_nothing_has_loaded_its_completion(run, program):
+    _, script, _ = run("completion zsh")
+    assert said_by(["zsh", "-f"], f"{script}\necho $_comps[syncopate]", program) == [
+        "_syncopate_completion"
+    ]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_a_command_with_it(run, program):
+    _, script, _ = run("completion fish")
+    (line,) = said_by(["fish", "--no-config"], f"{script}\ncomplete -C 'syncopate calib'", program)
+    assert line.startswith("calibrate\t")
 
 
 def test_another_shell_is_refused_with_those_there_are(run):

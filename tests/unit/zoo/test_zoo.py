@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -136,7 +137,17 @@ class TestDigits:
 
     def test_scikit_learn_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        with pytest.raises(SyncopateError, match=r"pip install 'syncopate\[zoo\]'"):
+        told = r"is not installed; run: pip install 'syncopate\[zoo\]'"
+        with pytest.raises(SyncopateError, match=told):
+            digits()
+
+    def test_scikit_learn_broken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (tmp_path / "sklearn").mkdir()
+        (tmp_path / "sklearn" / "__init__.py").write_text("raise ImportError('no libgomp')")
+        for name in [name for name in sys.modules if name.partition(".")[0] == "sklearn"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(tmp_path)
+        with pytest.raises(SyncopateError, match="cannot be imported: no libgomp; run: pip"):
             digits()
 
     def test_resnet20_learns_them(self) -> None:

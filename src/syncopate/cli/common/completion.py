@@ -15,6 +15,11 @@ VARIABLE = "_SYNCOPATE_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 """Shells that commands and options are completed in."""
 
+_REGISTERED = "compdef _syncopate_completion syncopate"
+
+_LOADED = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i; }"
+"""Zsh has no ``compdef`` before its completion is loaded, which a new ``.zshrc`` does not do."""
+
 
 def answer(environment: Mapping[str, str]) -> None:
     """Have the application answer a shell, if one asks."""
@@ -29,7 +34,7 @@ def completion(
 ) -> None:
     """Print the script with which a shell completes commands and options at the tab key.
 
-    The first example is for now, the others for every shell from now on.
+    The first example is for this shell, the others are for every new one.
 
     For example:
 
@@ -46,4 +51,6 @@ def completion(
     if shell not in SHELLS:
         raise UnknownNameError("shell", shell, SHELLS)
     script = get_completion_script(prog_name="syncopate", complete_var=VARIABLE, shell=shell)
+    if shell == "zsh":
+        script = script.replace(_REGISTERED, f"{_LOADED}\n{_REGISTERED}")
     typer.echo(script)

@@ -60,12 +60,13 @@ def demo(
         )
         raise typer.Exit(ranks.start_if_asked(local) or 0)
     from syncopate.cli.demo.story import Settings, tell
+    from syncopate.zoo import digits
 
-    _require_digits()
     settings = Settings(output=output, full=full)
     if quick:
         settings = replace(settings, calibration_s=6.0, rounds=4, iterations=4)
     with ranks.joined() as communicator:
+        digits()  # before anything is measured: the package may be there and broken
         result = tell(communicator, settings)
     if json and is_leader():
         typer.echo(result.to_json().decode(), nl=False)
