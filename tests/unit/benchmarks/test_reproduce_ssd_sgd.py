@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 from pathlib import Path
@@ -15,7 +16,12 @@ import ssd_sgd_runs as runs
 from syncopate.errors import ArtifactError
 
 SETTING = runs.Setting(batch_size=16, epochs=15, iterations=22, lr=0.05)
-DIGITS, TEXT = (build() for build in runs.WORKLOADS.values())
+
+
+@functools.cache
+def workload(name: str) -> runs.Workload:
+    """Return a workload; its data are loaded when a test asks for it, not when tests are found."""
+    return runs.WORKLOADS[name]()
 
 
 def run_of(row: str, seed: int, accuracy: float, workload: str = "digits") -> runs.Run:
@@ -78,8 +84,9 @@ class TestRows:
     def test_others_have_none(self, row: str) -> None:
         assert runs.delay_of(runs.ROWS[row], SETTING) is None
 
-    @pytest.mark.parametrize(("name", "work"), [("digits", DIGITS), ("text", TEXT)])
-    def test_every_delay_begins_well_before_the_end(self, name: str, work: runs.Workload) -> None:
+    @pytest.mark.parametrize("name", ["digits", "text"])
+    def test_every_delay_begins_well_before_the_end(self, name: str) -> None:
+        work = workload(name)
         for quick in (False, True):
             setting = runs.setting_of(name, work, 4, quick)
             for row in work.rows:
@@ -89,14 +96,14 @@ class TestRows:
                     assert left >= max(runs.ROWS[row].k, 0.5 * setting.iterations)
 
     def test_one_bucket_holds_the_model(self) -> None:
-        model = DIGITS.build()
+        model = workload("digits").build()
         plan = runs.one_bucket(model, 4)
         (bucket,) = plan.buckets
         assert bucket.nbytes == 4 * 269_434
         assert set(bucket.tensors) == {name for name, _ in model.named_parameters()}
 
     def test_the_models_can_be_tested(self) -> None:
-        for work in (DIGITS, TEXT):
+        for work in (workload("digits"), workload("text")):
             model = work.build()
             assert 0 <= work.accuracy(model) < 0.3
             assert model.training
@@ -104,7 +111,7 @@ class TestRows:
 
 class TestWhatIsLeft:
     def test_seed_by_seed(self) -> None:
-        names, works = ["digits", "text"], {"digits": DIGITS, "text": TEXT}
+        names, works = ["digits", "text"], {name: workload(name) for name in ("digits", "text")}
         places = runs.asked(names, list(runs.ROWS), None, works)
         assert len(places) == 92
         assert [place.seed for place in places[:14]] == [0] * 13 + [1]
@@ -121,14 +128,14 @@ class TestWhatIsLeft:
     def test_goes_on_only_with_what_was_trained_alike(self, tmp_path: Path) -> None:
         path = tmp_path / "study.json"
         options = ssd_sgd.settled_options(["--train", str(path), "--workload", "digits"])
-        works = {"digits": DIGITS}
+        works = {"digits": workload("digits")}
         begun = ssd_sgd.resumed(options, works)
         assert (begun.runs, begun.settings) == ((), {"digits": SETTING})
         begun = replace(begun, runs=SMALL.runs[:1])
         begun.save(path)
         assert ssd_sgd.resumed(options, works) == begun
         options.workload = ["text"]
-        both = ssd_sgd.resumed(options, {"text": TEXT})
+        both = ssd_sgd.resumed(options, {"text": workload("text")})
         assert set(both.settings) == {"digits", "text"}
         replace(begun, settings={"digits": replace(SETTING, lr=0.1)}).save(path)
         with pytest.raises(ArtifactError, match=r"settings\.digits: trained otherwise"):
