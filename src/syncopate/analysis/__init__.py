@@ -10,6 +10,7 @@ from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.analysis.serving import (
     Distribution,
     Message,
+    Messages,
     Overhead,
     bytes_per_iteration,
     distribution,
@@ -26,6 +27,7 @@ __all__ = [
     "Distribution",
     "Exposure",
     "Message",
+    "Messages",
     "Overhead",
     "Phases",
     "Segment",

@@ -23,10 +23,14 @@ Source: SketchDLC, Sections 3.2.4, 4.2 and 5.3.
 from __future__ import annotations
 
 import statistics
+import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple, overload
+
+import numpy as np
+from numpy.typing import NDArray
 
 from syncopate.analysis.phases import Phases
 from syncopate.errors import InvalidValueError
@@ -54,6 +58,79 @@ class Message(NamedTuple):
     peer: str
     time_s: float
     nbytes: int = 0
+
+
+class Messages(Sequence[Message]):
+    """Messages as columns, 34 bytes each: a :class:`Message` is made when it is asked for.
+
+    Args:
+        texts: names of nodes.
+        columns: field of a message -> its column; ``node`` and ``peer`` are places in ``texts``.
+    """
+
+    DTYPES: ClassVar[dict[str, str]] = {
+        "node": "i4",
+        "push": "?",
+        "sends": "?",
+        "key": "i4",
+        "iteration": "i4",
+        "peer": "i4",
+        "time_s": "f8",
+        "nbytes": "i8",
+    }
+    """Field of a message -> the type of its column."""
+
+    _MADE_AT_ONCE = 4096
+
+    def __init__(self, texts: Sequence[str], columns: Mapping[str, Any]) -> None:
+        self.texts = tuple(texts)
+        self.columns = {
+            field: np.asarray(columns[field], dtype) for field, dtype in self.DTYPES.items()
+        }
+
+    @classmethod
+    def of(cls, messages: Iterable[Message]) -> Messages:
+        """Return messages as columns."""
+        if isinstance(messages, Messages):
+            return messages
+        rows = list(messages)
+        columns: dict[str, Any] = dict(
+            zip(cls.DTYPES, zip(*rows, strict=True), strict=True)
+            if rows
+            else dict.fromkeys(cls.DTYPES, ())
+        )
+        named = dict.fromkeys((*columns["node"], *columns["peer"]))
+        texts = {text: place for place, text in enumerate(named)}
+        for field in ("node", "peer"):
+            columns[field] = [texts[text] for text in columns[field]]
+        return cls(tuple(texts), columns)
+
+    def take(self, rows: NDArray[Any] | slice) -> Messages:
+        """Return the messages of some rows: their numbers, or True where one is wanted."""
+        return Messages(self.texts, {field: of[rows] for field, of in self.columns.items()})
+
+    def __len__(self) -> int:
+        return len(self.columns["node"])
+
+    @overload
+    def __getitem__(self, at: int) -> Message: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> Messages: ...
+
+    def __getitem__(self, at: int | slice) -> Message | Messages:
+        if isinstance(at, slice):
+            return self.take(at)
+        place = range(len(self))[at]
+        return next(iter(self.take(slice(place, place + 1))))
+
+    def __iter__(self) -> Iterator[Message]:
+        for first in range(0, len(self), self._MADE_AT_ONCE):
+            part = slice(first, first + self._MADE_AT_ONCE)
+            values = {field: of[part].tolist() for field, of in self.columns.items()}
+            for field in ("node", "peer"):
+                values[field] = [self.texts[place] for place in values[field]]
+            yield from map(Message._make, zip(*values.values(), strict=True))
 
 
 class Overhead(NamedTuple):
@@ -142,12 +219,11 @@ def served_phases(messages: Iterable[Message]) -> tuple[Phases, ...]:
     An iteration that is not whole, as the last of a trace that was cut short, is left out.
     """
     found = []
-    for worker, iterations in _by_iteration(messages, "w").items():
-        for before, now in pairwise(sorted(iterations)):
+    for worker, iterations in _by_iteration(messages, "w"):
+        for (before, last), (now, mine) in pairwise(iterations):
             if now != before + 1:
                 continue
-            pushes, pulls = _pushes(iterations[now]), _answers(iterations[now])
-            had = _answers(iterations[before])
+            pushes, pulls, had = _pushes(mine), _answers(mine), _answers(last)
             if not (pushes and len(pulls) == len(pushes) and had):
                 continue
             computed_s = pushes[-1] - had[-1]
@@ -172,14 +248,14 @@ def overheads(messages: Iterable[Message], *, synchronous: bool = True) -> tuple
         messages: of any nodes; those before the first iteration do not count.
         synchronous: whether servers answer a push when all workers pushed.
     """
-    kept = tuple(message for message in messages if message.iteration >= 0)
+    packed = Messages.of(messages)
     found = []
-    for worker, iterations in _by_iteration(kept, "w").items():
-        for iteration, mine in sorted(iterations.items()):
+    for worker, iterations in _by_iteration(packed, "w", first=0):
+        for iteration, mine in iterations:
             if pulls := _answers(mine):
                 found.append(Overhead("wait", worker, iteration, pulls[-1] - pulls[0]))
-    for server, iterations in _by_iteration(kept, "s").items():
-        for iteration, mine in sorted(iterations.items()):
+    for server, iterations in _by_iteration(packed, "s", first=0):
+        for iteration, mine in iterations:
             found += _of_server(server, iteration, mine, synchronous)
     return tuple(found)
 
@@ -219,13 +295,27 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def _by_iteration(messages: Iterable[Message], role: str) -> dict[str, dict[int, list[Message]]]:
-    """Group the messages of workers or servers by node and iteration of the training."""
-    found: dict[str, dict[int, list[Message]]] = defaultdict(lambda: defaultdict(list))
-    for message in messages:
-        if message.node.startswith(role):
-            found[message.node][message.iteration].append(message)
-    return dict(sorted(found.items()))
+def _by_iteration(
+    messages: Iterable[Message], role: str, first: int = -sys.maxsize
+) -> Iterator[tuple[str, Iterator[tuple[int, Sequence[Message]]]]]:
+    """Yield workers or servers, each with its iterations from the first, and their messages.
+
+    The messages of an iteration alone are made when it comes: a long trace has millions.
+    """
+    packed = Messages.of(messages)
+    nodes, numbers = packed.columns["node"], packed.columns["iteration"]
+    for name, place in sorted((text, place) for place, text in enumerate(packed.texts)):
+        if name.startswith(role):
+            rows = np.flatnonzero((nodes == place) & (numbers >= first))
+            if len(rows):
+                yield name, _iterations(packed, rows)
+
+
+def _iterations(messages: Messages, rows: NDArray[Any]) -> Iterator[tuple[int, Sequence[Message]]]:
+    numbers = messages.columns["iteration"]
+    rows = rows[np.argsort(numbers[rows], kind="stable")]
+    for mine in np.split(rows, np.flatnonzero(np.diff(numbers[rows])) + 1):
+        yield int(numbers[mine[0]]), list(messages.take(mine))
 
 
 def _pushes(messages: Iterable[Message]) -> list[float]:

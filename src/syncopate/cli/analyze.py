@@ -131,6 +131,7 @@ def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -
         records = dlc.repaired(trace.records) if repair else trace.records
         traces[str(path)] = (trace.header, records)
     messages = messages_of(traces)
+    del traces, trace, records  # the messages are all that is needed of them
     if json:
         _print(serving_json(messages, synchronous=synchronous))
         return

@@ -6,6 +6,7 @@ import pytest
 
 from syncopate.analysis import (
     Message,
+    Messages,
     bytes_per_iteration,
     distribution,
     overheads,
@@ -109,3 +110,16 @@ def test_bytes_of_an_iteration_are_means_over_iterations():
     found = bytes_per_iteration([*first, longer, *counted[1:]])
     kinds = {"push_sent": 17.0, "push_received": 16.0, "pull_sent": 16.0, "pull_received": 16.0}
     assert found == {"w0": kinds}
+
+
+def test_columns_of_messages_say_the_same_as_the_messages():
+    messages = [m for at in (2, 0, -1, 1) for m in worker("w0", at, [at, at + 1], [at + 3, at + 2])]
+    messages += server("s0", 1, 3, [*PUSHES, (True, True, 1, 4.75)]) * 2000
+    packed = Messages.of(messages)
+    assert list(packed) == messages
+    assert (packed[-1], list(packed[3:9:2])) == (messages[-1], messages[3:9:2])
+    assert [type(value) for value in packed[0]] == [type(value) for value in messages[0]]
+    assert sum(column.itemsize for column in packed.columns.values()) < 40
+    assert [one.iteration for one in served_phases(packed)] == [0, 1, 2]
+    assert overheads(packed)[:3] == tuple(("wait", "w0", at, 1.0, -1, "") for at in range(3))
+    assert len(Messages.of([])) == len(overheads([])) == 0

@@ -146,6 +146,21 @@ def test_a_server_counts_from_minus_two_and_its_answer_waits_for_all_workers():
     assert (sent.src, sent.dst) == (2, 0)
 
 
+@pytest.mark.parametrize(("rank", "worker"), [(0, True), (1, True), (0, False)])
+def test_columns_have_the_nodes_and_iterations_of_their_records(rank, worker):
+    node = Node(rank, worker=worker, workers=2, servers=1)
+    node.set_up(0, sends=True, length=8)
+    order = WORKER if worker else SERVER
+    iteration(node, [*order[2 * rank :], *order, *order], 3, 0, 0)
+    records, timed = Records.of(node.records), node.records[1:]
+    assert records.timed().tolist() == [False, *[True] * len(timed)]
+    assert records.nodes().tolist()[1:] == [one.node for one in timed]
+    assert records.iterations().tolist()[1:] == [one.iteration for one in timed]
+    for what in ("push", "sends", "by_worker"):
+        found = records.of_operations(what).tolist()
+        assert found == [False, *(getattr(one.operation, what) for one in timed)]
+
+
 def test_asynchronous_servers_answer_one_push():
     node = Node(0, worker=False, workers=2, servers=1, synchronous=False)
     iteration(node, SERVER[2:], 0, 1, 0)

@@ -3,46 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncopate.analysis import Message, Overhead
+    from syncopate.analysis import Message, Messages, Overhead
     from syncopate.analysis.trips import Trip
     from syncopate.tracing.dlc import Header, Record, SetUp
     from syncopate.tracing.run import Run
     from syncopate.tracing.served.read import Served
 
 
-def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> list[Message]:
+def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> Messages:
     """Return the messages of DLC traces, timed from the first one's first.
 
     Args:
         traces: name -> header and records.
     """
-    from syncopate.analysis import Message
-    from syncopate.tracing.dlc import Record
+    import numpy as np
 
-    timed = [
-        (header.workers, record)
-        for header, records in traces.values()
-        for record in records
-        if isinstance(record, Record)
-    ]
-    # Seconds since 1970 as floats would lose tenths of a microsecond.
-    origin_us = timed[0][1].time_us if timed else 0
-    return [
-        Message(
-            f"w{r.node}" if r.operation.by_worker else f"s{r.node - workers}",
-            r.operation.push,
-            r.operation.sends,
-            r.key,
-            r.iteration,
-            r.peer,
-            (r.time_us - origin_us) * 1e-6,
-            r.length,
-        )
-        for workers, r in timed
-    ]
+    from syncopate.analysis import Messages
+    from syncopate.tracing.dlc import Records
+
+    places: dict[str, int] = {}
+    parts: list[dict[str, Any]] = []
+    origin_us = None
+    for header, records in traces.values():
+        packed = Records.of(records)
+        timed = packed.timed()
+        rows: Any = slice(None) if timed.all() else np.flatnonzero(timed)
+        if not timed.any():
+            continue
+        # Seconds since 1970 as floats would lose tenths of a microsecond.
+        origin_us = packed.time_us[rows][0] if origin_us is None else origin_us
+        names = [places.setdefault(text, len(places)) for text in packed.texts]
+        codes = packed.nodes()[rows] * 2 + packed.of_operations("by_worker")[rows]
+        nodes, whose = np.unique(codes, return_inverse=True)
+        own = [
+            places.setdefault(f"w{node}" if worker else f"s{node - header.workers}", len(places))
+            for node, worker in (divmod(code, 2) for code in nodes.tolist())
+        ]
+        part = {
+            "node": np.array(own, np.int32)[whose],
+            "push": packed.of_operations("push")[rows],
+            "sends": packed.of_operations("sends")[rows],
+            "key": packed.key[rows],
+            "iteration": packed.iterations()[rows].astype(np.int32),
+            "peer": np.array(names, np.int32)[packed.peer[rows]],
+            "time_s": (packed.time_us[rows] - origin_us) * 1e-6,
+            "nbytes": packed.length[rows],
+        }
+        parts.append(part)
+    columns = {
+        field: np.concatenate([np.empty(0, dtype), *(part.pop(field) for part in parts)])
+        for field, dtype in Messages.DTYPES.items()
+    }
+    return Messages(tuple(places), columns)
 
 
 def computed_of(served: Served) -> Iterator[Overhead]:

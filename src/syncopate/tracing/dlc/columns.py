@@ -1,6 +1,6 @@
 """Columns: the records of a trace, a row of numbers each.
 
-A long trace has millions. A row takes 78 bytes; as an object, a record takes several hundred. What
+A long trace has millions. A row takes 85 bytes; as an object, a record takes several hundred. What
 a record waited for is a row's numbers too: which numbers stand before the names of the peers, and
 these names from a table, as nearly all records of a trace name the same peers.
 """
@@ -153,6 +153,20 @@ class Records(Sequence[Record | SetUp]):
     def timed(self) -> NDArray[np.bool_]:
         """Return which are messages of a push or a pull; others set up connections."""
         return self.operation < len(OPERATIONS)
+
+    def of_operations(self, what: str) -> NDArray[np.bool_]:
+        """Return a property of the operations, such as ``"sends"``; False of set-up records."""
+        known = [bool(getattr(operation, what)) for operation in OPERATIONS]
+        return np.array([*known, *[False] * len(self.texts)])[self.operation]
+
+    def nodes(self) -> Numbers:
+        """Return the nodes whose records these are, as ``Record.node``."""
+        return np.where(self.of_operations("sends"), self.src, self.dst).astype(np.int64)
+
+    def iterations(self) -> Numbers:
+        """Return the iterations of the training, as ``Record.iteration``."""
+        first = self.of_operations("by_worker") & (self.nodes() == 0)
+        return np.where(first, self.number, self.number + 2) // 4 - 1
 
     # -- as a sequence ---------------------------------------------------------------------------
 

@@ -6,13 +6,12 @@ number, and what came later stands first. Fig. 8 has two such pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.spans import coded
 from syncopate.tracing.dlc.columns import Numbers, Records, Waited
 from syncopate.tracing.dlc.records import Dependency, Record, SetUp
 
@@ -57,8 +56,9 @@ def _too_early(records: Records) -> Iterator[tuple[int, int, str]]:
     A server takes a worker's push although another worker's pull is still under way.
     """
     waits = records.timed() & (records.dependency != Dependency.PUSH_ON_PULL)
+    places = _Places(records)
     for named in _named(records, np.flatnonzero(waits)):
-        early = np.flatnonzero(_last(records, named) > named.rows)
+        early = np.flatnonzero(places.last(named) > named.rows)
         for row, nth in zip(named.rows[early].tolist(), named.nths[early].tolist(), strict=True):
             record = records[row]
             assert isinstance(record, Record)
@@ -106,16 +106,38 @@ def _named(records: Records, rows: Numbers) -> Iterator[_Named]:
         yield _Named(*np.array(few, np.int64).T)
 
 
-def _last(records: Records, named: _Named) -> Numbers:
-    """Return where the last record with each name stands; -1: nowhere."""
-    rows = np.flatnonzero(records.timed())
-    pairs = (
-        (records.key, named.keys),
-        (records.number, named.numbers),
-        (records.peer, named.peers),
-    )
-    codes = coded([np.concatenate([mine[rows], theirs]) for mine, theirs in pairs])
-    last = np.full(int(codes.max()) + 1, -1)
-    np.maximum.at(last, codes[: len(rows)], rows)
-    found: Numbers = last[codes[len(rows) :]]
-    return found
+class _Places:
+    """Where records stand, by the names of their operations.
+
+    Args:
+        records: of a trace.
+    """
+
+    def __init__(self, records: Records) -> None:
+        rows = np.flatnonzero(records.timed())
+        self._fields: list[NDArray[Any]] = [records.key, records.number, records.peer]
+        self._known = [np.unique(field[rows]) for field in self._fields]
+        codes = self._codes(field[rows] for field in self._fields)
+        order = np.argsort(codes, kind="stable")
+        self._sorted, self._rows = codes[order], rows[order]
+
+    def _codes(self, fields: Iterable[NDArray[Any]]) -> Numbers:
+        """Return a number for each name, equal where names are."""
+        codes: Any = 0
+        for known, field in zip(self._known, fields, strict=True):
+            codes = codes * (len(known) + 1) + np.searchsorted(known, field)
+        return np.asarray(codes, np.int64)
+
+    def last(self, named: _Named) -> Numbers:
+        """Return where the last record with each name stands; -1: nowhere."""
+        found = np.full(len(named.rows), -1)
+        if not len(self._rows):
+            return found
+        fields = (named.keys, named.numbers, named.peers)
+        place = np.searchsorted(self._sorted, self._codes(fields), side="right") - 1
+        rows = self._rows[np.maximum(place, 0)]
+        there = place >= 0
+        for mine, wanted in zip(self._fields, fields, strict=True):
+            there &= mine[rows] == wanted
+        found[there] = rows[there]
+        return found
