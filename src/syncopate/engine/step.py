@@ -163,7 +163,8 @@ class StepRecorder:
         """Note what has not been noted yet.
 
         Args:
-            wait: for what is on its way; it is dropped otherwise.
+            wait: for what is on its way. Otherwise a step of which something is, is left out: it is
+                as if nobody had listened to it, and does not count as dropped.
 
         Raises:
             CollectiveError: a rank is lost or late; only where it waits.
@@ -177,8 +178,6 @@ class StepRecorder:
             step = self._pending.popleft()
             if self._is_over(step):
                 self._put(step)
-            else:
-                self.recorder.drop(len(step.pushes) + len(step.pulls) + 1)
 
     def _is_over(self, step: Step) -> bool:
         last = step.closing[1] if step.closing else step.end

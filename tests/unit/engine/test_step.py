@@ -183,9 +183,21 @@ def test_what_never_ends_is_dropped_and_counted(recorder: StepRecorder) -> None:
         step.pulls = [push(0, (8.0, 9.0), done=False)]
         recorder(step)
     assert recorder.recorder.dropped == 3 * 2
-    recorder.finish(wait=False)
-    assert recorder.recorder.dropped == (step_module._MOST_PENDING + 3) * 2
     assert shown(recorder) == []
+
+
+def test_steps_under_way_when_nobody_listens_any_more_are_left_out(
+    recorder: StepRecorder,
+) -> None:
+    clock: Any = recorder._clock
+    clock.now_s = 1e6
+    for number in range(3):
+        step = Step(6.0, 7.0, 8.0, 9.0, number=number)
+        step.pulls = [push(0, (8.0, 9.0), done=number < 1)]
+        recorder(step)
+    recorder.finish(wait=False)
+    assert {row[0] for row in shown(recorder)} == {0}
+    assert recorder.recorder.dropped == 0, "there was room for all that was over"
 
 
 def test_stamps_of_the_host_s_own_clock_are_taken_as_they_are(
