@@ -6,6 +6,7 @@ Run it as ``make docs``; a test fails while the file is not what this would writ
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def _networks() -> str:
     return head + _table(("network", "latency", "bandwidth", "reduction"), rows)
 
 
+_WRAPPER = textwrap.TextWrapper(width=100, break_long_words=False, break_on_hyphens=False)
+
+
 def _commands() -> str:
     lines = ["## Commands\n"]
     for name, command in commands():
@@ -109,7 +113,8 @@ def _usage(text: str) -> str:
     prose, _, examples = inspect.cleandoc(text).partition("For example:")
     calls = [line.strip() for line in examples.splitlines() if line.strip()]
     block = "\n".join(["```", *calls, "```"]) if calls else ""
-    return f"{prose.strip()}\n\n{block}".rstrip()
+    paragraphs = (_WRAPPER.fill(paragraph) for paragraph in prose.strip().split("\n\n"))
+    return "\n\n".join([*paragraphs, block]).rstrip()
 
 
 def _names(parameter: typer.core.TyperOption | typer.core.TyperArgument) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Annotated
 
 import typer
@@ -51,6 +52,27 @@ app.command()(convert)
 app.command()(completion)
 app.add_typer(lab)
 app.add_typer(ps)
+
+
+def flowing(text: str) -> str:
+    """Return a help text whose paragraphs are a line each, but for indented ones.
+
+    Typer breaks lines where docstrings do, and once more at the edge of the terminal.
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(p if "\n " in f"\n{p}" else p.replace("\n", " ") for p in paragraphs)
+
+
+def _let_help_flow(commands: typer.Typer) -> None:
+    for command in commands.registered_commands:
+        if command.help is None and command.callback is not None:
+            command.help = flowing(command.callback.__doc__ or "")
+    for group in commands.registered_groups:
+        if group.typer_instance is not None:
+            _let_help_flow(group.typer_instance)
+
+
+_let_help_flow(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import syncopate
 from syncopate.cli import calibrate
+from syncopate.cli.app import flowing
 from syncopate.cluster import Cluster
 from syncopate.decision_table import DecisionTable
 from syncopate.delay import Delay
@@ -35,6 +36,32 @@ def test_help(run, command):
     assert code == 0
     assert "Usage: syncopate" in out
     assert "For example:" in out
+
+
+def test_paragraphs_of_help_flow_and_examples_keep_their_lines():
+    text = """One.
+
+    Two and
+    a half.
+
+      three
+      four
+    """
+    assert flowing(text) == "One.\n\nTwo and a half.\n\n  three\n  four"
+
+
+def test_no_command_has_help_whose_lines_end_at_any_other_place_than_the_edge(run):
+    code, out, _ = run("demo --help")
+    lines = [line.strip() for line in out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("Four ranks train"))
+    paragraph = lines[first : lines.index("", first)]
+    assert code == 0
+    following = [line.partition(" ")[0] for line in paragraph[1:]]
+    longest = max(map(len, paragraph))
+    assert all(
+        len(line) + 1 + len(word) > longest
+        for line, word in zip(paragraph, following, strict=False)
+    )
 
 
 def test_the_help_lists_every_command(run):
