@@ -30,8 +30,11 @@ LARGEST = 1_100_003
 MOST = 65_537
 """Elements of the largest buffer of every dtype."""
 
-TURNS = 7
-"""Every world size takes one in so many pairs of dtype and element count, each another one."""
+TURNS = 8
+"""Every world size takes one in so many pairs of dtype and element count, each another one.
+
+One rank alone takes those of nine, so that every pair is sent.
+"""
 
 LARGE_TURNS = 3
 """Every world size takes the largest buffer of one in so many algorithms."""

@@ -87,7 +87,7 @@ def test_every_algorithm(row: Row) -> None:
             run(build(row.collective, row.algorithm, world_size, root, **options), 61)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(
     case=drawn(12).filter(lambda case: CONDITIONS[case.collective].reduces),
     data=st.data(),

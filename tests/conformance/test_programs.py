@@ -99,7 +99,7 @@ def at_any_speed(speeds: random.Random) -> Play:
     return play
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     case=drawn(12),
     numel=st.integers(0, 200),
@@ -113,7 +113,7 @@ def test_any_world_root_options_order_blocks_and_speed(
     run(case.schedule(), numel, block_bytes * item_bytes, item_bytes, how)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     case=drawn(12, sharded=True),
     data=st.data(),

@@ -168,7 +168,7 @@ def _trains_like_ddp(rank: int, world_size: int) -> int:
 def _the_broadcast_changes_nothing(rank: int, world_size: int) -> None:
     model, optimizer = _distributed(rank, world_size)
     start = _Start(model, optimizer)
-    for name in _names(3):
+    for name in _names(3)[world_size % 2 :: 2]:  # the other half is another world size's
         plan = _plan(model, world_size, 3, name)
         weights = {}
         for period in (0, plan.weight_sync_period):

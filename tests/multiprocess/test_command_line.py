@@ -35,7 +35,7 @@ def _syncopate(line: str, folder: Path, *launcher: str) -> subprocess.CompletedP
 
 
 def test_from_calibration_to_a_plan_on_local_ranks(tmp_path):
-    line = "calibrate --local 2 --budget 2 --sizes 1KiB,64KiB --algorithms native,ring"
+    line = "calibrate --local 2 --budget 1 --sizes 1KiB,64KiB --algorithms native,ring"
     done = _syncopate(f"{line} --collectives all_reduce,broadcast", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("linear fits") == 2

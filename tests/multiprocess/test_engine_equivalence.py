@@ -25,7 +25,7 @@ from tests.multiprocess.engine_cases import (
 )
 from tests.multiprocess.harness import run_ranks
 
-STEPS = 20
+STEPS = 10
 FLAT = ("ring", "recursive_doubling", "halving_doubling", "binary_tree")
 
 

@@ -60,10 +60,19 @@ def optimizers() -> Iterable[Any]:
 
 
 def trained(rank: int, world_size: int, kinds: Sequence[dict[str, Any]]) -> int:
-    """Train by each kind of plan, as ``both`` is told, with each optimizer; return how many."""
-    every = list(product(kinds, optimizers()))
+    """Train by each kind of plan, as ``both`` is told; return how many trainings there were.
+
+    Two ranks train with each optimizer, others with one of them in turn.
+    """
+    every = [
+        (kind, optimizer)
+        for turn, kind in enumerate(kinds)
+        for which, optimizer in enumerate(optimizers())
+        if world_size == 2 or (turn // 3 + turn + which) % 3 == 0
+    ]
     for number, (kind, optimizer) in enumerate(every):
-        zero, channels = (True, False, None)[(number // 3) % 3], 1 + number % 2
+        turn = number // 3 if world_size == 2 else number
+        zero, channels = (True, False, None)[turn % 3], 1 + number % 2
         with noted(f"{kind}, {channels} channels, {optimizer}, {zero}"):
             run = both(
                 rank,
@@ -85,7 +94,8 @@ def as_one_process(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_who_exchanges_parts_trains_as_one_process(world_size: int) -> None:
-    assert run_ranks(as_one_process, world_size) == [27] * world_size
+    trainings = 27 if world_size == 2 else 9
+    assert run_ranks(as_one_process, world_size) == [trainings] * world_size
 
 
 def messages(rank: int, world_size: int) -> None:

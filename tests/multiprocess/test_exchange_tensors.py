@@ -22,7 +22,7 @@ from tests.multiprocess.engine_cases import TIMEOUT_S, data, identical_everywher
 from tests.multiprocess.harness import run_ranks
 
 RANKS = 3
-STEPS = 50
+STEPS = 15
 TENSORS = 12
 """Parameters of :class:`Net`."""
 

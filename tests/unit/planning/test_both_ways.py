@@ -62,7 +62,7 @@ def score_s(player: Player, partition: tuple[int, ...]) -> float:
 def test_on_one_channel_with_ideal_overlap_it_is_exact() -> None:
     rng = np.random.default_rng(21)
     gained = 0
-    for _ in range(250):
+    for _ in range(125):
         problem, work = drawn(rng, int(rng.integers(1, 9)))
         player = Player(problem, work, Interference(), 1)
         stops = range(1, problem.length + 1)
@@ -70,7 +70,7 @@ def test_on_one_channel_with_ideal_overlap_it_is_exact() -> None:
         best = min(score_s(player, partition) for partition in partitions(problem.length))
         assert score_s(player, found) == pytest.approx(best, rel=1e-9)
         gained += score_s(player, optimal(problem)) > best * (1 + 1e-6)
-    assert gained > 20  # what is best for pushes alone is not enough
+    assert gained > 10  # what is best for pushes alone is not enough
 
 
 @pytest.mark.parametrize("rooted", [False, True])
@@ -262,7 +262,7 @@ def test_two_channels_hide_start_ups_behind_bytes() -> None:
 def test_every_ramp_is_a_candidate() -> None:
     """Where computation is slowed down no dynamic programme is exact, and ramps can be best."""
     rng, best = np.random.default_rng(23), 0
-    for _ in range(30):
+    for _ in range(15):
         problem, work = even(float(rng.uniform(0.1, 4.0)))
         interference = Interference(
             compute_rate=float(rng.uniform(0.3, 1)), collective_stretch=float(rng.uniform(1, 3))

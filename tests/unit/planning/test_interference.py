@@ -50,7 +50,7 @@ def draw_interference(rng: np.random.Generator, pays: bool) -> Interference:
 def test_where_overlap_pays_it_is_exact() -> None:
     rng = np.random.default_rng(11)
     gained = 0
-    for _ in range(250):
+    for _ in range(125):
         length = int(rng.integers(1, 9))
         problem = random_problem(rng, length, str(rng.choice(COSTS)), int(rng.integers(1, 3)))
         work = workload_of(problem, float(rng.choice([0.0, 1.5])))

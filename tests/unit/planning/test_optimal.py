@@ -25,9 +25,9 @@ def assert_partition(partition: tuple[int, ...], length: int) -> None:
 @pytest.mark.parametrize("dtypes", [1, 2])
 @pytest.mark.parametrize("kind", COSTS)
 def test_equals_brute_force_over_all_partitions(kind: str, dtypes: int) -> None:
-    """1,000 instances for each kind of cost, with one and with two dtypes: 10,000 in all."""
+    """500 instances for each kind of cost, with one and with two dtypes: 5,000 in all."""
     rng = np.random.default_rng([COSTS.index(kind), dtypes])
-    for instance in range(1000):
+    for instance in range(500):
         problem = random_problem(rng, int(rng.integers(1, 13)), kind, dtypes)
         partition = optimal(problem)
         assert_partition(partition, problem.length)

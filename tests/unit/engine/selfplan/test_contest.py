@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 from msgspec.structs import replace
 
@@ -40,12 +42,22 @@ WORKLOAD = Workload(
 DDP = safe_plan("m", [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
 
 
+@functools.cache
+def _once(shardable: bool) -> tuple[Contender, ...]:
+    return tuple(contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=shardable))
+
+
+def proposed(*, shardable: bool = False) -> list[Contender]:
+    """What competes where nothing is asked for: planned once, without samples every time."""
+    return [Contender(one.name, one.plan, []) for one in _once(shardable)]
+
+
 def rival(name: str, *samples_s: float) -> Contender:
     return Contender(name, DDP, list(samples_s))
 
 
 def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
-    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    found = proposed()
     names = [one.name for one in found]
     assert names[:3] == [contest.DDP, contest.IDEAL, contest.EQUAL]
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
@@ -64,7 +76,7 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
 
 
 def test_sharded_plans_compete_where_the_step_can_be_spread() -> None:
-    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=True)
+    found = proposed(shardable=True)
     sharded = [one for one in found if one.plan.exchange == "sharded"]
     by_name = {one.name for one in found}
     names = [contest.SHARDED_PLAN, contest.SHARDED_RINGS, contest.SHARDED_SMALL]
@@ -79,7 +91,7 @@ def test_sharded_plans_compete_where_the_step_can_be_spread() -> None:
         assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
     # Weights that arrive while forward computes cost less than gradients that come after backward.
     assert expected_s(sharded[0].plan) < expected_s(found[1].plan)
-    without = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    without = proposed()
     assert {one.plan.exchange for one in without} == {"allreduce"}
     asked = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
     assert [one.name for one in asked] == [contest.DDP, *(one.name for one in sharded)]
@@ -104,7 +116,7 @@ def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
 
 
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
-    cheap = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)[2]
+    cheap = proposed()[2]
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
     few = contest.proposals(WORKLOAD, dear, Asked(), DDP)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
@@ -141,7 +153,7 @@ def test_a_plan_that_trains_like_one_before_does_not_compete() -> None:
 
 
 def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -> None:
-    running = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    running = proposed()
     for one in running:
         one.samples_s.append(1.0)
     ideal = contest.with_interference(running, WORKLOAD, CLUSTER, Asked())
@@ -156,7 +168,7 @@ def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -
 
 
 def test_what_the_others_took_beyond_their_predictions_is_added_to_the_winner() -> None:
-    everyone = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP)
+    everyone = proposed()
     for one, beyond_s in zip(everyone, (0.1, 0.2, 0.9, 0.3, 0.2), strict=True):
         one.samples_s.append(expected_s(one.plan) + beyond_s)
     # Its own samples say nothing: what is predicted was not measured.
@@ -235,7 +247,7 @@ def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
 
 
 def test_who_trains_sharded_is_told_how_to_save() -> None:
-    found = contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=True)
+    found = proposed(shardable=True)
     for one in found:
         one.samples_s.append(0.5)
         told = "model.syncopate.state_dict(optimizer)" in words.verdict(one, found[0], 1.0)
