@@ -89,7 +89,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /pro
 
 def test_a_local_job_runs_to_its_end(tmp_path):
     line = [*_script(tmp_path, TRAIN), "run"]
-    code, out, errors = _ran("local", "--servers", 2, "--workers", 2, "--", *line)
+    code, out, errors = _ran("local", "--workers", 2, "--", *line)
     assert code == 0, errors
     # Twenty steps of the mean of 0 and 1, at a learning rate of 0.1.
     assert sorted(out.splitlines()) == ["rank 0 of 2: -1.0000", "rank 1 of 2: -1.0000"]
@@ -100,7 +100,7 @@ def test_a_local_job_runs_to_its_end(tmp_path):
 def test_the_example_trains_the_digits():
     pytest.importorskip("sklearn")
     example = str(REPOSITORY / "examples" / "served.py")
-    line = [sys.executable, example, "--epochs", "2", "--batch-size", "64"]
+    line = [sys.executable, example, "--epochs", "1", "--batch-size", "64"]
     code, out, errors = _ran("local", "--servers", 2, "--workers", 2, "--", *line)
     assert code == 0, errors
     accuracy = re.fullmatch(r"test accuracy on 2 workers: ([\d.]+)%\n", out)
