@@ -91,11 +91,12 @@ class Player:
         problem, channels = self.problem, self.channels
         pushes: list[Collective] = []
         pulls: list[Pull | None] = []
-        sent = messages(problem, partition, self.grain)
+        sent, ready_s = messages(problem, partition, self.grain), self._ready_s
         for index, message in enumerate(sent):
             duration_s, startup_s = self._push_price(message)
-            ready_s = self._ready_s[message.stop]
-            pushes.append(Collective(ready_s, duration_s, startup_s, index % channels))
+            pushes.append(
+                Collective(ready_s[message.stop], duration_s, startup_s, index % channels)
+            )
         if problem.pulls is None:
             return Traffic(tuple(pushes), (), self.workload.update_s)
         needed_s = [self._needed(one.start, one.stop) for one in sent]
@@ -117,12 +118,13 @@ class Player:
         """Return in how many parts servers send a bucket back."""
         pulls = self.problem.pulls
         assert pulls is not None
-        nbytes = sum(self.problem.sizes(message.start, message.stop)) if pulls.served else 0.0
-        return parts_at_servers(nbytes, pulls.ranks if pulls.served else None)
+        if not pulls.served:
+            return 1
+        return parts_at_servers(sum(self.problem.sizes(message.start, message.stop)), pulls.ranks)
 
     def _push_price(self, message: Message) -> tuple[float, float]:
         pulls = self.problem.pulls
-        if message.stop <= self.replicated and pulls is not None and pulls.replicated is not None:
+        if self.replicated >= message.stop and pulls is not None and pulls.replicated is not None:
             return self._price(self._replicated, pulls.replicated, message)
         return self._price(self._pushes, self.problem.cost, message)
 
@@ -156,20 +158,16 @@ class Player:
         return max(held.values()) / (float(filled[-1]) or 1.0)
 
     def _price(self, known: _Prices, cost: CostFunction, message: Message) -> tuple[float, float]:
-        if self._uneven is not None:
-            return self._price_uneven(known, message)
-        key = (message.start, message.stop, 0, message.parts)
-        if key not in known:
-            carrier, sizes, duration_s = self.problem.carrier(
-                cost, message.start, message.stop, message.parts
-            )
-            known[key] = (duration_s, startup_part_s(carrier, sizes, duration_s))
-        return known[key]
-
-    def _price_uneven(self, known: _Prices, message: Message) -> tuple[float, float]:
-        assert self._uneven is not None
         key = message[1:]
-        if key not in known:
-            known[key] = self._uneven.price(message, pulled=known is self._pulls)
-            self.played += PRICED_MESSAGES
-        return known[key]
+        found = known.get(key)
+        if found is None:
+            if self._uneven is not None:
+                found = self._uneven.price(message, pulled=known is self._pulls)
+                self.played += PRICED_MESSAGES
+            else:
+                carrier, sizes, duration_s = self.problem.carrier(
+                    cost, message.start, message.stop, message.parts
+                )
+                found = duration_s, startup_part_s(carrier, sizes, duration_s)
+            known[key] = found
+        return found
