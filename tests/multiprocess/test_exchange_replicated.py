@@ -6,6 +6,7 @@ from functools import partial
 from itertools import product
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -25,8 +26,11 @@ def as_one_process(rank: int, world_size: int) -> int:
     return trained(rank, world_size, [{**PLAN, "replicated": r, "parts": p} for r, p in kinds])
 
 
-def test_a_plan_with_replicated_buckets_trains_as_one_process() -> None:
-    assert run_ranks(as_one_process, 3) == [18] * 3
+@pytest.mark.parametrize(("world_size", "trainings"), [(2, 18), (3, 6)])
+def test_a_plan_with_replicated_buckets_trains_as_one_process(
+    world_size: int, trainings: int
+) -> None:
+    assert run_ranks(as_one_process, world_size) == [trainings] * world_size
 
 
 def norms_and_scaling(rank: int, world_size: int) -> None:
