@@ -199,6 +199,56 @@ class _Computation:
             self.progress[-1].append((now, self.work.done))
 
 
+class _Channels:
+    """The collectives that have not begun, in the order of their channels.
+
+    At an event most channels wait for a collective to end, or for a piece of computation that is
+    far away. They are not asked again before that has happened; only the *open* ones are.
+    """
+
+    def __init__(self, collectives: Sequence[Collective]) -> None:
+        self.collectives = collectives
+        queues: dict[int, deque[int]] = {}
+        for index, collective in enumerate(collectives):
+            queues.setdefault(collective.channel, deque()).append(index)
+        self.queues = list(queues.values())
+        self.ended = [False] * len(collectives)
+        self.open: set[int] = set()
+        """Idle channels whose first collective waits for a moment of the present piece at most."""
+        self.piece = 0
+        self._after: dict[int, list[int]] = {}  # collective -> the channels that wait for its end
+        self._later: dict[int, list[int]] = {}  # piece -> the channels that wait for it
+        for place in range(len(self.queues)):
+            self.look_at(place)
+
+    def look_at(self, place: int) -> None:
+        """Find out what an idle channel waits for."""
+        if not self.queues[place]:
+            return
+        collective = self.collectives[self.queues[place][0]]
+        for index in collective.after:
+            if not self.ended[index]:
+                self._after.setdefault(index, []).append(place)
+                return
+        if collective.piece > self.piece:
+            self._later.setdefault(collective.piece, []).append(place)
+        else:
+            self.open.add(place)
+
+    def end(self, index: int) -> None:
+        """Note that a collective has ended."""
+        self.ended[index] = True
+        for place in self._after.pop(index, ()):
+            self.look_at(place)
+
+    def come_to(self, piece: int) -> None:
+        """Note which piece of computation is the present one."""
+        while self.piece < piece:
+            self.piece += 1
+            for place in self._later.pop(self.piece, ()):
+                self.look_at(place)
+
+
 class _Machine:
     """The state of a run between two events."""
 
@@ -211,41 +261,42 @@ class _Machine:
         self.collectives = collectives
         self.interference = interference
         self.computation = _Computation(pieces)
-        queues: dict[int, deque[int]] = {}
-        for index, collective in enumerate(collectives):
-            queues.setdefault(collective.channel, deque()).append(index)
-        self.queues = list(queues.values())
+        self.channels = _Channels(collectives)
         # Alone on the link a collective is one part, which keeps its end exact.
-        self.splits = len(self.queues) > 1
+        self.splits = len(self.channels.queues) > 1
         self.alike = all((one.link, one.turn) == (0, 0) for one in collectives)
-        self.running: list[_Job | None] = [None] * len(self.queues)
+        self.running: dict[int, _Job] = {}  # by the place of its channel
         self.starts = [0.0] * len(collectives)
         self.ends = [0.0] * len(collectives)
-        self.ended = [False] * len(collectives)
         self.rates_hold = False  # whether nothing has happened since rates were set
 
     def end_collectives(self, now: float) -> None:
         # Out of turn, what is done but for the rounding of times would stand still.
         by = now if self.alike else now * (1 + _ROUNDING)
-        for place, job in enumerate(self.running):
-            if job is None or by < job.work.ends_s:
-                continue
+        due = [place for place, job in self.running.items() if by >= job.work.ends_s]
+        for place in due:
             self.rates_hold = False
+            job = self.running[place]
             if job.ends(now, by):
                 self.ends[job.index] = now
-                self.ended[job.index] = True
-                self.running[place] = None
+                del self.running[place]
+                self.channels.end(job.index)
+                self.channels.look_at(place)
 
     def start_collectives(self, now: float) -> bool:
         """Start what can start; return whether some took no time and ended at once."""
         at_once = False
-        for place, queue in enumerate(self.queues):
-            while queue and self.running[place] is None:
-                index = queue[0]
+        opened = self.channels.open
+        if not opened:
+            return False
+        for place in sorted(opened):
+            while place in opened:
+                index = self.channels.queues[place][0]
                 collective = self.collectives[index]
-                if now < self.when(collective):
+                if now < self.computation.when(collective):
                     break
-                queue.popleft()
+                self.channels.queues[place].popleft()
+                opened.remove(place)
                 self.starts[index] = self.ends[index] = now
                 self.computation.reach(collective)
                 if collective.duration_s > 0:
@@ -254,15 +305,10 @@ class _Machine:
                     self.running[place] = _Job(index, startup, whole - startup, now)
                     self.rates_hold = False
                 else:
-                    self.ended[index] = at_once = True
+                    at_once = True
+                    self.channels.end(index)
+                    self.channels.look_at(place)
         return at_once
-
-    def when(self, collective: Collective) -> float:
-        """Return when a collective may start, as far as is known now."""
-        for index in collective.after:
-            if not self.ended[index]:
-                return math.inf
-        return self.computation.when(collective)
 
     def sharers(self, running: Sequence[_Job]) -> list[float]:
         """Return among how many each job's link is shared: 1 in its start-up, inf out of turn."""
@@ -276,12 +322,13 @@ class _Machine:
             if job.shares_link:
                 one = self.collectives[job.index]
                 turns.setdefault(one.link, []).append(one.turn)
+        first = {link: min(there) for link, there in turns.items()}
         found: list[float] = []
         for job in running:
             one = self.collectives[job.index]
             if not job.shares_link:
                 found.append(1)
-            elif one.turn > min(turns[one.link]):
+            elif one.turn > first[one.link]:
                 found.append(math.inf)
             else:
                 found.append(turns[one.link].count(one.turn))
@@ -293,7 +340,7 @@ class _Machine:
         self.rates_hold = True
         computes = self.computation.runs
         stretch = self.interference.collective_stretch if computes else 1.0
-        running = [job for job in self.running if job is not None]
+        running = list(self.running.values())
         for job, sharers in zip(running, self.sharers(running), strict=True):
             rate = 1.0 / (stretch * sharers)
             if rate != job.work.rate:
@@ -305,11 +352,10 @@ class _Machine:
         """Return when anything changes next, or None when all is done."""
         computation = self.computation
         event = computation.work.ends_s if computation.runs else math.inf
-        for job, queue in zip(self.running, self.queues, strict=True):
-            if job is not None:
-                event = min(event, job.work.ends_s)
-            elif queue:
-                event = min(event, self.when(self.collectives[queue[0]]))
+        for job in self.running.values():
+            event = min(event, job.work.ends_s)
+        for place in self.channels.open:
+            event = min(event, computation.when(self.collectives[self.channels.queues[place][0]]))
         return event if event < math.inf else None
 
     def settle(self, now: float) -> None:
@@ -321,7 +367,8 @@ class _Machine:
         self.set_rates(now)
 
     def _advance(self, now: float) -> bool:
-        if self.computation.advance(now, self.ended):
+        if self.computation.advance(now, self.channels.ended):
+            self.channels.come_to(self.computation.index)
             self.rates_hold = False
             return True
         return False
