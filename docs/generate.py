@@ -113,7 +113,7 @@ def _usage(text: str) -> str:
     prose, _, examples = inspect.cleandoc(text).partition("For example:")
     calls = [line.strip() for line in examples.splitlines() if line.strip()]
     block = "\n".join(["```", *calls, "```"]) if calls else ""
-    paragraphs = (_WRAPPER.fill(paragraph) for paragraph in prose.strip().split("\n\n"))
+    paragraphs = (_WRAPPER.fill(p) for p in prose.split("\n\n") if p.strip())
     return "\n\n".join([*paragraphs, block]).rstrip()
 
 

@@ -97,6 +97,11 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds * 1e6:.1f} us"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Write how many of something there are, for people: ``"1 host"``, ``"8 hosts"``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def format_rate(bytes_per_s: float) -> str:
     """Write a link rate for people, in bits as links are sold: ``"9.66 Gbit/s"``."""
     bits = bytes_per_s * 8

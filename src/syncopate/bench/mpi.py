@@ -22,6 +22,7 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.conditions import conditions
+from syncopate.units import format_count
 
 _TYPES = {
     "float64": "DOUBLE",
@@ -148,7 +149,7 @@ def _agreed(communicator: Communicator) -> Any:
     if any(seen != size for _, (seen, _) in everyone) or sorted(places) != list(range(size)):
         seen = everyone[0][1][0]
         raise CalibrationError(
-            f"MPI's world has {seen} rank{'s' * (seen != 1)} and this benchmark {size}: MPI must "
+            f"MPI's world has {format_count(seen, 'rank')} and this benchmark {size}: MPI must "
             f"start the ranks itself, `mpirun -n {size} syncopate bench --against mpi`, with the "
             "mpirun of the library that mpi4py uses"
         )

@@ -16,6 +16,7 @@ from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.output import Progress, part
 from syncopate.topology import Topology
+from syncopate.units import format_count
 
 _LINKS_SHARE = 0.4
 _DISCOVERY_SHARE = 0.375
@@ -112,4 +113,4 @@ def probe(communicator: Communicator, budget_s: float, progress: Progress | None
 def _name(where: Topology) -> str:
     hosts = len(set(where.hosts))
     ranks = len(where.hosts)
-    return f"{ranks} rank{'s' * (ranks != 1)} on {hosts} host{'s' * (hosts != 1)}"
+    return f"{format_count(ranks, 'rank')} on {format_count(hosts, 'host')}"

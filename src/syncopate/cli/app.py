@@ -57,9 +57,12 @@ app.add_typer(ps)
 def flowing(text: str) -> str:
     """Return a help text whose paragraphs are a line each, but for indented ones.
 
-    Typer breaks lines where docstrings do, and once more at the edge of the terminal.
+    Typer breaks lines where docstrings do, and once more at the edge of the terminal. Of what
+    follows the first paragraph it indents nothing unless a line beneath the next one has no indent;
+    so an empty paragraph comes next.
     """
-    paragraphs = inspect.cleandoc(text).split("\n\n")
+    first, *others = inspect.cleandoc(text).split("\n\n")
+    paragraphs = [first, "", *others] if others else [first]
     return "\n\n".join(p if "\n " in f"\n{p}" else p.replace("\n", " ") for p in paragraphs)
 
 

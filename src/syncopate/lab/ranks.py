@@ -23,6 +23,7 @@ from syncopate.lab.output import LineBuffer, LineSink
 from syncopate.lab.state import hosts_file
 from syncopate.lab.stops import Stops
 from syncopate.lab.topology import Topology
+from syncopate.units import format_count
 
 MASTER_PORT = 29500
 INTERFACE = "eth0"
@@ -88,7 +89,7 @@ class Outcome(Record, frozen=True, kw_only=True):
 
     def summary(self) -> str:
         """Return one sentence: who failed, where and how, and what became of the others."""
-        count = f"{len(self.ranks)} rank{'' if len(self.ranks) == 1 else 's'}"
+        count = format_count(len(self.ranks), "rank")
         stopped = sum(result.stopped for result in self.ranks)
         others = f"; ended {stopped} that still ran" if stopped else ""
         if self.first_failed is None:

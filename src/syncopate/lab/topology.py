@@ -10,7 +10,7 @@ import msgspec
 from syncopate.artifacts import Record
 from syncopate.cluster import Cluster, Level
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.units import format_rate
+from syncopate.units import format_count, format_rate
 
 PLACEMENTS = ("blocked", "alternating")
 """How hosts fill racks: ``blocked`` one rack after the other, ``alternating`` in turn."""
@@ -178,7 +178,8 @@ class Topology(Record, frozen=True, kw_only=True):
         rates = {self.rate_of(host) for host in range(self.hosts)}
         slowest, fastest = format_rate(min(rates)), format_rate(max(rates))
         rate = slowest if len(rates) == 1 else f"{slowest} to {fastest}"
-        text = f"{_count(self.hosts, 'host')} x {_count(self.ranks_per_host, 'rank')} at {rate}"
+        ranks = format_count(self.ranks_per_host, "rank")
+        text = f"{format_count(self.hosts, 'host')} x {ranks} at {rate}"
         if self.racks > 1:
             text += f" in {self.racks} racks ({self.placement})"
         if self.uplink_bytes_per_s is not None:
@@ -220,10 +221,6 @@ class Topology(Record, frozen=True, kw_only=True):
     def _require(self, what: str, value: int, count: int) -> None:
         if not 0 <= value < count:
             raise InvalidValueError(what, value, f"in 0..{count - 1}")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _level(name: str, size: int, latency_s: float, bandwidth_bytes_per_s: float) -> Level:

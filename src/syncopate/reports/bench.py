@@ -14,7 +14,7 @@ from rich.text import Text
 
 from syncopate.benchmark import BARRIER, REDUCING, Benchmark, Point, Series, Timing
 from syncopate.reports.tables import titled_table
-from syncopate.units import format_bytes, format_seconds
+from syncopate.units import format_bytes, format_count, format_seconds
 
 PERCENTILES = (50, 95, 99)
 WIDTH = 122
@@ -42,7 +42,7 @@ def bench_report(benchmark: Benchmark) -> RenderableType:
 def topology_line(hosts: Sequence[str]) -> str:
     """Return where the ranks are: ``"8 ranks on 2 hosts, 4 on each"``."""
     counts = [hosts.count(host) for host in dict.fromkeys(hosts)]
-    ranks = f"{len(hosts)} rank{'s' * (len(hosts) != 1)}"
+    ranks = format_count(len(hosts), "rank")
     if len(counts) == 1:
         return f"{ranks} on 1 host"
     spread = f"{counts[0]} on each" if len(set(counts)) == 1 else f"{counts} on them"
@@ -116,7 +116,7 @@ def _against(benchmark: Benchmark, peer: Series) -> Text:
     if not ratios:
         return Text(f"nothing to compare with {peer.contender}")
     ahead = sum(ratio > 1 for ratio in ratios)
-    sizes = f"{len(ratios)} size{'s' * (len(ratios) != 1)}"
+    sizes = format_count(len(ratios), "size")
     median = statistics.median(ratios)
     return Text(
         f"the best of ours is faster than {peer.contender} at {ahead} of {sizes}: "

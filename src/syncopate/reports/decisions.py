@@ -18,7 +18,7 @@ from syncopate.decision_table import (
 from syncopate.recipe import AlgorithmOptions
 from syncopate.reports.rules.rules import sizes_text
 from syncopate.reports.tables import ReportTable
-from syncopate.units import format_bytes, format_seconds
+from syncopate.units import format_bytes, format_count, format_seconds
 
 _HIDDEN = "order"
 """The option that is the same at all sizes and as long as there are ranks."""
@@ -26,10 +26,7 @@ _HIDDEN = "order"
 
 def decision_report(table: DecisionTable) -> RenderableType:
     """Return a decision table: where it comes from, then one table per collective."""
-    size = (
-        f"{table.world_size} rank{'s' * (table.world_size != 1)} on {table.hosts} "
-        f"host{'s' * (table.hosts != 1)}"
-    )
+    size = f"{format_count(table.world_size, 'rank')} on {format_count(table.hosts, 'host')}"
     head = Text.assemble(
         (table.cluster, "bold"),
         "\n" if table.cluster == size else f": {size}\n",

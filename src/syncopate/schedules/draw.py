@@ -7,6 +7,7 @@ from operator import attrgetter
 from textwrap import wrap
 
 from syncopate.schedules.base import Schedule, Transfer
+from syncopate.units import format_count
 
 _ARROWS = {"copy": "->", "reduce": "+>"}
 
@@ -30,9 +31,8 @@ def draw(schedule: Schedule, width: int = 100) -> str:
         round 2  0 -> 2
         round 3  0 -> 1    2 -> 3
     """
-    lines = [
-        f"{schedule.title}: {_count(schedule.rounds, 'round')}, {_count(schedule.chunks, 'chunk')}"
-    ]
+    rounds, chunks = format_count(schedule.rounds, "round"), format_count(schedule.chunks, "chunk")
+    lines = [f"{schedule.title}: {rounds}, {chunks}"]
     digits = len(str(max(schedule.rounds - 1, 0)))
     for step, transfers in groupby(schedule.transfers, attrgetter("round")):
         head = f"round {step:>{digits}}  "
@@ -55,7 +55,3 @@ def _entry(schedule: Schedule, transfer: Transfer) -> str:
     if transfer.stop == transfer.start + 1:
         return f"{text} [{transfer.start}]"
     return f"{text} [{transfer.start}:{transfer.stop}]"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" + ("" if number == 1 else "s")

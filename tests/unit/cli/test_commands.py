@@ -47,7 +47,15 @@ def test_paragraphs_of_help_flow_and_examples_keep_their_lines():
       three
       four
     """
-    assert flowing(text) == "One.\n\nTwo and a half.\n\n  three\n  four"
+    assert flowing(text) == "One.\n\n\n\nTwo and a half.\n\n  three\n  four"
+
+
+@pytest.mark.parametrize("command", ["plan", "choose", "lab up", "ps key"])
+def test_examples_are_indented_in_every_help(run, command):
+    _, out, _ = run(f"{command} --help")
+    lines = [line.rstrip() for line in out.splitlines()]
+    (example, *_) = (line for line in lines if line.strip().startswith(f"syncopate {command}"))
+    assert example.startswith("   syncopate")
 
 
 def test_no_command_has_help_whose_lines_end_at_any_other_place_than_the_edge(run):

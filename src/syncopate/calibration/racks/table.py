@@ -12,6 +12,7 @@ from pathlib import Path
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import ArtifactError
+from syncopate.units import format_count
 
 Groups = tuple[tuple[str, ...], ...]
 """The hosts of each rack: hosts, and racks by their first hosts, in the order of their ranks."""
@@ -68,7 +69,7 @@ def parse(data: bytes, source: object) -> dict[str, str]:
             continue
         if len(words) != 2:
             reason = (
-                f"{' '.join(words)!r} is {len(words)} word{'s' * (len(words) != 1)}; a line must "
+                f"{' '.join(words)!r} is {format_count(len(words), 'word')}; a line must "
                 "name a host and its rack, such as 'node7 rack2', be blank, or be a # comment"
             )
             raise ArtifactError(source, reason, f"line {number}")

@@ -17,7 +17,7 @@ from syncopate.cluster import Cluster
 from syncopate.plan import Plan
 from syncopate.reports.tables import titled_table
 from syncopate.reports.terminal import algorithms_of
-from syncopate.units import format_bytes, format_rate, format_seconds
+from syncopate.units import format_bytes, format_count, format_rate, format_seconds
 from syncopate.workload import Workload
 
 BEST = "optimal"
@@ -42,9 +42,8 @@ def calibrated(cluster: Cluster) -> Text:
     """Return what the links cost, and the fastest all-reduce of a few sizes."""
     level = cluster.levels[-1]
     lines = [
-        f"{cluster.world_size} ranks on {cluster.host_count} "
-        f"host{'s' * (cluster.host_count != 1)}; a message takes "
-        f"{format_seconds(level.latency_s)} to arrive, and then "
+        f"{cluster.world_size} ranks on {format_count(cluster.host_count, 'host')}; a message "
+        f"takes {format_seconds(level.latency_s)} to arrive, and then "
         f"{format_rate(level.bandwidth_bytes_per_s)}",
     ]
     curves = [curve for curve in cluster.curves if curve.collective == "all_reduce"]
@@ -91,8 +90,7 @@ def planned(plans: Mapping[str, Plan]) -> Text:
     expected = best.prediction
     return _indented(
         [
-            f"{BEST}: {tensors} gradients in {len(best.buckets)} "
-            f"message{'s' * (len(best.buckets) != 1)}, by "
+            f"{BEST}: {tensors} gradients in {format_count(len(best.buckets), 'message')}, by "
             f"{', '.join(algorithms_of(best))}",
             f"predicted {format_seconds(expected.iteration_s)} per iteration, "
             f"{format_seconds(expected.exposed_s)} of it waiting for messages; the bound is "
@@ -135,7 +133,7 @@ def compared(policies: Sequence[PolicyResult], pace: Pace) -> RenderableType:
 
 def trained(accuracies: Sequence[float], seconds: float) -> Text:
     """Return what the training reached."""
-    epochs = f"{len(accuracies)} epoch{'s' * (len(accuracies) != 1)}"
+    epochs = format_count(len(accuracies), "epoch")
     return _indented(
         [f"test accuracy {accuracies[-1]:.2%} after {epochs} in {format_seconds(seconds)}"]
     )

@@ -12,7 +12,7 @@ from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.payback import pays_after
 from syncopate.engine.selfplan.safe import DDP
 from syncopate.plan import SERVED, SHARDED, Plan
-from syncopate.units import format_seconds
+from syncopate.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from syncopate.engine.selfplan.contest import Contender
@@ -134,5 +134,4 @@ def of_kept(kept: cache.Settled) -> str:
 
 def named(name: str, plan: Plan) -> str:
     """Return a plan by name with its size, such as ``two channels (8 buckets)``."""
-    count = len(plan.buckets)
-    return f"{name} ({count} bucket{'' if count == 1 else 's'})"
+    return f"{name} ({format_count(len(plan.buckets), 'bucket')})"

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from syncopate.decision_table import DecisionTable
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
+from syncopate.units import format_count
 
 PROTOCOLS = ("ll", "ll128", "simple")
 """Protocols that a line may name."""
@@ -114,8 +115,9 @@ def _merged(lines: Iterable[_Line]) -> list[_Line]:
 def _head(table: DecisionTable) -> Sequence[str]:
     basis = ", ".join(f"{each.collective} {each.basis}" for each in table.collectives)
     cluster = "".join(c if c.isprintable() else " " for c in table.cluster)[:80]
+    ranks, hosts = format_count(table.world_size, "rank"), format_count(table.hosts, "host")
     return (
-        f"# {table.world_size} ranks on {table.hosts} hosts: {cluster}",
+        f"# {ranks} on {hosts}: {cluster}",
         f"# by syncopate: {basis}",
         f"# {_FIELDS}",
     )
