@@ -107,8 +107,8 @@ class Explanation:
         noise_s: what an iteration would be shorter by without pauses that nobody can be blamed for.
         between: the first and the last iteration that all ranks recorded, one behind the other,
             where there are others; None: all are whole.
-        pull_period: from one pull of the same weights to the next, in iterations, as most are; 1
-            also where nothing is pulled twice.
+        pull_period: from one pull of the same weights to the next, in iterations, as in most
+            iterations: a short warm-up counts little; 1 also where nothing is pulled twice.
     """
 
     iterations: int
@@ -185,7 +185,8 @@ def _pull_period(spans: Spans) -> int:
     order = np.lexsort((pulls.iteration, whose))
     apart = np.diff(pulls.iteration[order])[np.diff(whose[order]) == 0]
     apart = apart[apart > 0]
-    return int(np.median(apart)) if len(apart) else 1
+    # Each iteration counts, not each pull: in a warm-up there are many.
+    return int(np.median(np.repeat(apart, apart))) if len(apart) else 1
 
 
 def _noisy(share: float, count: int) -> str:

@@ -254,13 +254,13 @@ def test_a_server_has_its_name():
     assert [one.kind for one in explanation(timeline).causes] == ["server"]
 
 
-@pytest.mark.parametrize("period", [1, 3])
-def test_who_pulls_weights_seldom_is_not_told_to_begin_with_it(period):
-    timeline = replace(made(2, 10), metadata={"exchange": "served"})
+@pytest.mark.parametrize(("period", "warm_up"), [(1, 0), (3, 0), (3, 6)])
+def test_who_pulls_weights_seldom_is_not_told_to_begin_with_it(period, warm_up):
+    timeline = replace(made(2, 20), metadata={"exchange": "served"})
     pulls = tuple(
         replace(span, lane="pull")
         for span in timeline.spans
-        if span.lane == "push" and span.iteration % period == 0
+        if span.lane == "push" and (span.iteration < warm_up or span.iteration % period == 0)
     )
     found = explanation(replace(timeline, spans=(*timeline.spans, *pulls)))
     assert found.pull_period == period
