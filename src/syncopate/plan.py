@@ -8,9 +8,11 @@ the costs price it and the simulator plays it.
 exchange says by which collectives: gradients that are all-reduced are updated everywhere, and
 nothing is pulled; gradients that are reduce-scattered, or reduced to one rank, are updated where
 they arrive, and the new weights are gathered or broadcast from there; gradients that are sent to
-parameter servers are updated by these, and the new weights are received from them.
+parameter servers are updated by these, and the new weights are received from them. A decoupled
+all-reduce (DeAR, Zhang et al. 2023) reduce-scatters gradients during backward and gathers their
+averages behind the next forward: what is pulled are gradients, and every rank updates all weights.
 
-[Note: replicated buckets] A sharded plan may all-reduce some of its buckets: every rank updates
+[Note: replicated buckets] A sharded or decoupled plan may all-reduce some of its buckets: every rank updates
 their weights, and nothing is pulled. Where backward leaves the network idle and forward does not,
 that carries bytes from the one to the other; the state of those buckets' optimizer is on every
 rank.
@@ -36,7 +38,8 @@ from syncopate.recipe import Recipe, require_wire_dtype
 from syncopate.units import MIB, dtype_bytes
 from syncopate.workload import fingerprint
 
-ALLREDUCE, SHARDED, ROOTED, SERVED = "allreduce", "sharded", "rooted", "served"
+ALLREDUCE, DECOUPLED, SHARDED = "allreduce", "decoupled", "sharded"
+ROOTED, SERVED = "rooted", "served"
 
 
 class ExchangeKind(NamedTuple):
@@ -48,12 +51,19 @@ class ExchangeKind(NamedTuple):
         replicated: carries gradients of buckets whose weights every rank updates, which a plan may
             have beside the others; see [Note: replicated buckets].
         asks_servers: whether there are parameter servers, which no plan chooses by itself.
+        pulls_gradients: whether what is pulled are averaged gradients, and no weights.
     """
 
     push: str
     pull: str = ""
     replicated: str = ""
     asks_servers: bool = False
+    pulls_gradients: bool = False
+
+    @property
+    def updates_whole(self) -> bool:
+        """Whether every rank updates all weights and has all of the optimizer's state."""
+        return not self.pull or self.pulls_gradients
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -63,6 +73,9 @@ class ExchangeKind(NamedTuple):
 
 EXCHANGES: dict[str, ExchangeKind] = {
     ALLREDUCE: ExchangeKind("all_reduce"),
+    DECOUPLED: ExchangeKind(
+        "reduce_scatter", "all_gather", replicated="all_reduce", pulls_gradients=True
+    ),
     SHARDED: ExchangeKind("reduce_scatter", "all_gather", replicated="all_reduce"),
     ROOTED: ExchangeKind("reduce", "broadcast"),
     SERVED: ExchangeKind("send", "receive", asks_servers=True),
@@ -71,6 +84,9 @@ EXCHANGES: dict[str, ExchangeKind] = {
 
 SERVERLESS = tuple(name for name, kind in EXCHANGES.items() if not kind.asks_servers)
 """Those that need nobody but the ranks."""
+
+LIKE_DDP = tuple(name for name in SERVERLESS if EXCHANGES[name].updates_whole)
+"""Those under which a program does what it does under DDP: ``distribute`` chooses among them."""
 
 
 class Bucket(Record, frozen=True, kw_only=True, omit_defaults=True):
