@@ -12,10 +12,10 @@ parameter servers are updated by these, and the new weights are received from th
 all-reduce (DeAR, Zhang et al. 2023) reduce-scatters gradients during backward and gathers their
 averages behind the next forward: what is pulled are gradients, and every rank updates all weights.
 
-[Note: replicated buckets] A sharded or decoupled plan may all-reduce some of its buckets: every rank updates
-their weights, and nothing is pulled. Where backward leaves the network idle and forward does not,
-that carries bytes from the one to the other; the state of those buckets' optimizer is on every
-rank.
+[Note: replicated buckets] A sharded or decoupled plan may all-reduce some of its buckets: every
+rank updates their weights, and nothing is pulled. Where backward leaves the network idle and
+forward does not, that carries bytes from the one to the other; the state of those buckets'
+optimizer is on every rank.
 
 [Note: parts of a tensor] A bucket holds whole tensors, or a part of one. The parts of a tensor are
 buckets one behind the other, each with recipes of its own, so that a tensor larger than a good

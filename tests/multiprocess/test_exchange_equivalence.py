@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from syncopate.engine import distribute
-from syncopate.plan import ALLREDUCE, ROOTED, SERVERLESS, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED, Plan
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
     identical_everywhere,
@@ -49,6 +49,7 @@ SHAPES: dict[str, list[int] | None] = {
 
 ALGORITHMS: dict[str, list[tuple[str, str]]] = {
     ALLREDUCE: [("native", ""), ("ring", ""), ("lp", "")],
+    DECOUPLED: [("native", "native"), ("recursive", "ring"), ("ring", "recursive")],
     SHARDED: [("native", "native"), ("ring", "recursive"), ("recursive", "ring")],
     ROOTED: [("native", "native"), ("lp", "mst"), ("mst", "be")],
 }

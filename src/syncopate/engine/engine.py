@@ -109,7 +109,7 @@ class Engine:
     @property
     def _spread(self) -> bool:
         """Whether each rank updates a part of the weights."""
-        return self._exchange is not None and not self._exchange.ends_with_backward
+        return self._exchange is not None and not self._exchange.updates_whole
 
     @property
     def communicator(self) -> Communicator:
@@ -464,6 +464,8 @@ class Engine:
                 f"while parameters are spread over ranks (exchange {self.plan.exchange!r}). Run "
                 "forward and backward before step(), or train with exchange='allreduce'"
             )
+        if closure and self._exchange is not None:
+            self._exchange.ready()
         count = sum(map(len, groups.parameters_of(optimizer)))
         if count != self._parameters_known.get(id(optimizer)):
             ownership.require_averaged(optimizer)

@@ -346,8 +346,9 @@ class Readiness:
         finally:
             self._rest()
         self._open = True
-        if self.exchange.ends_with_backward:
+        if self.exchange.hears_now(bool(self._missing)):
             self.complete()
+        if self.exchange.ends_with_backward:
             self._report()
 
     def complete(self, *, stepping: bool = False) -> None:
@@ -484,6 +485,7 @@ class Readiness:
         """Hand the step that is over to whoever listens."""
         step, self._step = self._step, Step(number=self._step.number + 1)
         step.waits, self.exchange.waits = self.exchange.waits, []
+        step.updates, self.exchange.updates = self.exchange.updates, []
         if not self.exchange.ends_with_backward:
             step.closing, step.update = step.update, None
         if not self.listeners:

@@ -99,6 +99,7 @@ class Step:
         arrived: when the last gradient of a bucket was there, by launch order; kept where
             somebody listens.
         waits: ``(bucket, start_s, end_s)`` of waits for weights, by ``time.perf_counter``.
+        updates: ``(bucket, start_s, end_s)`` of updates that were left to the forward, likewise.
         whole: whether it is a step; else only the update that closes one that was noted before.
     """
 
@@ -116,6 +117,7 @@ class Step:
     number: int = 0
     arrived: dict[int, Any] = field(default_factory=dict)
     waits: list[tuple[int, float, float]] = field(default_factory=list)
+    updates: list[tuple[int, float, float]] = field(default_factory=list)
     whole: bool = True
 
 
@@ -204,6 +206,8 @@ class StepRecorder:
         yield self._between("wait", step, step.backward_end, waited)
         for bucket, start_s, end_s in step.waits:
             yield Event("wait", start_s, end_s, step.number, bucket, model=self._model)
+        for bucket, start_s, end_s in step.updates:
+            yield Event("update", start_s, end_s, step.number, bucket, model=self._model)
         for lane, collectives in (("push", step.pushes), ("pull", step.pulls)):
             for sent in collectives:
                 handle, recipe = sent.handle, sent.recipe

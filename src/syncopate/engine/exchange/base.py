@@ -103,6 +103,7 @@ class Exchange(ABC):
         pulls: what was launched of the weights in the steps since.
         waits: bucket, begin and end of each wait for weights since the last step, seconds by
             ``time.perf_counter``; whoever records steps takes them.
+        updates: bucket, begin and end of each update that was left to a forward, likewise.
         communicator: as given.
         complete: finishes the exchange of gradients that is under way; set by who uses this.
     """
@@ -112,6 +113,9 @@ class Exchange(ABC):
 
     ends_with_backward: bool
     """Whether gradients are averages as soon as backward returns."""
+
+    updates_whole = True
+    """Whether every rank updates all weights, and has all of the optimizer's state."""
 
     averages_in_step = False
     """Whether a step waits for an average of weights once it has updated them."""
@@ -132,6 +136,7 @@ class Exchange(ABC):
         self.pushes: list[Launched] = []
         self.pulls: list[Launched] = []
         self.waits: list[tuple[int, float, float]] = []
+        self.updates: list[tuple[int, float, float]] = []
         self._module_buffers = buffers
         self._trainables = tuple(trainables)
         self._prepare(optimizers)
@@ -237,6 +242,14 @@ class Exchange(ABC):
             CollectiveError: a rank is lost or late.
         """
         return self.wait()
+
+    def hears_now(self, missing: bool) -> bool:
+        """Return whether the end of backward waits for what the ranks say, before any step.
+
+        Args:
+            missing: whether this backward left out parameters.
+        """
+        return self.ends_with_backward
 
     def finish(self) -> None:
         """Wait for what a step left to come behind it.

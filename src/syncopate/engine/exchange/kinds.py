@@ -8,6 +8,7 @@ from functools import partial
 from syncopate.engine.exchange.allreduce import AllReduce
 from syncopate.engine.exchange.averaged import Averaged
 from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.exchange.decoupled import Decoupled
 from syncopate.engine.exchange.delay.delayed import Delayed
 from syncopate.engine.exchange.delay.served import DelayedServed
 from syncopate.engine.exchange.rooted import Rooted
@@ -15,10 +16,11 @@ from syncopate.engine.exchange.serving.asynchronous import Asynchronous
 from syncopate.engine.exchange.serving.served import Served
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.exchange.sharded import Sharded
-from syncopate.plan import ALLREDUCE, ROOTED, SERVED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
 
 KINDS: dict[str, type[Exchange]] = {
     ALLREDUCE: AllReduce,
+    DECOUPLED: Decoupled,
     SHARDED: Sharded,
     ROOTED: Rooted,
 }

@@ -80,6 +80,7 @@ class Owned(Exchange):
 
     gradient_kind = PartialGradient
     ends_with_backward = False
+    updates_whole = False
     meets_in_forward = False
 
     def own_range(self, message: Message) -> tuple[int, int]:

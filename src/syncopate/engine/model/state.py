@@ -124,8 +124,12 @@ class Buffers:
             return bool(self._look())
         return False
 
-    def refresh(self, communicator: Communicator) -> None:
+    def refresh(self, communicator: Communicator, channel: int = 0) -> None:
         """Begin a training forward: every rank calls it, and has the source's buffers afterwards.
+
+        Args:
+            communicator: joins the ranks.
+            channel: where they agree.
 
         Raises:
             CollectiveError: a rank is lost or late.
@@ -134,7 +138,7 @@ class Buffers:
             return
         here = communicator.rank == self.source
         forms = self._look()
-        relaid, *changed = self._ask(communicator, forms)
+        relaid, *changed = self._ask(communicator, forms, channel)
         if relaid:
             self._adopt(communicator.broadcast_object(forms, self.source))
             names = list(self.kept)
@@ -145,7 +149,7 @@ class Buffers:
         if here:
             self.take(names)
         tensors = [self.kept[name] for name in names]
-        broadcast_tensors(communicator, tensors, self.source)
+        broadcast_tensors(communicator, tensors, self.source, channel)
         if not here:
             self.restore()
 
@@ -189,7 +193,7 @@ class Buffers:
         if tensors:
             torch._foreach_copy_(tensors, values)
 
-    def _ask(self, communicator: Communicator, forms: Forms) -> list[int]:
+    def _ask(self, communicator: Communicator, forms: Forms, channel: int) -> list[int]:
         """Return what the source says changed: the forms, those carried, and each loose one."""
         loose = self.loose
         if communicator.rank == self.source:
@@ -200,7 +204,7 @@ class Buffers:
             said = torch.zeros(2 + len(loose), dtype=torch.uint8, device=self._device)
         # Our own links carry a few bytes several times as fast as Gloo does.
         algorithm = NATIVE if said.is_cuda else "mst"
-        communicator.broadcast(said, self.source, algorithm=algorithm)
+        communicator.broadcast(said, self.source, algorithm=algorithm, channel=channel)
         answer: list[int] = said.tolist()
         return answer
 
@@ -346,7 +350,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 
 def broadcast_tensors(
-    communicator: Communicator, tensors: Sequence[Tensor], source: int = 0
+    communicator: Communicator, tensors: Sequence[Tensor], source: int = 0, channel: int = 0
 ) -> None:
     """Overwrite ``tensors`` on every rank with the source's, bit by bit, whatever their dtypes.
 
@@ -354,6 +358,7 @@ def broadcast_tensors(
         communicator: joins the ranks.
         tensors: the same shapes and dtypes on every rank, all on one device.
         source: the rank whose values count.
+        channel: where they travel.
 
     Raises:
         CollectiveError: a rank is lost or late.
@@ -363,7 +368,7 @@ def broadcast_tensors(
     with torch.no_grad():
         for chunk in _chunks(ordered):
             flat = torch.cat([_bytes(tensor) for tensor in chunk])
-            communicator.broadcast(flat, src=source)
+            communicator.broadcast(flat, src=source, channel=channel)
             if communicator.rank == source:
                 continue
             pieces = torch.split(flat, [tensor.nbytes for tensor in chunk])

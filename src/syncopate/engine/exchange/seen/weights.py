@@ -1,4 +1,4 @@
-"""Weights: parameters whose values are on their way, and who waits for them.
+"""Weights: tensors whose values are on their way, and who waits for them.
 
 While the weights of a bucket travel, the class of its parameters is exchanged for a subclass with
 ``__torch_function__``: whatever torch is asked to do with such a parameter first waits until it is
@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._dynamo.callback import callback_handler, on_compile_start
 
 
@@ -42,7 +42,7 @@ class Waiter(Protocol):
 _waits: dict[int, Waiter] = {}
 """Identity of a parameter whose values are on their way -> what waits for them."""
 
-_classes: dict[type, type] = {}
+_classes: dict[tuple[type, type], type] = {}
 
 _PROPERTIES = (
     "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",
@@ -71,8 +71,11 @@ WITHOUT_VALUES = _without_values()
 """Functions of torch that do not look at a tensor's values."""
 
 
-class _Pending:
-    """Mixed into the class of a parameter whose values are on their way."""
+class Pending:
+    """Mixed into the class of a tensor whose values are on their way."""
+
+    _original: type
+    """The class that it has otherwise."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -80,7 +83,7 @@ class _Pending:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         for tensor in tensors_in((args, kwargs or {})):
-            if isinstance(tensor, _Pending):
+            if isinstance(tensor, Pending):
                 _await(tensor)
         return func(*args, **(kwargs or {}))
 
@@ -95,11 +98,23 @@ class _Pending:
         return self.__reduce_ex__(protocol)
 
 
-def _await(parameter: Any) -> None:
-    """Wait for the values of ``parameter``; its class is its own afterwards."""
-    if (waiter := _waits.get(id(parameter))) is not None:
+def _await(tensor: Any) -> None:
+    """Wait for the values of ``tensor``; its class is its own afterwards."""
+    if (waiter := _waits.get(id(tensor))) is not None:
         waiter.wait()
-    release([parameter])
+    release([tensor])
+
+
+def current(tensor: Tensor) -> Tensor:
+    """Wait for the values of ``tensor``, if they are on their way, and return it."""
+    if isinstance(tensor, Pending):
+        _await(tensor)
+    return tensor
+
+
+def waiter_of(tensor: Tensor) -> Waiter | None:
+    """Return what waits for the values of ``tensor``, where they are on their way."""
+    return _waits.get(id(tensor))
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -113,29 +128,36 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(value.values()))
 
 
-def expect(parameters: Iterable[nn.Parameter], waiter: Waiter) -> None:
-    """Let whoever looks at ``parameters`` wait for ``waiter``."""
+def expect(tensors: Iterable[Tensor], waiter: Waiter, kind: type[Pending] = Pending) -> None:
+    """Let every look at ``tensors`` wait for ``waiter``.
+
+    Args:
+        tensors: whose values are on their way.
+        waiter: waits for them.
+        kind: what is mixed into their classes until then.
+    """
     if _compilation_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
         on_compile_start(_compilation_begins)
-    for parameter in parameters:
-        original = type(parameter)
-        if isinstance(parameter, _Pending):
-            original = original.__mro__[2]
-        if original not in _classes:
-            name = original.__name__
-            body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
+    for tensor in tensors:
+        original = tensor._original if isinstance(tensor, Pending) else type(tensor)
+        if (kind, original) not in _classes:
+            body = {
+                "__module__": original.__module__,
+                "__qualname__": original.__qualname__,
+                "_original": original,
+            }
             meta: Any = type(original)
-            _classes[original] = meta(name, (_Pending, original), body)
-        _waits[id(parameter)] = waiter
-        parameter.__class__ = _classes[original]
+            _classes[kind, original] = meta(original.__name__, (kind, original), body)
+        _waits[id(tensor)] = waiter
+        tensor.__class__ = _classes[kind, original]
 
 
-def release(parameters: Iterable[Tensor]) -> None:
-    """Note that ``parameters`` are current."""
-    for parameter in parameters:
-        if isinstance(parameter, _Pending):
-            parameter.__class__ = type(parameter).__mro__[2]
-            _waits.pop(id(parameter), None)
+def release(tensors: Iterable[Tensor]) -> None:
+    """Note that ``tensors`` are current."""
+    for tensor in tensors:
+        if isinstance(tensor, Pending):
+            tensor.__class__ = tensor._original
+            _waits.pop(id(tensor), None)
 
 
 def _compilation_begins(_: object) -> None:

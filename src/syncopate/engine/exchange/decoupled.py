@@ -1,0 +1,591 @@
+"""Decoupled: an all-reduce in two halves, of which the second hides behind the next forward.
+
+Gradients are reduce-scattered while backward runs, and their averages are gathered behind its end,
+in the order in which the next forward needs them (DeAR: Zhang et al. 2023). On the wire that is
+what a sharded exchange sends, and it hides behind the same computation. But every rank gets every
+average and updates all weights with all of the optimizer's state: a program does what it does under
+DistributedDataParallel.
+
+[Note: looks]
+Every rank launches both halves during backward and at its end. So nothing that a script does later
+is a collective of all ranks: a look at a gradient, a weight or the optimizer's state, on one rank
+or on all, in any thread, waits for what is under way on this rank (``seen/weights.py``). A *flight*
+is one flat buffer on its way, with what is to be done when it has arrived.
+
+[Note: deferred steps]
+An optimizer's step notes its hyper-parameters, and the flights whose gradients it would use. Their
+parameters are updated when the flight arrives: before the first layer that needs one of them, in
+the thread of forward. What has arrived before the step, the step updates itself. An optimizer of
+which it is not known that it updates each parameter by itself takes its whole step at once, when
+all flights have arrived.
+
+[Note: what the ranks say]
+Behind the last reduce-scatter all ranks sum up a note: whose backward failed, whom it reached, the
+buffers that ride along, and the sum of squares of every gradient, to which each rank contributes
+that of its shards. So the 2-norm of a gradient is known to every rank before the gradient is.
+
+[Note: buffers]
+As under DDP a training forward begins with rank 0's buffers, as they are then. Where the model has
+some the ranks agree on them there, on a channel of its own: on the others gathers are under way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, build_buckets
+from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange import groups
+from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
+from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
+from syncopate.engine.exchange.optimizers import kind_of
+from syncopate.engine.exchange.seen import averages, weights
+from syncopate.engine.tail import Said, Tail
+from syncopate.errors import CollectiveError, EngineError
+from syncopate.plan import Plan, pulled_in
+from syncopate.recipe import NATIVE, Recipe
+from syncopate.schedules.base import chunk_offsets
+
+
+class Flight:
+    """One flat buffer on its way.
+
+    Args:
+        part: the flat buffer.
+
+    Attributes:
+        part: as given.
+        works: what to wait for, in order.
+        actions: what to do when it has arrived, in order.
+        awaited: tensors whose values depend on it.
+        steps: whether some action updates weights.
+        arriving: whether somebody sees to it now.
+    """
+
+    def __init__(self, part: FlatBuffer) -> None:
+        self.part = part
+        self.works: list[Callable[[], object]] = []
+        self.actions: list[Callable[[], object]] = []
+        self.awaited: list[Tensor] = []
+        self.steps = False
+        self.arriving = False
+
+
+class Averaging:
+    """Makes averages of what a collective summed up on this rank, once.
+
+    Args:
+        launched: the collective.
+        start: first element of the sums, in the message.
+        stop: one past the last.
+        scale: sums are multiplied by it; None where gradients were before.
+    """
+
+    def __init__(self, launched: Launched, start: int, stop: int, scale: float | None) -> None:
+        self._launched = launched
+        self.sums = launched.message.gradients[start:stop]
+        self._scale = scale
+        self._lock = threading.Lock()
+        self._done = False
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Wait for the sums, and scale them.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        with self._lock:
+            if not self._done:
+                self._launched.handle.wait()
+                if self._scale is not None:
+                    self.sums.mul_(self._scale)
+                self._done = True
+
+
+class Decoupled(Exchange):
+    """The ``decoupled`` exchange; arguments as :class:`Exchange`'s."""
+
+    ends_with_backward = False
+
+    # -- set-up ---------------------------------------------------------------------------------
+
+    def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = tuple(optimizers)
+        self._lock = threading.RLock()
+        self._flights: dict[int, Flight] = {}
+        self._stepper: torch.optim.Optimizer | None = None
+        self._deferred: dict[int, list[int]] = {}
+        self._compiled = False
+        self._note: Any = None
+        self._said: Said | None = None
+        self._main = threading.get_ident()
+        self._given: dict[int, int] = {}
+        for place, optimizer in enumerate(optimizers):
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    self._given.setdefault(id(parameter), place)
+
+    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
+        count, device = len(self._trainables), self._trainables[0].parameter.device
+        ranks = self.communicator.world_size
+        tail = Tail(count, self.communicator.rank, ranks, self._module_buffers, torch.float32)
+        self._notes = torch.zeros(tail.elements + count, dtype=torch.float32, device=device)
+        self.squares = self._notes[tail.elements :]
+        tail.attach(self._notes)
+        algorithm = NATIVE if self._notes.is_cuda else "recursive_doubling"
+        self._note_recipe = Recipe("all_reduce", algorithm)
+        self._buffers_channel = plan.channels if self._module_buffers.exchanged else 0
+        self.communicator.widen(self._buffers_channel + 1)
+        place = {each.index: self._given.get(id(each.parameter), -1) for each in self._trainables}
+        buckets = build_buckets(
+            plan, self._trainables, 0, lambda trainable: Place(apart=place[trainable.index])
+        )
+        for part in chain(*(bucket.parts for bucket in buckets)):
+            for message in part.messages:
+                if message.pull is not None:
+                    message.bounds = chunk_offsets(message.gradients.numel(), ranks)
+        self._pulled_in = pulled_in(plan.pull_order, len(plan.buckets))
+        return buckets, tail
+
+    def _take_over(self) -> None:
+        self._index = {id(trainable.parameter): trainable.index for trainable in self._trainables}
+        self._index_of_view = {id(view): index for index, view in enumerate(self.grads)}
+        self._part_of: dict[int, FlatBuffer] = {}
+        self._pieces: dict[int, list[tuple[int, int, int]]] = {}
+        self._aliases: dict[int, Tensor] = {}
+        self._stand_ins: dict[int, nn.Parameter] = {}
+        self._narrow: dict[int, Tensor] = {}
+        messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
+        for part in chain(*(bucket.parts for bucket in self.buckets)):
+            for trainable, view in zip(part.trainables, part.views, strict=True):
+                self._part_of[trainable.index] = part
+                # What waits for nobody: the view itself may be told to.
+                self._aliases[trainable.index] = view.detach()
+            if part.wire_dtype != part.wire.dtype:
+                self._narrow[id(part)] = torch.empty_like(part.wire, dtype=part.wire_dtype)
+            for message in part.messages:
+                self._pieces[id(message)] = self._own_pieces(part, message)
+                messages[message.bucket].append((part, message))
+        ordered = [one for index in self._pulled_in for one in messages[index]]
+        self._pulled = [(part, message) for part, message in ordered if message.pull is not None]
+        model = self._module_buffers.model
+        # Its compiled code reads parameters that nobody else sees it read.
+        self._opaque = any(isinstance(each, torch.jit.ScriptModule) for each in model.modules())
+        self._defers = {id(each): _updates_each_by_itself(each) for each in self._optimizers}
+        self._watch_states()
+        self._hooks = self._prehooks()
+
+    def _own_pieces(self, part: FlatBuffer, message: Message) -> list[tuple[int, int, int]]:
+        """Return of which parameters this rank sums up squares of a message, and where they lie.
+
+        Index, first element in the message, and one past the last; real elements.
+        """
+        bounds = chunk_offsets(message.gradients.numel(), self.communicator.world_size)
+        low, high = bounds[self.communicator.rank : self.communicator.rank + 2]
+        real = 2 if part.gradients.is_complex() else 1
+        found, begin = [], -real * message.start
+        for trainable in part.trainables:
+            end = begin + real * trainable.parameter.numel()
+            start, stop = max(begin, low), min(end, high)
+            if start < stop:
+                found.append((trainable.index, start, stop))
+            begin = end
+        return found
+
+    def _prehooks(self) -> list[RemovableHandle]:
+        """Let no backward add to a gradient that is on its way, wherever it enters the model."""
+        hooks: list[RemovableHandle] = []
+        self._nodes: list[Any] = []
+        for trainable in self._trainables:
+            parameter = trainable.parameter
+            with torch.enable_grad():
+                node: Any = parameter.view_as(parameter).grad_fn
+            accumulates, key = node.next_functions[0][0], id(self._part_of[trainable.index])
+            hooks.append(accumulates.register_prehook(partial(self._accumulates, key)))
+            self._nodes.append(accumulates)  # a parameter does not keep it
+        return hooks
+
+    def _accumulates(self, key: int, _: Any) -> None:
+        if key in self._flights:
+            self._arrive(key)
+
+    def _watch_states(self) -> None:
+        """Let looks at the state of optimizers wait for their deferred steps."""
+        self._state_hooks: list[RemovableHandle] = []
+        for optimizer in self._optimizers:
+            if self._defers[id(optimizer)]:
+                WatchedState.install(optimizer, self.ready)
+                self._state_hooks += [
+                    optimizer.register_load_state_dict_pre_hook(lambda *_: self.ready()),
+                    optimizer.register_load_state_dict_post_hook(
+                        lambda loaded: WatchedState.install(loaded, self.ready)
+                    ),
+                ]
+
+    # -- forward --------------------------------------------------------------------------------
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether the model has buffers to exchange."""
+        return self._module_buffers.exchanged
+
+    def refresh_buffers(self) -> None:
+        """Exchange buffers with all ranks, which begin a forward too."""
+        self._give_back_groups()
+        if self._opaque:
+            self.ready()
+        try:
+            self._module_buffers.refresh(self.communicator, self._buffers_channel)
+        except CollectiveError as error:
+            raise explained(error) from error
+
+    def ready(self) -> None:
+        """Wait for all flights."""
+        for key in list(self._flights):
+            self._arrive(key)
+
+    @torch.no_grad()
+    def _arrive(self, key: int) -> None:
+        """Wait for a flight, and do what is to be done then; once, in whatever thread."""
+        with self._lock:
+            flight = self._flights.get(key)
+            if flight is None or flight.arriving:
+                return
+            flight.arriving = True
+            try:
+                self._land(flight)
+            finally:
+                flight.arriving = False
+            del self._flights[key]
+            weights.release(flight.awaited)
+
+    def _land(self, flight: Flight) -> None:
+        part, began_s = flight.part, time.perf_counter()
+        while flight.works:
+            try:
+                flight.works[0]()
+            except CollectiveError as error:
+                raise explained(error) from error
+            flight.works.pop(0)
+        came_s = time.perf_counter()
+        if part.gradients.is_cpu and flight.steps:  # a device's stream waits, and not the host
+            self.waits.append((part.messages[0].bucket, began_s, came_s))
+        # A forward may run in inference mode, or under autocast; a step does not.
+        kind = part.gradients.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
+            while flight.actions:
+                flight.actions.pop(0)()
+        if part.gradients.is_cpu and flight.steps:
+            self.updates.append((part.messages[0].bucket, came_s, time.perf_counter()))
+
+    # -- backward -------------------------------------------------------------------------------
+
+    def adapt(self, entered: int | None = None) -> None:
+        """Let a backward begin when nothing is under way that it would change."""
+        self._main = threading.get_ident()
+        self._give_back_groups()
+        self.ready()
+
+    def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
+        """Launch the gradients of ``bucket``; behind the last one, the note and all gathers."""
+        self._launch(bucket, empty=empty)
+        if note is None:
+            return
+        self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+        for copied in self._copies:  # [Note: gathered aside]
+            copied()
+        self._gather()
+
+    def _gather(self) -> None:
+        """Launch the note, and the gathers in the order in which forward needs them."""
+        rank = self.communicator.rank
+        averagings: dict[int, Averaging] = {}
+        for launched in self.pushes:
+            message, part = launched.message, launched.part
+            scale = None if part.averaged_before else self._scale
+            start, stop = 0, message.gradients.numel()
+            if message.bounds is not None:
+                start, stop = message.bounds[rank : rank + 2]
+            averagings[id(message)] = Averaging(launched, start, stop, scale)
+        measure = partial(self._measure, averagings)
+        on_device = self._notes.is_cuda
+        if on_device:  # the stream waits, in its order
+            measure()
+        self._said = None
+        self._note = self.communicator.run(
+            self._note_recipe,
+            self._notes,
+            before=None if on_device else measure,
+            async_op=True,
+        )
+        flights = {id(part): Flight(part) for part, _, _ in self.pushes}
+        for part, message in self._pulled:
+            flights[id(part)].works.append(self._gathered(part, message, averagings[id(message)]))
+        for part, message, _ in self.pushes:
+            if message.pull is None:
+                flights[id(part)].works.append(averagings[id(message)])
+        for key, flight in flights.items():
+            flight.awaited = [self.grads[each.index] for each in flight.part.trainables]
+            weights.expect(flight.awaited, _Waiter(self, key), averages.AwaitedAverage)
+        self._flights = flights
+
+    def _gathered(
+        self, part: FlatBuffer, message: Message, averaging: Averaging
+    ) -> Callable[[], object]:
+        """Launch the gather of what ``message`` carries; return what waits for it."""
+        assert message.pull is not None
+        assert message.bounds is not None
+        on_device = part.gradients.is_cuda
+        carried, before = message.gradients, averaging
+        if (narrow := self._narrow.get(id(part))) is not None:
+            first = message.gradients.storage_offset() - part.wire.storage_offset()
+            carried = narrow[first : first + message.gradients.numel()]
+            own = carried[slice(*message.bounds[self.communicator.rank :][:2])]
+            before = partial(_narrowed, averaging, own)  # type: ignore[assignment]
+        if on_device:
+            before()
+        handle = self.communicator.run(
+            message.pull,
+            carried,
+            bounds=message.bounds,
+            before=None if on_device else before,
+            async_op=True,
+        )
+        self.pulls.append(Launched(part, message, handle))
+        return handle.wait if narrow is None else partial(_widened, handle, carried, message)
+
+    @torch.no_grad()
+    def _measure(self, averagings: dict[int, Averaging]) -> None:
+        """Make averages of this rank's sums, and sum up their squares for the note."""
+        self.squares.zero_()
+        indices: list[int] = []
+        pieces: list[Tensor] = []
+        for launched in self.pushes:
+            averagings[id(launched.message)]()
+            for index, start, stop in self._pieces[id(launched.message)]:
+                indices.append(index)
+                pieces.append(launched.message.gradients[start:stop])
+        if pieces:
+            norms = [norm.float() for norm in torch._foreach_norm(pieces)]
+            at = torch.tensor(indices, device=self.squares.device)
+            self.squares.index_add_(0, at, torch.stack(norms).square_())
+
+    def hears_now(self, missing: bool) -> bool:
+        """Whether the end of backward waits for what the ranks say.
+
+        It does where this rank reached fewer parameters than others may have: their gradients
+        appear. Parameters that no optimizer here trains have their averages then, as under DDP.
+        """
+        for key, flight in list(self._flights.items()):
+            trained = (self._given.get(id(each.parameter)) for each in flight.part.trainables)
+            if None in trained:
+                self._arrive(key)
+        return missing
+
+    def wait(self) -> Said:
+        """Wait for the note; averages may come later."""
+        said = self._hear()
+        self._tail.deliver()
+        return said
+
+    def _hear(self) -> Said:
+        if self._said is None:
+            arrived(self._note)
+            self._said = self._tail.said()
+        return self._said
+
+    def missing(self, indices: Sequence[int]) -> Missing:
+        """Return them with their gradients, which the sums will overwrite."""
+        grads = [self._trainables[index].parameter.grad for index in indices]
+        kept = [None if grad is None else grad.clone() for grad in grads]
+        return list(zip(indices, kept, strict=True))
+
+    def restore(self, missing: Missing) -> None:
+        """Leave a gradient untouched that no rank reached; hand out the others."""
+        reached = self._tail.reached()
+        for index, before in missing:
+            if reached[index]:
+                self._trainables[index].parameter.grad = self.grads[index]
+            elif before is not None:
+                self.later(index, partial(self._aliases[index].copy_, before))
+
+    # -- looks at gradients ----------------------------------------------------------------------
+
+    def index_of(self, gradient: Tensor) -> int | None:
+        """Return the index of the parameter whose average comes to ``gradient``."""
+        return self._index_of_view.get(id(gradient))
+
+    def memory_of(self, index: int) -> Tensor:
+        """Return the place of an average, to look at which waits for nobody."""
+        return self._aliases[index]
+
+    def later(self, index: int, action: Callable[[], object]) -> None:
+        """Do something to a gradient when it has arrived; now, where it has."""
+        with self._lock:
+            flight = self._flights.get(id(self._part_of[index]))
+            if flight is not None and not flight.arriving:
+                flight.actions.append(action)
+                return
+        with torch.no_grad():
+            action()
+
+    def square_of(self, index: int) -> Tensor | None:
+        """Return the sum of squares of a gradient on its way; None where it must be looked at.
+
+        It must be where something is to be done to it first, and where a float32 cannot tell.
+        """
+        with self._lock:
+            flight = self._flights.get(id(self._part_of[index]))
+            if flight is None or flight.actions:
+                return None
+        self.heed()
+        self._hear()
+        square = self.squares[index]
+        known = _LEAST_SQUARE <= square.item() < float("inf")
+        return square if known else None
+
+    def heed(self) -> None:
+        """Hear what the ranks said, and refuse a step that has failed; in the thread of training.
+
+        Other threads just wait: the training is to hear of it.
+        """
+        if threading.get_ident() == self._main:
+            self.complete()
+
+    # -- the optimizer's step -------------------------------------------------------------------
+
+    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take the parameters out of the groups whose gradients are on their way."""
+        self._give_back_groups()
+        if not self._defers.get(id(optimizer)):
+            self.ready()
+            return
+        self._deferred = {}
+        groups.exchange(optimizer, self, self._standing_for)
+        self._stepper = optimizer
+
+    def _standing_for(self, parameter: Tensor) -> list[Tensor]:
+        """Return what an optimizer updates at once in the place of ``parameter``."""
+        index = self._index.get(id(parameter))
+        if index is None or parameter.grad is not self.grads[index]:
+            return [parameter]
+        key = id(self._part_of[index])
+        if key not in self._flights:
+            return [parameter]
+        self._deferred.setdefault(key, []).append(index)
+        return []
+
+    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let flights update what the step left to them."""
+        if self._stepper is not optimizer:
+            return
+        self._give_back_groups()
+        deferred, self._deferred = self._deferred, {}
+        if not deferred:
+            return
+        noted = dict(vars(optimizer))
+        state = raw_state(optimizer)
+        with self._lock:
+            for key, indices in deferred.items():
+                flight = self._flights.get(key)
+                step = DeferredStep(optimizer, noted, self._stand_in, set(indices), self._aliases)
+                if flight is None:  # it arrived meanwhile, by a look of another thread
+                    step()
+                    continue
+                flight.actions.append(step)
+                flight.steps = True
+                parameters = [self._trainables[index].parameter for index in indices]
+                torch.autograd.graph.increment_version(parameters)
+                entries = [state.get(parameter, {}).values() for parameter in parameters]
+                known = [each for each in chain(*entries) if isinstance(each, Tensor)]
+                weights.expect([*parameters, *known], _Waiter(self, key))
+                flight.awaited += [*parameters, *known]
+        if self._compiled:
+            self.ready()
+
+    def _stand_in(self, parameter: Tensor) -> tuple[int, nn.Parameter] | None:
+        """Return the place of a parameter, and one on the same memory; None where it is not ours.
+
+        It waits for nobody, and has a gradient of its own.
+        """
+        index = self._index.get(id(parameter))
+        if index is None:
+            return None
+        known = self._stand_ins.get(index)
+        with torch._C.DisableTorchFunctionSubclass():
+            if known is None or known.data_ptr() != parameter.data_ptr():
+                known = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                self._stand_ins[index] = known
+        return index, known
+
+    def _give_back_groups(self) -> None:
+        """Put all parameters back into the groups, after a step or one that raised."""
+        if self._stepper is not None:
+            groups.put_back(self._stepper)
+            self._stepper = None
+
+    def leave(self) -> None:
+        """Let everything arrive, and give optimizers plain state."""
+        super().leave()
+        self._give_back_groups()
+        try:
+            self.ready()
+        finally:
+            for hook in (*self._hooks, *self._state_hooks):
+                hook.remove()
+            for optimizer in self._optimizers:
+                WatchedState.remove(optimizer)
+
+
+_LEAST_SQUARE = 1e-30
+"""Below it a float32 has lost digits, or all of them."""
+
+
+class _Waiter:
+    """Waits for a flight."""
+
+    def __init__(self, exchange: Decoupled, key: int) -> None:
+        self.exchange = exchange
+        self._key = key
+
+    def wait(self) -> None:
+        """Wait for it."""
+        self.exchange._arrive(self._key)
+
+    def met_compiler(self) -> None:
+        """Let every step wait for all weights from now on."""
+        self.exchange._compiled = True
+
+
+def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether it is known that ``optimizer`` updates each parameter by itself."""
+    try:
+        kind_of(optimizer)
+    except EngineError:
+        return False
+    return True
+
+
+@torch.no_grad()
+def _narrowed(averaging: Averaging, own: Tensor) -> None:
+    """Write this rank's averages where they travel from, in fewer bits."""
+    averaging()
+    own.copy_(averaging.sums)
+
+
+@torch.no_grad()
+def _widened(handle: Any, carried: Tensor, message: Message) -> None:
+    """Wait for averages in fewer bits; every rank takes them, their owner too."""
+    handle.wait()
+    message.gradients.copy_(carried)
