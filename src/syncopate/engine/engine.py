@@ -407,6 +407,15 @@ class Engine:
         )
 
     @property
+    def defers(self) -> bool:
+        """Whether steps may be left to the next forward: each optimizer is known to allow it."""
+        try:
+            trained_by(self._trainables, self._optimizers)
+        except EngineError:
+            return False
+        return bool(self._optimizers) and not self._closures
+
+    @property
     def kept_whole(self) -> frozenset[str]:
         """Names of the parameters that their optimizer looks at whole; none unless shardable."""
         if not self.shardable:
