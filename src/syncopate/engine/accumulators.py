@@ -56,7 +56,9 @@ class Accumulators:
 
     def renew(self) -> None:
         """Hook the accumulators that parameters have now ([Note: Another node])."""
-        if list(map(Tensor.data_ptr, self._parameters)) == self._addresses and not any(
+        with torch._C.DisableTorchFunctionSubclass():  # weights may be on their way
+            addresses = list(map(Tensor.data_ptr, self._parameters))
+        if addresses == self._addresses and not any(
             map(torch.UntypedStorage._expired, self._counted)  # type: ignore[attr-defined]
         ):
             return

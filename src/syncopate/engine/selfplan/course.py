@@ -467,7 +467,10 @@ class SelfPlanner(Stepwise):
             return []
         if self._wishes.asked.exchange is not None or workload is None or cluster is None:
             return []
-        step_s = contest.expected_of_sharded(workload, cluster)
+        try:
+            step_s = contest.expected_of_sharded(workload, cluster)
+        except SyncopateError:
+            return []  # nobody asked for it
         if step_s is None or step_s > (1 - SHARDED_GAIN) * prediction.iteration_s:
             return []
         return [words.of_sharded(step_s, prediction.iteration_s)]
