@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -16,6 +18,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.checkpoint import checkpoint
 
+from syncopate.engine.exchange import base
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import Pair, data, mlp, noted, plan_of
 from tests.multiprocess.harness import run_ranks
@@ -204,6 +207,70 @@ def whole(pair: Pair) -> Any:
     return pair.model.syncopate.state_dict(pair.optimizer, everywhere=True)["optimizer"]
 
 
+# -- threads ------------------------------------------------------------------------------------
+
+
+class _Reader(threading.Thread):
+    """Reads the weights of ``model`` once or, given nothing to wait for, until it is told to end.
+
+    Attributes:
+        waits: set when it waits for weights on their way.
+        over: ends it.
+        failed: what it raised.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self.waits, self.over = threading.Event(), threading.Event()
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.over.is_set():
+                for value in self._model.state_dict().values():
+                    value.sum()
+        except BaseException as error:
+            self.failed = error
+
+
+def _threads_that_read_weights(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, partial(nn.Linear, 8, 512))
+    arrived = base.arrived
+
+    def noted_arrived(handle: Any) -> None:
+        if isinstance(reader := threading.current_thread(), _Reader):
+            reader.waits.set()
+        arrived(handle)
+
+    base.arrived = noted_arrived
+    for step in range(4):
+        reader = _Reader(pair.model)
+
+        def train(model: Any, optimizer: Any, step: int = step, reader: Any = reader) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            if rank and model is pair.model:
+                time.sleep(0.3)  # rank 0's weights are on their way for so long
+            optimizer.step()
+            if model is not pair.model:
+                return
+            reader.start()
+            if not rank and exchange == "sharded":
+                assert reader.waits.wait(10.0)
+
+        pair.run(train)
+        # The forward comes while the thread waits for the same weights.
+        x = data(rank, 100 + step, 4, 8)
+        ours, theirs = pair.model(x), pair.reference(x)
+        reader.over.set()
+        reader.join()
+        assert reader.failed is None
+        torch.testing.assert_close(ours, theirs)
+    base.arrived = arrived
+    pair.close()
+
+
 CASES = {
     case.__name__.strip("_"): case
     for case in (
@@ -212,6 +279,7 @@ CASES = {
         _a_helper_of_a_known_optimizer,
         _hooks_on_the_step,
         _global_hooks_on_the_step,
+        _threads_that_read_weights,
     )
 }
 

@@ -100,6 +100,7 @@ class FlatBuffer:
 
     Attributes:
         trainables: whose gradients, in the order of the bucket.
+        parameters: their parameters.
         views: per parameter its place, with the parameter's shape and, where dense, its strides.
         grads: per parameter what ``parameter.grad`` becomes: its place, or what stands for it.
         gradients: the part of the buffer that holds gradients.
@@ -120,7 +121,7 @@ class FlatBuffer:
     ) -> None:
         """Allocate it; ``cuts`` are the elements at which the second message begins, and so on."""
         self.trainables = tuple(trainables)
-        parameters = [trainable.parameter for trainable in trainables]
+        self.parameters = parameters = [trainable.parameter for trainable in trainables]
         numel = sum(parameter.numel() for parameter in parameters)
         flat = torch.zeros(
             numel + tail_elements, dtype=parameters[0].dtype, device=parameters[0].device

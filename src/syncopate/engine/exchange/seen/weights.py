@@ -21,7 +21,8 @@ and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weight
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -41,6 +42,9 @@ class Waiter(Protocol):
 
 _waits: dict[int, Waiter] = {}
 """Identity of a parameter whose values are on their way -> what waits for them."""
+
+_noting = threading.RLock()
+"""Held where a parameter's class and its entry in ``_waits`` change, in whatever thread."""
 
 _classes: dict[type, type] = {}
 
@@ -99,7 +103,9 @@ def _await(parameter: Any) -> None:
     """Wait for the values of ``parameter``; its class is its own afterwards."""
     if (waiter := _waits.get(id(parameter))) is not None:
         waiter.wait()
-    release([parameter])
+    with _noting:
+        if _waits.get(id(parameter)) is waiter:  # and no other step has begun meanwhile
+            release([parameter])
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -111,6 +117,12 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+
+
+def renew(parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+    """Let graphs of before a step notice that ``parameters`` are others now; return them."""
+    torch.autograd.graph.increment_version(parameters)
+    return parameters
 
 
 def expect(parameters: Iterable[nn.Parameter], waiter: Waiter) -> None:
@@ -126,16 +138,18 @@ def expect(parameters: Iterable[nn.Parameter], waiter: Waiter) -> None:
             body = {"__module__": original.__module__, "__qualname__": original.__qualname__}
             meta: Any = type(original)
             _classes[original] = meta(name, (_Pending, original), body)
-        _waits[id(parameter)] = waiter
-        parameter.__class__ = _classes[original]
+        with _noting:
+            _waits[id(parameter)] = waiter
+            parameter.__class__ = _classes[original]
 
 
 def release(parameters: Iterable[Tensor]) -> None:
     """Note that ``parameters`` are current."""
-    for parameter in parameters:
-        if isinstance(parameter, _Pending):
-            parameter.__class__ = type(parameter).__mro__[2]
-            _waits.pop(id(parameter), None)
+    with _noting:
+        for parameter in parameters:
+            if isinstance(parameter, _Pending):
+                parameter.__class__ = type(parameter).__mro__[2]
+                _waits.pop(id(parameter), None)
 
 
 def _compilation_begins(_: object) -> None:
