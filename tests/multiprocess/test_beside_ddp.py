@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.checkpoint import checkpoint
 
+from syncopate.engine import distribute
 from syncopate.engine.exchange import base
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import Pair, data, mlp, noted, plan_of
@@ -271,6 +273,40 @@ def _threads_that_read_weights(rank: int, exchange: str) -> None:
     pair.close()
 
 
+# -- the model without communication ------------------------------------------------------------
+
+
+def _the_model_without_communication(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    for step in range(3):
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            if rank == 0:  # alone, in training mode, and with a backward of its own
+                model.module(data(rank, 50 + step, 4, 8))
+                model.module(data(rank, 70 + step, 4, 8)).square().mean().backward()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            optimizer.step()
+
+        pair.run(train)
+        pair.check()
+    alone = pair.model.module
+    assert alone.training
+    pair.model.eval()
+    assert not alone.training
+    assert alone[0] is pair.model[0]
+    assert alone.syncopate is pair.model.syncopate
+    x = data(0, 0, 4, 8)
+    assert torch.equal(alone(x), pair.model(x))
+    with pytest.raises(EngineError, match="is distributed already"):
+        distribute(alone)
+    wrapped = DistributedDataParallel(alone)
+    with pytest.raises(EngineError, match=r"DistributedDataParallel is wrapped around a Seq"):
+        wrapped(x)
+    pair.close()
+    assert torch.equal(alone(x), pair.model(x))
+
+
 CASES = {
     case.__name__.strip("_"): case
     for case in (
@@ -280,6 +316,7 @@ CASES = {
         _hooks_on_the_step,
         _global_hooks_on_the_step,
         _threads_that_read_weights,
+        _the_model_without_communication,
     )
 }
 
