@@ -307,6 +307,107 @@ def _the_model_without_communication(rank: int, exchange: str) -> None:
     assert torch.equal(alone(x), pair.model(x))
 
 
+# -- what reads a model in other ways -----------------------------------------------------------
+
+
+class _Scripted(nn.Module):
+    """Has a TorchScript module, with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.middle = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).relu()).relu())  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        twin = _Scripted()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+def _scripted_submodules(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, _Scripted)
+    trains(pair, rank)
+    pair.close()
+
+
+def _traces_and_transforms(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    x = data(rank, 0, 4, 8)
+    for step in range(3):
+        trains(pair, rank, 1)
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            optimizer.step()
+
+        pair.run(train)
+        # Weights are on their way where ranks own parts; each of these begins there.
+        model: Any = pair.model
+        model.eval()
+        if step == 0:
+            traced = torch.jit.trace(model, x)
+            torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
+        held = {name: value.detach() for name, value in model.named_parameters()}
+        expected = copy.deepcopy(model)
+        expected(x).sum().backward()
+        if step == 1:
+
+            def loss(weights: dict[str, Tensor], model: Any = model) -> Tensor:
+                return torch.func.functional_call(model, weights, (x,)).sum()
+
+            for weights in (held, dict(model.named_parameters())):
+                for found, own in zip(
+                    torch.func.grad(loss)(weights).values(), expected.parameters(), strict=True
+                ):
+                    torch.testing.assert_close(found, own.grad)
+        if step == 2:
+            result = torch.func.functional_call(model, held, (x,))
+            torch.testing.assert_close(result, expected(x))
+        model.train()
+    trains(pair, rank, 1)
+    pair.close()
+
+
+def _gradients_scaled_through_data(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    for step in range(3):
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            for parameter in model.parameters():
+                if step == 0:
+                    parameter.grad.data /= 3
+                elif step == 1:
+                    parameter.grad.data = parameter.grad.data / 3
+                else:
+                    parameter.grad.data.mul_(2).clamp_(-0.1, 0.1)
+            optimizer.step()
+
+        pair.run(train)
+        pair.check()
+    pair.close()
+
+
+def _conversions(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    trains(pair, rank, 1)
+
+    def convert() -> None:
+        pair.model.double()
+        pair.model(data(rank, 0, 4, 8).double())
+
+    with pytest.raises(EngineError, match=r"float64 on cpu.* does not fit its bucket; call model"):
+        convert()
+    pair.close()
+    pair.model.double()
+
+
 CASES = {
     case.__name__.strip("_"): case
     for case in (
@@ -317,6 +418,10 @@ CASES = {
         _global_hooks_on_the_step,
         _threads_that_read_weights,
         _the_model_without_communication,
+        _scripted_submodules,
+        _traces_and_transforms,
+        _gradients_scaled_through_data,
+        _conversions,
     )
 }
 

@@ -142,7 +142,7 @@ class FlatBuffer:
         self.pushed_nbytes = self.wire.numel() * self.wire_dtype.itemsize
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
         self.averaged_before = self.wire_dtype == torch.float16
-        self.grads = list(self.views)
+        self.grads = [view.detach() for view in self.views]
 
     @property
     def replicated(self) -> bool:
@@ -178,6 +178,10 @@ class FlatBuffer:
         absent: list[Tensor] = []
         for trainable, view, grad in zip(self.trainables, self.views, self.grads, strict=True):
             gradient = trainable.parameter.grad
+            if type(grad) is Tensor and grad.data_ptr() != view.data_ptr():
+                # Somebody gave what was handed out other memory, by ``grad.data = ...``.
+                held, grad.data = grad.detach(), view
+                gradient = held if gradient is grad else gradient
             if gradient is grad:
                 continue
             if gradient is None:

@@ -137,7 +137,7 @@ class Owned(Exchange):
         self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
         self._given: list[int] = []
         self._stepper: torch.optim.Optimizer | None = None
-        self._compiled = False
+        self._compiled = weights.read_below_torch(self._module_buffers.model)
         self._stepping: set[int] = set()
         self._pending: dict[int, list[Work]] = {}
         self._arriving = threading.RLock()

@@ -197,14 +197,15 @@ def join_hook(model: Any) -> Any:
 
 
 def register_comm_hook(model: Any) -> Any:
-    """Return ``model.register_comm_hook``, which refuses: gradients travel as they are."""
+    """Return ``model.register_comm_hook``, which refuses: gradients travel as the plan says."""
 
     def register_comm_hook(state: object, hook: object) -> None:
         raise EngineError(
             f"the communication hook {getattr(hook, '__name__', hook)!r} cannot be used: gradients "
-            "travel in their own dtype by the plan. For 16-bit gradients on the wire keep the "
-            "parameters themselves in bfloat16 or float16, or train this model with "
-            "DistributedDataParallel, which takes hooks, instead of distribute"
+            "travel as the plan says. For 16-bit gradients on the wire, as bf16_compress_hook and "
+            "fp16_compress_hook send them, train by a plan with wire_dtype='bfloat16' or 'float16' "
+            "(docs/narrow.md); for other hooks train this model with DistributedDataParallel "
+            "instead of distribute"
         )
 
     return register_comm_hook
@@ -252,9 +253,11 @@ def _exchanging(original: type) -> Callable[..., Any]:
     """Return how a distributed model is called."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch._C._is_tracing():
-            return original.__call__(self, *args, **kwargs)
         engine = self.__dict__[_ENGINE].engine
+        if not torch.is_grad_enabled() or _transformed():
+            if torch._C._is_tracing():
+                engine.ready()  # a trace holds what is there, and no waits
+            return original.__call__(self, *args, **kwargs)
         outermost = engine.forward_begins(self.training)
         try:
             output = original.__call__(self, *args, **kwargs)
@@ -268,12 +271,17 @@ def _exchanging(original: type) -> Callable[..., Any]:
     return call
 
 
+def _transformed() -> bool:
+    """Whether a trace or a transform computes (``torch.func.grad``), which nobody exchanges."""
+    return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def _bypassing(original: type) -> Callable[..., Any]:
     """Return how a distributed model is called without communication."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = self.__dict__.get(_ENGINE)  # None once the model is detached
-        if held is None or not torch.is_grad_enabled() or torch._C._is_tracing():
+        if held is None or not torch.is_grad_enabled() or _transformed():
             return original.__call__(self, *args, **kwargs)
         output = original.__call__(self, *args, **kwargs)
         held.engine.forward_bypassed(output)

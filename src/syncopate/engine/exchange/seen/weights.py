@@ -13,6 +13,9 @@ where a compilation begins, all weights are waited for; and an exchange whose we
 their way waits for them in the optimizer's step from then on. What is compiled then finds the same
 classes in every step, at the cost of the overlap with the next forward.
 
+TorchScript computes with the memory of its parameters, whatever their class. So where a model has a
+scripted module, its steps wait from the start.
+
 [Note: what torch does not show]
 A view taken before the step (``data = parameter.data``, a numpy array, a raw pointer) is memory,
 and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weights.
@@ -117,6 +120,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(part)
     elif isinstance(value, dict):
         yield from tensors_in(list(value.values()))
+
+
+def read_below_torch(model: nn.Module) -> bool:
+    """Say whether some module reads weights without asking torch ([Note: compiled code])."""
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
 
 
 def renew(parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
