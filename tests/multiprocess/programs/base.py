@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -123,18 +124,22 @@ class Run:
         for place, optimizer in enumerate(optimizers):
             self.see(f"state of optimizer {place}", optimizer.state_dict())
 
+    def forget(self) -> None:
+        """Hold no model any more; the program drops them."""
+        self._models.clear()
+
     def close(self) -> None:
+        """Give all models back."""
         for model in self._models:
-            if isinstance(getattr(model, "syncopate", None), object) and hasattr(
-                model, "syncopate"
-            ):
-                model.syncopate.detach()
+            model.syncopate.detach()
 
 
 def kept(value: Any) -> Any:
     """Return a copy of what a program saw, of plain tensors."""
     if isinstance(value, Tensor):
         return value.detach().clone()
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
     if isinstance(value, Mapping):
         # A state's keys are parameters: their order has to do.
         names = [n if isinstance(key, Tensor) else key for n, key in enumerate(value)]

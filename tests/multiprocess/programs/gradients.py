@@ -326,21 +326,6 @@ def two_backwards(run: Run) -> None:
     run.end(model, optimizer)
 
 
-def one_graph_twice(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(wrapped(run.batch(step)))
-        loss.backward(retain_graph=True)
-        run.see("first", model[0].weight.grad)
-        optimizer.zero_grad()
-        (loss * 2).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
 def hooks_of_gradients(run: Run) -> None:
     """A hook halves what one rank contributes, before it is averaged."""
     model = net()
@@ -542,7 +527,6 @@ PROGRAMS: list[Program] = [
     zeroed_behind_the_step,
     zeroed_after_forward,
     two_backwards,
-    one_graph_twice,
     hooks_of_gradients,
     hooks_behind_accumulation,
     hooks_of_modules,

@@ -19,6 +19,11 @@ the thread of forward. What has arrived before the step, the step updates itself
 which it is not known that it updates each parameter by itself takes its whole step at once, when
 all flights have arrived.
 
+[Note: first steps]
+The first step of an optimizer on a parameter, and the first with other flags (``foreach``,
+``maximize``), waits for all flights and is the optimizer's own. So what torch refuses it refuses in
+the step, and entries of the state come in the order in which it makes them.
+
 [Note: what the ranks say]
 Behind the last reduce-scatter all ranks sum up a note: whose backward failed, whom it reached, the
 buffers that ride along, and the sum of squares of every gradient, to which each rank contributes
@@ -125,6 +130,8 @@ class Decoupled(Exchange):
         self._lock = threading.RLock()
         self._flights: dict[int, Flight] = {}
         self._stepper: torch.optim.Optimizer | None = None
+        self._stepping = 0
+        self._stepped: dict[int, set[Any]] = {}
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
         self._note: Any = None
@@ -225,13 +232,18 @@ class Decoupled(Exchange):
         self._state_hooks: list[RemovableHandle] = []
         for optimizer in self._optimizers:
             if self._defers[id(optimizer)]:
-                WatchedState.install(optimizer, self.ready)
+                WatchedState.install(optimizer, self._state_is_read)
                 self._state_hooks += [
                     optimizer.register_load_state_dict_pre_hook(lambda *_: self.ready()),
                     optimizer.register_load_state_dict_post_hook(
-                        lambda loaded: WatchedState.install(loaded, self.ready)
+                        lambda loaded: WatchedState.install(loaded, self._state_is_read)
                     ),
                 ]
+
+    def _state_is_read(self) -> None:
+        """Wait for everything; not for what a step does to the parameters that it updates now."""
+        if self._stepper is None or self._stepping != threading.get_ident():
+            self.ready()
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -471,9 +483,28 @@ class Decoupled(Exchange):
         if not self._defers.get(id(optimizer)):
             self.ready()
             return
+        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
+            WatchedState.install(optimizer, self._state_is_read)
         self._deferred = {}
         groups.exchange(optimizer, self, self._standing_for)
-        self._stepper = optimizer
+        self._stepper, self._stepping = optimizer, threading.get_ident()
+        if self._is_first(optimizer):
+            self._deferred = {}
+            self._give_back_groups()
+            self.ready()
+
+    def _is_first(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether a step is the first one of its kind; see [Note: first steps]."""
+        now = {index for indices in self._deferred.values() for index in indices}
+        kinds: set[Any] = {
+            tuple(value for value in group.values() if value is None or isinstance(value, bool))
+            for group in optimizer.param_groups
+        }
+        now |= kinds
+        known = self._stepped.setdefault(id(optimizer), set())
+        first = not now <= known
+        known |= now
+        return first
 
     def _standing_for(self, parameter: Tensor) -> list[Tensor]:
         """Return what an optimizer updates at once in the place of ``parameter``."""
