@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
 from syncopate.delay import GLU, SGD, Delay
-from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SHARDED, Plan
 
 from .results import Cell
 
@@ -140,7 +140,7 @@ VARIANTS = {
         Variant("zero-1", "ZeroRedundancyOptimizer inside DDP, no overlap with it", _zero),
         *(
             Variant(exchange, f"`distribute` with the best {exchange} plan", _planned, exchange)
-            for exchange in (ALLREDUCE, SHARDED, ROOTED)
+            for exchange in (ALLREDUCE, DECOUPLED, SHARDED, ROOTED)
         ),
         Variant(
             f"delayed-{PULL_PERIOD}",

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import checkpoint
+from syncopate.engine import checkpoint, innermost
 from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
 from syncopate.engine.exchange import groups
@@ -86,11 +86,10 @@ class Engine:
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
         self._optimizers = sound.optimizers
-        self._optimizer_hooks: list[RemovableHandle] = []
+        self._optimizer_hooks: list[RemovableHandle | innermost.Innermost] = []
         for optimizer in sound.optimizers:
             self._optimizer_hooks += (
-                optimizer.register_step_pre_hook(self._update_begins),
-                optimizer.register_step_post_hook(self._update_ends),
+                innermost.register(optimizer, self._update_begins, self._update_ends),
                 *checkpoint.watch(optimizer, self),
             )
         self._stepped: set[int] = set()
@@ -405,6 +404,15 @@ class Engine:
         return bool(self._optimizers) and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
         )
+
+    @property
+    def defers(self) -> bool:
+        """Whether steps may be left to the next forward: each optimizer is known to allow it."""
+        try:
+            trained_by(self._trainables, self._optimizers)
+        except EngineError:
+            return False
+        return bool(self._optimizers) and not self._closures
 
     @property
     def kept_whole(self) -> frozenset[str]:

@@ -1,7 +1,8 @@
 """Readiness: which gradient is ready, which backward runs, and when a bucket's turn comes.
 
-MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready; a
-bucket is pushed when all its gradients are ready and all earlier buckets of the plan are pushed.
+MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready,
+behind the user's own hooks (``engine/accumulators.py``); a bucket is pushed when all its gradients
+are ready and all earlier buckets of the plan are pushed.
 What pushing means, and when somebody has to wait for it, ``engine/exchange/`` knows.
 
 [Note: The path of a hook]
@@ -21,7 +22,7 @@ end is the real one.
 [Note: A model that is dropped]
 Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
 and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
-layer is trained on all the same, its hooks say that nobody exchanges its gradients any more.
+layer is trained on all the same, a hook of its own says that nobody exchanges its gradients.
 
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
@@ -48,9 +49,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Variable
-from torch.utils.hooks import RemovableHandle
 
 from syncopate.collectives import Communicator
+from syncopate.engine.accumulators import Accumulators, Hook
 from syncopate.engine.buckets import BucketBuffers, Trainable
 from syncopate.engine.exchange.base import Exchange, Missing, Note
 from syncopate.engine.join import Move
@@ -110,14 +111,11 @@ class Readiness:
         self._left: list[int] = []
         self._next = 0
         self._missing: Missing = ()
-        self._hooks: list[RemovableHandle] = [
-            trainable.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                self._hook(trainable.index)
-            )
-            for trainable in trainables
-        ]
-        parameters: list[weakref.ref[Tensor]] = [weakref.ref(t.parameter) for t in trainables]
-        weakref.finalize(self, ownership.orphan, parameters, self._hooks).atexit = False
+        parameters = [trainable.parameter for trainable in trainables]
+        self._accumulators = Accumulators(parameters, [self._hook(t.index) for t in trainables])
+        # [Note: A model that is dropped]
+        self._exchanged = {t.name: weakref.ref(t.parameter) for t in trainables}
+        weakref.finalize(self, ownership.orphan, self._exchanged).atexit = False
 
     # -- set-up ---------------------------------------------------------------------------------
 
@@ -148,12 +146,12 @@ class Readiness:
 
     def remove(self) -> None:
         """Take every hook off the parameters."""
-        while self._hooks:
-            self._hooks.pop().remove()
+        self._accumulators.remove()
+        self._exchanged.clear()
         self.listeners = []
         self._state = State.IDLE
 
-    def _hook(self, index: int) -> Callable[[Tensor], None]:
+    def _hook(self, index: int) -> Hook:
         # [Note: The path of a hook]
         # [Note: A model that is dropped]
         ready, left, bucket_of = self._ready, self._left, self._bucket_of
@@ -164,7 +162,7 @@ class Readiness:
                 raise ownership.dropped(name)
             return found
 
-        def hook(_: Tensor) -> None:
+        def hook(*_: object) -> None:
             if ready[index]:
                 alive()._otherwise(index)
                 return
@@ -190,7 +188,9 @@ class Readiness:
         self._abandon()
         self._counted = training and not self.paused
         try:
-            require()
+            with torch._C.DisableTorchFunctionSubclass():  # nothing here looks at values
+                require()
+                self._accumulators.renew()
         except EngineError:
             self._absent = self._counted
             raise

@@ -34,13 +34,41 @@ class Other(AdamW):
         return super().step(closure)
 
 
+class Helped(AdamW):
+    """Steps as AdamW does, with a helper of its own."""
+
+    def _init_group(self, *args: Any) -> Any:
+        return super()._init_group(*args)  # type: ignore[no-untyped-call]
+
+
+class Mixed(Helped):
+    """Inherits the helper."""
+
+
+class Configured(AdamW):
+    """Another way to be made."""
+
+    note: str
+
+    def __init__(self, parameters: Any, note: str = "") -> None:
+        super().__init__(parameters, lr=0.5)
+        self.note = note
+
+
 def parameters(count: int) -> list[nn.Parameter]:
     return [nn.Parameter(torch.ones(2, 2)) for _ in range(count)]
 
 
 def test_a_class_with_a_known_step_is_known() -> None:
     assert kind_of(Renamed(parameters(1))) == "element"
+    assert kind_of(Configured(parameters(1))) == "element"
     assert kind_of(Muon(parameters(1))) == "tensor"
+
+
+@pytest.mark.parametrize("heir", [Helped, Mixed])
+def test_a_helper_of_its_own_makes_an_optimizer_unknown(heir: type[Optimizer]) -> None:
+    with pytest.raises(EngineError, match=rf"declare_optimizer\({heir.__name__}, 'element'\)"):
+        kind_of(heir(parameters(1)))  # type: ignore[call-arg]
 
 
 def test_a_step_of_its_own_is_refused_until_it_is_declared(monkeypatch: Any) -> None:

@@ -142,7 +142,7 @@ class WatchedState(defaultdict[Any, Any]):
         return bool(self._looked())
 
     def __reversed__(self) -> Iterator[Any]:
-        return reversed(list(self._looked()))
+        return iter(list(self._looked())[::-1])
 
     def __or__(self, other: Any) -> Any:
         return self._looked() | other

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,7 @@ def declare_optimizer(optimizer_class: type[torch.optim.Optimizer], shards: str)
     """Say how an optimizer's work may be spread over ranks.
 
     Args:
-        optimizer_class: the class; classes of the same ``step`` are meant too.
+        optimizer_class: the class; heirs that override nothing but ``__init__`` are meant too.
         shards: ``"element"`` where each element is updated from its own gradient and state alone,
             ``"tensor"`` where the whole tensor is looked at, as by LAMB or LARS.
 
@@ -50,7 +51,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
         EngineError: nobody said; the error says how to.
     """
     for known in type(optimizer).__mro__:
-        if known in _KNOWN and same_step(type(optimizer), known):
+        if known in _KNOWN and updates_as(type(optimizer), known):
             return _KNOWN[known]
     name = type(optimizer).__name__
     raise EngineError(
@@ -61,9 +62,28 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     )
 
 
-def same_step(one: type, other: type) -> bool:
-    """Say whether optimizers of two classes update by the same ``step``."""
-    return step_of(one) is step_of(other)
+def updates_as(one: type, known: type) -> bool:
+    """Say whether optimizers of the class ``one`` update as those of ``known`` do.
+
+    A heir does that overrides nothing but ``__init__``: what a step does is spread over helpers
+    (``_init_group``, hooks of ``zero_grad``, ...), and each of them may look at whole tensors.
+    """
+    heirs = [heir for heir in one.__mro__ if heir not in known.__mro__]
+    changed = set(chain.from_iterable(map(vars, heirs))) - _HARMLESS
+    if step_of(one) is step_of(known):
+        changed.discard("step")  # where torch puts its wrapper
+    return issubclass(one, known) and not changed
+
+
+_HARMLESS = frozenset(
+    f"__{name}__"
+    for name in (
+        "init", "doc", "module", "qualname", "annotations", "annotate", "annotate_func",
+        "annotations_cache", "dict", "weakref", "slots", "parameters", "orig_bases",
+        "firstlineno", "static_attributes", "classdictcell",
+    )
+)  # fmt: skip
+"""What a class may have of its own without another update."""
 
 
 def step_of(optimizer_class: Any) -> Any:

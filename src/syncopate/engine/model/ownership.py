@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -49,11 +49,24 @@ def release(engine: Engine) -> None:
     _engines.discard(engine)
 
 
-def orphan(
-    parameters: Sequence[weakref.ref[torch.Tensor]], hooks: Sequence[RemovableHandle]
-) -> None:
-    """Note that nobody exchanges ``parameters`` any more, though they may still have ``hooks``."""
-    _orphans.extend(zip(parameters, hooks, strict=True) if hooks else ())
+def orphan(parameters: Mapping[str, weakref.ref[torch.Tensor]]) -> None:
+    """Let parameters that nobody exchanges any more say so, by name, when they are trained."""
+    for name, found in parameters.items():
+        if (parameter := found()) is not None:
+            _orphans.append((found, _refusing(parameter, name)))
+
+
+def _refusing(parameter: torch.Tensor, name: str) -> RemovableHandle:
+    """Return a hook that refuses to train ``parameter``, which need not be trained now."""
+
+    def refuse(_: torch.Tensor) -> None:
+        raise dropped(name)
+
+    trained = parameter.requires_grad
+    parameter.requires_grad_(True)
+    hook: Any = parameter.register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
+    parameter.requires_grad_(trained)
+    return cast("RemovableHandle", hook)
 
 
 def _adopt(model: nn.Module) -> None:

@@ -9,6 +9,16 @@ beat them beyond noise, by the rule of ``costs/decisions``, or they stay.
 in the next. The mean over ranks of a step's duration does not lean to either side, and the steps of
 a turn add up to its time.
 
+[Note: plans that need no measurement]
+Small buckets in rings, scattered and gathered on two channels in turn, are close to the best plan
+of most models on most networks. Such a plan takes the first turn, before anything is measured: so
+short runs gain from it, and measuring goes on beside the faster of the two.
+
+[Note: searched plans]
+A plan on two channels, or one that hides in forward, is found by playing candidates, which takes
+rank 0 about half a second. Where steps are not longer than that by far, buckets of some sizes
+compete in its place: their plans are made at once.
+
 [Note: unexplained time]
 Where several ranks share a processor, each step also takes what nothing here measures: switches
 between threads, copies that wait for the memory of others. The plans that took turns show how much:
@@ -27,13 +37,13 @@ from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, Interference, robust_mean
 from syncopate.costs.decide.decisions import DRIFT, longer_beyond_noise
-from syncopate.engine.selfplan.safe import DDP, safe_plan
+from syncopate.engine.selfplan.safe import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
-from syncopate.plan import ALLREDUCE, SHARDED, Plan
+from syncopate.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.planning import Policy, filled_to, make_plan, predict
 from syncopate.units import MIB
-from syncopate.workload import Workload
+from syncopate.workload import GradientTensor, Workload
 
 IDEAL = "ideal overlap"
 MEASURED = "measured overlap"
@@ -42,9 +52,18 @@ TWO_CHANNELS = "two channels"
 EQUAL_TWO_CHANNELS = "equal buckets on two channels"
 
 NATIVE_SMALL = "DDP's buckets of 5 MB"
+DECOUPLED_PLAN = "decoupled"
+DECOUPLED_RINGS = "decoupled in rings"
+DECOUPLED_SIZES = {f"decoupled in rings of {mib} MiB": mib * MIB for mib in (1, 2, 4)}
+UNMEASURED = "decoupled in rings of 2 MiB"
 SHARDED_PLAN = "sharded"
 SHARDED_RINGS = "sharded in rings"
 SHARDED_SMALL = "sharded in rings of 2 MiB"
+
+SEARCHED_PLANS = frozenset(
+    (TWO_CHANNELS, DECOUPLED_PLAN, DECOUPLED_RINGS, SHARDED_PLAN, SHARDED_RINGS)
+)
+"""Whose plans are searched for; see [Note: searched plans]."""
 
 RING = "ring"
 
@@ -54,12 +73,15 @@ SMALL_BYTES = 5 * MIB
 ROUNDS = ((1, 2), (2, 2), (3, 3))
 """Turns of each plan and counted steps of a turn, round by round."""
 
+MOST = 7
+"""Plans that compete with DDP's buckets."""
+
 UNCOUNTED = 2
 """Steps at the beginning of every turn that do not count; see [Note: rounds]."""
 
 _EQUAL_PARTS = (4, 8, 16, 32, 64)
 
-_Maker = Callable[[Workload, Cluster], Plan | None]
+Maker = Callable[[Workload, Cluster], Plan | None]
 """Makes a plan with its prediction; None where what was measured does not suffice for it."""
 
 
@@ -83,8 +105,106 @@ class Contender:
         return robust_mean(self.samples_s)
 
 
+@dataclass(frozen=True)
+class Ability:
+    """What the model's optimizers allow.
+
+    Attributes:
+        defers: steps may be left to the next forward, parameter by parameter.
+        shards: a step may be spread over the ranks.
+    """
+
+    defers: bool = False
+    shards: bool = False
+
+
+def unmeasured(model: str, tensors: Tensors, world_size: int, asked: Asked) -> Plan | None:
+    """Return the plan of [Note: plans that need no measurement]; None where another is asked for.
+
+    Args:
+        model: what to call the model.
+        tensors: every gradient, in the order in which they are ready.
+        world_size: number of ranks.
+        asked: what the user wants.
+    """
+    if asked.policy is not None or not asked.takes(DECOUPLED):
+        return None
+    guessed = Workload(
+        model=model,
+        tensors=tuple(
+            GradientTensor(name=name, numel=numel, dtype=dtype, backward_s=1e-3, forward_s=5e-4)
+            for name, numel, dtype in tensors
+        ),
+        forward_s=5e-4 * len(tensors),
+        backward_s=1e-3 * len(tensors),
+    )
+    network = Cluster.flat(world_size, latency_s=1e-4, bandwidth_bytes_per_s=1.25e8)
+    policy, channels = filled_to(DECOUPLED_SIZES[UNMEASURED]), asked.channels or 2
+    made = _in_rings(guessed, network, policy, channels, DECOUPLED)
+    if made is None:
+        return None
+    bare: Plan = replace(made, prediction=None, reason="")
+    return bare
+
+
+def makers(asked: Asked, able: Ability, *, search: bool = True) -> dict[str, Maker]:
+    """Return what makes the plans that compete with DDP's buckets, by name.
+
+    Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
+    longer than a share, so that two channels disturb each other least. Hence plans of two halves
+    compete with the algorithms that prices prefer, and in rings.
+
+    Args:
+        asked: what the user wants.
+        able: what the optimizers allow.
+        search: whether there is time for [Note: searched plans].
+    """
+    policy: str | Policy = asked.policy or "optimal"
+    found: dict[str, Maker] = {}
+    if asked.takes(ALLREDUCE):
+        channels = asked.channels or 1
+        if search or channels == 1 or asked.policy is not None:
+            found[IDEAL] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=channels)
+        if asked.policy is None:
+            found[EQUAL] = partial(_equal, channels=channels)
+        if asked.channels is None and search:
+            found[TWO_CHANNELS] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=2)
+        if asked.policy is None and asked.channels is None:
+            found[EQUAL_TWO_CHANNELS] = partial(_equal, channels=2)
+            found[NATIVE_SMALL] = _native_small
+    channels = asked.channels or 2
+    if able.defers and asked.takes(DECOUPLED):
+        if search or asked.policy is not None:
+            found[DECOUPLED_PLAN] = partial(
+                make_plan, policy=policy, exchange=DECOUPLED, channels=channels
+            )
+            found[DECOUPLED_RINGS] = partial(
+                _in_rings, policy=policy, channels=channels, exchange=DECOUPLED
+            )
+        for name, nbytes in DECOUPLED_SIZES.items() if asked.policy is None else ():
+            found[name] = partial(
+                _in_rings, policy=filled_to(nbytes), channels=channels, exchange=DECOUPLED
+            )
+    if able.shards and asked.takes(SHARDED):
+        found[SHARDED_PLAN] = partial(make_plan, policy=policy, exchange=SHARDED, channels=channels)
+        found[SHARDED_RINGS] = partial(
+            _in_rings, policy=policy, channels=channels, exchange=SHARDED
+        )
+        if asked.policy is None:
+            found[SHARDED_SMALL] = partial(
+                _in_rings, policy=filled_to(2 * MIB), channels=channels, exchange=SHARDED
+            )
+    return found
+
+
 def proposals(
-    workload: Workload, cluster: Cluster, asked: Asked, ddp: Plan, *, shardable: bool = False
+    workload: Workload,
+    cluster: Cluster,
+    asked: Asked,
+    ddp: Plan,
+    able: Ability,
+    *,
+    search: bool = True,
 ) -> list[Contender]:
     """Return the plans worth a turn, each once, DDP's first.
 
@@ -93,55 +213,24 @@ def proposals(
         cluster: with curves; its interference is what overlap is taken to cost.
         asked: what the user wants.
         ddp: DDP's buckets in true ready order.
-        shardable: whether the optimizer's step may be spread over the ranks.
+        able: what the optimizers allow.
+        search: whether there is time for [Note: searched plans].
 
     Raises:
         PlanError: no plan can be made.
     """
-    workload = _with_forward(workload)
+    workload = with_forward(workload)
     found = [Contender(DDP, _predicted(ddp, workload, cluster))]
-    for name, make in _makers(asked, shardable=shardable).items():
+    for name, make in makers(asked, able, search=search).items():
         if (plan := make(workload, cluster)) is not None:
             found.append(Contender(name, plan))
     return distinct(found)
 
 
-def most(asked: Asked, *, shardable: bool) -> int:
-    """Return how many plans compete at most, the one for a measured interference not counted.
-
-    Args:
-        asked: what the user wants.
-        shardable: whether the optimizer's step may be spread over the ranks.
-    """
-    return 1 + len(_makers(asked, shardable=shardable))
-
-
-def _makers(asked: Asked, *, shardable: bool) -> dict[str, _Maker]:
-    """Return what makes the plans that compete with DDP's buckets, by name.
-
-    Steps measured all-reduces, and what their halves cost is derived. In a ring no message is
-    longer than a share, so that two channels disturb each other least. Hence sharded plans compete
-    with the algorithms that prices prefer, and in rings.
-    """
-    policy: str | Policy = asked.policy or "optimal"
-    found: dict[str, _Maker] = {}
-    if asked.exchange in (None, ALLREDUCE):
-        channels = asked.channels or 1
-        found[IDEAL] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=channels)
-        if asked.policy is None:
-            found[EQUAL] = partial(_equal, channels=channels)
-        if asked.channels is None:
-            found[TWO_CHANNELS] = partial(make_plan, policy=policy, exchange=ALLREDUCE, channels=2)
-        if asked.policy is None and asked.channels is None:
-            found[EQUAL_TWO_CHANNELS] = partial(_equal, channels=2)
-            found[NATIVE_SMALL] = _native_small
-    if shardable and asked.exchange in (None, SHARDED):
-        channels = asked.channels or 2
-        found[SHARDED_PLAN] = partial(make_plan, policy=policy, exchange=SHARDED, channels=channels)
-        found[SHARDED_RINGS] = partial(_in_rings, policy=policy, channels=channels)
-        if asked.policy is None:
-            found[SHARDED_SMALL] = partial(_in_rings, policy=filled_to(2 * MIB), channels=channels)
-    return found
+def expected_of_sharded(workload: Workload, cluster: Cluster) -> float | None:
+    """Return what a step is expected to take with small sharded rings; None where none is known."""
+    plan = _in_rings(with_forward(workload), cluster, filled_to(2 * MIB), 2, SHARDED)
+    return None if plan is None else _expected_s(plan)
 
 
 def _native_small(workload: Workload, cluster: Cluster) -> Plan:
@@ -151,18 +240,18 @@ def _native_small(workload: Workload, cluster: Cluster) -> Plan:
 
 
 def _in_rings(
-    workload: Workload, cluster: Cluster, policy: str | Policy, channels: int
+    workload: Workload, cluster: Cluster, policy: str | Policy, channels: int, exchange: str
 ) -> Plan | None:
-    """Return a sharded plan in rings; None where steps measured no ring."""
+    """Return a plan in rings; None where steps measured no ring."""
     try:
         return make_plan(
-            workload, cluster, policy, exchange=SHARDED, channels=channels, algorithm=RING
+            workload, cluster, policy, exchange=exchange, channels=channels, algorithm=RING
         )
     except UnknownNameError:
         return None
 
 
-def _with_forward(workload: Workload) -> Workload:
+def with_forward(workload: Workload) -> Workload:
     """Return the workload with its forward spread over layers as its backward is.
 
     Steps tell when each gradient is ready, and of forward only the whole.
@@ -199,7 +288,7 @@ def with_interference(
         Contender(one.name, _predicted(one.plan, workload, cluster), one.samples_s)
         for one in running
     ]
-    if cluster.interference != Interference() and asked.exchange in (None, ALLREDUCE):
+    if cluster.interference != Interference() and asked.takes(ALLREDUCE):
         policy, channels = asked.policy or "optimal", asked.channels or 1
         plan = make_plan(workload, cluster, policy, exchange=ALLREDUCE, channels=channels)
         again.append(Contender(MEASURED, plan))
@@ -234,6 +323,14 @@ def distinct(contenders: Sequence[Contender]) -> list[Contender]:
         if not any(alike(one.plan, other.plan) for other in found):
             found.append(one)
     return found
+
+
+def promising(contenders: Sequence[Contender]) -> list[Contender]:
+    """Return DDP's buckets and those of the others that are expected to be the fastest."""
+    others = sorted(
+        (one for one in contenders if one.name != DDP), key=lambda one: _expected_s(one.plan)
+    )
+    return [one for one in contenders if one.name == DDP or one in others[:MOST]]
 
 
 def alike(one: Plan, other: Plan) -> bool:
@@ -282,7 +379,7 @@ def steps_of(contenders: int) -> int:
 
 
 def _predicted(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
-    prediction = predict(_with_forward(workload), plan, cluster)
+    prediction = predict(with_forward(workload), plan, cluster)
     changed: Plan = replace(plan, prediction=prediction)
     return changed
 

@@ -44,7 +44,7 @@ SMALLEST_BYTES = 4 * KIB
 WITHIN = 1.5
 """Algorithms are sampled whose price is at most this many times the cheapest."""
 
-MOST_ALGORITHMS = 4
+MOST_ALGORITHMS = 3
 """How many algorithms are sampled at one size, the backend's own among them."""
 
 _COLLECTIVE = "all_reduce"

@@ -165,6 +165,7 @@ def facts_of(
         "channels": str(wishes.asked.channels or ""),
         "exchange": wishes.asked.exchange or "",
         "shardable": str(engine.shardable),
+        "deferring": str(engine.defers),
         "cluster": hashlib.sha256(cluster).hexdigest()[:16] if cluster else "",
     }
 

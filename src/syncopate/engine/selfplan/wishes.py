@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from syncopate.cluster import Cluster
-from syncopate.plan import ALLREDUCE, SHARDED
+from syncopate.plan import LIKE_DDP, SHARDED
 
-PLANNED = (ALLREDUCE, SHARDED)
-"""The exchanges that self-planning chooses from."""
+PLANNED = (*LIKE_DDP, SHARDED)
+"""The exchanges that self-planning plans. Unasked it chooses from those like DDP alone."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +18,16 @@ class Asked:
     Attributes:
         policy: who makes it; None for whichever is best.
         channels: how many collectives at once; None for whatever is best.
-        exchange: one of :data:`PLANNED`; None for whichever is best.
+        exchange: one of :data:`PLANNED`; None for whichever of those like DDP is best.
     """
 
     policy: str | None = None
     channels: int | None = None
     exchange: str | None = None
+
+    def takes(self, exchange: str) -> bool:
+        """Whether plans of ``exchange`` may train."""
+        return exchange in (LIKE_DDP if self.exchange is None else (self.exchange,))
 
 
 @dataclass(frozen=True)

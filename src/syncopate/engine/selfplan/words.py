@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from syncopate.delay import GLU, GLU_LR, LEAST_WARM_UP, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
-from syncopate.engine.selfplan.payback import pays_after
+from syncopate.engine.selfplan.payback import SHARE, pays_after
 from syncopate.engine.selfplan.safe import DDP
 from syncopate.plan import SERVED, SHARDED, Plan
 from syncopate.units import format_count, format_seconds
@@ -29,18 +29,30 @@ def log(message: str) -> None:
     logger.info(message)
 
 
-def announcement(steps: int, step_s: float, folder: Path | None) -> str:
+def announcement(steps: int, folder: Path | None) -> str:
     """Say what begins, and how long it will take.
 
     Args:
         steps: about how many.
-        step_s: what one takes now.
         folder: where the plan will be kept, if anywhere.
     """
     kept = f", kept in {folder} for the next run" if folder else ""
     return (
-        f"measures about {steps} steps (some {format_seconds(steps * step_s)}), which train as all "
-        f"others do, and settles on a plan{kept}"
+        f"begins on {DDP}, measures along the way in at most {SHARE:.0%} of the training's time, "
+        f"and settles on a plan after some {steps} steps{kept}; a run that ends before keeps none"
+    )
+
+
+def of_sharded(step_s: float, best_s: float) -> str:
+    """Say what the sharded exchange is expected to gain beyond the plan that stays.
+
+    Args:
+        step_s: what a step is expected to take with it.
+        best_s: what it is expected to take with the plan that stays.
+    """
+    return (
+        f"exchange='{SHARDED}' is expected to take {format_seconds(best_s - step_s)} less a step, "
+        "and a share of the optimizer's memory; other programs than DDP's (docs/sharded.md)"
     )
 
 

@@ -111,16 +111,15 @@ def test_ddp_around_a_distributed_model(owner: Any, monkeypatch: pytest.MonkeyPa
 def test_hooks_of_the_dropped_go_with_the_next_owner() -> None:
     kept, gone, elsewhere = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
 
-    def refuse(_: torch.Tensor) -> None:
-        raise ownership.dropped("weight")
-
     for layer in (kept, gone, elsewhere):
-        hook: Any = layer.weight.register_post_accumulate_grad_hook(refuse)  # type: ignore[no-untyped-call]
         parameter: weakref.ref[torch.Tensor] = weakref.ref(layer.weight)
-        ownership.orphan([parameter], [hook])
+        layer.weight.requires_grad_(layer is not kept)  # which may be frozen just then
+        ownership.orphan({"weight": parameter})
+        assert layer.weight.requires_grad == (layer is not kept)
+        layer.weight.requires_grad_(True)
         with pytest.raises(EngineError, match="'weight' is trained, but the model"):
             layer(torch.ones(1, 2)).sum().backward()
-    ownership.orphan([parameter], [])  # of one that was detached
+    ownership.orphan({})  # of one that was detached
     del gone, layer
     gc.collect()
     _require_free(nn.Sequential(kept))

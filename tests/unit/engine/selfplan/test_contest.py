@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Interference, LinearFit
 from syncopate.engine.selfplan import contest, words
-from syncopate.engine.selfplan.contest import Asked, Contender
+from syncopate.engine.selfplan.contest import Ability, Asked, Contender
 from syncopate.engine.selfplan.safe import safe_plan
 from syncopate.plan import Plan
 from syncopate.units import KIB, MIB
@@ -29,6 +29,8 @@ def curve(name: str, start_s: float, s_per_byte: float) -> CollectiveCurve:
     )
 
 
+ABLE, NOT_ABLE = Ability(defers=True, shards=True), Ability()
+
 CLUSTER = replace(
     Cluster.flat(4, latency_s=3e-5, bandwidth_bytes_per_s=117e6),
     curves=(curve("native", 4e-3, 1.3e-8), curve("ring", 1e-3, 1.29e-8)),
@@ -43,13 +45,13 @@ DDP = safe_plan("m", [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
 
 
 @functools.cache
-def _once(shardable: bool) -> tuple[Contender, ...]:
-    return tuple(contest.proposals(WORKLOAD, CLUSTER, Asked(), DDP, shardable=shardable))
+def _once(able: Ability, exchange: str | None) -> tuple[Contender, ...]:
+    return tuple(contest.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), DDP, able))
 
 
-def proposed(*, shardable: bool = False) -> list[Contender]:
-    """What competes where nothing is asked for: planned once, without samples every time."""
-    return [Contender(one.name, one.plan, []) for one in _once(shardable)]
+def proposed(able: Ability = NOT_ABLE, exchange: str | None = None) -> list[Contender]:
+    """What competes where nothing else is asked for: planned once, without samples every time."""
+    return [Contender(one.name, one.plan, []) for one in _once(able, exchange)]
 
 
 def rival(name: str, *samples_s: float) -> Contender:
@@ -63,7 +65,7 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
     assert names[3:] == [contest.TWO_CHANNELS, contest.NATIVE_SMALL]
     larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
-    names = [one.name for one in contest.proposals(WORKLOAD, larger, Asked(), DDP)]
+    names = [one.name for one in contest.proposals(WORKLOAD, larger, Asked(), DDP, NOT_ABLE)]
     others = [contest.TWO_CHANNELS, contest.EQUAL_TWO_CHANNELS, contest.NATIVE_SMALL]
     assert names[3:] == others
     for one in found:
@@ -75,40 +77,67 @@ def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     assert max(sizes) <= 2 * min(sizes)
 
 
-def test_sharded_plans_compete_where_the_step_can_be_spread() -> None:
-    found = proposed(shardable=True)
-    sharded = [one for one in found if one.plan.exchange == "sharded"]
-    by_name = {one.name for one in found}
-    names = [contest.SHARDED_PLAN, contest.SHARDED_RINGS, contest.SHARDED_SMALL]
-    assert [one.name for one in sharded] == [name for name in names if name in by_name]
-    assert len(sharded) >= 2
-    recipes = [r for b in sharded[-1].plan.buckets for _, r in b.recipes]
+def in_two_halves(exchange: str, asked: str | None) -> None:
+    found = proposed(ABLE, asked)
+    spread = [one for one in found if one.plan.exchange == exchange]
+    assert len(spread) >= 2
+    recipes = [r for b in spread[-1].plan.buckets for _, r in b.recipes]
     assert {recipe.algorithm for recipe in recipes} == {"ring"}
     assert found[0].name == contest.DDP
-    for one in sharded:
+    for one in spread:
         assert one.plan.channels == 2
         assert one.plan.prediction is not None
         assert one.plan.prediction.iteration_s >= one.plan.prediction.bound_s
-    # Weights that arrive while forward computes cost less than gradients that come after backward.
-    assert expected_s(sharded[0].plan) < expected_s(found[1].plan)
-    without = proposed()
-    assert {one.plan.exchange for one in without} == {"allreduce"}
-    asked = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
-    assert [one.name for one in asked] == [contest.DDP, *(one.name for one in sharded)]
-    asked = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="allreduce"), DDP, shardable=True)
-    assert {one.plan.exchange for one in asked} == {"allreduce"}
+    # What arrives while forward computes costs less than what comes after backward.
+    assert expected_s(spread[0].plan) < expected_s(proposed()[1].plan)
+
+
+def test_decoupled_plans_compete_where_steps_can_be_deferred() -> None:
+    in_two_halves("decoupled", None)
+    assert {one.plan.exchange for one in proposed()} == {"allreduce"}
+    shards = Ability(shards=True)
+    assert {one.plan.exchange for one in proposed(shards)} == {"allreduce"}
+
+
+def test_sharded_plans_compete_where_they_are_asked_for_alone() -> None:
+    assert {one.plan.exchange for one in proposed(ABLE)} == {"allreduce", "decoupled"}
+    in_two_halves("sharded", "sharded")
+    assert {one.plan.exchange for one in proposed(ABLE, "sharded")[1:]} == {"sharded"}
+    assert {one.plan.exchange for one in proposed(ABLE, "decoupled")[1:]} == {"decoupled"}
+    assert {one.plan.exchange for one in proposed(ABLE, "allreduce")} == {"allreduce"}
+
+
+def test_without_time_to_search_plans_of_some_sizes_compete() -> None:
+    short = contest.makers(Asked(), ABLE, search=False)
+    assert not contest.SEARCHED_PLANS & short.keys()
+    assert contest.DECOUPLED_SIZES.keys() <= short.keys()
+    assert contest.SEARCHED_PLANS & contest.makers(Asked(), ABLE).keys()
+    # What was asked for is made, however long that takes.
+    asked = contest.makers(Asked(policy="wfbp", exchange="decoupled"), ABLE, search=False)
+    assert asked.keys() == {contest.DECOUPLED_PLAN, contest.DECOUPLED_RINGS}
+
+
+def test_one_plan_needs_no_measurement() -> None:
+    tensors = [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors]
+    plan = contest.unmeasured("m", tensors, 4, Asked())
+    assert plan is not None
+    plan.require_fit(tensors, 4)
+    assert (plan.exchange, plan.channels, plan.prediction) == ("decoupled", 2, None)
+    assert max(bucket.nbytes for bucket in plan.buckets) <= 2 * MIB
+    for asked in (Asked(policy="wfbp"), Asked(exchange="allreduce"), Asked(exchange="sharded")):
+        assert contest.unmeasured("m", tensors, 4, asked) is None
 
 
 def test_no_ring_competes_where_none_was_measured() -> None:
     cluster = replace(CLUSTER, curves=CLUSTER.curves[:1])
-    found = contest.proposals(WORKLOAD, cluster, Asked(), DDP, shardable=True)
+    found = contest.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), DDP, ABLE)
     assert contest.SHARDED_PLAN in {one.name for one in found}
     algorithms = {r.algorithm for one in found for b in one.plan.buckets for _, r in b.recipes}
     assert algorithms == {"native"}
 
 
 def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
-    found = contest.proposals(WORKLOAD, CLUSTER, Asked(exchange="sharded"), DDP, shardable=True)
+    found = proposed(ABLE, "sharded")
     for place, one in enumerate(found):
         one.samples_s += [0.1 if one.name == contest.DDP else 0.5 - 0.1 * place] * 6
     assert contest.winner(found, "sharded").name == contest.SHARDED_SMALL
@@ -118,14 +147,14 @@ def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
     cheap = proposed()[2]
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
-    few = contest.proposals(WORKLOAD, dear, Asked(), DDP)[2]
+    few = contest.proposals(WORKLOAD, dear, Asked(), DDP, NOT_ABLE)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
 
 
 def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
-    """An optimizer whose step cannot be spread over the ranks gets no plan that spreads it."""
-    for shardable, exchanges in ((False, {"allreduce"}), (True, {"allreduce", "sharded"})):
-        found = contest.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, shardable=shardable)
+    """An optimizer whose step cannot be deferred gets no plan that defers it."""
+    for able, exchanges in ((NOT_ABLE, {"allreduce"}), (ABLE, {"allreduce", "decoupled"})):
+        found = contest.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, able)
         assert {one.plan.exchange for one in found} == exchanges
         slowed = replace(CLUSTER, interference=Interference(compute_rate=0.8))
         for one in found:
@@ -135,11 +164,11 @@ def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
-    asked = contest.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP)
+    asked = contest.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP, NOT_ABLE)
     assert [one.name for one in asked] == [contest.DDP, contest.IDEAL]
     assert asked[1].plan.policy == "wfbp"
     assert len(asked[1].plan.buckets) == 40
-    both = contest.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP)
+    both = contest.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP, NOT_ABLE)
     assert {one.plan.channels for one in both if one.name != contest.DDP} == {2}
 
 
@@ -216,27 +245,13 @@ def test_ddp_has_to_be_beaten_beyond_noise(
     assert contest.winner([rival(contest.DDP, *ddp_s), rival("plan", *plan_s)]).name == stays
 
 
-@pytest.mark.parametrize("shardable", [False, True])
-@pytest.mark.parametrize(
-    "asked",
-    [
-        Asked(),
-        Asked(policy="wfbp"),
-        Asked(channels=1),
-        Asked(policy="wfbp", channels=2),
-        Asked(exchange="allreduce"),
-        Asked(exchange="sharded"),
-        Asked(policy="wfbp", channels=2, exchange="sharded"),
-    ],
-)
-def test_no_more_plans_compete_than_are_announced(asked: Asked, shardable: bool) -> None:
-    larger = replace(
-        CLUSTER, curves=(curve("native", 20e-3, 1.3e-8), curve("ring", 25e-3, 1.29e-8))
-    )
-    found = contest.proposals(WORKLOAD, larger, asked, DDP, shardable=shardable)
-    most = contest.most(asked, shardable=shardable)
-    # Some may be alike.
-    assert most - 2 <= len(found) <= most
+def test_the_most_promising_compete_and_ddp_always() -> None:
+    found = proposed(ABLE)
+    kept = contest.promising(found)
+    assert len(kept) == 1 + contest.MOST < len(found)
+    assert kept[0].name == contest.DDP
+    left = [expected_s(one.plan) for one in found if one not in kept]
+    assert max(expected_s(one.plan) for one in kept[1:]) <= min(left)
 
 
 def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
@@ -247,7 +262,7 @@ def test_the_steps_of_a_contest_are_those_of_its_rounds() -> None:
 
 
 def test_who_trains_sharded_is_told_how_to_save() -> None:
-    found = proposed(shardable=True)
+    found = [*proposed(ABLE), *proposed(ABLE, "sharded")]
     for one in found:
         one.samples_s.append(0.5)
         told = "model.syncopate.state_dict(optimizer)" in words.verdict(one, found[0], 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.engine.selfplan import payback
-from syncopate.engine.selfplan.payback import Costs, pays_after
+from syncopate.engine.selfplan.payback import Budget, Costs, pays_after
 
 
 def test_a_gain_repays_what_measuring_cost() -> None:
@@ -27,3 +27,29 @@ def test_costs_are_longer_steps_and_the_work_between(monkeypatch: pytest.MonkeyP
         costs.planning_is_over()
     assert costs.beyond(1.0) == pytest.approx(0.5 + 0.75)
     assert costs.beyond(10.0) == 0.0
+
+
+def test_what_is_spent_stays_within_the_share_of_the_time_so_far() -> None:
+    budget = Budget(share=0.1)
+    assert budget.steps_until(1.0) == 0  # nothing is known of steps yet
+    budget.step_s = 2.0
+    assert budget.steps_until(1.0) == 5
+    for _ in range(5):
+        budget.step_is_over()
+    assert budget.steps_until(1.0) == 0
+    budget.spend(1.0)
+    budget.spend(-3.0)  # what was faster has cost nothing
+    assert budget.spent_s == 1.0
+    assert budget.steps_until(0.0) == 0
+    assert budget.steps_until(0.5) == 3
+
+
+def test_half_of_what_a_faster_plan_gains_may_be_spent() -> None:
+    budget = Budget(share=0.1)
+    budget.step_s, budget.gain_s = 2.0, 0.4
+    assert budget.steps_until(4.0) == 10
+    for _ in range(10):
+        budget.step_is_over()
+    budget.gain(10)
+    assert budget.steps_until(4.0) == 0
+    assert budget.steps_until(4.4) == 1

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from syncopate.delay import DC_ASGD_A, GLU, GLU_LR, SGD, Delay
-from syncopate.engine.exchange.optimizers import same_step
+from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.errors import EngineError
 
 _BLOCK_BYTES = 1 << 20
@@ -89,7 +89,7 @@ def require_rule(delay: Delay, optimizers: Sequence[torch.optim.Optimizer]) -> N
     """
     trained: set[int] = set()
     for optimizer in optimizers:
-        if delay.local_update == GLU and not same_step(type(optimizer), torch.optim.SGD):
+        if delay.local_update == GLU and not updates_as(type(optimizer), torch.optim.SGD):
             raise EngineError(
                 f"GLU recovers the mean gradient from how far the weights went in k steps of SGD, "
                 f"which a step of {type(optimizer).__name__} does not tell. Take "

@@ -18,7 +18,7 @@ from syncopate.collectives.store import Store, StoreHandle
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, view_like
 from syncopate.engine.exchange.groups import parameters_of
-from syncopate.engine.exchange.optimizers import same_step
+from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
 from syncopate.protocol.rules import SGD, STEPS, Adam
 
@@ -77,9 +77,7 @@ def rule_of(optimizers: Sequence[torch.optim.Optimizer]) -> SGD | Adam:
             "give one, or train with exchange='sharded'"
         )
     optimizer = optimizers[0]
-    known = next(
-        (k for k in _RULES if isinstance(optimizer, k) and same_step(type(optimizer), k)), None
-    )
+    known = next((k for k in _RULES if updates_as(type(optimizer), k)), None)
     if known is None:
         names = [each.__name__ for each in reversed(_RULES)]
         raise UnknownNameError("optimizer of servers", type(optimizer).__name__, names)
