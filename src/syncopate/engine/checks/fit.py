@@ -14,7 +14,7 @@ from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import EXCHANGES, SERVED, Plan
+from syncopate.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 
 Tensors = tuple[tuple[str, int, str], ...]
 """``(name, numel, dtype)`` of every exchanged gradient."""
@@ -54,7 +54,8 @@ def require_fit(
                 f"the {plan.exchange} exchange updates weights in the optimizer's step; give "
                 "distribute the optimizer too, or train with exchange='allreduce'"
             )
-        trained_by(trainables, optimizers)
+        if plan.exchange != DECOUPLED:  # there every rank takes every step
+            trained_by(trainables, optimizers)
     require_delay(plan.delay or plan.local_sgd, optimizers)
     for bucket in plan.buckets if plan.exchange != SERVED else ():
         for _, recipe in bucket.recipes:
@@ -89,7 +90,11 @@ def checks_of(
     digest = hashlib.sha256(plan.to_json()).hexdigest()[:16]
     summary = f"{plan.policy}, {len(plan.buckets)} buckets, sha256 {digest}"
     facts: list[Fact] = [("the plan", summary)]
-    if EXCHANGES[plan.exchange].pull:
+    if plan.exchange == DECOUPLED:
+        for place, optimizer in enumerate(optimizers):
+            facts.append((f"optimizer {place}", type(optimizer).__name__))
+            facts.append((f"the groups of optimizer {place}", group_sizes(optimizer)))
+    elif EXCHANGES[plan.exchange].pull:
         for place, optimizer in enumerate(optimizers):
             what = f"the shards of optimizer {place}, a {type(optimizer).__name__}"
             facts.append((what, kind_of(optimizer)))
@@ -97,3 +102,9 @@ def checks_of(
         for trainable, (place, _) in zip(trainables, trained, strict=True):
             facts.append((f"the optimizer of {trainable.name!r}", place))
     yield facts
+
+
+def group_sizes(optimizer: torch.optim.Optimizer) -> str:
+    """Return in words how many parameters of which shapes an optimizer trains in each group."""
+    groups = [[tuple(p.shape) for p in group["params"]] for group in optimizer.param_groups]
+    return str(groups)

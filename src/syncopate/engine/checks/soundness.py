@@ -34,7 +34,7 @@ from syncopate.engine.model import module as modules
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SERVED, Plan
+from syncopate.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 from syncopate.units import dtype_bytes
 
 
@@ -290,7 +290,7 @@ def _require_updatable(exchange: str | None, optimizers: Sequence[Any]) -> None:
             f"the {exchange} exchange takes the optimizer's step out of this rank's hands; give "
             "the optimizer, too: distribute(model, optimizer, ...)"
         )
-    for optimizer in optimizers:
+    for optimizer in optimizers if exchange != DECOUPLED else ():  # there it may be unknown
         kind_of(optimizer)
 
 

@@ -19,6 +19,16 @@ the thread of forward. What has arrived before the step, the step updates itself
 which it is not known that it updates each parameter by itself takes its whole step at once, when
 all flights have arrived.
 
+[Note: first steps]
+The first step of an optimizer on a parameter, and the first with other flags (``foreach``,
+``maximize``), waits for all flights and is the optimizer's own. So what torch refuses it refuses in
+the step, and entries of the state come in the order in which it makes them.
+
+[Note: memory that others hold]
+A look at a parameter is seen; a look at its memory is not. So a step does not wait to be taken
+where something else is on a parameter's memory: a ``state_dict`` that the script keeps, a view, an
+array of numpy (``seen/aliases.py``). What a script takes behind the step has waited for it.
+
 [Note: what the ranks say]
 Behind the last reduce-scatter all ranks sum up a note: whose backward failed, whom it reached, the
 buffers that ride along, and the sum of squares of every gradient, to which each rank contributes
@@ -33,6 +43,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -49,7 +60,7 @@ from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
 from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
 from syncopate.engine.exchange.optimizers import kind_of
-from syncopate.engine.exchange.seen import averages, weights
+from syncopate.engine.exchange.seen import aliases, averages, weights
 from syncopate.engine.tail import Said, Tail
 from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan, pulled_in
@@ -125,6 +136,8 @@ class Decoupled(Exchange):
         self._lock = threading.RLock()
         self._flights: dict[int, Flight] = {}
         self._stepper: torch.optim.Optimizer | None = None
+        self._stepping = 0
+        self._stepped: dict[int, set[Any]] = {}
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
         self._note: Any = None
@@ -165,6 +178,10 @@ class Decoupled(Exchange):
         self._pieces: dict[int, list[tuple[int, int, int]]] = {}
         self._aliases: dict[int, Tensor] = {}
         self._stand_ins: dict[int, nn.Parameter] = {}
+        storages: dict[int, list[int]] = defaultdict(list)
+        for trainable in self._trainables:
+            storages[trainable.parameter.untyped_storage()._cdata].append(trainable.index)
+        self._together = {key: tuple(of) for key, of in storages.items() if len(of) > 1}
         self._narrow: dict[int, Tensor] = {}
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for part in chain(*(bucket.parts for bucket in self.buckets)):
@@ -211,27 +228,33 @@ class Decoupled(Exchange):
             parameter = trainable.parameter
             with torch.enable_grad():
                 node: Any = parameter.view_as(parameter).grad_fn
-            accumulates, key = node.next_functions[0][0], id(self._part_of[trainable.index])
-            hooks.append(accumulates.register_prehook(partial(self._accumulates, key)))
+            accumulates = node.next_functions[0][0]
+            # The garbage collector does not see through a node to its hooks.
+            hooks.append(accumulates.register_prehook(_Waiter(self, self._key(trainable.index))))
             self._nodes.append(accumulates)  # a parameter does not keep it
         return hooks
 
-    def _accumulates(self, key: int, _: Any) -> None:
-        if key in self._flights:
-            self._arrive(key)
+    def _key(self, index: int) -> int:
+        """Return the name of the flight that brings a gradient."""
+        return id(self._part_of[index])
 
     def _watch_states(self) -> None:
         """Let looks at the state of optimizers wait for their deferred steps."""
         self._state_hooks: list[RemovableHandle] = []
         for optimizer in self._optimizers:
             if self._defers[id(optimizer)]:
-                WatchedState.install(optimizer, self.ready)
+                WatchedState.install(optimizer, self._state_is_read)
                 self._state_hooks += [
                     optimizer.register_load_state_dict_pre_hook(lambda *_: self.ready()),
                     optimizer.register_load_state_dict_post_hook(
-                        lambda loaded: WatchedState.install(loaded, self.ready)
+                        lambda loaded: WatchedState.install(loaded, self._state_is_read)
                     ),
                 ]
+
+    def _state_is_read(self) -> None:
+        """Wait for everything; not for what a step does to the parameters that it updates now."""
+        if self._stepper is None or self._stepping != threading.get_ident():
+            self.ready()
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -394,9 +417,9 @@ class Decoupled(Exchange):
         return missing
 
     def wait(self) -> Said:
-        """Wait for the note; averages may come later."""
+        """Wait for the note; averages may come later, and buffers with the next forward."""
         said = self._hear()
-        self._tail.deliver()
+        self._tail.deliver(put=False)
         return said
 
     def _hear(self) -> Said:
@@ -471,20 +494,50 @@ class Decoupled(Exchange):
         if not self._defers.get(id(optimizer)):
             self.ready()
             return
+        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
+            WatchedState.install(optimizer, self._state_is_read)
         self._deferred = {}
         groups.exchange(optimizer, self, self._standing_for)
-        self._stepper = optimizer
+        self._stepper, self._stepping = optimizer, threading.get_ident()
+        if self._is_first(optimizer):
+            self._deferred = {}
+            self._give_back_groups()
+            self.ready()
+
+    def _is_first(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Say whether a step is the first one of its kind; see [Note: first steps]."""
+        now = {index for indices in self._deferred.values() for index in indices}
+        kinds: set[Any] = {
+            tuple(value for value in group.values() if value is None or isinstance(value, bool))
+            for group in optimizer.param_groups
+        }
+        now |= kinds
+        known = self._stepped.setdefault(id(optimizer), set())
+        first = not now <= known
+        known |= now
+        return first
 
     def _standing_for(self, parameter: Tensor) -> list[Tensor]:
         """Return what an optimizer updates at once in the place of ``parameter``."""
         index = self._index.get(id(parameter))
         if index is None or parameter.grad is not self.grads[index]:
             return [parameter]
-        key = id(self._part_of[index])
+        key = self._key(index)
         if key not in self._flights:
+            return [parameter]
+        if self._is_held(parameter, index):
+            self._arrive(key)
             return [parameter]
         self._deferred.setdefault(key, []).append(index)
         return []
+
+    def _is_held(self, parameter: Tensor, index: int) -> bool:
+        """Say whether something that nobody sees read is on the memory of a parameter."""
+        with torch._C.DisableTorchFunctionSubclass():
+            storage = parameter.untyped_storage()
+            ours = self._together.get(storage._cdata, (index,))
+            held = len(ours) + sum(each in self._stand_ins for each in ours) + 1
+            return aliases.holders(storage) > held
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Let flights update what the step left to them."""
@@ -553,19 +606,40 @@ _LEAST_SQUARE = 1e-30
 
 
 class _Waiter:
-    """Waits for a flight."""
+    """Waits for a flight, as long as anybody trains the model."""
 
     def __init__(self, exchange: Decoupled, key: int) -> None:
-        self.exchange = exchange
+        self._exchange = weakref.ref(exchange)
         self._key = key
+
+    @property
+    def exchange(self) -> Decoupled:
+        """Who brings what is awaited.
+
+        Raises:
+            EngineError: nobody does any more.
+        """
+        if (found := self._exchange()) is None:
+            raise EngineError(
+                "model and optimizer are gone while the last step of this parameter was on its "
+                "way, so its value is not known. Keep the model as long as its parameters, or call "
+                "its .syncopate.ready() before it goes"
+            )
+        return found
 
     def wait(self) -> None:
         """Wait for it."""
         self.exchange._arrive(self._key)
 
+    def __call__(self, _: Any) -> None:
+        """Wait for it before autograd adds to a gradient."""
+        if (found := self._exchange()) is not None and self._key in found._flights:
+            found._arrive(self._key)
+
     def met_compiler(self) -> None:
         """Let every step wait for all weights from now on."""
-        self.exchange._compiled = True
+        if (found := self._exchange()) is not None:
+            found._compiled = True
 
 
 def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:

@@ -1,0 +1,1 @@
+"""Programs that users of DistributedDataParallel write, run side by side with it."""
