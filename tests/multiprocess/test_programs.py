@@ -49,7 +49,9 @@ def _run(rank: int, ranks: int, theme: str) -> list[str]:
         chosen = {plans[place % len(plans)], plans[(3 * place + ranks) % len(plans)]}
         if only:
             chosen = set(plans)
-        found += failures_of(program, rank, ranks, sorted(chosen), ALLOWED.get(program.__name__, {}))
+        found += failures_of(
+            program, rank, ranks, sorted(chosen), ALLOWED.get(program.__name__, {})
+        )
     return found
 
 
