@@ -221,7 +221,7 @@ class TestRefusals:
 
     def test_layers_without_a_shape(self) -> None:
         model = nn.Sequential(nn.LazyLinear(3))
-        with pytest.raises(CalibrationError, match="'0.weight' of Sequential has no shape yet"):
+        with pytest.raises(CalibrationError, match=r"'0.weight' of Sequential has no shape yet"):
             profile(Task(model, torch.ones(1, 2)))
 
     def test_a_loss_without_gradient(self) -> None:
