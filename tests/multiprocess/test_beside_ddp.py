@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -209,6 +211,51 @@ def _global_hooks_on_the_step(rank: int, exchange: str) -> None:
 def whole(pair: Pair) -> Any:
     """Return the state of the engine's optimizer as one process has it."""
     return pair.model.syncopate.state_dict(pair.optimizer, everywhere=True)["optimizer"]
+
+
+def _state_by_parameter(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, mlp, partial(torch.optim.Adam, lr=0.05))
+    trains(pair, rank, 2)
+    optimizer, weight = pair.optimizer, pair.model[0].weight
+    spread = exchange == "sharded"
+    for ask in (
+        lambda: optimizer.state[weight]["exp_avg"],
+        lambda: optimizer.state.get(weight, {}),
+        lambda: weight in optimizer.state,
+        lambda: optimizer.state.__setitem__(weight, optimizer.state[weight]),
+    ):
+        refused = pytest.raises(EngineError, match=r"'0.weight' in Adam is spread.*whole_state\(")
+        with refused if spread else nullcontext():
+            ask()
+    resets: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda state, parameter: state.pop(parameter),
+        lambda state, parameter: state.pop(parameter, None),
+        lambda state, parameter: state.__delitem__(parameter),
+        lambda state, parameter: state.__setitem__(parameter, {}),
+    )
+    for step, reset in enumerate(resets):
+        for model, optimizer in sides(pair):
+            for parameter in list(model.parameters())[step:]:
+                reset(optimizer.state, parameter)
+        trains(pair, rank, 2)
+    for step in range(3):
+        for model, optimizer in sides(pair):
+            inside = nullcontext()
+            if model is pair.model and step:
+                inside = model.syncopate.whole_state(optimizer)
+            with inside:
+                for entries in optimizer.state.values():
+                    if "exp_avg" in entries:
+                        entries["exp_avg"].mul_(0.5)
+                for parameter in model.parameters() if step else ():
+                    norm = optimizer.state[parameter]["exp_avg_sq"].norm()
+                    optimizer.state[parameter]["exp_avg"].zero_().add_(norm)
+            if step == 2:
+                optimizer.state.clear()
+        trains(pair, rank, 2)
+    pair.close()
+    assert type(pair.optimizer.state) is defaultdict
+    assert set(pair.optimizer.state) == set(pair.model.parameters())
 
 
 # -- threads ------------------------------------------------------------------------------------
@@ -418,6 +465,7 @@ CASES = {
         _a_helper_of_a_known_optimizer,
         _hooks_on_the_step,
         _global_hooks_on_the_step,
+        _state_by_parameter,
         _threads_that_read_weights,
         _the_model_without_communication,
         _scripted_submodules,
