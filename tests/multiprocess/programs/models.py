@@ -538,8 +538,7 @@ def weights_get_other_memory_behind_the_step(run: Run) -> None:
         if step == 2:
             model[0].weight.data = model[0].weight.data.clone() * 0.5
         if step == 4:
-            with torch.no_grad():
-                model[2].weight.set_(torch.zeros(8, 8))
+            model[2].weight.data = torch.full((8, 8), 0.1)
     run.end(model, optimizer)
 
 

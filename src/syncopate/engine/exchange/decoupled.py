@@ -205,6 +205,7 @@ class Decoupled(Exchange):
         self._defers = {id(each): _updates_each_by_itself(each) for each in self._optimizers}
         self._watch_states()
         self._hooks = self._prehooks()
+        weights.tell_of_compilers(self)
 
     def _own_pieces(self, part: FlatBuffer, message: Message) -> list[tuple[int, int, int]]:
         """Return of which parameters this rank sums up squares of a message, and where they lie.
@@ -253,6 +254,14 @@ class Decoupled(Exchange):
                         lambda loaded: WatchedState.install(loaded, self._state_is_read)
                     ),
                 ]
+
+    def compilation_begins(self) -> None:
+        """Let compilers find plain parameters and state; see ``weights``, [Note: compiled code]."""
+        if self._flights or self._stepper is not None:
+            self._compiled = True
+            self._step_now()
+        for optimizer in self._optimizers:
+            WatchedState.remove(optimizer)
 
     def _state_is_read(self) -> None:
         """Wait for everything; not for what a step does to the parameters that it updates now."""
@@ -497,8 +506,6 @@ class Decoupled(Exchange):
         if self._compiled or not self._defers.get(id(optimizer)):
             self.ready()
             return
-        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
-            WatchedState.install(optimizer, self._state_is_read)
         self._deferred, self._entries = {}, raw_state(optimizer)
         groups.exchange(optimizer, self, self._standing_for)
         self._stepper, self._stepping = optimizer, threading.get_ident()
@@ -547,6 +554,8 @@ class Decoupled(Exchange):
         deferred, self._deferred = self._deferred, {}
         if not deferred:
             return
+        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
+            WatchedState.install(optimizer, self._state_is_read)
         noted = dict(vars(optimizer))
         with self._lock:
             for key, indices in deferred.items():
@@ -632,11 +641,7 @@ class _Waiter:
             found._arrive(self._key)
 
     def met_compiler(self) -> None:
-        """Let every step wait for all weights from now on."""
-        if (found := self._exchange()) is not None:
-            found._compiled = True
-            if found._stepper is not None:  # what is compiled is the step
-                found._step_now()
+        """Do nothing: the exchange hears of it, too."""
 
 
 def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:
