@@ -138,14 +138,15 @@ def joined(buckets: Sequence[Bucket]) -> list[list[int]]:
     return [list(places) for _, places in groupby(range(len(buckets)), key)]
 
 
-def exchange_of(buckets: Sequence[Bucket]) -> str:
-    """Return the exchange whose collectives carry some buckets.
+def exchange_of(buckets: Sequence[Bucket], among: Iterable[str] = EXCHANGES) -> str:
+    """Return the first exchange ``among`` some whose collectives carry some buckets.
 
     Raises:
         InvalidValueError: no exchange runs these collectives.
     """
     found = {(one.push.collective, one.pull.collective if one.pull else "") for one in buckets}
-    for name, kind in EXCHANGES.items():
+    for name in among:
+        kind = EXCHANGES[name]
         if (kind.push, kind.pull) in found and found <= _carriers(kind):
             return name
     known = ", ".join(f"{name} ({_words(kind)})" for name, kind in EXCHANGES.items())

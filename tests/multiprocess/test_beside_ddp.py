@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -10,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 from torch.utils.checkpoint import checkpoint
 
+from syncopate.engine import distribute
+from syncopate.engine.exchange import base
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import Pair, data, mlp, noted, plan_of
 from tests.multiprocess.harness import run_ranks
@@ -204,6 +209,205 @@ def whole(pair: Pair) -> Any:
     return pair.model.syncopate.state_dict(pair.optimizer, everywhere=True)["optimizer"]
 
 
+# -- threads ------------------------------------------------------------------------------------
+
+
+class _Reader(threading.Thread):
+    """Reads the weights of ``model`` once or, given nothing to wait for, until it is told to end.
+
+    Attributes:
+        waits: set when it waits for weights on their way.
+        over: ends it.
+        failed: what it raised.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self.waits, self.over = threading.Event(), threading.Event()
+        self.failed: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            while not self.over.is_set():
+                for value in self._model.state_dict().values():
+                    value.sum()
+        except BaseException as error:
+            self.failed = error
+
+
+def _threads_that_read_weights(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, partial(nn.Linear, 8, 512))
+    arrived = base.arrived
+
+    def noted_arrived(handle: Any) -> None:
+        if isinstance(reader := threading.current_thread(), _Reader):
+            reader.waits.set()
+        arrived(handle)
+
+    base.arrived = noted_arrived
+    for step in range(4):
+        reader = _Reader(pair.model)
+
+        def train(model: Any, optimizer: Any, step: int = step, reader: Any = reader) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            if rank and model is pair.model:
+                time.sleep(0.3)  # rank 0's weights are on their way for so long
+            optimizer.step()
+            if model is not pair.model:
+                return
+            reader.start()
+            if not rank and exchange == "sharded":
+                assert reader.waits.wait(10.0)
+
+        pair.run(train)
+        # The forward comes while the thread waits for the same weights.
+        x = data(rank, 100 + step, 4, 8)
+        ours, theirs = pair.model(x), pair.reference(x)
+        reader.over.set()
+        reader.join()
+        assert reader.failed is None
+        torch.testing.assert_close(ours, theirs)
+    base.arrived = arrived
+    pair.close()
+
+
+# -- the model without communication ------------------------------------------------------------
+
+
+def _the_model_without_communication(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    for step in range(3):
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            if rank == 0:  # alone, in training mode, and with a backward of its own
+                model.module(data(rank, 50 + step, 4, 8))
+                model.module(data(rank, 70 + step, 4, 8)).square().mean().backward()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            optimizer.step()
+
+        pair.run(train)
+        pair.check()
+    alone = pair.model.module
+    assert alone.training
+    pair.model.eval()
+    assert not alone.training
+    assert alone[0] is pair.model[0]
+    assert alone.syncopate is pair.model.syncopate
+    x = data(0, 0, 4, 8)
+    assert torch.equal(alone(x), pair.model(x))
+    with pytest.raises(EngineError, match="is distributed already"):
+        distribute(alone)
+    wrapped = DistributedDataParallel(alone)
+    with pytest.raises(EngineError, match=r"DistributedDataParallel is wrapped around a Seq"):
+        wrapped(x)
+    pair.close()
+    assert torch.equal(alone(x), pair.model(x))
+
+
+# -- what reads a model in other ways -----------------------------------------------------------
+
+
+class _Scripted(nn.Module):
+    """Has a TorchScript module, with buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 8)
+        self.middle = torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)))
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.middle(self.first(x).relu()).relu())  # type: ignore[no-any-return]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        twin = _Scripted()
+        twin.load_state_dict(self.state_dict())
+        return twin
+
+
+def _scripted_submodules(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, _Scripted)
+    trains(pair, rank)
+    pair.close()
+
+
+def _traces_and_transforms(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    x = data(rank, 0, 4, 8)
+    for step in range(3):
+        trains(pair, rank, 1)
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            optimizer.step()
+
+        pair.run(train)
+        # Weights are on their way where ranks own parts; each of these begins there.
+        model: Any = pair.model
+        model.eval()
+        if step == 0:
+            traced = torch.jit.trace(model, x)
+            torch.testing.assert_close(traced(x), copy.deepcopy(model)(x))
+        held = {name: value.detach() for name, value in model.named_parameters()}
+        expected = copy.deepcopy(model)
+        expected(x).sum().backward()
+        if step == 1:
+
+            def loss(weights: dict[str, Tensor], model: Any = model) -> Tensor:
+                return torch.func.functional_call(model, weights, (x,)).sum()
+
+            for weights in (held, dict(model.named_parameters())):
+                for found, own in zip(
+                    torch.func.grad(loss)(weights).values(), expected.parameters(), strict=True
+                ):
+                    torch.testing.assert_close(found, own.grad)
+        if step == 2:
+            result = torch.func.functional_call(model, held, (x,))
+            torch.testing.assert_close(result, expected(x))
+        model.train()
+    trains(pair, rank, 1)
+    pair.close()
+
+
+def _gradients_scaled_through_data(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    for step in range(3):
+
+        def train(model: Any, optimizer: Any, step: int = step) -> None:
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            for parameter in model.parameters():
+                if step == 0:
+                    parameter.grad.data /= 3
+                elif step == 1:
+                    parameter.grad.data = parameter.grad.data / 3
+                else:
+                    parameter.grad.data.mul_(2).clamp_(-0.1, 0.1)
+            optimizer.step()
+
+        pair.run(train)
+        pair.check()
+    pair.close()
+
+
+def _conversions(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange)
+    trains(pair, rank, 1)
+
+    def convert() -> None:
+        pair.model.double()
+        pair.model(data(rank, 0, 4, 8).double())
+
+    with pytest.raises(EngineError, match=r"float64 on cpu.* does not fit its bucket; call model"):
+        convert()
+    pair.close()
+    pair.model.double()
+
+
 CASES = {
     case.__name__.strip("_"): case
     for case in (
@@ -212,6 +416,12 @@ CASES = {
         _a_helper_of_a_known_optimizer,
         _hooks_on_the_step,
         _global_hooks_on_the_step,
+        _threads_that_read_weights,
+        _the_model_without_communication,
+        _scripted_submodules,
+        _traces_and_transforms,
+        _gradients_scaled_through_data,
+        _conversions,
     )
 }
 

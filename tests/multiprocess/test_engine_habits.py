@@ -212,7 +212,9 @@ def _users_own_class(rank: int) -> None:
     pair = Pair(rank, _Saved)
     model = pair.model
     keys = list(model.state_dict())
-    assert model.module is model
+    assert model.module is model.module.module
+    assert isinstance(model.module, _Saved)
+    assert type(copy.deepcopy(model.module)) is _Saved
     assert list(model.module.state_dict()) == keys
     cls = type(model)
     assert (cls.__name__, cls.__qualname__, cls.__module__) == ("_Saved", "_Saved", __name__)
@@ -246,7 +248,7 @@ def _users_own_class(rank: int) -> None:
         expected = copy.deepcopy(model)(batch)
         for made in (scripted, traced, *exported):
             assert torch.equal(made(batch), expected)
-    with pytest.raises(EngineError, match=r"bf16_compress_hook.*DistributedDataParallel"):
+    with pytest.raises(EngineError, match=r"bf16_compress_hook.*wire_dtype='bfloat16'.*narrow.md"):
         model.register_comm_hook(None, bf16_compress_hook)
     pair.close()
     # What the model has under a name that distribute offers is the model's.

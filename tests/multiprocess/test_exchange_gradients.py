@@ -154,12 +154,15 @@ def whole(run: Run) -> None:
 
 
 def moved(run: Run) -> None:
-    """A gradient stays in the memory that the plan exchanges."""
+    """A gradient stays in the memory that the plan exchanges, whatever it is given."""
+    gradient = run.model.first.weight.grad
+    gradient.data = torch.arange(35.0).view(7, 5)
+    gradient.data /= 35
     if not run.spread:
         return
-    gradient = run.model.first.weight.grad
+    with pytest.raises(EngineError, match=r"'first.weight' has shape \(7, 5\) .* \(35,\); give it"):
+        gradient.data = torch.zeros(35)
     for move in (
-        lambda: setattr(gradient, "data", torch.zeros(7, 5)),
         lambda: gradient.resize_(35),
         lambda: gradient.resize_as_(torch.zeros(35)),
     ):

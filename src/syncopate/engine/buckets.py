@@ -100,6 +100,7 @@ class FlatBuffer:
 
     Attributes:
         trainables: whose gradients, in the order of the bucket.
+        parameters: their parameters.
         views: per parameter its place, with the parameter's shape and, where dense, its strides.
         grads: per parameter what ``parameter.grad`` becomes: its place, or what stands for it.
         gradients: the part of the buffer that holds gradients.
@@ -120,7 +121,7 @@ class FlatBuffer:
     ) -> None:
         """Allocate it; ``cuts`` are the elements at which the second message begins, and so on."""
         self.trainables = tuple(trainables)
-        parameters = [trainable.parameter for trainable in trainables]
+        self.parameters = parameters = [trainable.parameter for trainable in trainables]
         numel = sum(parameter.numel() for parameter in parameters)
         flat = torch.zeros(
             numel + tail_elements, dtype=parameters[0].dtype, device=parameters[0].device
@@ -141,7 +142,7 @@ class FlatBuffer:
         self.pushed_nbytes = self.wire.numel() * self.wire_dtype.itemsize
         # Only float16 can overflow in the sum; it is averaged before, at some loss of small values.
         self.averaged_before = self.wire_dtype == torch.float16
-        self.grads = list(self.views)
+        self.grads = [view.detach() for view in self.views]
 
     @property
     def replicated(self) -> bool:
@@ -177,6 +178,10 @@ class FlatBuffer:
         absent: list[Tensor] = []
         for trainable, view, grad in zip(self.trainables, self.views, self.grads, strict=True):
             gradient = trainable.parameter.grad
+            if type(grad) is Tensor and grad.data_ptr() != view.data_ptr():
+                # Somebody gave what was handed out other memory, by ``grad.data = ...``.
+                held, grad.data = grad.detach(), view
+                gradient = held if gradient is grad else gradient
             if gradient is grad:
                 continue
             if gradient is None:

@@ -84,6 +84,7 @@ class Engine:
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
+        self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
         self._optimizers = sound.optimizers
         self._optimizer_hooks: list[RemovableHandle | innermost.Innermost] = []
@@ -365,6 +366,15 @@ class Engine:
     def forward_ends(self, output: Any) -> None:
         """Watch what a forward returned for the backward to come."""
         self._readiness.forward_ends(modules.output_tensors(output))
+
+    def forward_bypassed(self, output: Any) -> None:
+        """Let gradients of what a forward without communication returned stay this rank's own.
+
+        Raises:
+            EngineError: somebody else exchanges their gradients.
+        """
+        ownership.require_alone(self, self._trainables)
+        self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
 
     def forward_leaves(self) -> None:
         """Note that the outermost forward is over, well or badly."""

@@ -36,7 +36,7 @@ class Innermost(NamedTuple):
 
 
 _innermost: weakref.WeakKeyDictionary[Optimizer, list[Innermost]] = weakref.WeakKeyDictionary()
-"""Optimizer -> the hooks of the engines whose parameters it trains, in the order of their making."""
+"""Optimizer -> the hooks of the engines of what it trains, in the order of their making."""
 
 _ordering: list[RemovableHandle] = []
 """The global hook, once there is something to put in order."""

@@ -2,8 +2,7 @@
 
 MG-WFBP's Algorithm 2 on autograd's own hooks: every parameter's hook marks its gradient ready,
 behind the user's own hooks (``engine/accumulators.py``); a bucket is pushed when all its gradients
-are ready and all earlier buckets of the plan are pushed.
-What pushing means, and when somebody has to wait for it, ``engine/exchange/`` knows.
+are ready and all earlier buckets are pushed. What that means ``engine/exchange/`` knows.
 
 [Note: The path of a hook]
 The hook runs once per parameter and backward, so its common path is four lines on captured lists.
@@ -199,12 +198,13 @@ class Readiness:
             self._exchange_buffers()
         self._step.forward_start = self._stamp()
 
-    def forward_ends(self, outputs: Sequence[Tensor]) -> None:
-        """Watch the tensors that ``forward`` returned for the backward to come."""
-        begin = self._begin_skip if self.paused else self._begin_sync
+    def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
+        """Watch what ``forward`` returned for the backward to come; local where it was bypassed."""
+        begin = self._begin_skip if self.paused or bypassed else self._begin_sync
         # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
         inner = [tensor for tensor in outputs if tensor.grad_fn is not None]
-        if inner and self._counted and torch._C._current_graph_task_id() == -1:
+        counted = inner and self._counted and not bypassed
+        if counted and torch._C._current_graph_task_id() == -1:
             self._forwards += 1
             self._unreached.add(self._forwards)
             begin = partial(self._begin_counted, self._forwards)

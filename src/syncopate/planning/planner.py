@@ -68,7 +68,7 @@ def make_plan(
         world_size=cluster.world_size,
         policy=row.name,
         buckets=draft.buckets,
-        exchange=exchange_of(draft.buckets),
+        exchange=draft.exchange or exchange_of(draft.buckets, found),
         channels=draft.channels,
         prediction=question.predict(draft),
         cluster=cluster.name,

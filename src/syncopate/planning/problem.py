@@ -35,6 +35,7 @@ class Pulls:
         replicated: seconds of the collective that may push a bucket instead, which every rank then
             updates, so that nothing is pulled; None where there is none.
         served: whether ``ranks`` are servers.
+        deferred: whether averages of gradients are pulled, and updates are left to forward.
     """
 
     cost: CostFunction
@@ -43,6 +44,7 @@ class Pulls:
     rooted: bool = False
     replicated: CostFunction | None = None
     served: bool = False
+    deferred: bool = False
 
 
 class Problem:

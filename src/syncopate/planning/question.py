@@ -51,6 +51,7 @@ class Draft:
         pull_order: the buckets, by their indices, in the order in which their weights are pulled;
             empty for the last one first.
         reason: why this one, in a line; empty where there was nothing to choose.
+        exchange: whose collectives these are; empty where the buckets tell.
     """
 
     buckets: tuple[Bucket, ...]
@@ -58,6 +59,7 @@ class Draft:
     order: tuple[int, ...] = ()
     pull_order: tuple[int, ...] = ()
     reason: str = ""
+    exchange: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,7 @@ class Question:
                 rooted,
                 replicated,
                 served=kind.asks_servers,
+                deferred=kind.pulls_gradients,
             )
         return Problem(workload.ready_s, nbytes, costs[kind.push], pulls=pulls)
 
@@ -154,7 +157,7 @@ class Question:
         # Only what differs from the usual is written down.
         if pulled == pulled_in((), len(pulled)):
             pulled = ()
-        return Draft(*_with_one_order(buckets, channels), pulled)
+        return Draft(*_with_one_order(buckets, channels), pulled, exchange=self.exchange)
 
     def predict(self, draft: Draft) -> Prediction:
         """Return what a draft is expected to cost.
@@ -165,19 +168,29 @@ class Question:
             PredictionError: the costs promise an iteration below the physical bound.
         """
         workload, cluster, buckets = self.workload, self.cluster, draft.buckets
+        exchange = draft.exchange or exchange_of(buckets, self.costs)
+        kind = EXCHANGES[exchange]
         played = play(
             workload,
             buckets,
-            self.costs[exchange_of(buckets)],
+            self.costs[exchange],
             cluster.interference,
             draft.order,
             world_size=cluster.world_size,
             pull_order=draft.pull_order,
             cluster=cluster,
+            deferred=kind.pulls_gradients,
         )
         beside_nbytes = workload.beside_nbytes(cluster.world_size)
-        bound_s = plan_bound_s(cluster, buckets, played.compute_s, self.share, beside_nbytes)
-        more_s = beside_s(cluster, workload, exchange_of(buckets), self.share)
+        bound_s = plan_bound_s(
+            cluster,
+            buckets,
+            played.compute_s,
+            self.share,
+            beside_nbytes,
+            pull_share=self.share if kind.pulls_gradients else 1.0,
+        )
+        more_s = beside_s(cluster, workload, exchange, self.share)
         played_s = played.iteration_s + more_s
         require_possible(played_s, bound_s, f"a plan for {workload.model!r}")
         iteration_s = max(played_s + cluster.interference.unexplained_s, bound_s)
@@ -204,7 +217,7 @@ def question_of(
         UnknownNameError: gradients cannot be narrowed to ``wire_dtype``.
     """
     share = wire_share(wire_dtype, bytes_by_dtype(workload.tensors))
-    wired = {exchange: on_the_wire(found, share) for exchange, found in costs.items()}
+    wired = {name: on_the_wire(found, share, name) for name, found in costs.items()}
     return Question(workload, cluster, wired, channels, share)
 
 
@@ -234,7 +247,7 @@ def predict(
         return predict_averaged(workload, plan, cluster, costs)
     named = costs or plan_costs(cluster, workload.nbytes, plan)
     question = question_of(workload, cluster, {plan.exchange: named}, wire_dtype=plan.wire_dtype)
-    draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order)
+    draft = Draft(plan.buckets, plan.channels, plan.order, plan.pull_order, exchange=plan.exchange)
     found = question.predict(draft)
     if not plan.weight_sync_period:
         return found

@@ -20,6 +20,9 @@ channel is free and computation has come as far as the message asks.
   (``engine/exchange/delay/deferred.py``). Nothing waits for pushes then but the next backward,
   which fills the same buckets, and pulls, which begin when the shards are updated: those of a
   channel come behind its own pushes, and what they wait for on others is left out.
+* Where averages of gradients are pulled, in place of weights, no update comes before the pulls:
+  they begin when all pushes are over. Each bucket is updated by every rank in the next forward,
+  when it has come and before the layer that needs it: :mod:`syncopate.simulation.deferred`.
 * Servers update while ranks go on, and send weights back while gradients still arrive:
   :mod:`syncopate.simulation.serving`.
 
@@ -62,6 +65,7 @@ from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
 from syncopate.plan import Bucket
 from syncopate.simulation import ideal
+from syncopate.simulation.deferred import Update, played_as
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.layout import Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
@@ -99,6 +103,7 @@ class Iteration:
         progress: ``(time, progress)`` points between which computation ran at a constant rate.
         push_waits_s: ``(start, end)`` of each time that backward stood still for a push of the
             iteration before.
+        deferred: the updates in forward, whose progress counts with them.
     """
 
     starts_s: tuple[float, ...]
@@ -113,6 +118,7 @@ class Iteration:
     iteration_s: float
     progress: tuple[tuple[float, float], ...]
     push_waits_s: tuple[tuple[float, float], ...] = ()
+    deferred: tuple[Update, ...] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -141,6 +147,7 @@ def play(
     world_size: int = 1,
     pull_order: tuple[int, ...] = (),
     cluster: Cluster | None = None,
+    deferred: bool = False,
 ) -> Iteration:
     """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
 
@@ -154,6 +161,7 @@ def play(
         pull_order: the plan's.
         cluster: the machines, as many ranks, for the price of unequal shards; without it all
             shards count as equal.
+        deferred: whether updates are left to the next forward.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
@@ -169,6 +177,7 @@ def play(
         world_size=world_size,
         pull_order=pull_order,
         cluster=cluster,
+        deferred=deferred,
     )
     return play_traffic(workload, traffic, interference)
 
@@ -185,6 +194,7 @@ def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = I
     """Return how long the steady iteration of :func:`play_traffic` takes, and nothing else."""
     if traffic.served:
         return play_traffic(workload, traffic, interference).iteration_s
+    workload, traffic, _ = played_as(workload, traffic)
     if interference.is_ideal:
         return ideal.iteration_s(workload, traffic)
     pieces: list[Piece] = []
@@ -235,6 +245,7 @@ def _played(
     pulls_first: bool,
     delay: Delay | None = None,
 ) -> tuple[Iteration, ...]:
+    workload, traffic, updates = played_as(workload, traffic)
     pieces: list[Piece] = []
     collectives: list[Collective] = []
     period, ahead = (delay.k, delay.runs_ahead) if delay else (1, False)
@@ -260,7 +271,8 @@ def _played(
         added = _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
         layouts.append(added)
     result = run(pieces, collectives, interference)
-    return tuple(_iteration(workload, traffic, result, layout) for layout in layouts)
+    played = (_iteration(workload, traffic, result, layout) for layout in layouts)
+    return tuple(replace(one, deferred=updates) for one in played)
 
 
 def _ends_behind(workload: Workload, traffic: Traffic, delay: Delay) -> bool:

@@ -18,7 +18,7 @@ from syncopate.costs.model.training import (
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Bucket, Plan
+from syncopate.plan import EXCHANGES, Bucket, Plan
 from syncopate.recipe import Recipe, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.local_sgd import averages_of, play_average
@@ -167,11 +167,12 @@ def _traffic(
     found = traffic_of(
         workload,
         plan.buckets,
-        on_the_wire(costs, share),
+        on_the_wire(costs, share, plan.exchange),
         plan.order,
         world_size=cluster.world_size,
         pull_order=plan.pull_order,
         cluster=cluster,
+        deferred=EXCHANGES[plan.exchange].pulls_gradients,
     )
     return replace(found, behind=plan.pulled_behind)
 
@@ -202,6 +203,7 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
     """Return start, end and the other fields of every span of one rank in one iteration."""
     backward_end, done = played.backward_end_s, played.iteration_s - played.update_s
     pattern = [*_forward(workload, played), *_backward(workload, played)]
+    narrow = ("push", "pull") if EXCHANGES[plan.exchange].pulls_gradients else ("push",)
     phases = {"push": (played.starts_s, played.ends_s)} if played.ends_s else {}
     if played.pull_ends_s:
         phases = {"pull": (played.pull_starts_s, played.pull_ends_s)} | phases
@@ -209,7 +211,7 @@ def _pattern(workload: Workload, plan: Plan, played: Iteration, share: float) ->
         carried = [(i, one, dict(one.recipes).get(lane)) for i, one in enumerate(plan.buckets)]
         there = [(i, one, recipe) for i, one, recipe in carried if recipe is not None]
         for (index, bucket, recipe), start, end in zip(there, starts, ends, strict=True):
-            fields = _of_bucket(index, bucket, lane, recipe, share if lane == "push" else 1.0)
+            fields = _of_bucket(index, bucket, lane, recipe, share if lane in narrow else 1.0)
             pattern.append((start, end, fields))
     if done > backward_end:
         pattern.append((backward_end, done, {"name": "wait for communication", "lane": "wait"}))
@@ -247,24 +249,46 @@ def _sync(workload: Workload, start_s: float, lasts_s: float) -> _Pattern:
 
 
 def _forward(workload: Workload, played: Iteration) -> _Pattern:
-    """Forward, and the waits that cut it."""
+    """Forward, and the waits and updates that cut it."""
+    cuts = [(start_s, end_s, _WAIT) for start_s, end_s in played.waits_s]
+    cuts += [(start_s, end_s, _UPDATE) for start_s, end_s in _updates(played)]
     pattern: _Pattern = []
     start = 0.0
-    for wait_start, wait_end in played.waits_s:
-        if wait_start > start:
-            pattern.append((start, wait_start, {"name": "forward", "lane": "forward"}))
-        pattern.append((wait_start, wait_end, {"name": "wait for weights", "lane": "wait"}))
-        start = wait_end
-    end = max(float(played.wall_s(workload.forward_s)), start)
+    for cut_start, cut_end, fields in sorted(cuts, key=lambda cut: cut[:2]):
+        if cut_start > start:
+            pattern.append((start, cut_start, {"name": "forward", "lane": "forward"}))
+        pattern.append((cut_start, cut_end, dict(fields)))
+        start = cut_end
+    end = max(float(played.wall_s(_forward_s(workload, played))), start)
     if end > start or not pattern:
         pattern.append((start, end, {"name": "forward", "lane": "forward"}))
     return pattern
 
 
+_WAIT = {"name": "wait for weights", "lane": "wait"}
+_UPDATE = {"name": "update", "lane": "update"}
+
+
+def _updates(played: Iteration) -> Iterator[tuple[float, float]]:
+    """Yield when each stretch of updates in forward began and ended."""
+    for begin_s, lasts_s in played.deferred:
+        end_s = float(played.wall_s(begin_s + lasts_s))
+        # What stood still before the update had made as much progress.
+        stood_s = (b for a, b in played.waits_s if a <= played.wall_s(begin_s) + _ROUNDING_S <= b)
+        yield max(float(played.wall_s(begin_s)), *stood_s, 0.0), end_s
+
+
+def _forward_s(workload: Workload, played: Iteration) -> float:
+    """Return the progress at which forward is over, the updates in it included."""
+    return workload.forward_s + sum(update.lasts_s for update in played.deferred)
+
+
 def _backward(workload: Workload, played: Iteration) -> _Pattern:
     pattern: _Pattern = []
     last_wait = max((end for _, end in played.waits_s), default=0.0)
-    bounds = played.wall_s([workload.forward_s, *workload.ready_s]).tolist()
+    longer_s = _forward_s(workload, played) - workload.forward_s
+    ready_s = [at_s + longer_s for at_s in (workload.forward_s, *workload.ready_s)]
+    bounds = played.wall_s(ready_s).tolist()
     # Of weights that forward needs at its very end, it has progressed as far before the wait.
     bounds[0] = max(bounds[0], last_wait)
     for wait_start, wait_end in played.push_waits_s:

@@ -39,6 +39,7 @@ class Pull(NamedTuple):
         startup_s: the part of it that does not share the link.
         channel: which channel carries it.
         parts: in how many parts it follows its push, each when the same part has been pushed.
+        update_s: the update of what it brings, where that is left to forward.
     """
 
     needed_s: float
@@ -46,6 +47,7 @@ class Pull(NamedTuple):
     startup_s: float = 0.0
     channel: int = 0
     parts: int = 1
+    update_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class Traffic:
         pull_order: the plan's; see :class:`~syncopate.plan.Plan`.
         behind: how many of the last pulls go behind the pushes of the next backward.
         served: whether servers update the weights.
+        deferred: whether what is pulled is updated in forward; :attr:`update_s` is the rest then.
     """
 
     pushes: tuple[Collective, ...]
@@ -68,6 +71,7 @@ class Traffic:
     pull_order: tuple[int, ...] = ()
     behind: int = 0
     served: bool = False
+    deferred: bool = False
 
     @property
     def pulled(self) -> tuple[int, ...]:
@@ -85,6 +89,7 @@ def traffic_of(
     world_size: int = 1,
     pull_order: tuple[int, ...] = (),
     cluster: Cluster | None = None,
+    deferred: bool = False,
 ) -> Traffic:
     """Return the messages of a plan's buckets; arguments and errors are those of ``play``."""
     by_name = {tensor.name: index for index, tensor in enumerate(workload.tensors)}
@@ -100,10 +105,12 @@ def traffic_of(
     pushes: list[Collective] = []
     pulls: list[Pull | None] = []
     shards = None
-    if workload.whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
+    whole = workload.whole and not deferred
+    if whole and any(bucket.push.collective == _SHARDS for bucket in buckets):
         spread = (bucket.tensors for bucket in buckets if bucket.pull is not None)
         shards = Shards(workload, chain(*spread), world_size)
     price = partial(priced, costs, order, cluster)
+    of_byte_s = workload.update_s / (workload.nbytes or 1) if deferred else 0.0
     for bucket in buckets:
         indices = [by_name[name] for name in bucket.tensors]
         if shards is not None and bucket.pull is not None:
@@ -119,12 +126,17 @@ def traffic_of(
             duration_s, startup_s = price(bucket.pull, parts)
             needed_s = min(needed[i] for i in indices)
             parts_count = parts_at_servers(bucket.nbytes, bucket.pull.options.get(SERVERS))
-            pulls.append(Pull(needed_s, duration_s, startup_s, bucket.pull.channel, parts_count))
-    share = shards.largest_part if shards else _update_part(buckets, world_size)
+            channel, lasts_s = bucket.pull.channel, bucket.nbytes * of_byte_s
+            pulls.append(Pull(needed_s, duration_s, startup_s, channel, parts_count, lasts_s))
+    if deferred:
+        at_once = sum(bucket.nbytes for bucket in buckets if bucket.pull is None)
+        share = at_once / (workload.nbytes or 1)
+    else:
+        share = shards.largest_part if shards else _update_part(buckets, world_size)
     update_s = workload.update_s * share
     served = SERVERS in buckets[0].push.options
     there = tuple(pulls) if any(pulls) else ()
-    return Traffic(tuple(pushes), there, update_s, pull_order, served=served)
+    return Traffic(tuple(pushes), there, update_s, pull_order, served=served, deferred=deferred)
 
 
 def _update_part(buckets: Sequence[Bucket], world_size: int) -> float:

@@ -213,12 +213,15 @@ def copies_after_the_step(run: Run) -> None:
             both: Any = copy.deepcopy((model, optimizer))
             run.see("twin", list(both[0].parameters()))
             run.see("twin's state", both[1].state_dict())
-            run.see("twin trains its own", [
-                one is other
-                for one, other in zip(
-                    both[1].param_groups[0]["params"], both[0].parameters(), strict=True
-                )
-            ])
+            run.see(
+                "twin trains its own",
+                [
+                    one is other
+                    for one, other in zip(
+                        both[1].param_groups[0]["params"], both[0].parameters(), strict=True
+                    )
+                ],
+            )
             plain = pickle.loads(pickle.dumps(optimizer.state_dict()))
             run.see("pickled", plain)
     run.end(model, optimizer)

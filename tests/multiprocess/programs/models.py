@@ -459,7 +459,10 @@ def recomputed_reentrant(run: Run) -> None:
 def embedding_bag(run: Run) -> None:
     model = nn.Sequential(nn.EmbeddingBag(20, 8, mode="mean"), nn.Linear(8, 4))
     _trained_on(
-        run, model, adamw(model), lambda step: (torch.arange(12) * (run.rank + step) % 20).view(3, 4)
+        run,
+        model,
+        adamw(model),
+        lambda step: (torch.arange(12) * (run.rank + step) % 20).view(3, 4),
     )
 
 

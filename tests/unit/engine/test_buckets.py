@@ -44,7 +44,7 @@ def test_views_have_the_parameters_layout_and_tile_the_buffer() -> None:
         parameter.grad = torch.full_like(parameter, index + 1.0)
     gather(flat)
     assert flat.wire.tolist() == [1.0] * 120 + [2.0] * 12 + [3.0] * 4 + [4.0] + [0.0] * 2
-    assert all(p.grad is view for p, view in zip(parameters, flat.views, strict=True))
+    assert all(p.grad is grad for p, grad in zip(parameters, flat.grads, strict=True))
 
 
 def test_gather_copies_the_fresh_and_leaves_the_accumulated() -> None:
@@ -52,10 +52,24 @@ def test_gather_copies_the_fresh_and_leaves_the_accumulated() -> None:
     flat = FlatBuffer(_trainables(*parameters))
     flat.wire.fill_(9.0)
     parameters[0].grad = torch.tensor([1.0, 2.0])
-    parameters[1].grad = flat.views[1]
+    parameters[1].grad = flat.grads[1]
     gather(flat)
     assert flat.wire.tolist() == [1.0, 2.0, 9.0, 9.0, 0.0, 0.0]
     assert parameters[2].grad is None
+
+
+def test_a_gradient_that_was_given_other_memory_comes_back_to_its_place() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    flat = FlatBuffer(_trainables(parameter))
+    for accumulated in (True, False):
+        parameter.grad = flat.grads[0]
+        parameter.grad.data = torch.tensor([1.0, 2.0])
+        if not accumulated:
+            parameter.grad = torch.tensor([3.0, 4.0])
+        gather(flat)
+        assert flat.wire.tolist() == ([1.0, 2.0] if accumulated else [3.0, 4.0])
+        assert parameter.grad is flat.grads[0]
+        assert parameter.grad.data_ptr() == flat.wire.data_ptr()
 
 
 def test_complex_gradients_travel_as_real_numbers() -> None:
@@ -188,11 +202,11 @@ def test_the_parts_of_a_tensor_are_messages_of_one_buffer() -> None:
         calls = flat.gathering()
         assert len(calls) == 3
         for upto, call in zip((12, 12, 12) if turned else (5, 7, 12), calls, strict=True):
-            assert table.grad is not flat.views[0]
+            assert table.grad is not flat.grads[0]
             call()
             found = flat.wire[:upto].tolist()
             assert found == [float(value) + turned for value in range(upto)]
-        assert table.grad is flat.views[0]
+        assert table.grad is flat.grads[0]
         assert flat.gathering() == []
         assert flat.wire[12:].tolist() == [0.0, 0.0]
     table.grad = None

@@ -306,11 +306,11 @@ def test_auto_takes_the_best_of_every_exchange_and_says_why() -> None:
     best = min(iteration_s(one) for one in all_plans(workload, cluster))
     assert iteration_s(plan) <= best * 1.001
     # One channel is predicted to be as good, within a thousandth.
-    assert (plan.policy, plan.exchange, plan.channels) == ("auto", "sharded", 2)
-    one = make_plan(workload, cluster, exchange="sharded", channels=1)
+    assert (plan.policy, plan.exchange, plan.channels) == ("auto", "decoupled", 2)
+    one = make_plan(workload, cluster, exchange="decoupled", channels=1)
     assert iteration_s(one) <= iteration_s(plan) * 1.001
-    assert plan.reason.startswith("sharded: ")
-    assert "(allreduce), gathers hide in forward; bound " in plan.reason
+    assert plan.reason.startswith("decoupled: ")
+    assert "(sharded), gathers hide in forward; bound " in plan.reason
     assert Plan.from_json(plan.to_json()).reason == plan.reason
 
 
@@ -330,7 +330,7 @@ def test_auto_chooses_among_what_is_left_open() -> None:
     assert (rooted.exchange, rooted.channels) == ("rooted", 2)
     # Rings gather and reduce-scatter, but reduce to nobody.
     ring = make_plan(workload, cluster, "auto", algorithm="ring")
-    assert ring.exchange == "sharded"
+    assert ring.exchange == "decoupled"
     assert {r.algorithm for b in ring.buckets for _, r in b.recipes} == {"ring"}
     assert "rooted" not in ring.reason
     lp = make_plan(workload, cluster, "auto", algorithm="lp", channels=1)
@@ -362,7 +362,12 @@ def test_a_policy_may_choose_exchange_recipes_and_channels(
         draft = question.only("sharded", 1).draft((question.problem.length,))
         (bucket,) = draft.buckets
         push = Recipe("reduce_scatter", "ring", channel=2)
-        return Draft((structs.replace(bucket, push=push),), channels=3, reason="I say so")
+        return Draft(
+            (structs.replace(bucket, push=push),),
+            channels=3,
+            reason="I say so",
+            exchange="sharded",
+        )
 
     row = Policy("by hand", optimal, "one bucket", "a test", plans=by_hand, chooses=True)
     monkeypatch.setitem(POLICIES, "by hand", row)

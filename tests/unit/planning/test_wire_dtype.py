@@ -103,7 +103,9 @@ def test_predictions_and_timelines_agree(
     assert lasted_s == pytest.approx(plan.prediction.iteration_s)
     sent = {lane: sum(s.nbytes for s in spans if s.lane == lane) for lane in ("push", "pull")}
     assert sent["push"] == work.nbytes // (2 if wire_dtype else 1)
-    assert sent["pull"] == (work.nbytes if EXCHANGES[exchange].pull else 0)
+    kind = EXCHANGES[exchange]
+    narrow = 2 if wire_dtype and kind.pulls_gradients else 1
+    assert sent["pull"] == (work.nbytes // narrow if kind.pull else 0)
 
 
 def test_given_costs_are_by_the_bytes_on_the_wire() -> None:

@@ -140,6 +140,7 @@ def plan_bound_s(
     beside_nbytes: int = 0,
     *,
     pull_period: int = 1,
+    pull_share: float = 1.0,
 ) -> float:
     """Return the physical bound of an iteration by a plan; see [Note: of every exchange].
 
@@ -149,6 +150,7 @@ def plan_bound_s(
         compute_s: forward, backward and update alone.
         share: of their bytes, what goes on the wire when gradients are pushed.
         beside_nbytes: what all ranks are told besides.
+        pull_share: of their bytes, what goes on the wire when buckets are pulled.
         pull_period: weights are pulled every so many iterations, of which each bears an equal part.
     """
     if buckets[0].push.algorithm == SERVED:
@@ -170,6 +172,8 @@ def plan_bound_s(
             nbytes = float(sum(by_root.values()))
             if phase == "push":
                 nbytes = share * (nbytes + beside_nbytes)
+            else:
+                nbytes *= pull_share
             whole_s = wire_s(cluster, nbytes, collective)
             if collective in ROOTED:
                 whole_s *= _busiest_root(cluster, by_root)

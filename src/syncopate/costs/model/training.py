@@ -28,8 +28,9 @@ send.
 each parameter and some for each rank, and the small buffers of the model. Under ``allreduce`` they
 ride behind the last bucket, which takes as much longer as the line rate says of their bytes. Where
 ranks own what they update, they are an all-reduce of their own (recursive doubling) behind the last
-push. A model with buffers also has rank 0 say, once an iteration and while nothing else goes on,
-whether it changed them meanwhile: a broadcast (MST) of a few bytes.
+push. Where averages are pulled, the sum of squares of each gradient is among it. A model with
+buffers also has rank 0 say, once an iteration and while nothing else goes on, whether it changed
+them meanwhile: a broadcast (MST) of a few bytes.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ _MEASURED_MOST = "all_reduce"
 _AFTER_ANOTHER = 1.3
 _LARGEST_BYTES = 1 << 30
 _ASKED_BYTES = 4
+_SQUARE_BYTES = 4
 
 
 @remembered
@@ -189,6 +191,8 @@ def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float =
     nbytes = workload.beside_nbytes(cluster.world_size)
     if not nbytes:
         return 0.0
+    if EXCHANGES[exchange].pulls_gradients:
+        nbytes += _SQUARE_BYTES * len(workload.tensors)
     asked_s = 0.0
     if workload.buffers_nbytes:
         asked_s = float(schedule_cost(cluster, "broadcast", "mst")(_ASKED_BYTES))
@@ -200,15 +204,17 @@ def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float =
     return asked_s + riding_s
 
 
-def on_the_wire(costs: Costs, share: float) -> Costs:
+def on_the_wire(costs: Costs, share: float, exchange: str = "") -> Costs:
     """Return costs by the bytes of gradients of which ``share`` go on the wire.
 
-    Only collectives that add are narrowed: they carry gradients, the others weights.
+    What carries gradients is narrowed: collectives that add, and in an ``exchange`` that pulls
+    averages of gradients the others as well.
     """
     if share == 1:
         return costs
+    everything = exchange in EXCHANGES and EXCHANGES[exchange].pulls_gradients
     return {
-        name: envelope.narrowed(share) if conditions(name).reduces else envelope
+        name: envelope.narrowed(share) if everything or conditions(name).reduces else envelope
         for name, envelope in costs.items()
     }
 

@@ -33,6 +33,7 @@ average, it is lost in what the collective left of the other parts, and the back
 
 from __future__ import annotations
 
+import threading
 import weakref
 from abc import abstractmethod
 from collections import defaultdict
@@ -137,9 +138,10 @@ class Owned(Exchange):
         self._places: list[Tensor] = [torch.empty(0)] * len(self._trainables)
         self._given: list[int] = []
         self._stepper: torch.optim.Optimizer | None = None
-        self._compiled = False
+        self._compiled = weights.read_below_torch(self._module_buffers.model)
         self._stepping: set[int] = set()
         self._pending: dict[int, list[Work]] = {}
+        self._arriving = threading.RLock()
         self._note: Any = None
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for part in chain(*(bucket.parts for bucket in self.buckets)):
@@ -194,11 +196,12 @@ class Owned(Exchange):
             self._arrive(key)
 
     def _arrive(self, key: int) -> None:
-        """Wait for the weights of one flat buffer, of the identity ``key``."""
-        pending = self._pending.pop(key, [])
-        self._await(pending, self._flat[key])
-        if pending:
-            weights.release(each.parameter for each in self._flat[key].trainables)
+        """Wait for the weights of one flat buffer, of the identity ``key``, in any thread."""
+        with self._arriving:
+            if pending := self._pending.get(key):
+                self._await(pending, self._flat[key])
+                weights.release(self._flat[key].parameters)
+                del self._pending[key]
 
     # -- backward -------------------------------------------------------------------------------
 
@@ -414,10 +417,11 @@ class Owned(Exchange):
         self._share_buffers()
         for part in chain(*(bucket.parts for bucket in self.buckets)):
             if part.replicated and id(part) in self._stepping:
-                _renew(part)
-        for part, message in self._pulled:
-            if id(part) in self._stepping:
-                self._pull(part, message)
+                weights.renew(part.parameters)
+        with self._arriving:  # nobody takes one message of a flat buffer for all of it
+            for part, message in self._pulled:
+                if id(part) in self._stepping:
+                    self._pull(part, message)
         self._stepping = set()
         if self._compiled:
             self.ready()
@@ -457,10 +461,11 @@ class Owned(Exchange):
 
     def _expect(self, part: FlatBuffer, work: Work) -> None:
         """Let whoever looks at the weights of a flat buffer wait for what brings them."""
-        pending = self._pending.setdefault(id(part), [])
-        pending.append(work)
-        if len(pending) == 1:
-            weights.expect(_renew(part), _Waiter(self, id(part)))
+        with self._arriving:
+            pending = self._pending.setdefault(id(part), [])
+            pending.append(work)
+            if len(pending) == 1:
+                weights.expect(weights.renew(part.parameters), _Waiter(self, id(part)))
 
     def leave(self) -> None:
         """Give every parameter memory of its own, and optimizers whole state."""
@@ -473,13 +478,6 @@ class Owned(Exchange):
             parameter.data = parameter.data.clone(memory_format=torch.preserve_format)
             if isinstance(parameter.grad, PartialGradient):
                 parameter.grad = None
-
-
-def _renew(part: FlatBuffer) -> list[nn.Parameter]:
-    """Let graphs of before a step notice that the weights are others now; return the parameters."""
-    parameters = [trainable.parameter for trainable in part.trainables]
-    torch.autograd.graph.increment_version(parameters)
-    return parameters
 
 
 class _Waiter:

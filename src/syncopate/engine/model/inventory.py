@@ -76,7 +76,9 @@ class Inventory:
         """Note down where everything stands ([Note: What a look costs])."""
         self._tables: list[dict[str, Any]] = []
         for module in self._model.modules():
-            self._tables += (module._modules, module._parameters)
+            # Those of TorchScript are no dictionaries, and Python cannot put others there.
+            found = (module._modules, module._parameters)
+            self._tables += (table for table in found if isinstance(table, dict))
         self._sizes = [len(table) for table in self._tables]
         places = [(table, key, value) for table in self._tables for key, value in table.items()]
         self._owners = [table for table, _, _ in places]

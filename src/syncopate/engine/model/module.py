@@ -10,6 +10,10 @@ subclass has the name, the place and the text of the class it stands for; what i
 the original class; and what it adds gives way to whatever the user's class or model has under the
 same name. Hooks on the module, the other public way in, would leave the class alone, but they are
 copied, pickled and scripted with the model.
+
+[Note: The model without communication] ``model.module`` is a second object with the *same*
+``__dict__``: the same parameters, buffers, submodules, hooks and mode. Its class differs in the
+call, which meets no other rank. So one rank alone may evaluate by it, as by DDP's ``.module``.
 """
 
 from __future__ import annotations
@@ -31,14 +35,21 @@ if TYPE_CHECKING:
     from syncopate.engine.engine import Engine
 
 _ENGINE = "_syncopate_engine"
-_classes: dict[type, type] = {}
+_classes: dict[tuple[type, Any], type] = {}
+"""The original class, and how it is called -> the class that stands for it."""
 
 
 class _Held:
-    """An engine in a model's ``__dict__``; copies of that dictionary, however made, have None."""
+    """An engine in a model's ``__dict__``; copies of that dictionary, however made, have None.
+
+    Attributes:
+        engine: the engine.
+        bypass: the model without communication, once somebody has asked for it.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.bypass: Any = None
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -55,7 +66,7 @@ class DistributedModule:
         original = original_class(type(self))
         plain: Any = object.__new__(original)
         plain.__dict__.update(self.__dict__)
-        del plain.__dict__[_ENGINE]
+        plain.__dict__.pop(_ENGINE, None)
         reduced = plain.__reduce_ex__(protocol)
         if reduced[0] is copyreg.__newobj__:  # type: ignore[attr-defined]
             # Pickle insists that what __newobj__ makes has the class of what is pickled.
@@ -122,8 +133,17 @@ def syncopate(model: Any) -> Engine:
 
 
 def module(model: Any) -> Any:
-    """Return the model itself, for scripts that reach through DDP's wrapper: ``model.module``."""
-    return model
+    """Return the model without communication, as DDP's ``.module`` is: ``model.module``.
+
+    Its forward meets no other rank, and gradients of its outputs stay this rank's own, as those of
+    ``no_sync`` do. See [Note: The model without communication].
+    """
+    held: _Held = model.__dict__[_ENGINE]
+    if held.bypass is None:
+        cls = _class_for(original_class(type(model)), _bypassing)
+        held.bypass = object.__new__(cls)
+        held.bypass.__dict__ = model.__dict__
+    return held.bypass
 
 
 def no_sync(model: Any) -> Any:
@@ -177,14 +197,15 @@ def join_hook(model: Any) -> Any:
 
 
 def register_comm_hook(model: Any) -> Any:
-    """Return ``model.register_comm_hook``, which refuses: gradients travel as they are."""
+    """Return ``model.register_comm_hook``, which refuses: gradients travel as the plan says."""
 
     def register_comm_hook(state: object, hook: object) -> None:
         raise EngineError(
             f"the communication hook {getattr(hook, '__name__', hook)!r} cannot be used: gradients "
-            "travel in their own dtype by the plan. For 16-bit gradients on the wire keep the "
-            "parameters themselves in bfloat16 or float16, or train this model with "
-            "DistributedDataParallel, which takes hooks, instead of distribute"
+            "travel as the plan says. For 16-bit gradients on the wire, as bf16_compress_hook and "
+            "fp16_compress_hook send them, train by a plan with wire_dtype='bfloat16' or 'float16' "
+            "(docs/narrow.md); for other hooks train this model with DistributedDataParallel "
+            "instead of distribute"
         )
 
     return register_comm_hook
@@ -216,24 +237,27 @@ def attach(model: nn.Module, engine: Engine) -> None:
 
 def _extend_class_of(model: nn.Module) -> None:
     original = type(model)
-    if original not in _classes:
-        try:
-            _classes[original] = _extend(original)
-        except (TypeError, RuntimeError) as error:
-            raise _not_extensible(original, error) from None
     try:
-        model.__class__ = _classes[original]
-    except TypeError as error:
+        model.__class__ = _class_for(original, _exchanging)
+    except (TypeError, RuntimeError) as error:
         raise _not_extensible(original, error) from None
 
 
-def _extend(original: type) -> type:
-    """Return the class that distributed models of class ``original`` get."""
+def _class_for(original: type, calling: Callable[[type], Callable[..., Any]]) -> type:
+    if (original, calling) not in _classes:
+        _classes[original, calling] = _extend(original, calling(original))
+    return _classes[original, calling]
+
+
+def _exchanging(original: type) -> Callable[..., Any]:
+    """Return how a distributed model is called."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or torch._C._is_tracing():
-            return original.__call__(self, *args, **kwargs)
         engine = self.__dict__[_ENGINE].engine
+        if not torch.is_grad_enabled() or _transformed():
+            if torch._C._is_tracing():
+                engine.ready()  # a trace holds what is there, and no waits
+            return original.__call__(self, *args, **kwargs)
         outermost = engine.forward_begins(self.training)
         try:
             output = original.__call__(self, *args, **kwargs)
@@ -243,6 +267,31 @@ def _extend(original: type) -> type:
             if outermost:
                 engine.forward_leaves()
         return output
+
+    return call
+
+
+def _transformed() -> bool:
+    """Whether a trace or a transform computes (``torch.func.grad``), which nobody exchanges."""
+    return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _bypassing(original: type) -> Callable[..., Any]:
+    """Return how a distributed model is called without communication."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        held = self.__dict__.get(_ENGINE)  # None once the model is detached
+        if held is None or not torch.is_grad_enabled() or _transformed():
+            return original.__call__(self, *args, **kwargs)
+        output = original.__call__(self, *args, **kwargs)
+        held.engine.forward_bypassed(output)
+        return output
+
+    return call
+
+
+def _extend(original: type, call: Callable[..., Any]) -> type:
+    """Return the class that distributed models of class ``original`` get, called by ``call``."""
 
     def new(cls: type, *args: Any, **kwargs: Any) -> Any:
         return original.__new__(original, *args, **kwargs)

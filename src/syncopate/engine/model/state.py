@@ -59,7 +59,7 @@ class _Place(NamedTuple):
 
     @property
     def tensor(self) -> Tensor | None:
-        return self.module._buffers.get(self.key)
+        return _held(self.module, self.key)
 
 
 class Buffers:
@@ -294,7 +294,7 @@ class Buffers:
 
     def _owner(self, name: str) -> Tensor | None:
         path, _, key = name.rpartition(".")
-        return self.model.get_submodule(path)._buffers.get(key)
+        return _held(self.model.get_submodule(path), key)
 
     def _assign(self, name: str, tensor: Tensor | None) -> None:
         """Put ``tensor`` where the buffer ``name`` is; nowhere if its module is not here."""
@@ -303,13 +303,21 @@ class Buffers:
             module = self.model.get_submodule(path)
         except AttributeError:
             return
-        before = module._buffers.get(key)
+        before = _held(module, key)
         if tensor is not None and before is not None:
             tensor = tensor.to(before.device)
         form = self._forms[name]
         if key not in module._buffers and form is not None and not form.persistent:
             module._non_persistent_buffers_set.add(key)
         module._buffers[key] = tensor
+
+
+def _held(module: nn.Module, key: str) -> Tensor | None:
+    """Return the buffer ``key`` of ``module``; that of a TorchScript module is in no dictionary."""
+    try:
+        return module._buffers[key]
+    except KeyError:
+        return None
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -1,17 +1,17 @@
 """Auto: the exchange, the channels and the buckets with the shortest predicted iteration.
 
 Every exchange is planned on every number of channels that may be chosen. Predictions within
-``NEAR`` of the best are not told apart; of them the first stays. All-reduces come before what needs
-more of the engine, and one channel before two. But where weights are pulled, two come first: what a
-message costs beyond its price, which nobody predicts, a second channel hides, and there twice as
-many messages are on the critical path.
+``NEAR`` of the best are not told apart; of them the first stays. Exchanges whose programs are DDP's
+come before the others, and one channel before two. But where weights are pulled, two come first:
+what a message costs beyond its price, which nobody predicts, a second channel hides, and there
+twice as many messages are on the critical path.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from syncopate.plan import EXCHANGES, Prediction, exchange_of
+from syncopate.plan import EXCHANGES, Prediction
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search.changes import PLAYED_MESSAGES
 from syncopate.planning.search.search import Rivals, searched
@@ -48,13 +48,14 @@ def auto(question: Question, rivals: Rivals) -> Draft:
         known = others.get(one.exchange)
         if known is None or prediction.iteration_s < known.iteration_s:
             others[one.exchange] = prediction
+    best = replace(best, exchange=asked[chosen].exchange)
     reason = _reason(best, reached, others)
     return replace(best, reason=reason)
 
 
 def _reason(best: Draft, reached: Prediction, others: dict[str, Prediction]) -> str:
     """Say in a line why this one: what it takes, what the next best exchange does, and why."""
-    exchange = exchange_of(best.buckets)
+    exchange = best.exchange
     rivals = {name: found for name, found in others.items() if name != exchange}
     text = f"{exchange}: {format_seconds(reached.iteration_s)}"
     if rivals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
 
@@ -109,10 +110,28 @@ class Player:
             duration_s, startup_s = self._price(self._pulls, problem.pulls.cost, message)
             parts = self._parts(message)
             pulls.append(Pull(at_s, duration_s, startup_s, turns[index], parts))
-        update_s = self.workload.update_s * self._update_part(partition)
+        deferred = problem.pulls.deferred
+        if deferred:
+            pulls, part = self._deferred(sent, pulls)
+        else:
+            part = self._update_part(partition)
+        update_s = self.workload.update_s * part
         there = tuple(pulls) if any(pulls) else ()
         served = problem.pulls.served
-        return Traffic(tuple(pushes), there, update_s, order, served=served)
+        return Traffic(tuple(pushes), there, update_s, order, served=served, deferred=deferred)
+
+    def _deferred(
+        self, sent: Sequence[Message], pulls: Sequence[Pull | None]
+    ) -> tuple[list[Pull | None], float]:
+        """Return pulls with their updates, and the part of all weights that is not pulled."""
+        sizes = [sum(self.problem.sizes(one.start, one.stop)) / one.parts for one in sent]
+        total = sum(sizes) or 1.0
+        found = [
+            None if pull is None else pull._replace(update_s=self.workload.update_s * size / total)
+            for pull, size in zip(pulls, sizes, strict=True)
+        ]
+        at_once = sum(size for pull, size in zip(pulls, sizes, strict=True) if pull is None)
+        return found, at_once / total
 
     def _parts(self, message: Message) -> int:
         """Return in how many parts servers send a bucket back."""

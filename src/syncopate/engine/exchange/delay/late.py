@@ -40,6 +40,7 @@ from syncopate.engine.exchange.delay.behind import Held
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of, require_rule
 from syncopate.engine.exchange.owned import Owned
+from syncopate.engine.exchange.seen import weights
 from syncopate.engine.tail import Tail
 from syncopate.errors import EngineError
 from syncopate.plan import Plan
@@ -223,7 +224,7 @@ class Late(Owned):
             for local, runs in updated:
                 local.updating(runs)()
             for part in parts:
-                torch.autograd.graph.increment_version([each.parameter for each in part.trainables])
+                weights.renew(part.parameters)
             return
         aside = []
         for local, runs in updated:

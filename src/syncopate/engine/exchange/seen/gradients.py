@@ -87,10 +87,7 @@ class PartialGradient(Tensor):
         if func in LIKE and len(partial) == 1:
             return func(args[0].whole, *args[1:], **kwargs)
         if func in _MOVING:
-            raise EngineError(
-                f"{_name(func)} would give the gradient of {partial[0].parameter_name!r} other "
-                "memory, and the plan exchanges what is in this one; copy_() into it instead"
-            )
+            return _move(func, *args)
         for gradient in partial:
             if (owner := gradient.owner()) is None:
                 raise EngineError(
@@ -130,6 +127,37 @@ def _carried(func: Any, gradient: PartialGradient) -> EngineError:
         "accumulates under no_sync() onto an average; ask after the backward that averages, or "
         "call zero_grad() before"
     )
+
+
+def _move(func: Any, gradient: Tensor, value: Any = None, *_: Any) -> None:
+    """Do what would give a gradient other memory where its memory can stay: ``grad.data = value``.
+
+    Raises:
+        EngineError: it cannot.
+    """
+    if func == _SET_DATA and not isinstance(gradient, PartialGradient):
+        func(gradient, _plain(value))
+        return
+    assert isinstance(gradient, PartialGradient)
+    name, whole = gradient.parameter_name, gradient.whole
+    if func != _SET_DATA:
+        raise EngineError(
+            f"{_name(func)} would give the gradient of {name!r} other memory, and the plan "
+            "exchanges what is in this one; copy_() into it instead"
+        )
+    if (value.dtype, value.device) != (whole.dtype, whole.device):
+        raise EngineError(
+            f"the gradient of {name!r} is {whole.dtype} on {whole.device} and was to become "
+            f"{value.dtype} on {value.device}, which does not fit its bucket; call "
+            "model.syncopate.detach() before converting or moving the model, and distribute again"
+        )
+    if value.shape != whole.shape:
+        raise EngineError(
+            f"the gradient of {name!r} has shape {tuple(whole.shape)} and was to become "
+            f"{tuple(value.shape)}; give it a gradient of the parameter's shape"
+        )
+    if not gradient.is_place_of(value):  # as after ``grad.data /= n``
+        gradient.copy_(value)
 
 
 def _describe(gradient: PartialGradient) -> str:
@@ -274,11 +302,8 @@ def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tens
     return None
 
 
-_MOVING = (
-    Tensor.data.__set__,  # type: ignore[attr-defined]
-    Tensor.resize_,
-    Tensor.resize_as_,
-)
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+_MOVING = (_SET_DATA, Tensor.resize_, Tensor.resize_as_)
 """Functions after which a gradient lies elsewhere."""
 
 _HANDLERS: dict[Any, Handler] = {

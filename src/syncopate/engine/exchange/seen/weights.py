@@ -13,6 +13,9 @@ where a compilation begins, all weights are waited for; and an exchange whose we
 their way waits for them in the optimizer's step from then on. What is compiled then finds the same
 classes in every step, at the cost of the overlap with the next forward.
 
+TorchScript computes with the memory of its parameters, whatever their class. So where a model has a
+scripted module, its steps wait from the start.
+
 [Note: what torch does not show]
 A view taken before the step (``data = parameter.data``, a numpy array, a raw pointer) is memory,
 and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weights.
@@ -21,12 +24,13 @@ and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weight
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.callback import callback_handler, on_compile_start
 
 
@@ -45,6 +49,9 @@ _waits: dict[int, Waiter] = {}
 
 _told: weakref.WeakSet[Any] = weakref.WeakSet()
 """Exchanges that hear of compilations."""
+
+_noting = threading.RLock()
+"""Held where a parameter's class and its entry in ``_waits`` change, in whatever thread."""
 
 _classes: dict[tuple[type, type], type] = {}
 
@@ -106,7 +113,9 @@ def _await(tensor: Any) -> None:
     """Wait for the values of ``tensor``; its class is its own afterwards."""
     if (waiter := _waits.get(id(tensor))) is not None:
         waiter.wait()
-    release([tensor])
+    with _noting:
+        if _waits.get(id(tensor)) is waiter:  # and no other step has begun meanwhile
+            release([tensor])
 
 
 def current(tensor: Tensor) -> Tensor:
@@ -132,6 +141,17 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
         yield from tensors_in(list(value.values()))
 
 
+def read_below_torch(model: nn.Module) -> bool:
+    """Say whether some module reads weights without asking torch ([Note: compiled code])."""
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+
+
+def renew(parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:
+    """Let graphs of before a step notice that ``parameters`` are others now; return them."""
+    torch.autograd.graph.increment_version(parameters)
+    return parameters
+
+
 def expect(tensors: Iterable[Tensor], waiter: Waiter, kind: type[Pending] = Pending) -> None:
     """Let every look at ``tensors`` wait for ``waiter``.
 
@@ -152,16 +172,18 @@ def expect(tensors: Iterable[Tensor], waiter: Waiter, kind: type[Pending] = Pend
             }
             meta: Any = type(original)
             _classes[kind, original] = meta(original.__name__, (kind, original), body)
-        _waits[id(tensor)] = waiter
-        tensor.__class__ = _classes[kind, original]
+        with _noting:
+            _waits[id(tensor)] = waiter
+            tensor.__class__ = _classes[kind, original]
 
 
 def release(tensors: Iterable[Tensor]) -> None:
     """Note that ``tensors`` are current."""
-    for tensor in tensors:
-        if isinstance(tensor, Pending):
-            tensor.__class__ = tensor._original
-            _waits.pop(id(tensor), None)
+    with _noting:
+        for tensor in tensors:
+            if isinstance(tensor, Pending):
+                tensor.__class__ = tensor._original
+                _waits.pop(id(tensor), None)
 
 
 def tell_of_compilers(party: Any) -> None:
