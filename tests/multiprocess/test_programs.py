@@ -16,7 +16,11 @@ THEMES = ("optimizers", "checkpoints", "gradients", "models", "held", "around")
 _A_2_NORM = {"": 1e-5}
 """A 2-norm comes from sums of squares, which ranks sum up by shards: its last bit may differ."""
 
-ALLOWED: dict[str, dict[str, float]] = dict.fromkeys(
+_ROUNDED = {"": 1e-5}
+"""A compiled graph rounds otherwise than its layers do, and may be compiled a step later."""
+
+ALLOWED: dict[str, dict[str, float]] = dict.fromkeys(("compiled", "compiled_before"), _ROUNDED)
+ALLOWED |= dict.fromkeys(
     (
         "clipped_by_2_norm",
         "clipped_by_2_norm_foreach",

@@ -90,7 +90,11 @@ class Engine:
         self._optimizer_hooks: list[RemovableHandle | innermost.Innermost] = []
         for optimizer in sound.optimizers:
             self._optimizer_hooks += (
-                innermost.register(optimizer, self._update_begins, self._update_ends),
+                innermost.register(
+                    optimizer,
+                    torch.compiler.disable(self._update_begins),  # type: ignore[no-untyped-call]
+                    torch.compiler.disable(self._update_ends),  # type: ignore[no-untyped-call]
+                ),
                 *checkpoint.watch(optimizer, self),
             )
         self._stepped: set[int] = set()

@@ -286,7 +286,7 @@ class One(nn.Module):
 
     def __init__(self, *shape: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(*shape, dtype=dtype))
+        self.weight = nn.Parameter(torch.ones(shape, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         return (x.mean().to(self.weight.dtype) * self.weight).sum()
@@ -541,7 +541,7 @@ def weights_get_other_memory_behind_the_step(run: Run) -> None:
         if step == 2:
             model[0].weight.data = model[0].weight.data.clone() * 0.5
         if step == 4:
-            model[2].weight.set_(torch.zeros(8, 8))
+            model[2].weight.data = torch.full((8, 8), 0.1)
     run.end(model, optimizer)
 
 

@@ -25,9 +25,10 @@ The first step of an optimizer on a parameter, and the first with other flags (`
 the step, and entries of the state come in the order in which it makes them.
 
 [Note: memory that others hold]
-A look at a parameter is seen; a look at its memory is not. So a step does not wait to be taken
-where something else is on a parameter's memory: a ``state_dict`` that the script keeps, a view, an
-array of numpy (``seen/aliases.py``). What a script takes behind the step has waited for it.
+A look at a parameter is seen, and one at ``optimizer.state``; a look at their memory is not. So a
+step does not wait to be taken where something else holds the memory of a parameter or of its state:
+a ``state_dict`` that the script keeps, a view, an array of numpy (``seen/aliases.py``). What a
+script takes behind the step has waited for it.
 
 [Note: what the ranks say]
 Behind the last reduce-scatter all ranks sum up a note: whose backward failed, whom it reached, the
@@ -137,7 +138,9 @@ class Decoupled(Exchange):
         self._flights: dict[int, Flight] = {}
         self._stepper: torch.optim.Optimizer | None = None
         self._stepping = 0
-        self._stepped: dict[int, set[Any]] = {}
+        self._stepped: dict[int, set[Any]] = defaultdict(set)
+        self._kinds: set[Any] = set()
+        self._entries: Any = {}
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
         self._note: Any = None
@@ -202,6 +205,7 @@ class Decoupled(Exchange):
         self._defers = {id(each): _updates_each_by_itself(each) for each in self._optimizers}
         self._watch_states()
         self._hooks = self._prehooks()
+        weights.tell_of_compilers(self)
 
     def _own_pieces(self, part: FlatBuffer, message: Message) -> list[tuple[int, int, int]]:
         """Return of which parameters this rank sums up squares of a message, and where they lie.
@@ -250,6 +254,14 @@ class Decoupled(Exchange):
                         lambda loaded: WatchedState.install(loaded, self._state_is_read)
                     ),
                 ]
+
+    def compilation_begins(self) -> None:
+        """Let compilers find plain parameters and state; see ``weights``, [Note: compiled code]."""
+        if self._flights or self._stepper is not None:
+            self._compiled = True
+            self._step_now()
+        for optimizer in self._optimizers:
+            WatchedState.remove(optimizer)
 
     def _state_is_read(self) -> None:
         """Wait for everything; not for what a step does to the parameters that it updates now."""
@@ -491,31 +503,25 @@ class Decoupled(Exchange):
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
         """Take the parameters out of the groups whose gradients are on their way."""
         self._give_back_groups()
-        if not self._defers.get(id(optimizer)):
+        if self._compiled or not self._defers.get(id(optimizer)):
             self.ready()
             return
-        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
-            WatchedState.install(optimizer, self._state_is_read)
-        self._deferred = {}
+        self._deferred, self._entries = {}, raw_state(optimizer)
         groups.exchange(optimizer, self, self._standing_for)
         self._stepper, self._stepping = optimizer, threading.get_ident()
-        if self._is_first(optimizer):
-            self._deferred = {}
-            self._give_back_groups()
-            self.ready()
-
-    def _is_first(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Say whether a step is the first one of its kind; see [Note: first steps]."""
-        now = {index for indices in self._deferred.values() for index in indices}
-        kinds: set[Any] = {
+        self._kinds = {index for indices in self._deferred.values() for index in indices}
+        self._kinds |= {
             tuple(value for value in group.values() if value is None or isinstance(value, bool))
             for group in optimizer.param_groups
         }
-        now |= kinds
-        known = self._stepped.setdefault(id(optimizer), set())
-        first = not now <= known
-        known |= now
-        return first
+        if not self._kinds <= self._stepped[id(optimizer)]:  # [Note: first steps]
+            self._step_now()
+
+    def _step_now(self) -> None:
+        """Let the step that begins update all its parameters."""
+        self._deferred = {}
+        self._give_back_groups()
+        self.ready()
 
     def _standing_for(self, parameter: Tensor) -> list[Tensor]:
         """Return what an optimizer updates at once in the place of ``parameter``."""
@@ -525,7 +531,7 @@ class Decoupled(Exchange):
         key = self._key(index)
         if key not in self._flights:
             return [parameter]
-        if self._is_held(parameter, index):
+        if self._is_held(parameter, index) or aliases.is_held(self._entries.get(parameter)):
             self._arrive(key)
             return [parameter]
         self._deferred.setdefault(key, []).append(index)
@@ -541,14 +547,16 @@ class Decoupled(Exchange):
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Let flights update what the step left to them."""
+        self._stepped[id(optimizer)] |= self._kinds
         if self._stepper is not optimizer:
             return
         self._give_back_groups()
         deferred, self._deferred = self._deferred, {}
         if not deferred:
             return
+        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
+            WatchedState.install(optimizer, self._state_is_read)
         noted = dict(vars(optimizer))
-        state = raw_state(optimizer)
         with self._lock:
             for key, indices in deferred.items():
                 flight = self._flights.get(key)
@@ -560,12 +568,8 @@ class Decoupled(Exchange):
                 flight.steps = True
                 parameters = [self._trainables[index].parameter for index in indices]
                 torch.autograd.graph.increment_version(parameters)
-                entries = [state.get(parameter, {}).values() for parameter in parameters]
-                known = [each for each in chain(*entries) if isinstance(each, Tensor)]
-                weights.expect([*parameters, *known], _Waiter(self, key))
-                flight.awaited += [*parameters, *known]
-        if self._compiled:
-            self.ready()
+                weights.expect(parameters, _Waiter(self, key))
+                flight.awaited += parameters
 
     def _stand_in(self, parameter: Tensor) -> tuple[int, nn.Parameter] | None:
         """Return the place of a parameter, and one on the same memory; None where it is not ours.
@@ -637,9 +641,7 @@ class _Waiter:
             found._arrive(self._key)
 
     def met_compiler(self) -> None:
-        """Let every step wait for all weights from now on."""
-        if (found := self._exchange()) is not None:
-            found._compiled = True
+        """Do nothing: the exchange hears of it, too."""
 
 
 def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:

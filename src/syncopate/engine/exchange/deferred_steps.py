@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from syncopate.engine.exchange.groups import parameters_of
 from syncopate.engine.exchange.optimizers import step_of
+from syncopate.engine.exchange.seen import aliases
 
 StandIn = Callable[[Tensor], tuple[int, nn.Parameter] | None]
 
@@ -96,8 +97,15 @@ class WatchedState(defaultdict[Any, Any]):
 
     @classmethod
     def install(cls, optimizer: Optimizer, finish: Callable[[], None]) -> None:
-        """Let looks at the state of ``optimizer`` call ``finish`` before."""
+        """Let looks at the state of ``optimizer`` call ``finish`` before.
+
+        What somebody else holds of it becomes the optimizer's own.
+        """
         plain = raw_state(optimizer)
+        for parameter in plain:
+            # What it was loaded from is often kept, and nobody is to wait for that.
+            if aliases.is_held(plain.get(parameter)):
+                plain[parameter] = {k: _as_now(value) for k, value in plain[parameter].items()}
         optimizer.state = cls(plain, finish)
 
     @staticmethod

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -45,6 +46,9 @@ class Waiter(Protocol):
 
 _waits: dict[int, Waiter] = {}
 """Identity of a parameter whose values are on their way -> what waits for them."""
+
+_told: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Exchanges that hear of compilations."""
 
 _noting = threading.RLock()
 """Held where a parameter's class and its entry in ``_waits`` change, in whatever thread."""
@@ -182,8 +186,17 @@ def release(tensors: Iterable[Tensor]) -> None:
                 _waits.pop(id(tensor), None)
 
 
+def tell_of_compilers(party: Any) -> None:
+    """Call ``party.compilation_begins()`` whenever a compilation begins, while it lives."""
+    _told.add(party)
+    if _compilation_begins not in callback_handler.start_callbacks:
+        on_compile_start(_compilation_begins)
+
+
 def _compilation_begins(_: object) -> None:
     """See [Note: compiled code]."""
+    for party in list(_told):
+        party.compilation_begins()
     for waiter in list(_waits.values()):
         waiter.wait()
         waiter.met_compiler()
