@@ -518,7 +518,7 @@ class Decoupled(Exchange):
                 kinds.add(index)
                 if (key := self._key(index)) not in self._flights:
                     continue
-                if self._is_held(parameter, index) or aliases.is_held(state.get(parameter)):
+                if self._is_held(parameter, index) or aliases.is_held(state, parameter):
                     self._arrive(key)
                 else:
                     deferred[key].append(index)
