@@ -330,6 +330,8 @@ class Decoupled(Exchange):
         self._main = threading.get_ident()
         self._forget_step()
         self.ready()
+        self._let_go()
+        self._index_of_view = {id(view): index for index, view in enumerate(self.grads)}
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket``; behind the last one, the note and all gathers."""
