@@ -157,7 +157,7 @@ def buffers_of_their_own(run: Run) -> None:
 
 def evaluated_on_one_rank(run: Run) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = adamw(model)
+    optimizer = sgd(model)
     wrapped = run.wrap(model, optimizer)
     for step in range(STEPS):
         model.train()
@@ -169,6 +169,25 @@ def evaluated_on_one_rank(run: Run) -> None:
             with torch.no_grad():
                 run.see("evaluated", model(run.batch(99)))
             model.train()
+    wrapped(run.batch(9))
+    run.end(model, optimizer)
+
+
+def buffers_between_steps(run: Run) -> None:
+    """Every rank has statistics of its own until the next forward begins."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        run.see("behind backward", dict(model.named_buffers()))
+        optimizer.step()
+        run.see("behind the step", dict(model.named_buffers()))
+        model.eval()
+        with torch.no_grad():
+            run.see("evaluated", model(run.batch(99)))
+        model.train()
     run.end(model, optimizer)
 
 
@@ -424,7 +443,7 @@ def recurrent(run: Run) -> None:
 
 def attention(run: Run) -> None:
     model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    _trained_on(run, model, adamw(model), lambda step: run.batch(step, 2, 5, 8))
+    _trained_on(run, model, sgd(model), lambda step: run.batch(step, 2, 5, 8))
 
 
 def dropout(run: Run) -> None:
@@ -569,6 +588,7 @@ PROGRAMS: list[Program] = [
     normalised_by_batch,
     buffers_of_their_own,
     evaluated_on_one_rank,
+    buffers_between_steps,
     evaluated_in_inference_mode,
     evaluated_between_backward_and_step,
     evaluated_with_gradients_on,

@@ -61,6 +61,10 @@ class AllReduce(Exchange):
         except CollectiveError as error:
             raise explained(error) from error
 
+    def adapt(self, entered: int | None = None) -> None:
+        """Take leave of gradients that the script keeps."""
+        self._let_go()
+
     def wait(self) -> Said:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""
         for part, message, handle in self.pushes:

@@ -23,6 +23,7 @@ to be, whoever looks first. On a device the copy is on the stream of backward, w
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,10 +143,13 @@ class Exchange(ABC):
         self._prepare(optimizers)
         self.buckets, self._tail = self._allocate(plan)
         self.grads: list[Tensor] = [torch.empty(0)] * len(trainables)
+        self._places: dict[int, tuple[FlatBuffer, int]] = {}
         for bucket in self.buckets:
             for part in bucket.parts:
-                for trainable, grad in zip(part.trainables, part.grads, strict=True):
-                    self.grads[trainable.index] = grad
+                for place, trainable in enumerate(part.trainables):
+                    self.grads[trainable.index] = part.grads[place]
+                    self._places[trainable.index] = (part, place)
+        self._unheld = self._references()
         self.divide_by(communicator.world_size)
         self._take_over()
 
@@ -204,6 +208,25 @@ class Exchange(ABC):
         Raises:
             EngineError: what was added there cannot be told from what was there before.
         """
+
+    def _let_go(self) -> None:
+        """Leave the gradients of the last step to a script that keeps them over ``zero_grad``.
+
+        They get memory of their own; what the next backward makes gets other views of the bucket.
+        """
+        counts = self._references()
+        for index in [n for n, one in enumerate(counts) if one > self._unheld[n]]:
+            part, place = self._places[index]
+            before = self.grads[index]
+            if self._trainables[index].parameter.grad is before:
+                continue
+            view = before.detach()
+            before.data = before.clone()
+            part.views[place] = part.grads[place] = self.grads[index] = view
+
+    def _references(self) -> list[int]:
+        """Return how many hold each of :attr:`grads`."""
+        return list(map(sys.getrefcount, self.grads))
 
     def gather(self, bucket: BucketBuffers) -> None:
         """Bring the gradients of ``bucket`` into their places.

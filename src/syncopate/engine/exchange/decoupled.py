@@ -57,7 +57,6 @@ from torch.utils.hooks import RemovableHandle
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, build_buckets
 from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
 from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
 from syncopate.engine.exchange.optimizers import kind_of
@@ -140,7 +139,6 @@ class Decoupled(Exchange):
         self._stepping = 0
         self._stepped: dict[int, set[Any]] = defaultdict(set)
         self._kinds: set[Any] = set()
-        self._entries: Any = {}
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
         self._note: Any = None
@@ -259,7 +257,8 @@ class Decoupled(Exchange):
         """Let compilers find plain parameters and state; see ``weights``, [Note: compiled code]."""
         if self._flights or self._stepper is not None:
             self._compiled = True
-            self._step_now()
+            self._give_back_gradients()  # what is compiled may be the step
+            self.ready()
         for optimizer in self._optimizers:
             WatchedState.remove(optimizer)
 
@@ -277,7 +276,7 @@ class Decoupled(Exchange):
 
     def refresh_buffers(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
-        self._give_back_groups()
+        self._forget_step()
         if self._opaque:
             self.ready()
         try:
@@ -329,8 +328,10 @@ class Decoupled(Exchange):
     def adapt(self, entered: int | None = None) -> None:
         """Let a backward begin when nothing is under way that it would change."""
         self._main = threading.get_ident()
-        self._give_back_groups()
+        self._forget_step()
         self.ready()
+        self._let_go()
+        self._index_of_view = {id(view): index for index, view in enumerate(self.grads)}
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Launch the gradients of ``bucket``; behind the last one, the note and all gathers."""
@@ -501,41 +502,36 @@ class Decoupled(Exchange):
     # -- the optimizer's step -------------------------------------------------------------------
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take the parameters out of the groups whose gradients are on their way."""
-        self._give_back_groups()
+        """Take their gradients from parameters whose step is left for later: it passes them by."""
+        self._give_back_gradients()
         if self._compiled or not self._defers.get(id(optimizer)):
             self.ready()
             return
-        self._deferred, self._entries = {}, raw_state(optimizer)
-        groups.exchange(optimizer, self, self._standing_for)
+        deferred: dict[int, list[int]] = defaultdict(list)
+        kinds: set[Any] = set()
+        state = raw_state(optimizer)
+        for group in optimizer.param_groups:
+            flags = (value for value in group.values() if value is None or isinstance(value, bool))
+            kinds.add(tuple(flags))
+            for parameter in group["params"]:
+                index = self._index.get(id(parameter))
+                if index is None or parameter.grad is not self.grads[index]:
+                    continue
+                kinds.add(index)
+                if (key := self._key(index)) not in self._flights:
+                    continue
+                if self._is_held(parameter, index) or aliases.is_held(state, parameter):
+                    self._arrive(key)
+                else:
+                    deferred[key].append(index)
+        self._kinds = kinds
+        if not kinds <= self._stepped[id(optimizer)]:  # [Note: first steps]
+            self.ready()
+            return
+        for index in chain(*deferred.values()):
+            self._trainables[index].parameter.grad = None
+        self._deferred = deferred
         self._stepper, self._stepping = optimizer, threading.get_ident()
-        self._kinds = {index for indices in self._deferred.values() for index in indices}
-        self._kinds |= {
-            tuple(value for value in group.values() if value is None or isinstance(value, bool))
-            for group in optimizer.param_groups
-        }
-        if not self._kinds <= self._stepped[id(optimizer)]:  # [Note: first steps]
-            self._step_now()
-
-    def _step_now(self) -> None:
-        """Let the step that begins update all its parameters."""
-        self._deferred = {}
-        self._give_back_groups()
-        self.ready()
-
-    def _standing_for(self, parameter: Tensor) -> list[Tensor]:
-        """Return what an optimizer updates at once in the place of ``parameter``."""
-        index = self._index.get(id(parameter))
-        if index is None or parameter.grad is not self.grads[index]:
-            return [parameter]
-        key = self._key(index)
-        if key not in self._flights:
-            return [parameter]
-        if self._is_held(parameter, index) or aliases.is_held(self._entries.get(parameter)):
-            self._arrive(key)
-            return [parameter]
-        self._deferred.setdefault(key, []).append(index)
-        return []
 
     def _is_held(self, parameter: Tensor, index: int) -> bool:
         """Say whether something that nobody sees read is on the memory of a parameter."""
@@ -550,8 +546,8 @@ class Decoupled(Exchange):
         self._stepped[id(optimizer)] |= self._kinds
         if self._stepper is not optimizer:
             return
-        self._give_back_groups()
-        deferred, self._deferred = self._deferred, {}
+        deferred = self._deferred
+        self._give_back_gradients()
         if not deferred:
             return
         if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
@@ -586,16 +582,22 @@ class Decoupled(Exchange):
                 self._stand_ins[index] = known
         return index, known
 
-    def _give_back_groups(self) -> None:
-        """Put all parameters back into the groups, after a step or one that raised."""
-        if self._stepper is not None:
-            groups.put_back(self._stepper)
-            self._stepper = None
+    def _give_back_gradients(self) -> None:
+        """Let parameters that a step was to pass by have their gradients again."""
+        for index in chain(*self._deferred.values()):
+            parameter = self._trainables[index].parameter
+            if parameter.grad is None:
+                parameter.grad = self.grads[index]
+        self._forget_step()
+
+    def _forget_step(self) -> None:
+        """Forget a step that raised: a script that goes on has zeroed its gradients."""
+        self._stepper, self._deferred = None, {}
 
     def leave(self) -> None:
         """Let everything arrive, and give optimizers plain state."""
         super().leave()
-        self._give_back_groups()
+        self._give_back_gradients()
         try:
             self.ready()
         finally:

@@ -104,7 +104,7 @@ class WatchedState(defaultdict[Any, Any]):
         plain = raw_state(optimizer)
         for parameter in plain:
             # What it was loaded from is often kept, and nobody is to wait for that.
-            if aliases.is_held(plain.get(parameter)):
+            if aliases.is_held(plain, parameter):
                 plain[parameter] = {k: _as_now(value) for k, value in plain[parameter].items()}
         optimizer.state = cls(plain, finish)
 

@@ -21,8 +21,10 @@ def holders(storage: torch.UntypedStorage) -> int:
     return count
 
 
-def _references(entry: Mapping[str, Any]) -> tuple[int, int, int]:
+def _references(entry: Mapping[str, Any] | None) -> tuple[int, int, int]:
     """Return how many hold an entry of a state, and at most a value of it, and its memory."""
+    if entry is None:
+        return 0, 0, 0
     values = storages = 0
     for value in entry.values():
         if isinstance(value, Tensor):
@@ -31,23 +33,13 @@ def _references(entry: Mapping[str, Any]) -> tuple[int, int, int]:
     return sys.getrefcount(entry), values, storages
 
 
-def _probe(entry: Any) -> tuple[int, int, int]:
-    """Return :func:`_references`, called as :func:`is_held` calls it."""
-    return _references(entry)
-
-
 _STATE = {0: {"value": torch.zeros(1)}}
 
-_ALONE = _probe(_STATE.get(0))
+_ALONE = _references(_STATE.get(0))
 """What :func:`_references` says of an entry that the state alone holds."""
 
 
-def is_held(entry: Any) -> bool:
-    """Say whether somebody holds an entry of an optimizer's state, or memory of it.
-
-    Call it with ``state.get(parameter)`` itself: a name for it would count.
-    """
-    if entry is None:
-        return False
-    here, values, storages = _references(entry)
+def is_held(state: Mapping[Any, Any], key: Any) -> bool:
+    """Say whether somebody beside ``state`` holds the entry of ``key``, or memory of it."""
+    here, values, storages = _references(state.get(key))
     return here > _ALONE[0] or values > _ALONE[1] or storages > _ALONE[2]
