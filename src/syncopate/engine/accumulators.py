@@ -50,16 +50,17 @@ class Accumulators:
 
     def _note(self) -> None:
         """Note which memory the parameters have."""
-        self._storages = [StorageWeakRef(each.untyped_storage()) for each in self._parameters]
+        self._storages = [
+            StorageWeakRef(each.untyped_storage())  # type: ignore[no-untyped-call]
+            for each in self._parameters
+        ]
         self._counted = [storage.cdata for storage in self._storages]
         self._addresses = list(map(Tensor.data_ptr, self._parameters))
 
     def renew(self) -> None:
         """Hook the accumulators that parameters have now ([Note: Another node])."""
-        with torch._C.DisableTorchFunctionSubclass():  # weights may be on their way
-            addresses = list(map(Tensor.data_ptr, self._parameters))
-        if addresses == self._addresses and not any(
-            map(torch.UntypedStorage._expired, self._counted)  # type: ignore[attr-defined]
+        if list(map(Tensor.data_ptr, self._parameters)) == self._addresses and not any(
+            map(torch.UntypedStorage._expired, self._counted)
         ):
             return
         frozen = False

@@ -113,7 +113,7 @@ class Readiness:
         parameters = [trainable.parameter for trainable in trainables]
         self._accumulators = Accumulators(parameters, [self._hook(t.index) for t in trainables])
         # [Note: A model that is dropped]
-        self._exchanged = {t.name: weakref.ref(t.parameter) for t in trainables}
+        self._exchanged = {t.name: weakref.ref[Tensor](t.parameter) for t in trainables}
         weakref.finalize(self, ownership.orphan, self._exchanged).atexit = False
 
     # -- set-up ---------------------------------------------------------------------------------

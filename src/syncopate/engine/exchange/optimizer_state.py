@@ -105,7 +105,7 @@ class OwnedState:
         self._pieces = pieces
         self._index = {id(t.parameter): t.index for t, _ in self._everything()}
         # [Note: the mark]
-        self.mark = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.mark: Tensor = nn.Parameter(torch.empty(0), requires_grad=False)
         self.finish: Callable[[], None] = _nothing
         self._cut: list[weakref.ref[Optimizer]] = []
         self._plain: weakref.WeakSet[Optimizer] = weakref.WeakSet()
