@@ -78,7 +78,7 @@ def rank_0_logs_norms_of_weights(run: Run) -> None:
 
 
 def one_gradient_is_read(run: Run) -> None:
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         run.see("one", model[2].weight.grad[0, :3])
         if run.rank == 1:
             run.see("another", model[4].bias.grad.numpy())
@@ -87,7 +87,7 @@ def one_gradient_is_read(run: Run) -> None:
 
 
 def gradients_in_an_order_of_their_own(run: Run) -> None:
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         parameters = list(model.parameters())
         for place in (run.rank, 3, 5 - run.rank, 0):
             run.see("sum", parameters[place].grad.sum())
@@ -151,7 +151,7 @@ def scaled_by_foreach(run: Run) -> None:
 
 
 def scaled_by_other_tensors(run: Run) -> None:
-    for _, model, _, step in trained(run, optimize=sgd):
+    for _, model, _, _ in trained(run, optimize=sgd):
         for parameter in model.parameters():
             gradient: Any = parameter.grad
             gradient.mul_(torch.full((gradient.shape[-1],), 0.5))

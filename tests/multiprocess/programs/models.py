@@ -1,4 +1,4 @@
-"""Models of every kind: frozen, shared, conditional, tiny, mixed, with buffers, with other calls."""
+"""Models of every kind: frozen, shared, conditional, tiny, mixed, with buffers, called oddly."""
 
 from __future__ import annotations
 

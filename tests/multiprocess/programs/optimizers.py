@@ -528,7 +528,7 @@ def descent_by_hand(run: Run) -> None:
         loss_of(wrapped(run.batch(step))).backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     run.end(model)
 

@@ -30,9 +30,7 @@ def _gradients(model: nn.Module, step: int) -> list[Tensor]:
 
 def _deferred(model: nn.Module, optimizer: Optimizer, gradients: list[Tensor]) -> DeferredStep:
     """A step of all parameters, whose gradients are beside them."""
-    known = {
-        id(p): (n, nn.Parameter(p.detach())) for n, p in enumerate(model.parameters())
-    }
+    known = {id(p): (n, nn.Parameter(p.detach())) for n, p in enumerate(model.parameters())}
     return DeferredStep(
         optimizer,
         dict(vars(optimizer)),
