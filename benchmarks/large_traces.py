@@ -27,16 +27,13 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.analysis import (
-    arrivals,
-    bandwidths,
-    collectives,
-    critical_path,
-    exposures,
-    phases,
-    stragglers,
-    works,
-)
+from syncopate.analysis.arrivals import arrivals
+from syncopate.analysis.collectives import bandwidths, collectives
+from syncopate.analysis.exposure import exposures
+from syncopate.analysis.path import critical_path
+from syncopate.analysis.phases import phases
+from syncopate.analysis.stragglers import stragglers
+from syncopate.analysis.work import works
 from syncopate.output import write_output
 from syncopate.timeline import LANES, Timeline
 from syncopate.tracing import dlc

@@ -27,7 +27,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
-from syncopate.analysis import collectives
+from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, phases
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.output import write_output

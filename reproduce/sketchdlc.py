@@ -52,7 +52,7 @@ from sketchdlc_runs import (
     run_job,
 )
 from sketchdlc_worker import LENET5, PARAMETERS, RESNET50
-from syncopate.analysis import Distribution
+from syncopate.analysis.serving import Distribution
 from syncopate.errors import SyncopateError
 
 CAPTURED = DATA / "2core-epyc_2026-11-23.json"

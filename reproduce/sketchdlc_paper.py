@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from sketchdlc_runs import FIRST, OPERATIONS, Place, analysed
 from sketchdlc_worker import LENET5, PARAMETERS, RESNET50
-from syncopate.analysis import Distribution, Message
+from syncopate.analysis.serving import Distribution, Message
 
 DATA = Path(__file__).parent / "data" / "sketchdlc"
 TABLE_5 = {

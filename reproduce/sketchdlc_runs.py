@@ -25,7 +25,7 @@ import torch
 from msgspec.structs import replace
 
 from sketchdlc_worker import LENET5, RESNET50, Learned
-from syncopate.analysis import (
+from syncopate.analysis.serving import (
     Distribution,
     Message,
     Overhead,

@@ -34,7 +34,7 @@ class SyncopateTrainer(Trainer):
             # Device and precision, but no DistributedDataParallel: what follows leaves it so.
             self.accelerator.prepare_model(trained, evaluation_mode=True)
             # A Trainer saves what rank 0 has: every rank has to have all.
-            syncopate.distribute(trained, optimizer, exchange="allreduce")
+            syncopate.distribute(trained, optimizer)
         return optimizer
 
 

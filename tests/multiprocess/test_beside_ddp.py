@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -21,8 +25,8 @@ from torch.utils.checkpoint import checkpoint
 
 from syncopate.engine import distribute
 from syncopate.engine.exchange import base
-from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import Pair, data, mlp, noted, plan_of
+from syncopate.errors import CollectiveError, EngineError
+from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, mlp, noted, plan_of
 from tests.multiprocess.harness import run_ranks
 
 EXCHANGES = ("allreduce", "sharded")
@@ -207,6 +211,51 @@ def _global_hooks_on_the_step(rank: int, exchange: str) -> None:
 def whole(pair: Pair) -> Any:
     """Return the state of the engine's optimizer as one process has it."""
     return pair.model.syncopate.state_dict(pair.optimizer, everywhere=True)["optimizer"]
+
+
+def _state_by_parameter(rank: int, exchange: str) -> None:
+    pair = pair_of(rank, exchange, mlp, partial(torch.optim.Adam, lr=0.05))
+    trains(pair, rank, 2)
+    optimizer, weight = pair.optimizer, pair.model[0].weight
+    spread = exchange == "sharded"
+    for ask in (
+        lambda: optimizer.state[weight]["exp_avg"],
+        lambda: optimizer.state.get(weight, {}),
+        lambda: weight in optimizer.state,
+        lambda: optimizer.state.__setitem__(weight, optimizer.state[weight]),
+    ):
+        refused = pytest.raises(EngineError, match=r"'0.weight' in Adam is spread.*whole_state\(")
+        with refused if spread else nullcontext():
+            ask()
+    resets: tuple[Callable[[Any, Any], Any], ...] = (
+        lambda state, parameter: state.pop(parameter),
+        lambda state, parameter: state.pop(parameter, None),
+        lambda state, parameter: state.__delitem__(parameter),
+        lambda state, parameter: state.__setitem__(parameter, {}),
+    )
+    for step, reset in enumerate(resets):
+        for model, optimizer in sides(pair):
+            for parameter in list(model.parameters())[step:]:
+                reset(optimizer.state, parameter)
+        trains(pair, rank, 2)
+    for step in range(3):
+        for model, optimizer in sides(pair):
+            inside = nullcontext()
+            if model is pair.model and step:
+                inside = model.syncopate.whole_state(optimizer)
+            with inside:
+                for entries in optimizer.state.values():
+                    if "exp_avg" in entries:
+                        entries["exp_avg"].mul_(0.5)
+                for parameter in model.parameters() if step else ():
+                    norm = optimizer.state[parameter]["exp_avg_sq"].norm()
+                    optimizer.state[parameter]["exp_avg"].zero_().add_(norm)
+            if step == 2:
+                optimizer.state.clear()
+        trains(pair, rank, 2)
+    pair.close()
+    assert type(pair.optimizer.state) is defaultdict
+    assert set(pair.optimizer.state) == set(pair.model.parameters())
 
 
 # -- threads ------------------------------------------------------------------------------------
@@ -416,6 +465,7 @@ CASES = {
         _a_helper_of_a_known_optimizer,
         _hooks_on_the_step,
         _global_hooks_on_the_step,
+        _state_by_parameter,
         _threads_that_read_weights,
         _the_model_without_communication,
         _scripted_submodules,
@@ -435,3 +485,61 @@ def _every_exchange(rank: int, world_size: int, case: str) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_trains_as_under_ddp(case: str) -> None:
     run_ranks(_every_exchange, 2, case, timeout_s=120)
+
+
+# -- one rank goes another way ------------------------------------------------------------------
+
+
+def _leaves_a_step_out(rank: int, world_size: int) -> str:
+    model, optimizer = alone("sharded")
+    try:
+        for step in range(3):
+            optimizer.zero_grad()
+            model(data(rank, step, 4, 8)).square().mean().backward()
+            if step or not rank:
+                optimizer.step()
+    except CollectiveError as error:
+        return str(error)
+    return ""
+
+
+def alone(exchange: str) -> tuple[Any, torch.optim.Optimizer]:
+    """Return a model with buffers under the engine alone."""
+    own = mlp()
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    plan = plan_of(own, 2, [2, 2, 2], exchange=exchange)
+    model, _ = distribute(own, optimizer, plan=plan, timeout_s=TIMEOUT_S)
+    return model, optimizer
+
+
+def test_a_step_that_one_rank_leaves_out_is_named() -> None:
+    for said in run_ranks(_leaves_a_step_out, 2, timeout_s=40):
+        assert "rank 0 in all_gather (ring) #" in said
+        assert "rank 1 in reduce_scatter (native) #" in said
+        assert "all of them run a step(), or none" in said
+        assert "some rank left one out" in said
+
+
+def _ends_by_itself(rank: int, world_size: int, exchange: str, ending: int) -> str:
+    model, _ = alone(exchange)
+    model(data(rank, 0, 4, 8)).sum().backward()
+    if rank == ending:
+        model[0].weight = nn.Parameter(torch.ones(8, 8))
+    try:
+        for step in range(3):
+            model(data(rank, step, 4, 8)).sum().backward()
+    except EngineError as error:
+        # What Python does with what nobody catches.
+        sys.excepthook(type(error), error, error.__traceback__)
+        os._exit(1)
+    except CollectiveError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("ending", [0, 1])
+def test_what_ends_one_rank_is_heard_on_the_others(exchange: str, ending: int) -> None:
+    found = run_ranks(_ends_by_itself, 2, exchange, ending, timeout_s=40, may_die=(ending,))
+    said = found[1 - ending]
+    assert f"rank {ending} failed by itself: EngineError: '0.weight' was replaced after" in said

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import syncopate
-from syncopate.analysis import arrivals
+from syncopate.analysis.arrivals import arrivals
 from syncopate.cli import main
 from syncopate.timeline import Span
 from syncopate.tracing.run import read_run

@@ -217,6 +217,10 @@ def _refused_models() -> list[Refusal]:
             "'0.weight' has no shape yet",
             lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), stray),
         ),
+        (
+            "'1.running_mean' has no shape yet",
+            lambda: _distribute(nn.Sequential(deep, nn.LazyBatchNorm1d(affine=False))),
+        ),
         ("meta device", lambda: _distribute(nn.Linear(2, 2, device="meta"), stray)),
         ("'0' is an embedding with sparse=True", lambda: _distribute(lookup)),
     ]

@@ -140,7 +140,10 @@ def _traces(files: list[Path], *, synchronous: bool, repair: bool, json: bool) -
 
 def _look(timeline: Timeline) -> None:
     """Take the figures of a timeline that take long: a report of it finds them done."""
-    from syncopate.analysis import collectives, exposures, phases, works
+    from syncopate.analysis.collectives import collectives
+    from syncopate.analysis.exposure import exposures
+    from syncopate.analysis.phases import phases
+    from syncopate.analysis.work import works
 
     parts: tuple[Callable[[Timeline], object], ...] = (phases, collectives, exposures, works)
     with progress_bar("analysing") as advance:

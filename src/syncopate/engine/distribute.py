@@ -92,8 +92,9 @@ def distribute(
             in the same order, and leave the same ones out.
         plan: the plan to run; or the name of a policy, which makes it; the fastest when left out.
         cluster: hosts, levels and links as these, instead of probing them; not beside a plan.
-        exchange: ``"allreduce"``, where every rank updates all weights, or ``"sharded"``, where
-            each updates its share (docs/sharded.md); the faster when left out; not beside a plan.
+        exchange: ``"allreduce"``, ``"decoupled"``, where half of each all-reduce hides behind the
+            next forward, or ``"sharded"``, where each rank updates its share of the weights
+            (docs/sharded.md); the faster of the first two when left out; not beside a plan.
             A :class:`~syncopate.KVStore`, where its servers hold and update the weights
             (docs/paramserver.md); a plan of the ``served`` exchange needs one beside it.
         delay: pull weights every so many steps and train on each rank's own between

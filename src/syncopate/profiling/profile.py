@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
@@ -106,6 +107,12 @@ def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, T
             "the module inside it, .module, because a workload has no communication",
         )
     parameters = trainable(task.model)
+    lazy = [name for name, parameter in parameters.items() if is_lazy(parameter)]
+    if lazy:
+        raise CalibrationError(
+            f"{lazy[0]!r} of {task.title} has no shape yet; run one forward through the lazy "
+            "modules first"
+        )
     if not parameters:
         raise CalibrationError(
             f"{task.title} has no trainable parameter, so nothing to communicate; "

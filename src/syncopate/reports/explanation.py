@@ -13,7 +13,6 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.analysis import bandwidths
 from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import (
     CONGESTION,
@@ -23,6 +22,7 @@ from syncopate.analysis.causes import (
     Cause,
     Explanation,
 )
+from syncopate.analysis.collectives import bandwidths
 from syncopate.analysis.counterfactuals import WORTH
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import SEVERAL

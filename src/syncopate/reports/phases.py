@@ -9,8 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis import Phases, arrivals, mean, phases
-from syncopate.analysis.arrivals import lateness
+from syncopate.analysis.arrivals import arrivals, lateness
+from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.reports.tables import titled_table
 from syncopate.timeline import Timeline
 from syncopate.units import format_seconds

@@ -13,13 +13,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.analysis import (
+from syncopate.analysis.phases import Phases, mean
+from syncopate.analysis.serving import (
     Message,
     Overhead,
-    Phases,
     bytes_per_iteration,
     distribution,
-    mean,
     overheads,
     served_phases,
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.analysis import Phases, mean, phases
+from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.errors import InvalidValueError
 from syncopate.timeline import Span, Timeline
 from tests.unit.strategies import timelines

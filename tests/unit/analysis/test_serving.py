@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.analysis import (
+from syncopate.analysis.serving import (
     Message,
     Messages,
     bytes_per_iteration,

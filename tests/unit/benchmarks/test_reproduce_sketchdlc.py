@@ -15,7 +15,7 @@ import sketchdlc
 import sketchdlc_paper as said
 import sketchdlc_runs as runs
 import sketchdlc_worker as work
-from syncopate.analysis import Message
+from syncopate.analysis.serving import Message
 from syncopate.errors import ArtifactError
 from syncopate.protocol.messages import Push, encode
 from syncopate.zoo import ResNet50

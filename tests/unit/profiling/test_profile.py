@@ -219,6 +219,11 @@ class TestRefusals:
         with pytest.raises(CalibrationError, match="Linear has no trainable parameter"):
             profile(Task(model, torch.ones(1, 2)))
 
+    def test_layers_without_a_shape(self) -> None:
+        model = nn.Sequential(nn.LazyLinear(3))
+        with pytest.raises(CalibrationError, match=r"'0.weight' of Sequential has no shape yet"):
+            profile(Task(model, torch.ones(1, 2)))
+
     def test_a_loss_without_gradient(self) -> None:
         task = Task(nn.Linear(2, 1), torch.ones(1, 2), loss_fn=lambda output: output.detach().sum())
         with pytest.raises(InvalidValueError, match="loss of Linear"):

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.analysis import mean, phases
+from syncopate.analysis.phases import mean, phases
 from syncopate.cluster import Cluster, Interference, LinearFit
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost
 from syncopate.errors import PlanError, UnknownNameError

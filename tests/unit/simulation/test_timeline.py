@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.analysis import mean, phases
+from syncopate.analysis.phases import mean, phases
 from syncopate.cluster import Cluster, Interference, LinearFit
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, weight_sync_s

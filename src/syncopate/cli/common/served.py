@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncopate.analysis import Message, Messages, Overhead
+    from syncopate.analysis.serving import Message, Messages, Overhead
     from syncopate.analysis.trips import Trip
     from syncopate.tracing.dlc import Header, Record, SetUp
     from syncopate.tracing.run import Run
@@ -21,7 +21,7 @@ def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -
     """
     import numpy as np
 
-    from syncopate.analysis import Messages
+    from syncopate.analysis.serving import Messages
     from syncopate.tracing.dlc import Records
 
     places: dict[str, int] = {}
@@ -62,7 +62,7 @@ def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -
 
 def computed_of(served: Served) -> Iterator[Overhead]:
     """Yield what servers computed in the iterations of the training: updates and searches."""
-    from syncopate.analysis import Overhead
+    from syncopate.analysis.serving import Overhead
 
     for one in served.work:
         if one.kind in ("update", "search") and one.number > 0:
@@ -92,7 +92,7 @@ def messages_in(run: Run) -> list[Message]:
 
     Microseconds as there, so that analysis of the run and of the traces says the same.
     """
-    from syncopate.analysis import Message
+    from syncopate.analysis.serving import Message
     from syncopate.tracing.served.places import places
 
     found: list[Message] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 import msgspec
@@ -72,6 +73,7 @@ class Notice(msgspec.Struct, frozen=True):
         waiting_on: the ranks it needed something from, where it knows.
         waited_s: seconds since it entered the collective.
         text: what went wrong, where it failed by itself.
+        before: what it was in before on that channel; others may still be there.
     """
 
     call: Call
@@ -79,6 +81,12 @@ class Notice(msgspec.Struct, frozen=True):
     waiting_on: tuple[int, ...] = ()
     waited_s: float = 0.0
     text: str = ""
+    before: tuple[Call, ...] = ()
+
+    def differs(self, other: Notice) -> bool:
+        """Say whether two ranks are, or were, in different collectives in the same place."""
+        here, there = (self.call, *self.before), (other.call, *other.before)
+        return any(one.differs(another) for one in here for another in there)
 
 
 class PeerError(RuntimeError):
@@ -187,7 +195,7 @@ def _blame_absent(
 
 def _blame_different(failed: Mapping[int, Notice]) -> Verdict | None:
     notices = sorted(failed.items())
-    if not any(notice.call.differs(other.call) for _, notice in notices for _, other in notices):
+    if not any(one.differs(other) for one, other in combinations(failed.values(), 2)):
         return None
     groups: dict[str, list[int]] = {}
     for peer, notice in notices:

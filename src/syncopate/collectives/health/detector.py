@@ -10,13 +10,16 @@ closes them has said so before, in a notice and to rank 0: see [Note: who closes
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import TracebackType
 from typing import Protocol
 
+import msgspec
 import torch.distributed as dist
 
 from syncopate.analysis.evidence.links import Entry
@@ -31,6 +34,7 @@ from syncopate.collectives.mesh.sockets import Sending
 from syncopate.errors import CollectiveError, SyncopateError
 
 _POLL_S = 0.05
+_detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
 _CLOSE = Call("close", 0, 0)
 
 
@@ -83,6 +87,9 @@ class FailureDetector:
         self._in_flight = InFlight()
         sent = [carrier.sent for carrier in carriers]
         self._monitor = Monitor(self._notices, rank, self._in_flight, self._give_up, sent)
+        _detectors.add(self)
+        if not _say_uncaught.installed:
+            _say_uncaught.install()
 
     @property
     def expected(self) -> Cluster | None:
@@ -163,6 +170,14 @@ class FailureDetector:
             self._further = further
             self._groups.remove(group)
 
+    def say_ended(self, error: Exception) -> None:
+        """Tell the other ranks that ``error`` ends this process, unless one of theirs did."""
+        if self._broken is None:
+            said = _first_line(error)
+            reason = f"rank {self._rank} failed by itself: {said}"
+            self._break(_CLOSE, Verdict((self._rank,), reason))
+            self._announce(Notice(_CLOSE, "error", text=said))
+
     def stop(self) -> None:
         """End the thread; of no consequence for the peers."""
         # Ranks that wait in Gloo find the connections closed; in other backends nothing tells them.
@@ -227,7 +242,8 @@ class FailureDetector:
         """Break a collective that cannot finish; why may still have to be found out."""
         if verdict is not None:
             self._break(call, verdict)
-        self._announce(Notice(call, "interrupted", (), waited_s))
+        before = self._in_flight.before(call)
+        self._announce(Notice(call, "interrupted", (), waited_s, before=before))
         self._disconnect()
 
     def _failed(self, call: Call, error: RuntimeError, waited_s: float) -> CollectiveError:
@@ -242,7 +258,8 @@ class FailureDetector:
     def _diagnose(self, call: Call, error: RuntimeError, waited_s: float) -> Verdict:
         peers = (error.peer,) if isinstance(error, PeerError) else ()
         kind = transport.failure_kind(error)
-        notice = Notice(call, kind, peers, waited_s, _first_line(error) if kind == "error" else "")
+        text = _first_line(error) if kind == "error" else ""
+        notice = Notice(call, kind, peers, waited_s, text, self._in_flight.before(call))
         if kind == "closed":
             # Where rank 0 died its keep-alive connection ends a moment later, and then nobody asks
             # its store: for every call to a store that is gone torch prints a page.
@@ -255,7 +272,7 @@ class FailureDetector:
         if known is not None:
             return known
         if kind == "closed" and not peers:
-            notice = Notice(call, kind, closed, waited_s)
+            notice = msgspec.structs.replace(notice, waiting_on=closed)
             call_store(lambda: self._notices.put(notice), STORE_LIMIT_S)
         return self._consult(notice) or _without_store(notice, closed, error)
 
@@ -280,6 +297,34 @@ class FailureDetector:
 
     def _judge(self, notice: Notice) -> Verdict:
         return judge(self._notices, self._rank, notice, lambda: self._monitor.losses)
+
+
+class _SayUncaught:
+    """Tells the other ranks of an exception that ends this process.
+
+    They would find its connections closed otherwise, and take it for a dead process. It goes before
+    the ``sys.excepthook`` that was there.
+    """
+
+    def __init__(self) -> None:
+        self.installed = False
+
+    def install(self) -> None:
+        """Go before the present hook."""
+        self.installed = True
+        self._previous, sys.excepthook = sys.excepthook, self
+
+    def __call__(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            for detector in list(_detectors):
+                with suppress(Exception):  # whatever it is, the user's own error is to be seen
+                    detector.say_ended(error)
+        self._previous(kind, error, trace)
+
+
+_say_uncaught = _SayUncaught()
 
 
 class _Supervised:

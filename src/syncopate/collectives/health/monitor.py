@@ -19,6 +19,7 @@ import logging
 import socket
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -62,6 +63,8 @@ _CONNECT_S = 1.0
 _PUBLISH_S = 5.0
 _COMPARE_S = 2.5
 _MUCH_BYTES = MIB
+_RECENT = 4
+"""How many collectives of a channel a rank remembers, for others that may still be in one."""
 _Answer = TypeVar("_Answer")
 _log = logging.getLogger("syncopate")
 
@@ -72,6 +75,7 @@ class InFlight:
     def __init__(self) -> None:
         self.entered: dict[int, int] = {}
         self._blocks = 0
+        self._recent: defaultdict[int, deque[Call]] = defaultdict(partial(deque, maxlen=_RECENT))
         self._running: dict[int, tuple[float, Call]] = {}
         self._queued: dict[int, tuple[float, Call, Completion]] = {}
 
@@ -80,6 +84,7 @@ class InFlight:
         self._running[call.channel] = now_s, call
         if call.number >= 0:
             self.entered[call.channel] = call.number
+            self._recent[call.channel].append(call)
         else:
             self._blocks += 1
 
@@ -90,6 +95,11 @@ class InFlight:
     def queue(self, call: Call, completion: Completion) -> None:
         """Note that it goes on on a stream."""
         self._queued[call.channel] = time.perf_counter(), call, completion
+
+    def before(self, call: Call) -> tuple[Call, ...]:
+        """Return the last collectives that this rank has been in on the channel of ``call``."""
+        recent = tuple(self._recent[call.channel])
+        return tuple(each for each in recent if each.number < call.number)
 
     @property
     def blocks(self) -> int:
@@ -263,7 +273,8 @@ class Monitor:
     def _in_trouble(self, slow: list[tuple[float, Call]]) -> tuple[float, Call] | None:
         """Return the call that is another one elsewhere, or any if a rank has failed."""
         for taken_s, call in slow:
-            if call.number >= 0 and self._notices.disagrees(call):
+            before = self._in_flight.before(call)
+            if call.number >= 0 and self._notices.disagrees(call, before):
                 return taken_s, call
         return slow[0] if self._notices.failed() else None
 

@@ -16,7 +16,7 @@ The first rank that has come to a verdict leaves it there, and all others take i
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -122,19 +122,31 @@ class Notices:
         """Return what was last found wrong with the network; empty for nothing."""
         return self._store.get(_NETWORK).decode() if self._store.check([_NETWORK]) else ""
 
-    def disagrees(self, call: Call) -> bool:
+    def disagrees(self, call: Call, before: Sequence[Call] = ()) -> bool:
         """Say whether some rank is in another collective in the place of ``call``.
 
         The first rank to ask leaves its call for the others to compare theirs with. When several
         are first, they find each other's the next time.
+
+        Args:
+            call: what this rank is in.
+            before: what it was in before. A rank need not notice that another is in a different
+                collective: the root of a broadcast sends and goes on.
         """
-        key = f"in/{call.channel}/{call.number % _PLACES}"
-        if self._store.check([key]):
-            there = msgspec.json.decode(self._store.get(key), type=Call)
-            if there.number >= call.number:
-                return call.differs(there)
-        self._store.set(key, msgspec.json.encode(call).decode())
-        return False
+        there = self._in_place_of(call)
+        if there is None or there.number < call.number:
+            self._store.set(_place(call), msgspec.json.encode(call).decode())
+        elif call.differs(there):
+            return True
+        others = ((each, self._in_place_of(each)) for each in before)
+        return any(other is not None and each.differs(other) for each, other in others)
+
+    def _in_place_of(self, call: Call) -> Call | None:
+        """Return the call that a rank left there."""
+        key = _place(call)
+        if not self._store.check([key]):
+            return None
+        return msgspec.json.decode(self._store.get(key), type=Call)
 
     def first(self, what: str) -> bool:
         """Say whether no rank of the group has asked this about ``what`` before."""
@@ -160,6 +172,10 @@ class Notices:
         """Publish a verdict; return the group's, which is that of the rank that came first."""
         text = msgspec.json.encode(verdict).decode()
         return msgspec.json.decode(self._store.compare_set(_VERDICT, "", text), type=Verdict)
+
+
+def _place(call: Call) -> str:
+    return f"in/{call.channel}/{call.number % _PLACES}"
 
 
 def judge(

@@ -147,11 +147,19 @@ def explained(error: CollectiveError) -> CollectiveError:
     reason = str(error).removeprefix(f"{error.collective}: ")
     if DIFFERENT not in reason:
         return error
-    return CollectiveError(
-        error.collective,
-        f"{reason}. A rank in a broadcast begins a forward, one in an all-reduce is in its "
-        "backward: after an error between forward and backward, as in the loss, a rank goes on "
-        "alone. See the error there. Where ranks own parts of gradients (any exchange but "
-        "'allreduce'), all of them have to read a gradient, or none",
-        error.ranks,
-    )
+    if "all_gather (" in reason:  # weights, after a step, or gradients that somebody read
+        said = (
+            "A rank in an all-gather ends an optimizer's step(), or reads a gradient; one in a "
+            "reduce-scatter or an all-reduce is in its backward. Where ranks own parts (any "
+            "exchange but 'allreduce'), all of them run a step(), or none, and all read a "
+            "gradient, or none: some rank left one out"
+        )
+    else:
+        said = (
+            "A rank in a broadcast begins a forward, one in an all-reduce is in its backward: "
+            "after an error between forward and backward, as in the loss, a rank goes on alone. "
+            "See the error there; or some rank left a forward, a backward or a step() out. Where "
+            "ranks own parts of gradients (any exchange but 'allreduce'), all of them have to read "
+            "a gradient, or none"
+        )
+    return CollectiveError(error.collective, f"{reason}. {said}", error.ranks)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from syncopate.cluster import Cluster
 from syncopate.collectives.store import Store
@@ -114,11 +115,14 @@ def checks(
     yield ()
     delay = _sound_delay(given, known)
     servers = _sound_servers(given, known, delay, world_size)
-    buffers = model.named_buffers() if given.broadcast_buffers else ()
+    named = model.named_buffers() if given.broadcast_buffers else ()
+    buffers = [(name, held) for name, held in named if name not in ignored]
+    for name, held in buffers:
+        _require_shape(name, held)
     yield [
         *_facts(given, ignored),
         *tensor_facts("parameter", shared),
-        *tensor_facts("buffer", [(name, held) for name, held in buffers if name not in ignored]),
+        *tensor_facts("buffer", buffers),
     ]
     ownership.require_free(model, trainables)
     modules.require_extensible(model)
@@ -168,11 +172,14 @@ def _require_plain(model: nn.Module) -> None:
             )
 
 
-def _require_parameter(name: str, parameter: nn.Parameter) -> None:
-    if isinstance(parameter, nn.UninitializedParameter):
+def _require_shape(name: str, held: Tensor) -> None:
+    if is_lazy(held):
         raise EngineError(
             f"{name!r} has no shape yet; run one forward through the lazy modules first"
         )
+
+
+def _require_parameter(name: str, parameter: nn.Parameter) -> None:
     if parameter.is_meta:
         raise EngineError(f"{name!r} is on the meta device; materialise the model first")
     if type(parameter.data) is not torch.Tensor:
@@ -189,6 +196,7 @@ def _trainables(
 ) -> tuple[Trainable, ...]:
     """Return which of the parameters that ranks share are trained, or refuse one."""
     for name, parameter in shared:
+        _require_shape(name, parameter)
         _require_parameter(name, parameter)
     for name, module in model.named_modules():
         if (

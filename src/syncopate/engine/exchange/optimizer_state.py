@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable, view_like
 from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange.seen import state as seen
 from syncopate.errors import CollectiveError, EngineError
 
 State = dict[str, Any]
@@ -90,6 +91,7 @@ class OwnedState:
 
     Attributes:
         finish: waits for an update that is under way, before anybody looks at state.
+        mark: see [Note: the mark].
     """
 
     def __init__(
@@ -101,8 +103,9 @@ class OwnedState:
         self._communicator = communicator
         self._buckets = buckets
         self._pieces = pieces
+        self._index = {id(t.parameter): t.index for t, _ in self._everything()}
         # [Note: the mark]
-        self._mark = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.mark = nn.Parameter(torch.empty(0), requires_grad=False)
         self.finish: Callable[[], None] = _nothing
         self._cut: list[weakref.ref[Optimizer]] = []
         self._plain: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -111,11 +114,11 @@ class OwnedState:
     def keys(self) -> set[int]:
         """Identities of the keys in an optimizer's state that stand for pieces."""
         pieces = [piece.parameter for several in self._pieces for piece in several]
-        return set(map(id, [*pieces, self._mark]))
+        return set(map(id, [*pieces, self.mark]))
 
     def is_cut(self, optimizer: Optimizer) -> bool:
         """Whether the state of ``optimizer`` is in pieces."""
-        return self._mark in optimizer.state
+        return self.mark in optimizer.state
 
     def is_plain(self, optimizer: Optimizer) -> bool:
         """Whether the state of ``optimizer`` is to stay whole for now."""
@@ -132,7 +135,7 @@ class OwnedState:
     def cut(self, optimizer: Optimizer) -> None:
         """Keep of whole state what belongs to this rank's pieces; asks nobody."""
         state = optimizer.state
-        if self._mark in state:
+        if self.mark in state:
             return
         self.finish()
         for trainable, pieces in self._everything():
@@ -142,7 +145,8 @@ class OwnedState:
                     key: _part_of(trainable.parameter, piece, key, value)
                     for key, value in whole.items()
                 }
-        state[self._mark] = {}
+        state[self.mark] = {}
+        seen.part(optimizer, self)
         if not any(known() is optimizer for known in self._cut):
             self._cut.append(weakref.ref(optimizer))
 
@@ -223,6 +227,17 @@ class OwnedState:
                             found[trainable.parameter][key] = copy
         return found
 
+    # -- what a script asks for -----------------------------------------------------------------
+
+    def name_of(self, parameter: object) -> str:
+        """Return the name of a parameter of the exchange; empty for any other object."""
+        index = self._index.get(id(parameter))
+        return "" if index is None else self._name(index)
+
+    def pieces_of(self, parameter: Tensor) -> list[nn.Parameter]:
+        """Return this rank's pieces of it."""
+        return [piece.parameter for piece in self._pieces[self._index[id(parameter)]]]
+
     # -- what the ranks say ---------------------------------------------------------------------
 
     def _everything(self) -> Iterator[tuple[Trainable, Sequence[Piece]]]:
@@ -300,7 +315,8 @@ class OwnedState:
 
     def _forget(self, optimizer: Optimizer) -> None:
         """Take the state of pieces away."""
-        optimizer.state.pop(self._mark, None)
+        optimizer.state.pop(self.mark, None)
+        seen.join(optimizer, self)
         for _, pieces in self._everything():
             for piece in pieces:
                 optimizer.state.pop(piece.parameter, None)

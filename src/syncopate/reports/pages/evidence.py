@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from syncopate.analysis import collectives
 from syncopate.analysis.causes import Explanation
+from syncopate.analysis.collectives import collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.trips import Trip
 from syncopate.cluster import Cluster

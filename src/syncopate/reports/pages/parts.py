@@ -15,20 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.analysis import (
-    Segment,
-    Work,
-    bandwidths,
-    critical_path,
-    exposures,
-    mean,
-    phases,
-    stragglers,
-    works,
-)
-from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.collectives import EXCHANGE, bandwidths
+from syncopate.analysis.exposure import exposures
+from syncopate.analysis.path import Segment, critical_path
+from syncopate.analysis.phases import mean, phases
+from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.trips import STAGES, Trip, journeys
-from syncopate.analysis.work import steady
+from syncopate.analysis.work import Work, steady, works
 from syncopate.plan import SERVED
 from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike

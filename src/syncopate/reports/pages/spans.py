@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.analysis import collectives, critical_path
+from syncopate.analysis.collectives import collectives
+from syncopate.analysis.path import critical_path
 from syncopate.analysis.work import last_end_s, steady, works
 from syncopate.spans import Times
 from syncopate.timeline import LANES, Span, Timeline

@@ -96,6 +96,19 @@ def test_different_collectives() -> None:
     assert "rank 1 in all_gather (ring) #3" in verdict.reason
 
 
+@pytest.mark.parametrize("asks", [0, 1])
+def test_different_collectives_of_which_one_rank_has_gone_on(asks: int) -> None:
+    sent = Call("broadcast (mst, root 0)", 0, 3, 2, "uint8")
+    later = Call("all_gather (ring)", 0, 4, 8, "float32")
+    ahead = Notice(later, "interrupted", (), 1.0, before=(sent,))
+    verdict = blame({0: ahead, 1: notice("timeout", 0)}, asks, 2)
+    assert verdict.ranks == ()
+    assert "rank 0 in all_gather (ring) #4" in verdict.reason
+    assert "rank 1 in all_reduce (ring) #3" in verdict.reason
+    same = Notice(later, "closed", (1,), 1.0, before=(CALL,))
+    assert "different" not in blame({0: same, 1: notice("timeout", 0)}, asks, 2).reason
+
+
 def test_different_messages_are_no_different_collectives() -> None:
     one, other = Call("message to rank 1", -1, -1), Call("message from rank 2", -1, -1)
     notices = {0: notice("closed", 1, call=one), 3: notice("closed", 2, call=other)}

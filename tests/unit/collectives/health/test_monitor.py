@@ -13,6 +13,7 @@ class FakeMonitor(Monitor):
 
     def __init__(self, notices: Notices) -> None:
         self._notices = notices
+        self._in_flight = InFlight()
 
 
 def test_messages_between_ranks_are_no_collective_to_compare() -> None:
@@ -31,6 +32,18 @@ def test_the_call_in_trouble_is_the_one_that_differs() -> None:
     assert monitor._in_trouble([(9.0, CALL), (2.0, here)]) == (2.0, here)
     Notices(store, 0, 2).put(notice("timeout", 1))
     assert monitor._in_trouble([(9.0, CALL)]) == (9.0, CALL)
+
+
+def test_a_call_is_in_trouble_where_an_earlier_one_differs() -> None:
+    store = FakeStore()
+    monitor = FakeMonitor(Notices(store, 1, 2))
+    calls = [Call(f"broadcast {number}", 0, number) for number in range(6)]
+    for call in calls:
+        monitor._in_flight.enter(call, 0.0)
+    assert monitor._in_flight.before(calls[5]) == tuple(calls[2:5])
+    assert monitor._in_trouble([(9.0, calls[5])]) is None
+    assert not Notices(store, 0, 2).disagrees(CALL)  # number 3, and no broadcast
+    assert monitor._in_trouble([(9.0, calls[5])]) == (9.0, calls[5])
 
 
 def test_blocks_of_messages_are_counted_at_both_ends() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from syncopate.analysis import works
 from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import explanation
+from syncopate.analysis.work import works
 from syncopate.cli.app import app
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.foreign import read_directory

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from syncopate.analysis import collectives
+from syncopate.analysis.collectives import collectives
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, dump, entry, notes, times_ms, write
