@@ -11,7 +11,18 @@ import pytest
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.programs.base import PLANS, failures_of
 
-THEMES = ("optimizers", "checkpoints", "gradients", "models", "held", "around")
+THEMES = (
+    "optimizers",
+    "states",
+    "checkpoints",
+    "gradients",
+    "accumulation",
+    "models",
+    "weights",
+    "held",
+    "threads",
+    "around",
+)
 
 _A_2_NORM = {"": 1e-5}
 """A 2-norm comes from sums of squares, which ranks sum up by shards: its last bit may differ."""
