@@ -194,35 +194,42 @@ def trained(
 def differences(mine: Any, theirs: Any, rtol: float, where: str) -> Iterator[str]:
     """Yield in words where ``mine`` is not what DDP has; ``rtol`` 0: bit by bit."""
     if isinstance(theirs, Tensor):
-        if not isinstance(mine, Tensor) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-            yield f"{where}: {_form(mine)}, by DDP {_form(theirs)}"
-        elif rtol and (theirs.is_floating_point() or theirs.is_complex()):
-            wide = torch.complex128 if theirs.is_complex() else torch.float64
-            atol = rtol if theirs.dtype not in (torch.bfloat16, torch.float16) else 1e-2
-            if not torch.allclose(
-                mine.to(wide), theirs.to(wide), max(rtol, atol), atol, equal_nan=True
-            ):
-                yield f"{where}: off by {_farthest(mine, theirs)}"
-        elif not _same_bits(mine, theirs):
-            yield f"{where}: off by {_farthest(mine, theirs)}"
+        yield from _of_tensors(mine, theirs, rtol, where)
     elif isinstance(theirs, Mapping):
         if not isinstance(mine, Mapping) or list(mine) != list(theirs):
             yield f"{where}: keys {_keys(mine)}, by DDP {_keys(theirs)}"
             return
         for key in theirs:
             yield from differences(mine[key], theirs[key], rtol, f"{where}[{key!r}]")
-    elif isinstance(theirs, Sequence) and not isinstance(theirs, str | bytes):
-        if not isinstance(mine, Sequence) or len(mine) != len(theirs):
+    elif isinstance(theirs, list):
+        if not isinstance(mine, list) or len(mine) != len(theirs):
             yield f"{where}: {mine!r}, by DDP {theirs!r}"
             return
         for place, (one, other) in enumerate(zip(mine, theirs, strict=True)):
             yield from differences(one, other, rtol, f"{where}[{place}]")
-    elif isinstance(theirs, float) and isinstance(mine, float):
-        same = mine == theirs or (math.isnan(mine) and math.isnan(theirs))
-        if not same and not (rtol and math.isclose(mine, theirs, rel_tol=rtol, abs_tol=rtol)):
-            yield f"{where}: {mine!r}, by DDP {theirs!r}"
-    elif mine != theirs:
+    elif not _same_value(mine, theirs, rtol):
         yield f"{where}: {mine!r}, by DDP {theirs!r}"
+
+
+def _of_tensors(mine: Any, theirs: Tensor, rtol: float, where: str) -> Iterator[str]:
+    if not isinstance(mine, Tensor) or mine.dtype != theirs.dtype or mine.shape != theirs.shape:
+        yield f"{where}: {_form(mine)}, by DDP {_form(theirs)}"
+    elif rtol and (theirs.is_floating_point() or theirs.is_complex()):
+        wide = torch.complex128 if theirs.is_complex() else torch.float64
+        narrow = theirs.dtype in (torch.bfloat16, torch.float16)
+        off = max(rtol, 1e-2 if narrow else 0.0)
+        if not torch.allclose(mine.to(wide), theirs.to(wide), off, off, equal_nan=True):
+            yield f"{where}: off by {_farthest(mine, theirs)}"
+    elif not _same_bits(mine, theirs):
+        yield f"{where}: off by {_farthest(mine, theirs)}"
+
+
+def _same_value(mine: Any, theirs: Any, rtol: float) -> bool:
+    if not isinstance(mine, float) or not isinstance(theirs, float):
+        return bool(mine == theirs)
+    if math.isnan(theirs):
+        return math.isnan(mine)
+    return mine == theirs or bool(rtol and math.isclose(mine, theirs, rel_tol=rtol, abs_tol=rtol))
 
 
 def _same_bits(mine: Tensor, theirs: Tensor) -> bool:

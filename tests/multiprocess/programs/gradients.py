@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from tests.multiprocess.programs.base import (
@@ -78,7 +78,7 @@ def rank_0_logs_norms_of_weights(run: Run) -> None:
 
 
 def one_gradient_is_read(run: Run) -> None:
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         run.see("one", model[2].weight.grad[0, :3])
         if run.rank == 1:
             run.see("another", model[4].bias.grad.numpy())
@@ -87,7 +87,7 @@ def one_gradient_is_read(run: Run) -> None:
 
 
 def gradients_in_an_order_of_their_own(run: Run) -> None:
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         parameters = list(model.parameters())
         for place in (run.rank, 3, 5 - run.rank, 0):
             run.see("sum", parameters[place].grad.sum())
@@ -151,7 +151,7 @@ def scaled_by_foreach(run: Run) -> None:
 
 
 def scaled_by_other_tensors(run: Run) -> None:
-    for _, model, _, step in trained(run, optimize=sgd):
+    for _, model, _, _ in trained(run, optimize=sgd):
         for parameter in model.parameters():
             gradient: Any = parameter.grad
             gradient.mul_(torch.full((gradient.shape[-1],), 0.5))
@@ -221,198 +221,6 @@ def refused_unless_finite(run: Run) -> None:
         run.see("finite", finite)
         if finite:
             optimizer.step()
-    run.end(model, optimizer)
-
-
-def accumulated(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for part in range(3):
-            if part < 2:
-                with wrapped.no_sync():
-                    (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
-                if run.rank == 0 and step == 2:
-                    run.see("its own", model[0].weight.grad)
-            else:
-                (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def accumulated_in_sync(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        for part in range(3):
-            (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def never_zeroed(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model, lr=0.01)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def decayed_instead_of_zeroed(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        for parameter in model.parameters():
-            parameter.grad.mul_(0.5)
-    run.end(model, optimizer)
-
-
-def zeroed_and_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad(set_to_none=False)
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def zeroed_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step % 2:
-            optimizer.zero_grad(set_to_none=False)
-        else:
-            model.zero_grad()
-    run.end(model, optimizer)
-
-
-def zeroed_after_forward(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        loss = loss_of(wrapped(run.batch(step)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def two_backwards(run: Run) -> None:
-    """Two forwards, then two backwards, then a step."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(2 * step))).backward()
-        loss_of(wrapped(run.batch(2 * step + 1))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def hooks_of_gradients(run: Run) -> None:
-    """A hook halves what one rank contributes, before it is averaged."""
-    model = net()
-    optimizer = adamw(model)
-    model[0].weight.register_hook(lambda gradient: gradient * 0.5)
-    model[2].bias.register_hook(lambda gradient: run.see("own", gradient))
-    wrapped = run.wrap(model, optimizer)
-    model[4].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def hooks_behind_accumulation(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-
-    def halve(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        parameter.grad.mul_(0.5)
-
-    model[0].weight.register_post_accumulate_grad_hook(halve)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def hooks_of_modules(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    model[0].register_forward_hook(lambda module, inputs, output: output * 1.5)
-    model[2].register_full_backward_hook(
-        lambda module, before, after: run.see("backward", after[0])
-    )
-    model[4].register_forward_pre_hook(lambda module, inputs: run.see("weight", module.weight))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def gradients_of_inputs(run: Run) -> None:
-    """What an adversary changes inputs by; weights get no gradient of it."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        batch = run.batch(step).requires_grad_()
-        (slope,) = torch.autograd.grad(loss_of(model(batch)), batch)
-        run.see("slope", slope)
-        optimizer.zero_grad()
-        loss_of(wrapped(batch.detach() + 0.1 * slope.sign())).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def second_order(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        batch = run.batch(step).requires_grad_()
-        output = wrapped(batch)
-        (slope,) = torch.autograd.grad(output.sum(), batch, create_graph=True)
-        (loss_of(output) + (slope.norm() - 1).square()).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def gradients_for_a_part(run: Run) -> None:
-    """``backward(inputs=...)`` for some parameters alone."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss = loss_of(wrapped(run.batch(step)))
-        loss.backward(inputs=list(model.parameters()))
-        optimizer.step()
     run.end(model, optimizer)
 
 
@@ -519,20 +327,6 @@ PROGRAMS: list[Program] = [
     normalised,
     hidden_behind_data,
     refused_unless_finite,
-    accumulated,
-    accumulated_in_sync,
-    never_zeroed,
-    decayed_instead_of_zeroed,
-    zeroed_and_kept,
-    zeroed_behind_the_step,
-    zeroed_after_forward,
-    two_backwards,
-    hooks_of_gradients,
-    hooks_behind_accumulation,
-    hooks_of_modules,
-    gradients_of_inputs,
-    second_order,
-    gradients_for_a_part,
     noise_by_rank_0_statistics,
     scaler,
     scaler_without_looks,

@@ -162,7 +162,7 @@ def momentum_kept_of_sgd(run: Run) -> None:
 def gradients_kept_over_zero_grad(run: Run) -> None:
     """The gradients of the step before, kept by reference."""
     before: list[Any] = []
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         if before:
             run.see("before", before)
         before = [parameter.grad for parameter in model.parameters()]
@@ -170,7 +170,7 @@ def gradients_kept_over_zero_grad(run: Run) -> None:
 
 def gradients_kept_for_good(run: Run) -> None:
     history: list[Any] = []
-    for _, model, _, step in trained(run):
+    for _, model, _, _ in trained(run):
         history.append([parameter.grad for parameter in model.parameters()])
     run.see("history", history)
 

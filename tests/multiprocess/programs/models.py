@@ -1,4 +1,4 @@
-"""Models of every kind: frozen, shared, conditional, tiny, mixed, with buffers, with other calls."""
+"""Models of every kind: frozen, shared, conditional, tiny, mixed, with buffers, called oddly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
@@ -19,7 +18,6 @@ from tests.multiprocess.programs.base import (
     loss_of,
     net,
     sgd,
-    trained,
 )
 
 
@@ -153,81 +151,6 @@ def normalised_by_batch(run: Run) -> None:
 def buffers_of_their_own(run: Run) -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
     _trained_on(run, model, sgd(model), run.batch, broadcast_buffers=False)
-
-
-def evaluated_on_one_rank(run: Run) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        model.train()
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if run.rank == 0:
-            model.eval()
-            with torch.no_grad():
-                run.see("evaluated", model(run.batch(99)))
-            model.train()
-    wrapped(run.batch(9))
-    run.end(model, optimizer)
-
-
-def buffers_between_steps(run: Run) -> None:
-    """Every rank has statistics of its own until the next forward begins."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        run.see("behind backward", dict(model.named_buffers()))
-        optimizer.step()
-        run.see("behind the step", dict(model.named_buffers()))
-        model.eval()
-        with torch.no_grad():
-            run.see("evaluated", model(run.batch(99)))
-        model.train()
-    run.end(model, optimizer)
-
-
-def evaluated_in_inference_mode(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step % 2 == run.rank % 2:
-            model.eval()
-            with torch.inference_mode():
-                run.see("evaluated", model(run.batch(99)))
-            model.train()
-    run.end(model, optimizer)
-
-
-def evaluated_between_backward_and_step(run: Run) -> None:
-    for _, model, _, _ in trained(run):
-        model.eval()
-        with torch.no_grad():
-            run.see("evaluated", model(run.batch(99)))
-        model.train()
-
-
-def evaluated_with_gradients_on(run: Run) -> None:
-    """In eval mode a forward with gradients sees no backward."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        model.train()
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        model.eval()
-        run.see("evaluated", wrapped(run.batch(99)))
-    run.end(model, optimizer)
 
 
 def called_twice(run: Run) -> None:
@@ -485,99 +408,6 @@ def embedding_bag(run: Run) -> None:
     )
 
 
-def average_of_ranks_by_hand(run: Run) -> None:
-    """The user averages weights over the ranks, which are the same already."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step % 2:
-            for parameter in model.parameters():
-                dist.all_reduce(parameter.data)
-                parameter.data.div_(run.ranks)
-    run.end(model, optimizer)
-
-
-def weights_of_rank_0_are_broadcast(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        with torch.no_grad():
-            if run.rank == 0:
-                model[0].weight.mul_(0.9)
-            dist.broadcast(model[0].weight, 0)
-            dist.broadcast(model[2].weight.data, 0)
-    run.end(model, optimizer)
-
-
-def weights_are_written(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        model[0].weight.data.mul_(0.99)
-        model[0].bias.data[0] = 0.5
-        with torch.no_grad():
-            model[2].weight.add_(0.01)
-            model[2].bias[1:3] = 0.25
-            model[4].weight.copy_(model[4].weight.clamp(-0.2, 0.2))
-            nn.init.zeros_(model[4].bias)
-    run.end(model, optimizer)
-
-
-def weights_are_written_before_the_step(run: Run) -> None:
-    for _, model, _, step in trained(run):
-        with torch.no_grad():
-            model[0].weight.mul_(0.9)
-            if step == 3:
-                model[2].reset_parameters()
-
-
-def weights_get_other_memory(run: Run) -> None:
-    for _, model, _, step in trained(run):
-        if step == 2:
-            model[0].weight.data = model[0].weight.data.clone() * 0.5
-
-
-def weights_get_other_memory_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step == 2:
-            model[0].weight.data = model[0].weight.data.clone() * 0.5
-        if step == 4:
-            model[2].weight.data = torch.full((8, 8), 0.1)
-    run.end(model, optimizer)
-
-
-def pruned(run: Run) -> None:
-    """A mask is put on the weights behind every step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    mask = torch.arange(64).view(8, 8) % 3 > 0
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        model[0].weight.data *= mask
-    run.end(model, optimizer)
-
-
 PROGRAMS: list[Program] = [
     frozen_from_the_start,
     frozen_for_a_while,
@@ -587,11 +417,6 @@ PROGRAMS: list[Program] = [
     tied_weights,
     normalised_by_batch,
     buffers_of_their_own,
-    evaluated_on_one_rank,
-    buffers_between_steps,
-    evaluated_in_inference_mode,
-    evaluated_between_backward_and_step,
-    evaluated_with_gradients_on,
     called_twice,
     layers_called_alone,
     penalty_beside_the_outputs,
@@ -614,11 +439,4 @@ PROGRAMS: list[Program] = [
     recomputed,
     recomputed_reentrant,
     embedding_bag,
-    average_of_ranks_by_hand,
-    weights_of_rank_0_are_broadcast,
-    weights_are_written,
-    weights_are_written_before_the_step,
-    weights_get_other_memory,
-    weights_get_other_memory_behind_the_step,
-    pruned,
 ]

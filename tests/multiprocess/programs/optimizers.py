@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -363,152 +361,6 @@ def changed_flags(run: Run) -> None:
             group["maximize"], group["momentum"] = False, 0.5
 
 
-def state_is_reset(run: Run) -> None:
-    for _, model, optimizer, step in trained(run):
-        if step == 2:
-            for parameter in model.parameters():
-                optimizer.state[parameter]["exp_avg"].zero_()
-        if step == 4:
-            for parameter in model[0].parameters():
-                run.see("popped", optimizer.state.pop(parameter))
-
-
-def state_is_reset_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step == 2:
-            for values in optimizer.state.values():
-                values["exp_avg"].mul_(0.5)
-                values["step"].zero_()
-        if step == 4:
-            del optimizer.state[model[0].weight]
-    run.end(model, optimizer)
-
-
-def state_is_looked_at(run: Run) -> None:
-    for _, model, optimizer, step in trained(run):
-        run.see("length", len(optimizer.state))
-        run.see("known", [p in optimizer.state for p in model.parameters()])
-        run.see("true", bool(optimizer.state))
-        run.see("copied", dict(optimizer.state))
-        run.see("unpacked", {**optimizer.state})
-        run.see("listed", list(optimizer.state.items()))
-        if step:
-            run.see("count", optimizer.state[model[0].weight]["step"])
-            run.see("got", optimizer.state.get(model[2].weight)["exp_avg"])
-            run.see("average", sum(v["exp_avg"].sum() for v in optimizer.state.values()))
-
-
-def state_is_replaced(run: Run) -> None:
-    for _, _, optimizer, step in trained(run):
-        if step == 3:
-            optimizer.state = copy.copy(optimizer.state)
-        if step == 4:
-            optimizer.state.clear()
-
-
-def state_of_another_is_taken(run: Run) -> None:
-    """Behind a step an entry is replaced, as migrations between optimizers do."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        if step == 2:
-            for parameter in model.parameters():
-                fresh = {key: value.clone() for key, value in optimizer.state[parameter].items()}
-                optimizer.state[parameter] = fresh
-    run.end(model, optimizer)
-
-
-def hooks_of_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        run.see("before", [p.grad for p in model.parameters()])
-        for parameter in model.parameters():
-            parameter.grad.sub_(parameter.grad.mean())
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        run.see("after", list(model.parameters()))
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.clamp_(-0.3, 0.3)
-
-    optimizer.register_step_pre_hook(before)
-    wrapped = run.wrap(model, optimizer)
-    optimizer.register_step_post_hook(after)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def weights_are_normed_in_a_hook_before_distribute(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        with torch.no_grad():
-            model[0].weight.div_(model[0].weight.norm())
-
-    optimizer.register_step_post_hook(after)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
-def rates_by_gradient_norm_in_a_hook(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-
-    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        norm = max(parameter.grad.abs().max() for parameter in model.parameters())
-        optimizer.param_groups[0]["lr"] = 0.1 / (1.0 + norm.item())
-
-    optimizer.register_step_pre_hook(before)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-        run.see("rate", optimizer.param_groups[0]["lr"])
-    run.end(model, optimizer)
-
-
-def step_is_wrapped(run: Run) -> None:
-    """A library puts another function in the place of the bound ``step``."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    original = optimizer.step
-
-    def stepping(*args: Any, **kwargs: Any) -> Any:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = parameter.grad * 0.5
-        return original(*args, **kwargs)
-
-    optimizer.step = stepping  # type: ignore[method-assign]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
-    run.end(model, optimizer)
-
-
 def optimizer_is_not_given(run: Run) -> None:
     model = net()
     wrapped = run.wrap(model)
@@ -528,7 +380,7 @@ def descent_by_hand(run: Run) -> None:
         loss_of(wrapped(run.batch(step))).backward()
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
+                parameter.sub_(0.1 * parameter.grad)
                 parameter.grad = None
     run.end(model)
 
@@ -586,14 +438,6 @@ def sharpness_aware(run: Run) -> None:
     run.end(model, optimizer)
 
 
-def counts_of_global_steps(run: Run) -> None:
-    for _, _, optimizer, step in trained(run):
-        counts = {float(values["step"]) for values in optimizer.state.values()}
-        run.see("counts", sorted(counts))
-        run.see("equal", counts == ({float(step)} if step else set()))
-        run.see("finite", math.isfinite(sum(counts)))
-
-
 PROGRAMS: list[Program] = [
     *(_named(name, _trains, make) for name, make in _MADE.items()),
     *(_named(name, _scheduled, make) for name, make in _SCHEDULES.items()),
@@ -612,19 +456,9 @@ PROGRAMS: list[Program] = [
     differentiable,
     capturable,
     changed_flags,
-    state_is_reset,
-    state_is_reset_behind_the_step,
-    state_is_looked_at,
-    state_is_replaced,
-    state_of_another_is_taken,
-    hooks_of_the_step,
-    weights_are_normed_in_a_hook_before_distribute,
-    rates_by_gradient_norm_in_a_hook,
-    step_is_wrapped,
     optimizer_is_not_given,
     descent_by_hand,
     another_optimizer_midway,
     wrapped_optimizer,
     sharpness_aware,
-    counts_of_global_steps,
 ]

@@ -143,12 +143,12 @@ class Exchange(ABC):
         self._prepare(optimizers)
         self.buckets, self._tail = self._allocate(plan)
         self.grads: list[Tensor] = [torch.empty(0)] * len(trainables)
-        self._places: dict[int, tuple[FlatBuffer, int]] = {}
+        self._place_of: dict[int, tuple[FlatBuffer, int]] = {}
         for bucket in self.buckets:
             for part in bucket.parts:
                 for place, trainable in enumerate(part.trainables):
                     self.grads[trainable.index] = part.grads[place]
-                    self._places[trainable.index] = (part, place)
+                    self._place_of[trainable.index] = (part, place)
         self._unheld = self._references()
         self.divide_by(communicator.world_size)
         self._take_over()
@@ -216,7 +216,7 @@ class Exchange(ABC):
         """
         counts = self._references()
         for index in [n for n, one in enumerate(counts) if one > self._unheld[n]]:
-            part, place = self._places[index]
+            part, place = self._place_of[index]
             before = self.grads[index]
             if self._trainables[index].parameter.grad is before:
                 continue

@@ -9,8 +9,8 @@ DistributedDataParallel.
 [Note: looks]
 Every rank launches both halves during backward and at its end. So nothing that a script does later
 is a collective of all ranks: a look at a gradient, a weight or the optimizer's state, on one rank
-or on all, in any thread, waits for what is under way on this rank (``seen/weights.py``). A *flight*
-is one flat buffer on its way, with what is to be done when it has arrived.
+or on all, in any thread, waits for what is under way on this rank (``seen/weights.py``), a *flight*
+(``flights.py``).
 
 [Note: deferred steps]
 An optimizer's step notes its hyper-parameters, and the flights whose gradients it would use. Their
@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -59,6 +58,7 @@ from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, 
 from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
 from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
+from syncopate.engine.exchange.flights import Averaging, Flight, Waiter, narrowed, widened
 from syncopate.engine.exchange.optimizers import kind_of
 from syncopate.engine.exchange.seen import aliases, averages, weights
 from syncopate.engine.tail import Said, Tail
@@ -66,62 +66,6 @@ from syncopate.errors import CollectiveError, EngineError
 from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
-
-
-class Flight:
-    """One flat buffer on its way.
-
-    Args:
-        part: the flat buffer.
-
-    Attributes:
-        part: as given.
-        works: what to wait for, in order.
-        actions: what to do when it has arrived, in order.
-        awaited: tensors whose values depend on it.
-        steps: whether some action updates weights.
-        arriving: whether somebody sees to it now.
-    """
-
-    def __init__(self, part: FlatBuffer) -> None:
-        self.part = part
-        self.works: list[Callable[[], object]] = []
-        self.actions: list[Callable[[], object]] = []
-        self.awaited: list[Tensor] = []
-        self.steps = False
-        self.arriving = False
-
-
-class Averaging:
-    """Makes averages of what a collective summed up on this rank, once.
-
-    Args:
-        launched: the collective.
-        start: first element of the sums, in the message.
-        stop: one past the last.
-        scale: sums are multiplied by it; None where gradients were before.
-    """
-
-    def __init__(self, launched: Launched, start: int, stop: int, scale: float | None) -> None:
-        self._launched = launched
-        self.sums = launched.message.gradients[start:stop]
-        self._scale = scale
-        self._lock = threading.Lock()
-        self._done = False
-
-    @torch.no_grad()
-    def __call__(self) -> None:
-        """Wait for the sums, and scale them.
-
-        Raises:
-            CollectiveError: a rank is lost or late.
-        """
-        with self._lock:
-            if not self._done:
-                self._launched.handle.wait()
-                if self._scale is not None:
-                    self.sums.mul_(self._scale)
-                self._done = True
 
 
 class Decoupled(Exchange):
@@ -232,7 +176,7 @@ class Decoupled(Exchange):
                 node: Any = parameter.view_as(parameter).grad_fn
             accumulates = node.next_functions[0][0]
             # The garbage collector does not see through a node to its hooks.
-            hooks.append(accumulates.register_prehook(_Waiter(self, self._key(trainable.index))))
+            hooks.append(accumulates.register_prehook(Waiter(self, self._key(trainable.index))))
             self._nodes.append(accumulates)  # a parameter does not keep it
         return hooks
 
@@ -287,11 +231,13 @@ class Decoupled(Exchange):
     def ready(self) -> None:
         """Wait for all flights."""
         for key in list(self._flights):
-            self._arrive(key)
+            self.arrive(key)
 
     @torch.no_grad()
-    def _arrive(self, key: int) -> None:
+    def arrive(self, key: int) -> None:
         """Wait for a flight, and do what is to be done then; once, in whatever thread."""
+        if key not in self._flights:
+            return
         with self._lock:
             flight = self._flights.get(key)
             if flight is None or flight.arriving:
@@ -373,7 +319,7 @@ class Decoupled(Exchange):
                 flights[id(part)].works.append(averagings[id(message)])
         for key, flight in flights.items():
             flight.awaited = [self.grads[each.index] for each in flight.part.trainables]
-            weights.expect(flight.awaited, _Waiter(self, key), averages.AwaitedAverage)
+            weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
         self._flights = flights
 
     def _gathered(
@@ -388,7 +334,7 @@ class Decoupled(Exchange):
             first = message.gradients.storage_offset() - part.wire.storage_offset()
             carried = narrow[first : first + message.gradients.numel()]
             own = carried[slice(*message.bounds[self.communicator.rank :][:2])]
-            before = partial(_narrowed, averaging, own)  # type: ignore[assignment]
+            before = partial(narrowed, averaging, own)  # type: ignore[assignment]
         if on_device:
             before()
         handle = self.communicator.run(
@@ -399,7 +345,7 @@ class Decoupled(Exchange):
             async_op=True,
         )
         self.pulls.append(Launched(part, message, handle))
-        return handle.wait if narrow is None else partial(_widened, handle, carried, message)
+        return handle.wait if narrow is None else partial(widened, handle, carried, message)
 
     @torch.no_grad()
     def _measure(self, averagings: dict[int, Averaging]) -> None:
@@ -426,7 +372,7 @@ class Decoupled(Exchange):
         for key, flight in list(self._flights.items()):
             trained = (self._given.get(id(each.parameter)) for each in flight.part.trainables)
             if None in trained:
-                self._arrive(key)
+                self.arrive(key)
         return missing
 
     def wait(self) -> Said:
@@ -521,7 +467,7 @@ class Decoupled(Exchange):
                 if (key := self._key(index)) not in self._flights:
                     continue
                 if self._is_held(parameter, index) or aliases.is_held(state, parameter):
-                    self._arrive(key)
+                    self.arrive(key)
                 else:
                     deferred[key].append(index)
         self._kinds = kinds
@@ -564,7 +510,7 @@ class Decoupled(Exchange):
                 flight.steps = True
                 parameters = [self._trainables[index].parameter for index in indices]
                 torch.autograd.graph.increment_version(parameters)
-                weights.expect(parameters, _Waiter(self, key))
+                weights.expect(parameters, Waiter(self, key))
                 flight.awaited += parameters
 
     def _stand_in(self, parameter: Tensor) -> tuple[int, nn.Parameter] | None:
@@ -611,41 +557,6 @@ _LEAST_SQUARE = 1e-30
 """Below it a float32 has lost digits, or all of them."""
 
 
-class _Waiter:
-    """Waits for a flight, as long as anybody trains the model."""
-
-    def __init__(self, exchange: Decoupled, key: int) -> None:
-        self._exchange = weakref.ref(exchange)
-        self._key = key
-
-    @property
-    def exchange(self) -> Decoupled:
-        """Who brings what is awaited.
-
-        Raises:
-            EngineError: nobody does any more.
-        """
-        if (found := self._exchange()) is None:
-            raise EngineError(
-                "model and optimizer are gone while the last step of this parameter was on its "
-                "way, so its value is not known. Keep the model as long as its parameters, or call "
-                "its .syncopate.ready() before it goes"
-            )
-        return found
-
-    def wait(self) -> None:
-        """Wait for it."""
-        self.exchange._arrive(self._key)
-
-    def __call__(self, _: Any) -> None:
-        """Wait for it before autograd adds to a gradient."""
-        if (found := self._exchange()) is not None and self._key in found._flights:
-            found._arrive(self._key)
-
-    def met_compiler(self) -> None:
-        """Do nothing: the exchange hears of it, too."""
-
-
 def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether it is known that ``optimizer`` updates each parameter by itself."""
     try:
@@ -653,17 +564,3 @@ def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:
     except EngineError:
         return False
     return True
-
-
-@torch.no_grad()
-def _narrowed(averaging: Averaging, own: Tensor) -> None:
-    """Write this rank's averages where they travel from, in fewer bits."""
-    averaging()
-    own.copy_(averaging.sums)
-
-
-@torch.no_grad()
-def _widened(handle: Any, carried: Tensor, message: Message) -> None:
-    """Wait for averages in fewer bits; every rank takes them, their owner too."""
-    handle.wait()
-    message.gradients.copy_(carried)

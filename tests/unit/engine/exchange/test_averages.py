@@ -138,7 +138,7 @@ def test_what_needs_no_values_does_not_wait(ask: Callable[[Tensor], object]) -> 
     "norm",
     [
         lambda g: g.norm(),
-        lambda g: torch.linalg.vector_norm(g),
+        torch.linalg.vector_norm,
         lambda g: torch.norm(g, 2.0),
         lambda g: torch._foreach_norm([g])[0],
     ],

@@ -17,7 +17,7 @@ from torch import Tensor
 
 def holders(storage: torch.UntypedStorage) -> int:
     """Return how many hold ``storage``: each tensor on it counts, and ``storage`` itself."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)  # type: ignore[attr-defined]
+    count: int = torch._C._storage_Use_Count(storage._cdata)
     return count
 
 
