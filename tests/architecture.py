@@ -93,6 +93,16 @@ IMPURE = {
 
 MAX_ROOM_MODULES = 16
 MAX_MODULE_LINES = 500
+LONG_MODULES = {
+    "src/syncopate/plan.py": 550,
+    "src/syncopate/engine/engine.py": 530,
+    "src/syncopate/engine/exchange/decoupled.py": 600,
+    "src/syncopate/engine/readiness.py": 520,
+    "src/syncopate/engine/selfplan/course.py": 550,
+}
+"""Modules that are longer, for each is one idea that would be harder to follow in two files: an
+artefact with all its rules, what a user can ask of a training, an exchange from its launch to its
+last look, the states of a backward, the course of a first run."""
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 WRITERS = ("syncopate/output.py", "lab/launch.py", "lab/state.py")
@@ -285,8 +295,9 @@ def size_violations(files: Mapping[str, str]) -> list[str]:
     wrong = []
     for name, source in files.items():
         lines = source.count("\n")
-        if lines > MAX_MODULE_LINES:
-            wrong.append(f"{name}: {lines} lines, at most {MAX_MODULE_LINES}")
+        most = LONG_MODULES.get(name, MAX_MODULE_LINES)
+        if lines > most:
+            wrong.append(f"{name}: {lines} lines, at most {most}")
         for node in ast.walk(parsed(source)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue

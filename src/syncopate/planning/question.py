@@ -32,9 +32,9 @@ from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, SERVERS, Recipe, wire_share
 from syncopate.simulation.delay import predict_delayed
-from syncopate.simulation.iteration import play
+from syncopate.simulation.iteration import play_traffic
 from syncopate.simulation.local_sgd import predict_averaged
-from syncopate.simulation.traffic import bytes_by_dtype
+from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
 from syncopate.workload import Workload
 
 
@@ -170,17 +170,17 @@ class Question:
         workload, cluster, buckets = self.workload, self.cluster, draft.buckets
         exchange = draft.exchange or exchange_of(buckets, self.costs)
         kind = EXCHANGES[exchange]
-        played = play(
+        traffic = traffic_of(
             workload,
             buckets,
             self.costs[exchange],
-            cluster.interference,
             draft.order,
             world_size=cluster.world_size,
             pull_order=draft.pull_order,
             cluster=cluster,
             deferred=kind.pulls_gradients,
         )
+        played = play_traffic(workload, traffic, cluster.interference)
         beside_nbytes = workload.beside_nbytes(cluster.world_size)
         bound_s = plan_bound_s(
             cluster,

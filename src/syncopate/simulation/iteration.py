@@ -147,7 +147,6 @@ def play(
     world_size: int = 1,
     pull_order: tuple[int, ...] = (),
     cluster: Cluster | None = None,
-    deferred: bool = False,
 ) -> Iteration:
     """Play the steady iteration of a plan, the same in every exchange; see [Note: one is enough].
 
@@ -161,7 +160,6 @@ def play(
         pull_order: the plan's.
         cluster: the machines, as many ranks, for the price of unequal shards; without it all
             shards count as equal.
-        deferred: whether updates are left to the next forward.
 
     Raises:
         PlanError: a gradient of the workload is in no bucket, or a bucket names another model's.
@@ -177,7 +175,6 @@ def play(
         world_size=world_size,
         pull_order=pull_order,
         cluster=cluster,
-        deferred=deferred,
     )
     return play_traffic(workload, traffic, interference)
 

@@ -343,5 +343,5 @@ def test_every_variant_is_told_apart() -> None:
     titles = [row.title for row in VARIANTS.values()]
     assert len(set(titles)) == len(titles)
     assert [row.exchange for row in VARIANTS.values() if row.exchange] == [
-        "allreduce", "sharded", "rooted", "sharded", "sharded"
+        "allreduce", "decoupled", "sharded", "rooted", "sharded", "sharded"
     ]  # fmt: skip

@@ -149,7 +149,10 @@ def test_plan_takes_an_exchange_and_channels(run):
     assert Plan.load("plan.json").wire_dtype == "float16"
     code, _, err = run("plan -w workload.json -c cluster.json --exchange shared")
     assert code == 2
-    assert "unknown exchange 'shared'; known: allreduce, sharded, rooted, served, all" in err
+    assert (
+        "unknown exchange 'shared'; known: allreduce, decoupled, sharded, rooted, served, all"
+        in err
+    )
     code, _, err = run("plan -w workload.json -c cluster.json --exchange rooted --algorithm ring")
     assert code == 2
     assert "unknown algorithm 'ring' for reduce" in err

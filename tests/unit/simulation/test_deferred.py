@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.plan import Bucket, Plan
 from syncopate.planning import predict
 from syncopate.recipe import Recipe
-from syncopate.simulation.iteration import lasts_s, play, play_traffic
+from syncopate.simulation.iteration import Iteration, lasts_s, play, play_traffic
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of
 from syncopate.workload import GradientTensor, Workload
@@ -43,11 +44,17 @@ def costs(push_s: float, pull_s: float) -> dict[str, Envelope]:
     }
 
 
+def played_of(buckets: Sequence[Bucket], push_s: float, pull_s: float, ranks: int = 4) -> Iteration:
+    work = workload()
+    traffic = traffic_of(work, buckets, costs(push_s, pull_s), world_size=ranks, deferred=True)
+    return play_traffic(work, traffic)
+
+
 BOTH = (bucket("last"), bucket("first"))
 
 
 def test_each_bucket_is_updated_when_it_has_come_and_before_its_layer() -> None:
-    played = play(workload(), BOTH, costs(1.0, 1.5), deferred=True, world_size=4)
+    played = played_of(BOTH, 1.0, 1.5)
     # Pulls begin when all pushes are over, that of the first layer first: they end 1.5 and 3 s
     # later. The first layer waits 1.5 s, is updated in 0.2 and computes 1 s, until 2.7; the last
     # waits until 3, is updated until 3.2 and computes until 4.2. Backward ends at 8.2; the push of
@@ -61,9 +68,7 @@ def test_each_bucket_is_updated_when_it_has_come_and_before_its_layer() -> None:
 
 
 def test_every_rank_updates_everything() -> None:
-    four, one = (
-        play(workload(), BOTH, costs(0.0, 0.0), deferred=True, world_size=ranks) for ranks in (4, 1)
-    )
+    four, one = (played_of(BOTH, 0.0, 0.0, ranks) for ranks in (4, 1))
     assert four.iteration_s == one.iteration_s == pytest.approx(6.4)
     shards = play(workload(), BOTH, costs(0.0, 0.0), world_size=4)
     assert shards.iteration_s == pytest.approx(6.1)
@@ -71,7 +76,7 @@ def test_every_rank_updates_everything() -> None:
 
 def test_what_is_all_reduced_in_backward_is_updated_as_forward_begins() -> None:
     buckets = (bucket("last", replicated=True), bucket("first"))
-    played = play(workload(), buckets, costs(1.0, 1.5), deferred=True, world_size=4)
+    played = played_of(buckets, 1.0, 1.5)
     # 1.5 s for the first layer, both updates, and two layers.
     assert [at for wait in played.waits_s for at in wait] == pytest.approx([0.0, 1.5])
     assert played.backward_end_s == pytest.approx(1.5 + 0.4 + 2.0 + 4.0)
