@@ -284,6 +284,22 @@ def shared_with_another_model(run: Run) -> None:
     run.end(model, optimizer)
 
 
+def given_memory_that_is_kept(run: Run) -> None:
+    """Midway a weight gets the memory of a tensor that the script goes on to read."""
+    model = net()
+    optimizer = adamw(model)
+    wrapped = run.wrap(model, optimizer)
+    given = torch.full((8, 8), 0.1)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        if step == 2:
+            model[2].weight.data = given
+        run.see("given", given)
+    run.end(model, optimizer)
+
+
 def parameters_kept(run: Run) -> None:
     model = net()
     optimizer = adamw(model)
@@ -366,6 +382,7 @@ PROGRAMS: list[Program] = [
     written_through_kept_gradients,
     weights_on_one_memory,
     shared_with_another_model,
+    given_memory_that_is_kept,
     parameters_kept,
     pointers,
     storages,

@@ -19,17 +19,6 @@ the thread of forward. What has arrived before the step, the step updates itself
 which it is not known that it updates each parameter by itself takes its whole step at once, when
 all flights have arrived.
 
-[Note: first steps]
-The first step of an optimizer on a parameter, and the first with other flags (``foreach``,
-``maximize``), waits for all flights and is the optimizer's own. So what torch refuses it refuses in
-the step, and entries of the state come in the order in which it makes them.
-
-[Note: memory that others hold]
-A look at a parameter is seen, and one at ``optimizer.state``; a look at their memory is not. So a
-step does not wait to be taken where something else holds the memory of a parameter or of its state:
-a ``state_dict`` that the script keeps, a view, an array of numpy (``seen/aliases.py``). What a
-script takes behind the step has waited for it.
-
 [Note: what the ranks say]
 Behind the last reduce-scatter all ranks sum up a note: whose backward failed, whom it reached, the
 buffers that ride along, and the sum of squares of every gradient, to which each rank contributes
@@ -51,18 +40,17 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, build_buckets
 from syncopate.engine.checks.agreement import explained
 from syncopate.engine.exchange.base import Exchange, Launched, Missing, Note, arrived
-from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
+from syncopate.engine.exchange.deferral import Deferral
 from syncopate.engine.exchange.flights import Averaging, Flight, Waiter, narrowed, widened
-from syncopate.engine.exchange.optimizers import kind_of
-from syncopate.engine.exchange.seen import aliases, averages, weights
+from syncopate.engine.exchange.seen import averages, weights
 from syncopate.engine.tail import Said, Tail
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import CollectiveError
 from syncopate.plan import Plan, pulled_in
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
@@ -77,14 +65,8 @@ class Decoupled(Exchange):
 
     def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._optimizers = tuple(optimizers)
-        self._lock = threading.RLock()
-        self._flights: dict[int, Flight] = {}
-        self._stepper: torch.optim.Optimizer | None = None
-        self._stepping = 0
-        self._stepped: dict[int, set[Any]] = defaultdict(set)
-        self._kinds: set[Any] = set()
-        self._deferred: dict[int, list[int]] = {}
-        self._compiled = False
+        self.lock = threading.RLock()
+        self.flights: dict[int, Flight] = {}
         self._note: Any = None
         self._said: Said | None = None
         self._main = threading.get_ident()
@@ -117,16 +99,10 @@ class Decoupled(Exchange):
         return buckets, tail
 
     def _take_over(self) -> None:
-        self._index = {id(trainable.parameter): trainable.index for trainable in self._trainables}
         self._index_of_view = {id(view): index for index, view in enumerate(self.grads)}
         self._part_of: dict[int, FlatBuffer] = {}
         self._pieces: dict[int, list[tuple[int, int, int]]] = {}
         self._aliases: dict[int, Tensor] = {}
-        self._stand_ins: dict[int, nn.Parameter] = {}
-        storages: dict[int, list[int]] = defaultdict(list)
-        for trainable in self._trainables:
-            storages[trainable.parameter.untyped_storage()._cdata].append(trainable.index)
-        self._together = {key: tuple(of) for key, of in storages.items() if len(of) > 1}
         self._narrow: dict[int, Tensor] = {}
         messages: dict[int, list[tuple[FlatBuffer, Message]]] = defaultdict(list)
         for part in chain(*(bucket.parts for bucket in self.buckets)):
@@ -144,10 +120,8 @@ class Decoupled(Exchange):
         model = self._module_buffers.model
         # Its compiled code reads parameters that nobody else sees it read.
         self._opaque = any(isinstance(each, torch.jit.ScriptModule) for each in model.modules())
-        self._defers = {id(each): _updates_each_by_itself(each) for each in self._optimizers}
-        self._watch_states()
         self._hooks = self._prehooks()
-        weights.tell_of_compilers(self)
+        self._deferral = Deferral(self, self._optimizers, self._trainables)
 
     def _own_pieces(self, part: FlatBuffer, message: Message) -> list[tuple[int, int, int]]:
         """Return of which parameters this rank sums up squares of a message, and where they lie.
@@ -176,40 +150,13 @@ class Decoupled(Exchange):
                 node: Any = parameter.view_as(parameter).grad_fn
             accumulates = node.next_functions[0][0]
             # The garbage collector does not see through a node to its hooks.
-            hooks.append(accumulates.register_prehook(Waiter(self, self._key(trainable.index))))
+            hooks.append(accumulates.register_prehook(Waiter(self, self.key_of(trainable.index))))
             self._nodes.append(accumulates)  # a parameter does not keep it
         return hooks
 
-    def _key(self, index: int) -> int:
+    def key_of(self, index: int) -> int:
         """Return the name of the flight that brings a gradient."""
         return id(self._part_of[index])
-
-    def _watch_states(self) -> None:
-        """Let looks at the state of optimizers wait for their deferred steps."""
-        self._state_hooks: list[RemovableHandle] = []
-        for optimizer in self._optimizers:
-            if self._defers[id(optimizer)]:
-                WatchedState.install(optimizer, self._state_is_read)
-                self._state_hooks += [
-                    optimizer.register_load_state_dict_pre_hook(lambda *_: self.ready()),
-                    optimizer.register_load_state_dict_post_hook(
-                        lambda loaded: WatchedState.install(loaded, self._state_is_read)
-                    ),
-                ]
-
-    def compilation_begins(self) -> None:
-        """Let compilers find plain parameters and state; see ``weights``, [Note: compiled code]."""
-        if self._flights or self._stepper is not None:
-            self._compiled = True
-            self._give_back_gradients()  # what is compiled may be the step
-            self.ready()
-        for optimizer in self._optimizers:
-            WatchedState.remove(optimizer)
-
-    def _state_is_read(self) -> None:
-        """Wait for everything; not for what a step does to the parameters that it updates now."""
-        if self._stepper is None or self._stepping != threading.get_ident():
-            self.ready()
 
     # -- forward --------------------------------------------------------------------------------
 
@@ -220,7 +167,7 @@ class Decoupled(Exchange):
 
     def refresh_buffers(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
-        self._forget_step()
+        self._deferral.forget()
         if self._opaque:
             self.ready()
         try:
@@ -230,16 +177,16 @@ class Decoupled(Exchange):
 
     def ready(self) -> None:
         """Wait for all flights."""
-        for key in list(self._flights):
+        for key in list(self.flights):
             self.arrive(key)
 
     @torch.no_grad()
     def arrive(self, key: int) -> None:
         """Wait for a flight, and do what is to be done then; once, in whatever thread."""
-        if key not in self._flights:
+        if key not in self.flights:
             return
-        with self._lock:
-            flight = self._flights.get(key)
+        with self.lock:
+            flight = self.flights.get(key)
             if flight is None or flight.arriving:
                 return
             flight.arriving = True
@@ -247,7 +194,7 @@ class Decoupled(Exchange):
                 self._land(flight)
             finally:
                 flight.arriving = False
-            del self._flights[key]
+            del self.flights[key]
             weights.release(flight.awaited)
 
     def _land(self, flight: Flight) -> None:
@@ -274,7 +221,7 @@ class Decoupled(Exchange):
     def adapt(self, entered: int | None = None) -> None:
         """Let a backward begin when nothing is under way that it would change."""
         self._main = threading.get_ident()
-        self._forget_step()
+        self._deferral.forget()
         self.ready()
         self._let_go()
         self._index_of_view = {id(view): index for index, view in enumerate(self.grads)}
@@ -320,7 +267,7 @@ class Decoupled(Exchange):
         for key, flight in flights.items():
             flight.awaited = [self.grads[each.index] for each in flight.part.trainables]
             weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
-        self._flights = flights
+        self.flights = flights
 
     def _gathered(
         self, part: FlatBuffer, message: Message, averaging: Averaging
@@ -369,7 +316,7 @@ class Decoupled(Exchange):
         It does where this rank reached fewer parameters than others may have: their gradients
         appear. Parameters that no optimizer here trains have their averages then, as under DDP.
         """
-        for key, flight in list(self._flights.items()):
+        for key, flight in list(self.flights.items()):
             trained = (self._given.get(id(each.parameter)) for each in flight.part.trainables)
             if None in trained:
                 self.arrive(key)
@@ -414,8 +361,8 @@ class Decoupled(Exchange):
 
     def later(self, index: int, action: Callable[[], object]) -> None:
         """Do something to a gradient when it has arrived; now, where it has."""
-        with self._lock:
-            flight = self._flights.get(id(self._part_of[index]))
+        with self.lock:
+            flight = self.flights.get(id(self._part_of[index]))
             if flight is not None and not flight.arriving:
                 flight.actions.append(action)
                 return
@@ -427,8 +374,8 @@ class Decoupled(Exchange):
 
         It must be where something is to be done to it first, and where a float32 cannot tell.
         """
-        with self._lock:
-            flight = self._flights.get(id(self._part_of[index]))
+        with self.lock:
+            flight = self.flights.get(id(self._part_of[index]))
             if flight is None or flight.actions:
                 return None
         self.heed()
@@ -448,119 +395,24 @@ class Decoupled(Exchange):
     # -- the optimizer's step -------------------------------------------------------------------
 
     def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
-        """Take their gradients from parameters whose step is left for later: it passes them by."""
-        self._give_back_gradients()
-        if self._compiled or not self._defers.get(id(optimizer)):
-            self.ready()
-            return
-        deferred: dict[int, list[int]] = defaultdict(list)
-        kinds: set[Any] = set()
-        state = raw_state(optimizer)
-        for group in optimizer.param_groups:
-            flags = (value for value in group.values() if value is None or isinstance(value, bool))
-            kinds.add(tuple(flags))
-            for parameter in group["params"]:
-                index = self._index.get(id(parameter))
-                if index is None or parameter.grad is not self.grads[index]:
-                    continue
-                kinds.add(index)
-                if (key := self._key(index)) not in self._flights:
-                    continue
-                if self._is_held(parameter, index) or aliases.is_held(state, parameter):
-                    self.arrive(key)
-                else:
-                    deferred[key].append(index)
-        self._kinds = kinds
-        if not kinds <= self._stepped[id(optimizer)]:  # [Note: first steps]
-            self.ready()
-            return
-        for index in chain(*deferred.values()):
-            self._trainables[index].parameter.grad = None
-        self._deferred = deferred
-        self._stepper, self._stepping = optimizer, threading.get_ident()
-
-    def _is_held(self, parameter: Tensor, index: int) -> bool:
-        """Say whether something that nobody sees read is on the memory of a parameter."""
-        with torch._C.DisableTorchFunctionSubclass():
-            storage = parameter.untyped_storage()
-            ours = self._together.get(storage._cdata, (index,))
-            held = len(ours) + sum(each in self._stand_ins for each in ours) + 1
-            return aliases.holders(storage) > held
+        """Leave for later what can be (``deferral.py``)."""
+        self._deferral.begin(optimizer)
 
     def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
         """Let flights update what the step left to them."""
-        self._stepped[id(optimizer)] |= self._kinds
-        if self._stepper is not optimizer:
-            return
-        deferred = self._deferred
-        self._give_back_gradients()
-        if not deferred:
-            return
-        if not isinstance(vars(optimizer)["state"], WatchedState):  # the script put another there
-            WatchedState.install(optimizer, self._state_is_read)
-        noted = dict(vars(optimizer))
-        with self._lock:
-            for key, indices in deferred.items():
-                flight = self._flights.get(key)
-                step = DeferredStep(optimizer, noted, self._stand_in, set(indices), self._aliases)
-                if flight is None:  # it arrived meanwhile, by a look of another thread
-                    step()
-                    continue
-                flight.actions.append(step)
-                flight.steps = True
-                parameters = [self._trainables[index].parameter for index in indices]
-                torch.autograd.graph.increment_version(parameters)
-                weights.expect(parameters, Waiter(self, key))
-                flight.awaited += parameters
-
-    def _stand_in(self, parameter: Tensor) -> tuple[int, nn.Parameter] | None:
-        """Return the place of a parameter, and one on the same memory; None where it is not ours.
-
-        It waits for nobody, and has a gradient of its own.
-        """
-        index = self._index.get(id(parameter))
-        if index is None:
-            return None
-        known = self._stand_ins.get(index)
-        with torch._C.DisableTorchFunctionSubclass():
-            if known is None or known.data_ptr() != parameter.data_ptr():
-                known = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
-                self._stand_ins[index] = known
-        return index, known
-
-    def _give_back_gradients(self) -> None:
-        """Let parameters that a step was to pass by have their gradients again."""
-        for index in chain(*self._deferred.values()):
-            parameter = self._trainables[index].parameter
-            if parameter.grad is None:
-                parameter.grad = self.grads[index]
-        self._forget_step()
-
-    def _forget_step(self) -> None:
-        """Forget a step that raised: a script that goes on has zeroed its gradients."""
-        self._stepper, self._deferred = None, {}
+        self._deferral.end(optimizer)
 
     def leave(self) -> None:
         """Let everything arrive, and give optimizers plain state."""
         super().leave()
-        self._give_back_gradients()
+        self._deferral.give_back()
         try:
             self.ready()
         finally:
-            for hook in (*self._hooks, *self._state_hooks):
+            for hook in self._hooks:
                 hook.remove()
-            for optimizer in self._optimizers:
-                WatchedState.remove(optimizer)
+            self._deferral.leave()
 
 
 _LEAST_SQUARE = 1e-30
 """Below it a float32 has lost digits, or all of them."""
-
-
-def _updates_each_by_itself(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether it is known that ``optimizer`` updates each parameter by itself."""
-    try:
-        kind_of(optimizer)
-    except EngineError:
-        return False
-    return True
