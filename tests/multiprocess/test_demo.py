@@ -108,7 +108,7 @@ def test_the_story_holds_the_plans_against_the_pace_it_measured(tmp_path):
     now = workload.scaled(pace.measured_s / workload.compute_s)
     *policies, ddp = told.policies
     assert (ddp.name, ddp.predicted_s, ddp.paced_s) == ("ddp", None, None)
-    assert len(policies) == 5
+    assert len(policies) == 6
     for policy in policies:
         plan = Plan.load(tmp_path / f"plan-{policy.name}.json")
         assert policy.predicted_s == plan.prediction.iteration_s

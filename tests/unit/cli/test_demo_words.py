@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from syncopate.cli.demo import words
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
@@ -108,3 +109,22 @@ def test_a_missing_data_set_is_found_before_anything_is_measured(run, monkeypatc
     monkeypatch.setattr("syncopate.cli.demo.command.find_spec", lambda name: None)
     monkeypatch.setattr("syncopate.zoo.digits", missing)
     assert run("demo --quick") == (1, "", "error: the digits need scikit-learn\n")
+
+
+def _timed(name, *samples_s):
+    return PolicyResult(name=name, buckets=2, algorithms=(), predicted_s=None, samples_s=samples_s)
+
+
+def test_a_gain_within_noise_is_not_called_one(plans):
+    result = structs.replace(
+        _result(plans),
+        policies=(_timed("optimal", 1.0, 1.3, 0.8, 1.1), _timed("ddp", 1.1, 1.0, 1.2, 1.0)),
+    )
+    text = examples.text(words.concluded(result), 200)
+    assert "no gain beyond noise (1.00x DDP's speed, 0.87x to 1.20x in half of the turns)" in text
+    real = (_timed("optimal", 1.0, 1.01, 1.0), _timed("decoupled", 0.9, 0.9, 0.91))
+    ddp = _timed("ddp", 1.2, 1.21, 1.2)
+    text = examples.text(words.concluded(structs.replace(result, policies=(*real, ddp))), 200)
+    assert "the decoupled plan takes 900.00 ms" in text
+    assert "1.33x DDP's speed" in text
+    assert "noise" not in text

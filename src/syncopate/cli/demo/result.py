@@ -5,9 +5,26 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from syncopate.artifacts import Artifact, Record
+from syncopate.costs.decide.decisions import longer_beyond_noise
+
+
+class Gain(NamedTuple):
+    """How much faster one way of training is than another, by turns that they took one by one.
+
+    Attributes:
+        ratio: the other's median iteration over this one's.
+        low: the same of single turns; a quarter of them are below it.
+        high: a quarter of them are above it.
+        is_real: whether the difference is more than noise.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    is_real: bool
 
 
 class PolicyResult(Record, frozen=True, kw_only=True):
@@ -35,6 +52,17 @@ class PolicyResult(Record, frozen=True, kw_only=True):
     def measured_s(self) -> float:
         """Median measured iteration."""
         return statistics.median(self.samples_s)
+
+    def gain_over(self, other: PolicyResult) -> Gain:
+        """Return how much faster it is than ``other``."""
+        pairs = zip(self.samples_s, other.samples_s, strict=False)
+        ratios = [theirs_s / mine_s for mine_s, theirs_s in pairs]
+        low = high = ratios[0]
+        if len(ratios) > 1:
+            low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        faster = longer_beyond_noise(other.samples_s, self.samples_s)
+        slower = longer_beyond_noise(self.samples_s, other.samples_s)
+        return Gain(other.measured_s / self.measured_s, low, high, faster or slower)
 
     @property
     def error(self) -> float | None:

@@ -19,13 +19,14 @@ from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
 from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, with_plan
-from syncopate.cli.demo.words import BASELINE, BEST
+from syncopate.cli.demo.words import BASELINE, BEST, HALVED
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
+from syncopate.engine.selfplan.contest import alike
 from syncopate.errors import SyncopateError
 from syncopate.output import write_output
-from syncopate.plan import Plan
-from syncopate.planning import compare
+from syncopate.plan import DECOUPLED, Plan
+from syncopate.planning import compare, make_plan
 from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
     algorithms_of,
@@ -87,17 +88,25 @@ def tell(communicator: Communicator, settings: Settings) -> DemoResult:
     plans = _planned(communicator, settings, workload, cluster)
     trainer = _trainers(communicator, settings)
     ours = trainer(with_plan(plans[BEST]))
+    # Plans that train alike take their turns as one.
+    first = {name: next(n for n in plans if alike(plans[n], plan)) for name, plan in plans.items()}
     contenders = [
-        *(_under(plan, name, ours) for name, plan in plans.items()),
+        *(_under(plan, name, ours) for name, plan in plans.items() if first[name] == name),
         Contender(BASELINE, lambda: None, trainer(with_ddp).step),
     ]
     policies, pace = _compared(
-        communicator, settings, contenders, plans=plans, workload=workload, cluster=cluster
+        communicator,
+        settings,
+        contenders,
+        plans=plans,
+        first=first,
+        workload=workload,
+        cluster=cluster,
     )
     timeline = _recorded(ours, plans[BEST])
     accuracies = _trained(communicator, settings, ours)
     ours.close()
-    scale = _scaled(workload, tuple(plans))
+    scale = _scaled(workload, tuple(name for name in plans if name != HALVED))
     result = DemoResult(
         world_size=communicator.world_size,
         policies=policies,
@@ -146,14 +155,20 @@ def _planned(
     communicator: Communicator, settings: Settings, workload: Workload, cluster: Cluster
 ) -> dict[str, Plan]:
     _chapter(3, "Plan", "which gradients to merge, with which algorithm: every policy, predicted")
-    plans: tuple[Plan, ...] = communicator.broadcast_object(
-        compare(workload, cluster) if communicator.rank == 0 else None
+    found: dict[str, Plan] = communicator.broadcast_object(
+        _plans(workload, cluster) if communicator.rank == 0 else None
     )
-    found = {plan.policy: plan for plan in plans}
-    settings.say(words.planned(found), plans_report(plans, chosen=found[BEST]))
+    settings.say(words.planned(found), plans_report(tuple(found.values()), chosen=found[BEST]))
     if communicator.rank == 0:
-        for plan in plans:
-            plan.save(settings.output / f"plan-{plan.policy}.json")
+        for name, plan in found.items():
+            plan.save(settings.output / f"plan-{name}.json")
+    return found
+
+
+def _plans(workload: Workload, cluster: Cluster) -> dict[str, Plan]:
+    """Return every policy's plan, and the one whose second halves hide behind the next forward."""
+    found = {plan.policy: plan for plan in compare(workload, cluster)}
+    found[HALVED] = make_plan(workload, cluster, BEST, exchange=DECOUPLED, channels=2)
     return found
 
 
@@ -173,6 +188,7 @@ def _compared(
     contenders: Sequence[Contends],
     *,
     plans: Mapping[str, Plan],
+    first: Mapping[str, str],
     workload: Workload,
     cluster: Cluster,
 ) -> tuple[tuple[PolicyResult, ...], Pace]:
@@ -195,7 +211,8 @@ def _compared(
     pace = Pace(profiled_s=workload.compute_s, samples_s=tuple(times.pop(computation.name)))
     paced = at_pace(plans, workload, cluster, pace.measured_s)
     results = tuple(
-        _policy_result(name, plans.get(name), paced.get(name), times[name]) for name in times
+        _policy_result(name, plans.get(name), paced.get(name), times[first.get(name, name)])
+        for name in (*plans, BASELINE)
     )
     measured_s = {result.name: result.measured_s for result in results}
     measured_s[computation.name] = pace.measured_s
