@@ -17,12 +17,12 @@ SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format docs bench mutants clean
+.PHONY: help demo test test-rest test-full lint format docs bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
 	@echo
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON, TORCH_INDEX, PIP_ARGS, ARGS (see the top of the Makefile)."
 
@@ -50,9 +50,18 @@ demo: $(READY) ## the whole story on local processes and real data
 # each other. Files stay whole, for what their tests share, and in their order: the long ones come
 # first. The package is compiled once, not by each of the hundred processes that tests start, which
 # keep nothing where PYTHONDONTWRITEBYTECODE is set.
-test: $(READY) ## every test
-	@$(BIN)/python -m compileall -q src
-	@$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder $(ARGS)
+# Each of the three leaves a JUnit file in out/.
+PYTEST = $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n auto --dist loadfile \
+	--no-loadscope-reorder -ra
+
+test: $(READY) ## every room and real ranks: some minutes
+	@$(PYTEST) -m 'not full' --junitxml=out/test.xml $(ARGS)
+
+test-rest: $(READY) ## what `make test` leaves out: labs, faults, frameworks, hundreds of programs
+	@$(PYTEST) -m full --junitxml=out/test-rest.xml $(ARGS)
+
+test-full: $(READY) ## every test, in one run
+	@$(PYTEST) --junitxml=out/test-full.xml $(ARGS)
 
 lint: $(READY) ## style, formatting and types
 	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)

@@ -23,6 +23,63 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 MOST_WORKERS = 4
 
+FULL = {
+    "tests/lab/": "emulated clusters: hosts, racks, links that are cut",
+    "tests/multiprocess/test_recipes.py": "frameworks",
+    "tests/multiprocess/test_checkpoint_restart.py": "jobs that are killed and started again",
+    "tests/multiprocess/test_collectives_failure.py": "faults",
+    "tests/multiprocess/test_exchange_failure.py": "faults",
+    "tests/multiprocess/test_paramserver_loss.py": "faults",
+    "tests/multiprocess/test_paramserver_strangers.py": "faults",
+    "tests/multiprocess/test_paramserver_command.py": "jobs of many processes",
+    "tests/multiprocess/test_strangers.py": "faults",
+    "tests/multiprocess/test_time_limit.py": "faults",
+    "tests/multiprocess/test_demo.py": "the demo, on real ranks",
+    "tests/multiprocess/test_bench_mpi.py": "another launcher",
+    "tests/multiprocess/test_delay_deferred.py": "every corner of a delay",
+    "tests/multiprocess/test_delay_habits.py": "every corner of a delay",
+    "tests/multiprocess/test_delay_served.py": "every corner of a delay",
+    "tests/multiprocess/test_delay_state.py": "every corner of a delay",
+    "tests/multiprocess/test_diloco.py": "every corner of local SGD",
+    "tests/multiprocess/test_local_sgd_state.py": "every corner of local SGD",
+    "tests/multiprocess/test_exchange_drawn.py": "drawn cases",
+    "tests/multiprocess/test_exchange_equivalence.py": "every exchange, optimizer and plan",
+    "tests/multiprocess/test_exchange_tensors.py": "every kind of tensor",
+    "tests/multiprocess/test_programs.py": "hundreds of programs beside DDP",
+    "tests/multiprocess/test_reproduce_": "what papers did",
+}
+"""What a newcomer's run leaves out, by the beginnings of file names, and what is there.
+
+Each room is in what stays, and each exchange on real ranks.
+"""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that belong to the full suite alone."""
+    for item in items:
+        if any(item.nodeid.startswith(name) for name in FULL):
+            item.add_marker("full")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Name failures when they happen."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Failures(config), "failures")
+
+
+class _Failures:
+    """Names each test that fails, at once."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Print the name of a test that failed."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})", red=True)
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
