@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join
 
 from syncopate.cluster import Cluster
 from syncopate.engine import distribute
+from syncopate.engine.selfplan import payback
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
@@ -125,6 +126,7 @@ def _while_it_plans(rank: int) -> None:
     """Self-planning ends when a rank runs out, on all ranks, and training goes on."""
     torch.manual_seed(rank)
     model = _plain()
+    payback.SHARE = 1e9  # nothing waits: steps here take milliseconds
     cluster = Cluster.flat(RANKS, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     model, optimizer = distribute(
         model, torch.optim.SGD(model.parameters(), lr=0.1), cluster=cluster, timeout_s=TIMEOUT_S
@@ -143,11 +145,13 @@ def _while_sharded_plans_compete(rank: int) -> None:
     """Not all ranks of a sharded plan could go on: the plan from before planning does."""
     torch.manual_seed(rank)
     model = _plain()
+    payback.SHARE = 1e9  # nothing waits: steps here take milliseconds
     cluster = Cluster.flat(RANKS, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
     model, optimizer = distribute(
         model,
         torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9),
         cluster=cluster,
+        exchange="sharded",
         timeout_s=TIMEOUT_S,
     )
     engine = model.syncopate

@@ -67,7 +67,7 @@ class AllReduce(Exchange):
 
     def wait(self) -> Said:
         """Wait for every bucket, in launch order, averaging each while later ones travel."""
-        for part, message, handle in self.pushes:
+        for part, message, handle, *_ in self.pushes:
             arrived(handle)
             if not part.averaged_before:
                 message.gradients.mul_(self._scale)

@@ -56,6 +56,8 @@ class Launched(NamedTuple):
     part: FlatBuffer
     message: Message
     handle: Ran
+    pulled_nbytes: int | None = None
+    """Bytes on the wire where it carries less than its message."""
 
     def pushed(self, ready: Any = None) -> Sent:
         """Return it for the record of a step, as one that carried gradients, ``ready`` then."""
@@ -65,7 +67,7 @@ class Launched(NamedTuple):
     def pulled(self) -> Sent:
         """Return it for the record of a step, as one that carried weights."""
         assert self.message.pull is not None
-        nbytes = self.message.wire.nbytes
+        nbytes = self.message.wire.nbytes if self.pulled_nbytes is None else self.pulled_nbytes
         return Sent(self.message.bucket, self.message.pull, nbytes, self.handle)
 
 

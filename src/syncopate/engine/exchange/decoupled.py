@@ -258,12 +258,12 @@ class Decoupled(Exchange):
             before=None if on_device else measure,
             async_op=True,
         )
-        flights = {id(part): Flight(part) for part, _, _ in self.pushes}
+        flights = {id(launched.part): Flight(launched.part) for launched in self.pushes}
         for part, message in self._pulled:
             flights[id(part)].works.append(self._gathered(part, message, averagings[id(message)]))
-        for part, message, _ in self.pushes:
-            if message.pull is None:
-                flights[id(part)].works.append(averagings[id(message)])
+        for launched in self.pushes:
+            if launched.message.pull is None:
+                flights[id(launched.part)].works.append(averagings[id(launched.message)])
         for key, flight in flights.items():
             flight.awaited = [self.grads[each.index] for each in flight.part.trainables]
             weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
@@ -291,7 +291,7 @@ class Decoupled(Exchange):
             before=None if on_device else before,
             async_op=True,
         )
-        self.pulls.append(Launched(part, message, handle))
+        self.pulls.append(Launched(part, message, handle, carried.nbytes))
         return handle.wait if narrow is None else partial(widened, handle, carried, message)
 
     @torch.no_grad()

@@ -248,7 +248,7 @@ class Owned(Exchange):
         return said
 
     def _average(self, pushes: Iterable[Launched]) -> Said:
-        for part, message, handle in pushes:
+        for part, message, handle, *_ in pushes:
             arrived(handle)
             if not part.averaged_before:
                 part.gradients[slice(*self.own_range(message))].mul_(self._scale)
