@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -260,3 +261,38 @@ def _raise(_: Any) -> None:
 
 def test_a_failure_is_heard_by_the_next_backward_and_the_step_does_not_count() -> None:
     run_ranks(fails, 2)
+
+
+def never_seen(rank: int, world_size: int, failing: int, make: Any) -> None:
+    """After a step that failed on one rank all is as in a training without that step."""
+    found = []
+    for fails in (True, False):
+        model: Any = make()
+        model, optimizer = delayed(model, two_groups(model), world_size, K4)
+        iterate(model, optimizer, rank, range(failing))
+        if fails:
+            loss = loss_of(model, rank, failing)
+            hook = model.first.weight.register_hook(_raise) if rank == 1 else None
+            # Rank 0 may hear of it at once, or when it looks at the weights.
+            with suppress(ZeroDivisionError, EngineError):
+                loss.backward()
+                optimizer.step()
+            if hook is not None:
+                hook.remove()
+            optimizer.zero_grad()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            loss_of(model, rank, failing + 1).backward()  # by then all have heard of it
+            optimizer.zero_grad()
+            whole = model.syncopate.state_dict(optimizer, everywhere=True)
+        momenta = [entry["momentum_buffer"] for entry in whole["optimizer"]["state"].values()]
+        weights = [whole["model"][name] for name, _ in model.named_parameters()]
+        found.append([*weights, *momenta])
+        model.syncopate.detach()
+    assert len(found[0]) == len(found[1]) > 0
+    assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize(("failing", "make"), [(5, odd64), (7, odd64), (7, buffered)])
+def test_a_failed_step_leaves_what_a_training_without_it_has(failing: int, make: Any) -> None:
+    run_ranks(never_seen, 2, failing, make)

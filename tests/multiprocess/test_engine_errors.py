@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -309,10 +310,20 @@ def _step(model: Any, optimizer: Any, rank: int, step: int) -> None:
     optimizer.step()
 
 
+def _as_without(model: nn.Module, twin: nn.Module, rank: int, steps: Iterable[int]) -> None:
+    """Assert that ``model`` has the weights of ``twin`` after ``steps`` of which none failed."""
+    twin, optimizer = _distribute(twin, plan=plan_of(twin, dist.get_world_size()))
+    for step in steps:
+        _step(twin, optimizer, rank, step)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    twin.syncopate.detach()
+
+
 def _survives(rank: int, world_size: int) -> None:
     torch.manual_seed(rank)
     for sizes in ([2, 2, 2], [6], [1] * 6):
         model = _Fragile()
+        twin = copy.deepcopy(model)
         model, optimizer = _distribute(model, plan=plan_of(model, world_size, sizes))
         _step(model, optimizer, rank, 0)
         # Every rank fails, at the same place: the next step is as if nothing had been.
@@ -332,8 +343,12 @@ def _survives(rank: int, world_size: int) -> None:
         else:
             assert "backward failed on rank 1" in str(error)
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        # An error under no_sync: what follows is exchanged again.
+        with pytest.raises(ZeroDivisionError), model.no_sync():
+            raise ZeroDivisionError
         _step(model, optimizer, rank, 5)
         identical_everywhere([*model.parameters(), *model.buffers()])
+        _as_without(model, twin, rank, (0, 2, 5))
         model.syncopate.detach()
     _fails_behind_the_last_launch(rank, world_size)
     _unfreezing(rank, world_size)
@@ -344,6 +359,7 @@ def _survives(rank: int, world_size: int) -> None:
 def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
     """Too late for the others in this step: all refuse the next one, and name the rank."""
     model = _model()
+    twin = copy.deepcopy(model)
     model, optimizer = _distribute(model, plan=plan_of(model, world_size, [2, 2, 2]))
     _step(model, optimizer, rank, 0)
     optimizer.zero_grad()
@@ -360,6 +376,7 @@ def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
         _step(model, optimizer, rank, 2)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     _step(model, optimizer, rank, 3)  # said once, and in step again
+    _as_without(model, twin, rank, (0, 3))
     model.syncopate.detach()
 
 
@@ -419,6 +436,7 @@ def _installs(rank: int, world_size: int) -> None:
 def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     """The error comes before backward reaches the model, on one rank only."""
     model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    twin = copy.deepcopy(model)
     model, optimizer = _distribute(model, plan=plan_of(model, world_size))
 
     def attempt(step: int, broken: bool, model: Any = model, optimizer: Any = optimizer) -> None:
@@ -449,6 +467,7 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
     attempt(6, False)
     identical_everywhere(model.parameters())
+    _as_without(model, twin, rank, (0, 6))
     model.syncopate.detach()
     # With buffers the rank that goes on meets the others' buckets.
     model, optimizer = _distribute(_model(), plan=plan_of(_model(), world_size))

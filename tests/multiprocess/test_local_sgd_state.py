@@ -71,6 +71,9 @@ def goes_on(rank: int, world_size: int) -> int:
         model, optimizer = built(world_size)
         train(model, optimizer, rank, range(num % 5))  # whatever was there goes
         take_up(model, optimizer, whole, own)
+        with model.syncopate.global_weights():  # the average that was saved, and not this rank's
+            for name, parameter in model.named_parameters():
+                assert torch.equal(parameter, whole["model"][name]), (num, name)
         train(model, optimizer, rank, range(num, STEPS))
         assert all(map(torch.equal, bits(model, optimizer), expected)), num
         model.syncopate.detach()

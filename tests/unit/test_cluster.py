@@ -262,3 +262,12 @@ def test_a_robust_mean_counts_a_slow_share_and_ignores_a_stray():
     assert robust_mean([1.0] * 6 + [4.0] * 4) == pytest.approx(2.2)
     assert robust_mean([*usual, 100.0]) < 1.1
     assert robust_mean([1.0, 50.0, 1.2]) == 1.2
+
+
+def test_only_samples_beyond_the_outer_fence_are_drawn_in():
+    """Quartiles 2 and 4: the inner fence is at 7, and the outer one at 10."""
+    assert robust_mean([1.0, 2.0, 3.0, 4.0, 9.5]) == pytest.approx(3.9)
+    assert robust_mean([1.0, 2.0, 3.0, 4.0, 10.0]) == pytest.approx(4.0)
+    assert robust_mean([1.0, 2.0, 3.0, 4.0, 50.0]) == pytest.approx(4.0)
+    assert robust_mean([-4.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0)
+    assert robust_mean([-40.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0)

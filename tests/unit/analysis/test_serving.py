@@ -123,3 +123,11 @@ def test_columns_of_messages_say_the_same_as_the_messages():
     assert [one.iteration for one in served_phases(packed)] == [0, 1, 2]
     assert overheads(packed)[:3] == tuple(("wait", "w0", at, 1.0, -1, "") for at in range(3))
     assert len(Messages.of([])) == len(overheads([])) == 0
+
+
+def test_an_iteration_that_was_cut_off_between_two_answers_has_no_phases():
+    before, now = worker("w0", 0, [0.0, 0.0], [1.0, 2.0]), worker("w0", 1, [5.0, 6.0], [8.0, 9.0])
+    assert len(served_phases([*before, *now])) == 1
+    cut = [m for m in now if m.push or m.sends or m.key == 0]
+    assert len(cut) == len(now) - 1
+    assert served_phases([*before, *cut]) == ()

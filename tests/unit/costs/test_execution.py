@@ -7,7 +7,7 @@ from msgspec import structs
 from syncopate.cluster import Cluster, Handling, Level
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.execution import Executions, execution_cost, execution_times
-from syncopate.costs.model.loads import block_counts
+from syncopate.costs.model.loads import block_counts, loads
 from syncopate.costs.model.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
@@ -43,6 +43,18 @@ def test_a_burst_hides_what_it_holds_and_processors_add_to_it():
     assert free == pytest.approx(1e-3 + 3 * 50e-6)
     busy = cluster(4, burst=64 * KIB, call_s=1e-3, round_s=2e-4)
     assert float(execution_times(schedule, busy, 64 * KIB)) == pytest.approx(1e-3 + 3 * 2e-4)
+
+
+def test_transfers_are_charged_as_additions_where_they_are_added_alone():
+    def added(collective: str) -> float:
+        schedule = build(collective, "ring", 4)
+        rounds = loads(schedule, cluster(4), np.array([64.0]), 4)
+        return sum(float(work.added.sum()) for _, work in rounds)
+
+    # Three rounds of four transfers each; an all-reduce has both kinds.
+    assert added("reduce_scatter") == 12
+    assert added("all_gather") == 0
+    assert added("all_reduce") == 12
 
 
 def test_empty_chunks_are_not_sent():

@@ -105,3 +105,20 @@ def _wait(condition):
             return
         threading.Event().wait(0.005)
     raise AssertionError("it does not come about")
+
+
+def test_of_short_payloads_no_more_are_under_way_than_may_be():
+    socket = Socket()
+    box = Outbox(socket, ())
+    for number in range(module.IN_FLIGHT_MESSAGES + 3):
+        box.put(Parcel(b"%d" % number, _payload(8), None), 0)
+    box.flush()
+    assert len(socket.sent) == module.IN_FLIGHT_MESSAGES
+    assert len(box) == 3
+
+    def emptied():
+        socket.held.clear()
+        return box.flush() and box.empty
+
+    _wait(emptied)
+    assert len(socket.sent) == module.IN_FLIGHT_MESSAGES + 3

@@ -75,3 +75,77 @@ def test_a_server_that_answers_questions_may_keep_a_worker_waiting():
             if isinstance(action, act.Send) and isinstance(action.message, msg.Query):
                 ack = msg.Ack(0, -1, -1, action.message.number, 1)
                 machine.receive(0, ack, None, float(second))
+
+
+def _follower(window=2, durable=True):
+    """Return a worker that begins with nothing, of one slice at one server that answers."""
+    layout = Layout([TensorSpec("a", "float32", 2)], 1, 1 << 20)
+    roster = msg.Roster("run", 1, ("tcp://one",), ("t0", "t1"))
+    machine = WorkerMachine(roster, "t1", layout, Rules(window=window), LIMITS)
+    machine.connect(0.0)
+    machine.receive(0, msg.Welcome("boot", durable), None, 0.0)
+    return machine
+
+
+def _sequences(actions):
+    return [one.message.sequence for one in actions if isinstance(one, act.SendPush)]
+
+
+def _released(actions):
+    return [one.sequence for one in actions if isinstance(one, act.Released)]
+
+
+def _queries(actions):
+    sent = (one.message for one in actions if isinstance(one, act.Send))
+    return [message.number for message in sent if isinstance(message, msg.Query)]
+
+
+def _pushed(machine, count):
+    return [s for _ in range(count) for s in _sequences(machine.push(0, 0, 0.1, 0.0)[1])]
+
+
+def test_the_window_begins_at_what_is_over_and_not_at_what_came():
+    machine = _follower(window=2)
+    assert _pushed(machine, 5) == [1, 2]
+    assert _sequences(machine.receive(0, msg.Ack(0, 2, 0, 0, 0), None, 0.0)) == []
+    assert _sequences(machine.receive(0, msg.Ack(0, 2, 1, 0, 0), None, 0.0)) == [3]
+    assert _sequences(machine.receive(0, msg.Ack(0, 3, 3, 0, 0), None, 0.0)) == [4, 5]
+
+
+@pytest.mark.parametrize(("received", "done"), [(3, 0), (3, 3), (1, 2)])
+def test_acknowledgements_of_what_cannot_be_are_refused(received, done):
+    """Two pushes were sent: a third cannot have come, and none is over before it came."""
+    machine = _follower(window=2)
+    assert _pushed(machine, 3) == [1, 2]
+    assert machine.receive(0, msg.Ack(0, received, done, 0, 0), None, 0.0) == []
+    assert machine.refused == {msg.EARLY: 1}
+    found = machine.receive(0, msg.Ack(0, 2, 2, 0, 0), None, 0.0)
+    assert (_released(found), _sequences(found)) == ([1, 2], [3])
+
+
+def test_nothing_is_asked_about_pushes_that_have_not_left_also_when_sent_again():
+    """The answer to a question may be late only where all that it is about has left."""
+    machine = _follower(window=2)
+    assert _pushed(machine, 2) == [1, 2]
+    assert _queries(machine.tick(50.0)) == []
+    for _ in range(2):
+        machine.sent(0, 50.0)
+    (number,) = _queries(machine.tick(100.0))
+    again = machine.receive(0, msg.Ack(0, 1, 1, number, 0), None, 100.0)
+    assert _sequences(again) == [2]
+    assert _queries(machine.tick(150.0)) == []  # it waits to be sent a second time
+    machine.sent(0, 150.0)
+    assert len(_queries(machine.tick(200.0))) == 1
+
+
+def test_what_is_lost_is_sent_again_once():
+    machine = _follower(window=2)
+    _pushed(machine, 2)
+    for _ in range(2):
+        machine.sent(0, 0.0)
+    (number,) = _queries(machine.tick(50.0))
+    assert _sequences(machine.receive(0, msg.Ack(0, 0, 0, number, 0), None, 50.0)) == [1, 2]
+    assert _sequences(machine.receive(0, msg.Ack(0, 0, 0, number, 0), None, 50.0)) == []
+    found = machine.receive(0, msg.Ack(0, 2, 2, 0, 0), None, 50.0)
+    assert _released(found) == [1, 2]
+    assert machine.idle

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from syncopate.analysis.causes import explanation
 from syncopate.analysis.trips import Trip
 from syncopate.reports.pages.evidence import Evidence, Price, alike
+from syncopate.reports.pages.parts import division
 from syncopate.reports.pages.run import run_page
 from syncopate.reports.pages.spans import chosen, drawing
 from syncopate.timeline import Span, Timeline
@@ -244,3 +245,18 @@ def test_a_phone_has_every_other_size_of_a_long_axis():
     )
     assert len(labels) > 4
     assert [bool(hidden) for hidden, _ in labels] == [k % 2 == 1 for k in range(len(labels))]
+
+
+def test_each_moment_of_an_iteration_is_in_one_part() -> None:
+    """Rank 1 computes 4 s longer, and 2 s of input come before every iteration of 15 s.
+
+    The others wait from 8 to 10 and from 11 to 12, and see transfers from 10 to 11 and 12 to 14.
+    """
+    found = division(made(4, 6, lambda r, i: {"input_s": 2.0, "forward_s": 6.0 if r == 1 else 2.0}))
+    shares = {row["style"]: row["share"] for row in found}
+    assert list(shares) == ["compute", "waiting", "moving", "rest"]
+    assert sum(shares.values()) == pytest.approx(100)
+    assert shares["compute"] == pytest.approx(100 * 8 / 15)
+    assert shares["waiting"] == pytest.approx(100 * (3 * 3 / 4) / 15)
+    assert shares["moving"] == pytest.approx(100 * (3 * 3 + 2) / 4 / 15)
+    assert shares["rest"] == pytest.approx(100 * 2 / 15)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from syncopate.delay import Delay
 from syncopate.simulation.fluid import Collective, Piece, run
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
+from syncopate.simulation.serving import updated_apart
 from syncopate.simulation.traffic import MOST_PARTS, Pull, Traffic, parts_at_servers
 from syncopate.units import MIB
 from syncopate.workload import Workload
@@ -151,3 +152,18 @@ def test_a_bucket_travels_in_as_many_parts_as_a_server_has_slices_of_it() -> Non
     assert parts_at_servers(8 * MIB, 2) == 1
     assert parts_at_servers(8 * MIB + 4, 2) == 2
     assert parts_at_servers(1000 * MIB, 2) == MOST_PARTS
+
+
+def test_servers_update_weights_of_each_size_in_their_share_of_the_time() -> None:
+    pushes = (Collective(0.0, 1.0), Collective(0.0, 3.0))
+    pulls = (Pull(0.0, 1.0, startup_s=0.25), Pull(0.0, 3.0))
+    found = updated_apart(Traffic(pushes=pushes, pulls=pulls, update_s=2.0, served=True))
+    assert found.update_s == 0
+    assert [pull.duration_s for pull in found.pulls if pull] == [1.5, 4.5]
+    assert [pull.startup_s for pull in found.pulls if pull] == [0.75, 1.5]
+
+
+def test_messages_that_take_no_time_share_an_update_equally() -> None:
+    pushes, pulls = (Collective(0.0, 0.0),) * 2, (Pull(0.0, 0.0),) * 2
+    found = updated_apart(Traffic(pushes=pushes, pulls=pulls, update_s=2.0, served=True))
+    assert [pull.duration_s for pull in found.pulls if pull] == [1.0, 1.0]

@@ -184,3 +184,12 @@ def test_a_slow_collective_names_who_has_not_come() -> None:
     known = "host2 (rank 2) has a slow link"
     assert describe_slow(CALL, 30.0, entries, range(2), known).endswith(f"network: {known}")
     assert known not in describe_slow(CALL, 30.0, entries, range(3), known)
+
+
+def test_who_did_not_arrive_is_said_with_the_longest_wait_for_it() -> None:
+    notices = {
+        0: notice("timeout", 3, waited_s=3.0),
+        1: notice("timeout", 3, waited_s=5.0),
+        2: notice("timeout", 3, waited_s=4.0),
+    }
+    assert blame(notices, 0, 4).reason == "rank 3 did not arrive within 5.00 s"

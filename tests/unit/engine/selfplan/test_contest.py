@@ -267,3 +267,15 @@ def test_who_trains_sharded_is_told_how_to_save() -> None:
         one.samples_s.append(0.5)
         told = "model.syncopate.state_dict(optimizer)" in words.verdict(one, found[0], 1.0)
         assert told == (one.plan.exchange == "sharded")
+
+
+def test_a_forward_is_spread_over_layers_as_backward_is_and_lasts_as_long() -> None:
+    backward = (0.1, 0.3)
+    tensors = tuple(
+        GradientTensor(name=f"t{i}", numel=4, backward_s=s) for i, s in enumerate(backward)
+    )
+    work = Workload(model="m", tensors=tensors, forward_s=0.2, backward_s=0.4)
+    spread = contest.with_forward(work)
+    assert [tensor.forward_s for tensor in spread.tensors] == pytest.approx([0.05, 0.15])
+    assert [tensor.backward_s for tensor in spread.tensors] == list(backward)
+    assert contest.with_forward(spread) is spread

@@ -29,6 +29,21 @@ def test_costs_are_longer_steps_and_the_work_between(monkeypatch: pytest.MonkeyP
     assert costs.beyond(10.0) == 0.0
 
 
+@pytest.mark.parametrize(("steps_s", "beyond_s"), [((1.0, 2.9), 1.9), ((1.0, 3.1), 0.0)])
+def test_a_step_of_three_times_the_usual_holds_a_pause(
+    monkeypatch: pytest.MonkeyPatch, steps_s: tuple[float, float], beyond_s: float
+) -> None:
+    now_s = [100.0]
+    monkeypatch.setattr(payback.time, "perf_counter", lambda: now_s[0])
+    costs = Costs()
+    usual_s, long_s = steps_s
+    for step_s in (usual_s, usual_s, usual_s, long_s):
+        now_s[0] += step_s
+        costs.step_is_over()
+        costs.planning_is_over()
+    assert costs.beyond(1.0) == pytest.approx(beyond_s)
+
+
 def test_what_is_spent_stays_within_the_share_of_the_time_so_far() -> None:
     budget = Budget(share=0.1)
     assert budget.steps_until(1.0) == 0  # nothing is known of steps yet
