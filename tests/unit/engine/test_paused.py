@@ -13,7 +13,12 @@ from syncopate.engine.engine import Engine
 @pytest.mark.parametrize("before", [False, True])
 def test_communication_is_as_before_after_an_exception_in_the_block(before: bool) -> None:
     engine: Any = SimpleNamespace(_readiness=SimpleNamespace(paused=before))
-    with pytest.raises(ZeroDivisionError), Engine.paused(engine):
-        assert engine._readiness.paused
-        raise ZeroDivisionError
+
+    def raises() -> None:
+        with Engine.paused(engine):
+            assert engine._readiness.paused
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        raises()
     assert engine._readiness.paused is before
