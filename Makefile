@@ -82,7 +82,7 @@ bench: $(READY) ## every benchmark, in turn: two hours (ARGS=--quick: a few minu
 	  echo "==> $$script"; $(BIN)/python "$$script" $(ARGS); \
 	done
 
-mutants: $(READY) ## how many small faults the tests notice, by a sample: twenty minutes
+mutants: $(READY) ## how many small faults the tests notice, by a sample: about an hour
 	@test -x $(BIN)/mutmut || $(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[mutation]'
 	@$(BIN)/python -m tests.mutants $(ARGS)
 

@@ -5,9 +5,12 @@
 
 ``mutmut`` makes the mutants, in a copy of the tree under ``mutants/``; the sources stay as they
 are, also after Ctrl-C, and the same command goes on where it stopped. Every mutant is judged by the
-unit tests that reach its function. What the unit tests of the engine do not notice is judged by the
-engine's tests of several ranks, as many as there is time for. A sample is drawn by a hash of the
-mutants' names, so it stays the same when others come and go.
+unit tests that reach its function. What these do not notice in a room of :data:`RANK_TESTS` is
+judged by its tests of several ranks, as many as there is time for. A sample is drawn by a hash of
+the mutants' names, so it stays the same when others come and go.
+
+Then the faults of ``tests/planted.py`` are planted, each by itself, and each of their tests has to
+fail.
 
 Not mutated: decorated functions, code outside functions, and lines that raise, whose words are no
 behaviour.
@@ -37,12 +40,23 @@ from rich.table import Table
 from syncopate.cli.common.console import err, progress_bar
 from syncopate.output import write_output
 from tests.children import REPOSITORY
+from tests.planted import PLANTED, unnoticed
 
 COPY = REPOSITORY / "mutants"
 VERDICTS = COPY / "ranks.json"
 """What the tests of several ranks said, for the next run."""
-RANKED = "engine"
-RANK_TESTS = "tests/multiprocess/test_engine_*.py"
+RANK_TESTS = {
+    "engine": ("test_engine_*.py",),
+    "collectives": ("test_collectives_*.py",),
+    "calibration": ("test_calibration.py",),
+    "profiling": ("test_engine_timeline.py", "test_engine_selfplan.py"),
+    "paramserver": ("test_paramserver*.py",),
+    "tracing": ("test_capture.py", "test_record.py"),
+    "cli": ("test_command_line.py",),
+    "bench": ("test_bench.py",),
+}
+"""Room -> its tests of several ranks, in ``tests/multiprocess``."""
+
 RANK_LIMIT_S = 900.0
 
 KILLED = "killed"
@@ -260,23 +274,27 @@ def judge(names: Sequence[str], known: Mapping[str, str], jobs: int) -> dict[str
 
 
 def judge_by_ranks(names: Sequence[str]) -> dict[str, str]:
-    """Return the verdicts of the engine's tests of several ranks, one mutant after the other.
+    """Return the verdicts of the tests of several ranks of a room, one mutant after the other.
 
     The ranks inherit the variable by which mutmut's copy knows which mutant is at work.
     """
     noticed = json.loads(VERDICTS.read_text()) if VERDICTS.exists() else []
-    files = sorted(str(path.relative_to(COPY)) for path in COPY.glob(RANK_TESTS))
     found: dict[str, str] = {}
     with progress_bar("tests of several ranks") as advance:
         for index, name in enumerate(names):
             advance(f"{index} of {len(names)}", index / len(names))
             # A function that has changed since has other mutants by the same names.
             key = hashlib.sha256((name + _diff(name)).encode()).hexdigest()
-            if key not in noticed and not _passes(files, name):
+            if key not in noticed and not _passes(_rank_tests(name.split(".")[1]), name):
                 noticed.append(key)
                 VERDICTS.write_text(json.dumps(noticed))
             found[name] = KILLED if key in noticed else SURVIVED
     return found
+
+
+def _rank_tests(room: str) -> list[str]:
+    found = (path for name in RANK_TESTS[room] for path in COPY.glob(f"tests/multiprocess/{name}"))
+    return sorted(str(path.relative_to(COPY)) for path in found)
 
 
 def _passes(files: Sequence[str], mutant: str) -> bool:
@@ -326,11 +344,24 @@ def report(scores: Sequence[Score], sample: Sequence[Mutant]) -> list[Table | st
     return lines
 
 
+def planted_again() -> list[str]:
+    """Plant the faults of ``tests/planted.py``; return what each that passed does, and where."""
+    passed = []
+    with progress_bar("planted faults") as advance:
+        for index, (bug, tests) in enumerate(unnoticed(PLANTED)):
+            advance(f"{index + 1} of {len(PLANTED)}", (index + 1) / len(PLANTED))
+            passed += [f"{bug.what} ({bug.file}): {test} passes" for test in tests]
+    return passed
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rooms", default=",".join(rooms()), help="which, by commas")
     parser.add_argument("--sample", type=int, default=100, help="mutants of a room, at most")
-    parser.add_argument("--ranks", type=int, default=10, help="judged by tests of several ranks")
+    parser.add_argument(
+        "--ranks", type=int, default=3, help="of a room, judged by its tests of several ranks"
+    )
+    parser.add_argument("--no-planted", action="store_true", help="leave out tests/planted.py")
     parser.add_argument("--seed", type=int, default=0, help="another one draws another sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants judged at a time")
     parser.add_argument("--json", default="out/mutants.json", help="where every verdict goes")
@@ -350,8 +381,12 @@ def main() -> int:
     names = [name for room in chosen for name in draw(known, room, given.sample, given.seed)]
     err().print(f"{len(names)} of {len(known)} mutants are judged by the unit tests")
     found = judge(names, known, given.jobs)
-    missed = [n for n in names if n.split(".")[1] == RANKED and found[n] not in NOTICED]
-    asked = missed[: given.ranks]
+    missed = [n for n in names if n.split(".")[1] in RANK_TESTS and found[n] not in NOTICED]
+    asked = [
+        name
+        for room in chosen
+        for name in [n for n in missed if n.split(".")[1] == room][: given.ranks]
+    ]
     if asked:
         err().print(f"{len(asked)} of them are judged by tests of several ranks, a minute each")
     by_ranks = judge_by_ranks(asked)
@@ -372,9 +407,13 @@ def main() -> int:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for each in report(scores, sample):
         console.print(each)
+    passed = [] if given.no_planted else planted_again()
+    document["planted_unnoticed"] = passed
+    for line in passed:
+        console.print(f"planted, and not noticed: {line}")
     write_output(Path(given.json), (json.dumps(document, indent=1) + "\n").encode())
     err().print(f"wrote {given.json}")
-    return 0
+    return 1 if passed else 0
 
 
 if __name__ == "__main__":

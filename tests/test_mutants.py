@@ -7,16 +7,23 @@ import tomllib
 
 import pytest
 
-from tests import architecture, mutants
+from tests import architecture, mutants, planted
 from tests.children import REPOSITORY
 from tests.mutants import KILLED, NO_TESTS, SURVIVED, UNCHECKED, UNJUDGED, Mutant
 
 SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["tool"]["mutmut"]
 
 
-def test_every_pure_room_and_the_engine_are_mutated_and_judged_by_their_unit_tests():
+IMPURE = {
+    "engine", "collectives", "calibration", "profiling", "paramserver", "tracing", "reports", "cli",
+    "bench",
+}  # fmt: skip
+"""Rooms that do things, and are mutated."""
+
+
+def test_rooms_are_mutated_and_judged_by_their_unit_tests():
     package = REPOSITORY / "src" / "syncopate"
-    expected = {room for room in architecture.PURE if (package / room).exists()} | {"engine"}
+    expected = {room for room in architecture.PURE if (package / room).exists()} | IMPURE
     assert set(mutants.rooms()) == expected
     asked = SETTINGS["pytest_add_cli_args_test_selection"]
     assert set(asked) == {f"tests/unit/{room}" for room in expected}
@@ -191,3 +198,43 @@ def test_what_has_changed_in_the_tree_leaves_the_copy(tmp_path):
     (tree / package / "costs" / "own.py").write_text("4")
     mutants.refresh(tree, copy)
     assert not stats.exists()
+
+
+@pytest.mark.parametrize("room", mutants.RANK_TESTS)
+def test_tests_of_several_ranks_are_there(room):
+    assert room in IMPURE
+    for name in mutants.RANK_TESTS[room]:
+        assert list(REPOSITORY.glob(f"tests/multiprocess/{name}")), name
+
+
+@pytest.mark.parametrize("bug", planted.PLANTED, ids=lambda bug: bug.what)
+def test_a_planted_fault_changes_the_sources_of_today(bug):
+    source = (REPOSITORY / planted.SOURCES / bug.file).read_text("utf-8")
+    compile(bug.changed(source), bug.file, "exec")
+    assert bug.changed(source) != source
+    assert bug.tests
+    for test in bug.tests:
+        assert (REPOSITORY / test.partition("::")[0]).exists(), test
+
+
+def test_what_a_fault_changes_must_be_there_once():
+    bug = planted.Planted("it adds", "a.py", "x + y", "x - y", ("tests",))
+    assert bug.changed("return x + y") == "return x - y"
+    for source in ("return x * y", "x + y, x + y"):
+        with pytest.raises(ValueError, match=r"'x [+] y' occurs [02] times in a.py"):
+            bug.changed(source)
+
+
+def test_planted_faults_are_told_by_the_tests_that_pass(tmp_path):
+    package = tmp_path / planted.SOURCES
+    package.mkdir(parents=True)
+    (package / "sums.py").write_text("def total(x, y):\n    return x + y\n")
+    load = "import runpy\ntotal = runpy.run_path('src/syncopate/sums.py')['total']\n"
+    (tmp_path / "test_all.py").write_text(load + "def test_it():\n    assert total(1, 2) == 3\n")
+    (tmp_path / "test_zero.py").write_text(load + "def test_it():\n    assert total(1, 0) == 1\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    bug = planted.Planted(
+        "it subtracts", "sums.py", "x + y", "x - y", ("test_all.py", "test_zero.py")
+    )
+    assert list(planted.unnoticed([bug], tmp_path)) == [(bug, ["test_zero.py"])]
+    assert "x + y" in (package / "sums.py").read_text()

@@ -6,6 +6,7 @@ import copy
 import threading
 from typing import Any
 
+import pytest
 import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
@@ -257,6 +258,30 @@ def everything(rank: int, world_size: int) -> int:
     out_of_order(rank, world_size)
     profiled(rank, world_size)
     return len(found)
+
+
+def steps_again(rank: int, world_size: int, exchange: str) -> None:
+    """Two steps between which nobody looks at weights: the second waits for pulls of the first."""
+    events: Events = []
+    plan = plan_of(chain(), world_size, [2, 1, 2], exchange=exchange, channels=2)
+    model, optimizer = watched_chain(plan, events)
+    model(batch(rank, 0, 4, 6)).square().mean().backward()
+    optimizer.step()
+    pull = EXCHANGES[exchange].pull
+    first = [event for event in events if event[:2] == ("launch", pull)]
+    before = len(events)
+    optimizer.step()
+    second = [event[:2] for event in events[before:]]
+    assert len(first) == second.count(("launch", pull)) == 3
+    waited = second[: second.index(("launch", pull))].count(("wait", pull))
+    assert waited == 3, (exchange, second)
+    identical_everywhere(model.parameters())
+    model.syncopate.detach()
+
+
+@pytest.mark.parametrize("exchange", OWNED)
+def test_a_step_waits_for_the_pulls_of_the_step_before(exchange: str) -> None:
+    run_ranks(steps_again, 2, exchange)
 
 
 def test_launches_and_waits_are_the_plans() -> None:

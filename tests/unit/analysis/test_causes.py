@@ -7,7 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes import explanation
+from syncopate.analysis.counterfactuals import Counterfactuals, SlowLinks
 from syncopate.analysis.evidence.links import RECORDED, Carried, Entry
+from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
@@ -275,3 +277,13 @@ def test_a_timeline_without_computation_is_refused():
         timeline = Timeline(name="empty", source="measured", world_size=1, spans=spans)
         with pytest.raises(InvalidValueError, match="with computation in at least one iteration"):
             explanation(timeline)
+
+
+@pytest.mark.parametrize(("longest_s", "paused"), [(8.0, []), (12.0, [(4, "forward")])])
+def test_a_pause_exceeds_the_usual_by_four_times_the_spread(longest_s, paused):
+    """Forward takes 5 s, give or take 1: a spread of 1.48 s."""
+    forward_s = [5.0, 4.0, 6.0, 5.0, longest_s, 4.0, 6.0, 5.0, 5.0]
+    replay = Replay(made(2, len(forward_s), lambda r, i: {"forward_s": forward_s[i]}))
+    found = Counterfactuals(replay, SlowLinks(), Servers((), replay))
+    for rank in range(2):
+        assert found.unusual(rank) == paused

@@ -332,10 +332,7 @@ def test_whoever_waits_is_told_how_far_reading_is(tmp_path: Path) -> None:
 def test_a_clock_that_is_off_by_less_than_its_error_has_not_drifted(
     tmp_path: Path, beyond_s: float, drifted: bool, side: int
 ) -> None:
-    """What they did together says 49.8 to 50.2 s; the comparison is 1 us off at most."""
+    """What they did together bounds the offset to 49.8 to 50.2 s; the comparison errs by 1 us."""
     offset_s = 50.0 + side * (0.2 + beyond_s)
     written(tmp_path, [(1.0, 1.2)], [(51.0, 51.2)], offsets=[0.0, offset_s])
-    assert [remark for remark in read_run(tmp_path).remarks if "drifted" in remark] == (
-        list(read_run(tmp_path).remarks) if drifted else []
-    )
-    assert bool(read_run(tmp_path).remarks) is drifted
+    assert ["has drifted" in remark for remark in read_run(tmp_path).remarks] == [True] * drifted
