@@ -96,14 +96,13 @@ MAX_MODULE_LINES = 500
 LONG_MODULES = {
     "src/syncopate/plan.py": 550,
     "src/syncopate/engine/engine.py": 530,
-    "src/syncopate/engine/exchange/decoupled.py": 600,
     "src/syncopate/engine/readiness.py": 520,
     "src/syncopate/engine/selfplan/course.py": 550,
     "tests/multiprocess/test_engine_errors.py": 540,
 }
 """Modules that are longer, for each is one idea that would be harder to follow in two files: an
-artefact with all its rules, what a user can ask of a training, an exchange from its launch to its
-last look, the states of a backward, the course of a first run."""
+artefact with all its rules, what a user can ask of a training, the states of a backward, the course
+of a first run."""
 MAX_FUNCTION_LINES = 60
 MAX_PARAMETERS = 8
 WRITERS = ("syncopate/output.py", "lab/launch.py", "lab/state.py")

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import distribute
-from syncopate.engine.selfplan import words
+from syncopate.engine import console
+from syncopate.engine.distribute import distribute
 from syncopate.plan import Plan
 from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, in_parts, plan_of
 from tests.multiprocess.exchange_cases import Odd, batch
@@ -200,7 +200,7 @@ def delayed(
 def self_planned(delay: Delay | LocalSGD) -> tuple[Any, Any, str]:
     """Distribute without a plan; return also what was said, on rank 0."""
     said: list[str] = []
-    words.log = said.append  # type: ignore[assignment]
+    console.log = said.append  # type: ignore[assignment]
     model, optimizer = distribute(
         made := odd64(),
         two_groups(made),

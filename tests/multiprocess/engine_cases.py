@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan, joined
 from syncopate.planning import filled_to, make_plan
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
 from syncopate.units import dtype_bytes
 from syncopate.workload import GradientTensor, Workload, fingerprint
+from tests.multiprocess.harness import Cases
 
 TIMEOUT_S = 60.0
 
@@ -278,8 +279,9 @@ def noted(what: str) -> Iterator[None]:
         raise
 
 
-def run_case(case: Callable[..., None], *place: int) -> None:
-    """Run one case at this rank, of so many where it asks; a failure says which it was."""
-    with noted(f"in case {getattr(case, '__name__', case)}"):
-        case(*place)
-    dist.barrier()
+def run_cases(cases: Iterable[Callable[..., object]], *place: Any) -> None:
+    """Run cases at this rank, of so many where they ask; what failed is reported at the end."""
+    with Cases() as one:
+        for case in cases:
+            with one(getattr(case, "__name__", str(case))):
+                case(*place)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from syncopate.collectives import Handle
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.optimizers import declare_optimizer
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine_cases import (

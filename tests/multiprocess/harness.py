@@ -15,11 +15,13 @@ import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -97,10 +99,94 @@ class _Rank:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
         timeout = datetime.timedelta(seconds=self.timeout_s)
         store = dist.TCPStore("127.0.0.1", self.port, None, is_master=False, timeout=timeout)
+        _meeting.append(dist.PrefixStore("cases", store))
         dist.init_process_group(
             "gloo", store=store, rank=self.rank, world_size=self.world_size, timeout=timeout
         )
         return self.function(self.rank, self.world_size, *self.args)
+
+
+# -- several cases in one start of ranks --------------------------------------------------------
+
+_meeting: list[dist.Store] = []
+"""Where this rank's process tells the others how its cases ended; empty where there is no rank."""
+
+
+class Cases:
+    """Runs several cases in one start of ranks, and reports all that failed together at the end.
+
+    ::
+
+        with Cases() as case:
+            for number in (1, 2):
+                with case(f"of {number}"):
+                    assert number == 2
+
+    After each case the ranks tell each other how it ended. Where it failed, they go on to the next
+    one if no rank had anything but a failed assertion; otherwise what they have between them may be
+    broken, and the cases that follow are left out.
+
+    Args:
+        patience_s: how long a rank whose case failed waits for others, which may be waiting for it.
+    """
+
+    _count = 0
+
+    def __init__(self, *, patience_s: float = 15.0) -> None:
+        self._patience = datetime.timedelta(seconds=patience_s)
+        self._failures: list[str] = []
+        self._passed = 0
+
+    def __enter__(self) -> Cases:
+        return self
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Run one case; all ranks run the same ones, under the same names."""
+        outcome = _PASSED
+        try:
+            yield
+        except _BrokenOffError:
+            raise
+        except (Exception, pytest.fail.Exception) as error:
+            outcome = _FAILED if isinstance(error, _OF_TESTS) else _BROKEN
+            self._failures.append(f"in case {name}:\n{traceback.format_exc()}")
+        everywhere = self._told(outcome)
+        self._passed += set(everywhere) == {_PASSED}
+        if outcome == _PASSED and set(everywhere) != {_PASSED}:
+            others = [rank for rank, other in enumerate(everywhere) if other != _PASSED]
+            self._failures.append(f"in case {name}: failed on ranks {others}")
+        if _BROKEN in everywhere:
+            raise _BrokenOffError
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        if kind is not None and not issubclass(kind, _BrokenOffError):
+            return
+        if self._failures:
+            rest = "the cases that follow were left out" if kind is not None else "no case left out"
+            count = f"{len(self._failures)} failed, {self._passed} passed, {rest}"
+            raise AssertionError("\n".join([count, *self._failures])) from None
+
+    def _told(self, outcome: bytes) -> list[bytes]:
+        if not _meeting:
+            return [outcome]
+        Cases._count += 1
+        keys = [f"{Cases._count}/{rank}" for rank in range(dist.get_world_size())]
+        _meeting[-1].set(keys[dist.get_rank()], outcome)
+        try:
+            if outcome != _PASSED:
+                _meeting[-1].wait(keys, self._patience)
+        except dist.DistStoreError:
+            return [_BROKEN]
+        return [_meeting[-1].get(key) for key in keys]
+
+
+_PASSED, _FAILED, _BROKEN = b"passed", b"failed", b"broken"
+_OF_TESTS = (AssertionError, pytest.fail.Exception)
+
+
+class _BrokenOffError(Exception):
+    """No more cases are run."""
 
 
 def _collect(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.delay import LocalSGD
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from tests.multiprocess.delay_cases import Loss, loss_of
 from tests.multiprocess.engine_cases import TIMEOUT_S, in_parts, plan_of
 

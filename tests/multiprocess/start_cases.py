@@ -10,9 +10,10 @@ from msgspec.structs import replace
 from torch import nn
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
-from syncopate.engine.selfplan import Wishes, cache
+from syncopate.engine.distribute import distribute
+from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.start import facts_of
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.plan import Plan
 from syncopate.workload import GradientTensor, Workload
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import Plan
 from tests.multiprocess.checkpoint_cases import (
     OPTIMIZERS,
@@ -18,8 +18,8 @@ from tests.multiprocess.checkpoint_cases import (
     groups_of,
     train,
 )
-from tests.multiprocess.engine_cases import TIMEOUT_S, noted, replicating
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.engine_cases import TIMEOUT_S, replicating
+from tests.multiprocess.harness import Cases, run_ranks
 
 WORLD_SIZE = 3
 CHAIN = (
@@ -84,9 +84,10 @@ def _survives_switches(rank: int, name: str) -> None:
 
 
 def _all_switches(rank: int, world_size: int) -> None:
-    for name in OPTIMIZERS:
-        with noted(f"with {name}"):
-            _survives_switches(rank, name)
+    with Cases() as case:
+        for name in OPTIMIZERS:
+            with case(f"with {name}"):
+                _survives_switches(rank, name)
 
 
 def test_no_optimizer_loses_its_state_between_exchanges():

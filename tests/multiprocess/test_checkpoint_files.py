@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError, InvalidValueError
 from tests.children import REPOSITORY
 from tests.multiprocess.checkpoint_cases import (
@@ -27,7 +33,7 @@ from tests.multiprocess.checkpoint_cases import (
     loss_of,
     train,
 )
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, run_case
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, run_cases
 from tests.multiprocess.harness import run_ranks
 
 WORLD_SIZE = 3
@@ -183,6 +189,43 @@ def _rank_0_alone_saves_weights(rank: int, folder: str) -> None:
         here = copy.deepcopy(model.state_dict())
         assert_same(torch.load(Path(folder) / "weights.pt"), here, exchange, exact=True)
         identical_everywhere(model.state_dict().values())
+        model.syncopate.detach()
+
+
+def _each_weight_has_a_storage(rank: int, folder: str) -> None:
+    """What is saved of a weight is that weight, and what is written to it is written to it."""
+    for exchange in OWNED:
+        model, optimizer = _distributed(exchange)
+        train(model, optimizer, rank, range(2), plain=False)
+        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        around = nn.Sequential(model)
+        for found, place in ((model.state_dict(), ""), (around.state_dict(prefix="at."), "at.0.")):
+            weights = [found[place + name] for name in trained]
+            for weight in weights:
+                assert weight.untyped_storage().nbytes() == weight.nbytes
+        for weight in weights:
+            weight.fill_(rank + 1.0)
+        assert all(bool((weight == rank + 1.0).all()) for weight in trained.values())
+        model.syncopate.detach()
+
+
+def _torchs_own_calls_need_the_block(rank: int, folder: str) -> None:
+    """Outside of it they say what to call, with state and without."""
+    calls = (
+        get_state_dict,
+        get_optimizer_state_dict,
+        partial(get_state_dict, options=StateDictOptions(full_state_dict=True)),
+        partial(
+            get_optimizer_state_dict, options=StateDictOptions(flatten_optimizer_state_dict=True)
+        ),
+    )
+    for exchange in OWNED:
+        model, optimizer = _distributed(exchange, "adam", sizes=(4, 4), model=_all_reached())
+        for step in range(2):
+            for call in calls:
+                with pytest.raises(EngineError, match=f"{CALL}.*whole_state"):
+                    call(model, optimizer)
+            train(model, optimizer, rank, [step], plain=False)
         model.syncopate.detach()
 
 
@@ -349,6 +392,8 @@ CASES = (
     _pieces_are_no_state,
     _different_states_are_refused,
     _rank_0_alone_saves_weights,
+    _each_weight_has_a_storage,
+    _torchs_own_calls_need_the_block,
     _torchs_own_checkpoints,
     _no_phantom_update,
     _one_optimizer_of_two_models,
@@ -358,16 +403,7 @@ CASES = (
 
 
 def _all_cases(rank: int, world_size: int, folder: str) -> None:
-    for case in CASES:
-        run_case(_with(case, folder), rank)
-
-
-def _with(case: Any, folder: str) -> Any:
-    def run(rank: int) -> None:
-        case(rank, folder)
-
-    run.__name__ = case.__name__
-    return run
+    run_cases(CASES, rank, folder)
 
 
 def test_checkpoints_are_whole_and_belong_to_no_plan(tmp_path):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from syncopate.engine import console
 from syncopate.engine.exchange.seen.weights import Pending
 from syncopate.errors import EngineError
 from tests.multiprocess.harness import run_ranks
@@ -44,7 +45,9 @@ def _left_for_later(rank: int, ranks: int) -> None:
     assert _late(model) == [True, True, False, True, True, True]
     optimizer.state_dict()
     assert _late(model) == [False] * 6
-    # Held memory is updated in the step.
+    # Held memory is updated in the step, which is said once.
+    said: list[str] = []
+    console.log = said.append  # type: ignore[assignment]
     kept = model[2].weight.data
     assert step(3) == [True, True, False, True, True, True]
     assert torch.equal(kept, model[2].weight)
@@ -52,6 +55,8 @@ def _left_for_later(rank: int, ranks: int) -> None:
     kept = optimizer.state[model[0].bias]["exp_avg"]
     assert step(4) == [True, False, True, True, True, True]
     del kept
+    assert len(said) == 1
+    assert f"holds the memory of '2.weight' on rank {rank} " in said[0]
     # What a checkpoint was loaded from may be kept.
     saved = optimizer.state_dict()
     optimizer.load_state_dict(saved)

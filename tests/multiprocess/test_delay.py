@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from torch import nn
 
 from syncopate.delay import LOCAL_RULES, Delay
-from syncopate.engine import distribute
-from syncopate.engine.exchange import base
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.delay.stages import Stages
+from syncopate.engine.exchange.push import gathering as base
 from syncopate.recipe import Recipe
 from tests.multiprocess.delay_cases import (
     Reference,
@@ -185,7 +186,7 @@ def held(rank: int, world_size: int) -> dict[str, tuple[int, ...]]:
     for rule in LOCAL_RULES:
         delay = Delay(k=2, warm_up=1, local_update=rule)
         model, optimizer = delayed(model := odd64(), two_groups(model), world_size, delay)
-        kept = model.syncopate.exchange._locals
+        kept = model.syncopate.exchange.layout.shared(Stages).here
         iterate(model, optimizer, rank, range(2))
         assert not kept  # not in the warm-up
         iterate(model, optimizer, rank, [2])

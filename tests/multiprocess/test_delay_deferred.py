@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from syncopate.delay import Delay
-from syncopate.engine.exchange.delay import delayed as module
+from syncopate.engine.exchange.delay import behind_steps as module
 from syncopate.engine.exchange.delay.deferred import Due, Ending
+from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.errors import EngineError
 from tests.multiprocess.delay_cases import (
     Reference,
@@ -32,7 +33,7 @@ STEPS = 17
 
 
 class Held:
-    """Lets the pushes of a model's exchange wait until somebody opens them."""
+    """Lets the pushes of a model's exchange wait until a test opens them."""
 
     def __init__(self, model: Any) -> None:
         self.open = threading.Event()
@@ -186,17 +187,17 @@ def reads(rank: int, world_size: int) -> None:
     """Who looks at gradients, before or after a step, sees averages of it; steps go on alike."""
     model, optimizer = delayed(model := odd64(), two_groups(model), world_size, K4)
     iterate(model, optimizer, rank, range(4))
-    exchange = model.syncopate.exchange
+    behind = model.syncopate.exchange.layout.shared(module.Behind)
     loss_of(model, rank, 4).backward()
     before = [parameter.grad.norm().item() for parameter in model.parameters()]
     optimizer.step()
-    assert exchange._ending is None  # they were looked at
+    assert behind.ending is None  # they were looked at
     optimizer.zero_grad()
     loss_of(model, rank, 5).backward()
     optimizer.step()
-    assert exchange._ending is not None
+    assert behind.ending is not None
     after = [parameter.grad.norm().item() for parameter in model.parameters()]
-    assert exchange._ending is None
+    assert behind.ending is None
     identical_everywhere([torch.tensor([before, after])])
     optimizer.step()  # again, of the same averages
     optimizer.zero_grad()
@@ -205,14 +206,14 @@ def reads(rank: int, world_size: int) -> None:
     for parameter, gradient in zip(model.parameters(), given, strict=True):
         parameter.grad = gradient
     optimizer.step()
-    assert exchange._ending is None  # they are somebody's own
+    assert behind.ending is None  # the gradients are the script's own
     optimizer.zero_grad()
     hook = optimizer.register_step_post_hook(lambda *_: None)
     iterate(model, optimizer, rank, [7])
-    assert exchange._ending is None  # somebody looks into steps
+    assert behind.ending is None  # a hook looks into steps
     hook.remove()
     iterate(model, optimizer, rank, [8])
-    assert exchange._ending is not None
+    assert behind.ending is not None
     model.syncopate.install(model.syncopate.plan)
     identical_everywhere(model.parameters())
 
@@ -227,7 +228,9 @@ def fails(rank: int, world_size: int) -> None:
         model: Any = make()
         model, optimizer = delayed(model, two_groups(model), world_size, K4)
         iterate(model, optimizer, rank, range(5))
-        exchange, refused, warned = model.syncopate.exchange, [], []
+        stages = model.syncopate.exchange.layout.shared(Stages)
+        refused: list[int] = []
+        warned: list[int] = []
         for num in range(5, 12):
             loss = loss_of(model, rank, num)
             hook = None
@@ -251,7 +254,7 @@ def fails(rank: int, world_size: int) -> None:
             assert (refused, warned) == there, (failing, refused, warned)
         with model.syncopate.global_weights():
             identical_everywhere(model.parameters())
-        assert exchange._taken(exchange._parts[0]) == 11
+        assert stages.taken(stages.parts[0]) == 11
         model.syncopate.detach()
 
 

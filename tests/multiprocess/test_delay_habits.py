@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.delay import Delay
-from syncopate.engine import distribute
-from syncopate.engine.exchange import base
+from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.delay.local import Local
+from syncopate.engine.exchange.push import gathering as base
 from syncopate.errors import EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     Reference,

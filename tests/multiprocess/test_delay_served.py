@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import syncopate
 from syncopate.delay import Delay
-from syncopate.engine import distribute
-from syncopate.engine.exchange import base
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.push import gathering as base
 from syncopate.engine.selfplan.safe import carried_by
 from syncopate.errors import EngineError, InvalidValueError, ParameterServerError
 from syncopate.paramserver.job import Job
@@ -147,13 +147,13 @@ class Counting:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    def push(self, *told: Any) -> Any:
+    def push_many(self, *told: Any) -> Any:
         self.seen.append("push")
-        return self.store.push(*told)
+        return self.store.push_many(*told)
 
-    def pull(self, *told: Any) -> Any:
+    def pull_many(self, *told: Any) -> Any:
         self.seen.append("pull")
-        handle = self.store.pull(*told)
+        handle = self.store.pull_many(*told)
         wait = handle.wait
 
         def held() -> None:

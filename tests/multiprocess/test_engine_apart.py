@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import CollectiveError, EngineError
 from tests.multiprocess.engine_cases import TIMEOUT_S, data, mlp, plan_of
 from tests.multiprocess.harness import run_ranks

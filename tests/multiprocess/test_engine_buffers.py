@@ -10,8 +10,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.ao.quantization import MinMaxObserver, PerChannelMinMaxObserver
 
-from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, data, identical_everywhere, plan_of, run_case
+from syncopate.engine.distribute import distribute
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    data,
+    identical_everywhere,
+    plan_of,
+    run_cases,
+)
 from tests.multiprocess.harness import run_ranks
 
 
@@ -308,8 +314,7 @@ CASES = (
 
 
 def _every_case(rank: int, world_size: int) -> None:
-    for case in CASES:
-        run_case(case, rank)
+    run_cases(CASES, rank)
 
 
 def test_every_training_forward_begins_with_rank_0s_buffers() -> None:

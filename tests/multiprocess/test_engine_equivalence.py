@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import Plan
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules import registry

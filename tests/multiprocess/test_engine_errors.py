@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import (
     CollectiveError,
     EngineError,

@@ -16,7 +16,7 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.utils.checkpoint import checkpoint
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
@@ -26,7 +26,7 @@ from tests.multiprocess.engine_cases import (
     identical_everywhere,
     mlp,
     plan_of,
-    run_case,
+    run_cases,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -270,8 +270,7 @@ CASES = (
 
 
 def _every_case(rank: int, world_size: int) -> None:
-    for case in CASES:
-        run_case(case, rank)
+    run_cases(CASES, rank)
 
 
 def test_every_habit_of_torch_is_understood() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.engine.selfplan import payback
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import (
@@ -24,7 +24,7 @@ from tests.multiprocess.engine_cases import (
     identical_everywhere,
     mlp,
     plan_of,
-    run_case,
+    run_cases,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -155,14 +155,13 @@ def _while_sharded_plans_compete(rank: int) -> None:
         timeout_s=TIMEOUT_S,
     )
     engine = model.syncopate
-    for step in range(200):
+    hangs_s = time.monotonic() + 45  # on a busy machine a plan is made slowly
+    while engine.plan.exchange != "sharded":
+        assert time.monotonic() < hangs_s
         optimizer.zero_grad()
-        model(data(rank, step, 4, 8)).square().mean().backward()
+        model(data(rank, 0, 4, 8)).square().mean().backward()
         optimizer.step()
-        if engine.plan.exchange == "sharded":
-            break
     assert engine.planning
-    assert engine.plan.exchange == "sharded"
     _train([2, 4, 3], rank, model, optimizer)
     assert not engine.planning
     assert engine.plan.exchange == "allreduce"
@@ -207,9 +206,7 @@ CASES: tuple[Callable[[int], None], ...] = (
 
 
 def _every_case(rank: int, world_size: int) -> None:
-    for case in CASES:
-        run_case(case, rank)
-        dist.barrier()
+    run_cases(CASES, rank)
 
 
 def test_ranks_may_run_out_of_inputs() -> None:

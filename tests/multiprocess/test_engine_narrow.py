@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import EXCHANGES, SERVERLESS
 from syncopate.planning import make_plan
 from syncopate.recipe import NATIVE, WIRE_DTYPES

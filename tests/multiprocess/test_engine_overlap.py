@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from syncopate.collectives import Communicator, Handle
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine_cases import TIMEOUT_S, Pair, data, plan_of
 from tests.multiprocess.harness import run_ranks

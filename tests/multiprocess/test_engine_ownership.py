@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
@@ -28,7 +28,7 @@ from tests.multiprocess.engine_cases import (
     data,
     identical_everywhere,
     plan_of,
-    run_case,
+    run_cases,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -376,9 +376,7 @@ CASES = (
 
 
 def _every_case(rank: int, world_size: int, names: tuple[str, ...]) -> None:
-    for case in CASES:
-        if case.__name__ in names:
-            run_case(case, rank)
+    run_cases((case for case in CASES if case.__name__ in names), rank)
 
 
 def test_a_gradient_has_one_owner() -> None:

@@ -16,7 +16,7 @@ from tests.multiprocess.engine_cases import (
     identical_everywhere,
     mlp,
     plan_of,
-    run_case,
+    run_cases,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -339,8 +339,7 @@ CASES = (
 
 
 def _every_case(rank: int, world_size: int) -> None:
-    for case in CASES:
-        run_case(case, rank)
+    run_cases(CASES, rank)
 
 
 def test_every_case_means_what_it_means_with_ddp() -> None:

@@ -88,7 +88,7 @@ assert model.syncopate.plan == plan, model.syncopate.plan
 planning = loaded(
     "scipy", "syncopate.planning", "syncopate.costs", "syncopate.simulation",
     "syncopate.calibration", "syncopate.profiling", "syncopate.engine.selfplan.course",
-    "syncopate.engine.selfplan.contest", "syncopate.engine.selfplan.sampling",
+    "syncopate.engine.selfplan.contest", "syncopate.engine.selfplan.proposals",
 )
 assert planning == [], planning
 model.syncopate.detach()
@@ -96,7 +96,9 @@ model = started(cache=False)
 assert model.syncopate.planning
 course = ["syncopate.engine.selfplan.course"]
 assert loaded(*course) == course
-assert "scipy.optimize" not in sys.modules, "it is loaded beside the training"
+planning = loaded("syncopate.planning", "syncopate.simulation", "syncopate.calibration")
+assert planning == [], "they are loaded when the training has earned it, or in another process"
+assert "scipy.optimize" not in sys.modules
 model.syncopate.detach()
 sys.stdout.flush()
 os._exit(0)

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import syncopate
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import Rules
 from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere

@@ -14,17 +14,16 @@ from torch.optim import SGD, Adafactor, AdamW, Muon, NAdam, Optimizer, RMSprop
 from syncopate import declare_optimizer
 from syncopate.collectives import Communicator
 from syncopate.collectives.backend import calls
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
     identical_everywhere,
     in_parts,
-    noted,
     plan_of,
     replicating,
 )
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 from tests.multiprocess.test_exchange_tensors import Lamb
 
 RANKS = 4
@@ -178,9 +177,10 @@ def a_lone_owner_is_sent_no_padding(rank: int) -> None:
 def _all_drawn(rank: int, world_size: int) -> None:
     a_lone_owner_is_sent_no_padding(rank)
     declare_optimizer(Lamb, "tensor")
-    for seed in range(DRAWN):
-        with noted(f"drawn with seed {seed}"):
-            train_drawn(rank, seed)
+    with Cases() as case:
+        for seed in range(DRAWN):
+            with case(f"drawn with seed {seed}"):
+                train_drawn(rank, seed)
 
 
 def test_whatever_is_drawn_trains_as_one_process() -> None:

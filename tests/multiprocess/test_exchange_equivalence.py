@@ -14,17 +14,16 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED, Plan
 from tests.multiprocess.engine_cases import (
     TIMEOUT_S,
     identical_everywhere,
     in_parts,
-    noted,
     plan_of,
 )
 from tests.multiprocess.exchange_cases import Odd, Run, batch, both, squares
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 STEPS = 15
 MakeOptimizer = Callable[[Iterable[Any]], torch.optim.Optimizer]
@@ -242,19 +241,20 @@ def training(asked: dict[str, Any], run: Run) -> None:
 
 
 def as_they_come(rank: int, world_size: int, examples: list[dict[str, Any]]) -> int:
-    for asked in examples:
-        with noted(f"with {asked}"):
-            run = both(
-                rank,
-                world_size,
-                partial(training, asked),
-                build=lambda asked=asked: Chain(asked["widths"], asked["dtype"]),
-                optimizer=OPTIMIZERS[asked["optimizer"]],
-                tolerance=5e-2 if asked["dtype"] == torch.bfloat16 else 1e-4,
-                parts=asked["parts"],
-                **asked["plan"],
-            )
-        run.model.syncopate.detach()
+    with Cases() as case:
+        for asked in examples:
+            with case(f"with {asked}"):
+                run = both(
+                    rank,
+                    world_size,
+                    partial(training, asked),
+                    build=lambda asked=asked: Chain(asked["widths"], asked["dtype"]),
+                    optimizer=OPTIMIZERS[asked["optimizer"]],
+                    tolerance=5e-2 if asked["dtype"] == torch.bfloat16 else 1e-4,
+                    parts=asked["parts"],
+                    **asked["plan"],
+                )
+                run.model.syncopate.detach()
     return len(examples)
 
 

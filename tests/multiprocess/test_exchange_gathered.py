@@ -11,8 +11,8 @@ from unittest import mock
 import torch
 from torch import nn
 
-from syncopate.engine import distribute
-from syncopate.engine.exchange import base
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.push import gathering as base
 from syncopate.engine.exchange.seen.gradients import PartialGradient
 from tests.multiprocess.engine_cases import TIMEOUT_S, data, plan_of
 from tests.multiprocess.exchange_cases import OWNED, Run, both, squares

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import utils
 
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import noted, plan_of
+from tests.multiprocess.engine_cases import plan_of
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Odd,
@@ -26,7 +26,7 @@ from tests.multiprocess.exchange_cases import (
     squares,
     watched,
 )
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 Between = Callable[[Run], None]
 
@@ -260,14 +260,17 @@ def everything(rank: int, world_size: int) -> None:
         moved,
         nonfinite,
     ]
-    for turn, exchange in enumerate(OWNED, start=world_size):
-        for number, between in enumerate(betweens):
-            plan: dict[str, Any] = {"exchange": exchange, "parts": (1, 3)[(turn + number) % 2]}
-            with noted(f"in {between} of {plan}"):
-                run = both(rank, world_size, partial(train, between=between), **plan)
-            run.model.syncopate.detach()
-        norms_of_dtypes(rank, world_size, exchange=exchange, parts=(1, 3)[turn % 2])
-        local(rank, world_size, exchange=exchange, parts=(3, 1)[turn % 2])
+    with Cases() as case:
+        for turn, exchange in enumerate(OWNED, start=world_size):
+            for number, between in enumerate(betweens):
+                plan: dict[str, Any] = {"exchange": exchange, "parts": (1, 3)[(turn + number) % 2]}
+                with case(f"{between} of {plan}"):
+                    run = both(rank, world_size, partial(train, between=between), **plan)
+                    run.model.syncopate.detach()
+            with case(f"norms of dtypes, {exchange}"):
+                norms_of_dtypes(rank, world_size, exchange=exchange, parts=(1, 3)[turn % 2])
+            with case(f"local, {exchange}"):
+                local(rank, world_size, exchange=exchange, parts=(3, 1)[turn % 2])
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, StepLR
 
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import noted
 from tests.multiprocess.exchange_cases import OWNED, Fragile, Odd, Run, batch, both, sgd, squares
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 
 def step(run: Run, number: int) -> None:
@@ -354,15 +353,18 @@ CASES: list[tuple[Callable[[Run], None], dict[str, Any]]] = [
 
 
 def every_habit(rank: int, world_size: int) -> int:
-    for exchange in OWNED:
-        for number, (script, options) in enumerate(CASES):
-            sizes = None if number % 2 else [len(list(options.get("build", Odd)().parameters()))]
-            if options.get("build") is frozen_from_the_start:
-                sizes = None
-            with noted(f"in {script} with {options}, {exchange}"):
-                run = both(rank, world_size, script, exchange=exchange, sizes=sizes, **options)
-            run.model.syncopate.detach()
-        unfrozen(rank, world_size, exchange)
+    with Cases() as case:
+        for exchange in OWNED:
+            for number, (script, options) in enumerate(CASES):
+                tensors = len(list(options.get("build", Odd)().parameters()))
+                sizes = None if number % 2 else [tensors]
+                if options.get("build") is frozen_from_the_start:
+                    sizes = None
+                with case(f"{script} with {options}, {exchange}"):
+                    run = both(rank, world_size, script, exchange=exchange, sizes=sizes, **options)
+                    run.model.syncopate.detach()
+            with case(f"unfrozen, {exchange}"):
+                unfrozen(rank, world_size, exchange)
     return len(CASES)
 
 

@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, noted, plan_of
+from syncopate.engine.distribute import distribute
+from tests.multiprocess.engine_cases import TIMEOUT_S, plan_of
 from tests.multiprocess.exchange_cases import OWNED, Odd, Run, batch, both, sgd, squares
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 Loss = Callable[[Any, int], Tensor]
 
@@ -171,22 +171,24 @@ def everything(rank: int, world_size: int) -> int:
         (WithMethods, encoded),
         (Odd, delayed),
     ]
-    for exchange in OWNED:
-        for number, (build, loss) in enumerate(scripts):
-            tensors = len(list(build().parameters()))
-            sizes = None if number % 2 else [2, tensors - 2]
-            with noted(f"in {build}, {exchange}"):
-                run = both(
-                    rank,
-                    world_size,
-                    partial(train, loss),
-                    exchange=exchange,
-                    build=build,
-                    sizes=sizes,
-                    tolerance=1e-4,
-                )
-            run.model.syncopate.detach()
-        in_a_group(rank, world_size, exchange)
+    with Cases() as case:
+        for exchange in OWNED:
+            for number, (build, loss) in enumerate(scripts):
+                tensors = len(list(build().parameters()))
+                sizes = None if number % 2 else [2, tensors - 2]
+                with case(f"{build}, {exchange}"):
+                    run = both(
+                        rank,
+                        world_size,
+                        partial(train, loss),
+                        exchange=exchange,
+                        build=build,
+                        sizes=sizes,
+                        tolerance=1e-4,
+                    )
+                    run.model.syncopate.detach()
+            with case(f"in a group, {exchange}"):
+                in_a_group(rank, world_size, exchange)
     return len(scripts)
 
 

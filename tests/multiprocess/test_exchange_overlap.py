@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from syncopate.cluster import Cluster
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import DECOUPLED, EXCHANGES, Bucket, Plan, pulled_in
 from syncopate.planning import make_plan
 from syncopate.profiling.profile import profile

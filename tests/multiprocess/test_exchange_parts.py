@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.errors import EngineError
 from syncopate.plan import ALLREDUCE, DECOUPLED, EXCHANGES, ROOTED, SERVERLESS, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
@@ -24,11 +25,11 @@ from tests.multiprocess.engine_cases import (
     data,
     identical_everywhere,
     in_parts,
-    noted,
     plan_of,
+    run_cases,
 )
 from tests.multiprocess.exchange_cases import Odd, Run, batch, both, sgd, squares, watched
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 PARTS = 3
 PUSHES = {ALLREDUCE: "ring", DECOUPLED: "ring", SHARDED: "ring", ROOTED: "mst"}
@@ -70,20 +71,21 @@ def trained(rank: int, world_size: int, kinds: Sequence[dict[str, Any]]) -> int:
         for which, optimizer in enumerate(optimizers())
         if world_size == 2 or (turn // 3 + turn + which) % 3 == 0
     ]
-    for number, (kind, optimizer) in enumerate(every):
-        turn = number // 3 if world_size == 2 else number
-        zero, channels = (True, False, None)[turn % 3], 1 + number % 2
-        with noted(f"{kind}, {channels} channels, {optimizer}, {zero}"):
-            run = both(
-                rank,
-                world_size,
-                partial(steps, zero=zero),
-                optimizer=optimizer,
-                tolerance=1e-4,
-                channels=channels,
-                **kind,
-            )
-        run.model.syncopate.detach()
+    with Cases() as case:
+        for number, (kind, optimizer) in enumerate(every):
+            turn = number // 3 if world_size == 2 else number
+            zero, channels = (True, False, None)[turn % 3], 1 + number % 2
+            with case(f"{kind}, {channels} channels, {optimizer}, {zero}"):
+                run = both(
+                    rank,
+                    world_size,
+                    partial(steps, zero=zero),
+                    optimizer=optimizer,
+                    tolerance=1e-4,
+                    channels=channels,
+                    **kind,
+                )
+                run.model.syncopate.detach()
     return len(every)
 
 
@@ -157,7 +159,7 @@ def a_read_weight_waits_for_all_parts(rank: int, world_size: int) -> None:
         run.optimizer.step()
         with watched(run.model) as events:
             weight = run.model.first.weight
-            pulls = run.model.syncopate.readiness.exchange._pending
+            pulls = run.model.syncopate.exchange.layout.shared(FlatWeights)._pending
             assert sum(map(len, pulls.values())) == len(run.model.syncopate.plan.buckets)
             before = len(pulls)
             whole = weight.detach().clone()
@@ -294,9 +296,11 @@ def test_a_checkpoint_of_parts_is_loaded_by_another_number_of_ranks() -> None:
 
 
 def _others(rank: int, world_size: int) -> None:
-    for case in (a_read_weight_waits_for_all_parts, strides, narrowed, a_backward_that_raises):
-        with noted(f"in {case.__name__}"):
-            case(rank, world_size)
+    run_cases(
+        (a_read_weight_waits_for_all_parts, strides, narrowed, a_backward_that_raises),
+        rank,
+        world_size,
+    )
 
 
 def test_reads_strides_and_failures() -> None:

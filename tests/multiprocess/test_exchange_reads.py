@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from syncopate.engine import distribute
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_case
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.flat_weights import FlatWeights
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_cases
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Odd,
@@ -63,7 +64,9 @@ def ready(model: Any) -> list[Tensor]:
     if not hasattr(model, "syncopate"):
         return [parameter.data for parameter in model.parameters()]
     model.syncopate.ready()
-    return [place.clone() for place in model.syncopate.readiness.exchange._places]
+    layout = model.syncopate.readiness.exchange.layout
+    places = map(layout.shared(FlatWeights).view, range(len(layout.trainables)))
+    return [place.clone() for place in places]
 
 
 READS: dict[str, Callable[[Any], list[Any]]] = {
@@ -290,8 +293,7 @@ def compiled_steps(compile_it: Any, backend: str, graphs: list[int], run: Run) -
 
 
 def the_rest(rank: int, world_size: int) -> None:
-    for case in (kept_graph, buffers, compiled):
-        run_case(case, rank, world_size)
+    run_cases((kept_graph, buffers, compiled), rank, world_size)
 
 
 def test_graphs_buffers_and_compiled_code() -> None:

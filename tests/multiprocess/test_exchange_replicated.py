@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from syncopate.plan import SHARDED
-from tests.multiprocess.engine_cases import noted
+from tests.multiprocess.engine_cases import run_cases
 from tests.multiprocess.exchange_cases import Run, batch, both, launches, squares, watched
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 from tests.multiprocess.test_exchange_gradients import clip_norm, clip_value, scaling, train
 from tests.multiprocess.test_exchange_parts import PARTS, trained
 
@@ -35,18 +35,19 @@ def test_a_plan_with_replicated_buckets_trains_as_one_process(
 
 def norms_and_scaling(rank: int, world_size: int) -> None:
     """What every rank holds whole counts once in a norm, and not once a rank."""
-    cases = (
+    betweens = (
         partial(clip_norm, 2.0, None),
         partial(clip_norm, 1.0, False),
         partial(clip_value, None),
         scaling,
     )
-    for replicated, case in product((1, 3), cases):
-        with noted(f"{replicated} replicated: {case}"):
-            run = both(
-                rank, world_size, partial(train, between=case), replicated=replicated, **PLAN
-            )
-        run.model.syncopate.detach()
+    with Cases() as case:
+        for replicated, between in product((1, 3), betweens):
+            with case(f"{replicated} replicated: {between}"):
+                run = both(
+                    rank, world_size, partial(train, between=between), replicated=replicated, **PLAN
+                )
+                run.model.syncopate.detach()
 
 
 def messages(rank: int, world_size: int) -> None:
@@ -110,9 +111,11 @@ def a_graph_of_before_the_step_is_refused(rank: int, world_size: int) -> None:
 
 
 def _others(rank: int, world_size: int) -> None:
-    for case in (norms_and_scaling, messages, state, a_graph_of_before_the_step_is_refused):
-        with noted(f"in {case.__name__}"):
-            case(rank, world_size)
+    run_cases(
+        (norms_and_scaling, messages, state, a_graph_of_before_the_step_is_refused),
+        rank,
+        world_size,
+    )
 
 
 def test_norms_messages_and_state_of_replicated_buckets() -> None:

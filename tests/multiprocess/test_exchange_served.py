@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import syncopate
-from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import SyncopateError
@@ -372,7 +372,7 @@ def watched(rank, _world, job):
 
         def reported(readiness):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Exchange, "_await", lambda *_: waits.append(readiness.steps))
+                patch.setattr(FlatWeights, "_await", lambda *_: waits.append(readiness.steps))
                 report(readiness)
 
         with pytest.MonkeyPatch.context() as patch:

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_case
+from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of, run_cases
 from tests.multiprocess.exchange_cases import (
     OWNED,
     Fragile,
@@ -291,8 +291,7 @@ def everything(rank: int, world_size: int) -> None:
         with_closures,
         one_step_raises,
     ]
-    for case in cases:
-        run_case(case, rank, world_size)
+    run_cases(cases, rank, world_size)
 
 
 def test_steps_are_those_of_one_process_or_refused() -> None:

@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from syncopate import declare_optimizer
-from syncopate.engine import distribute
-from syncopate.engine.exchange.owned import Owned
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.exchange.flat_weights import FlatWeights
+from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.plan import SHARDED, Plan
-from tests.multiprocess.engine_cases import TIMEOUT_S, data, identical_everywhere, plan_of, run_case
+from tests.multiprocess.engine_cases import (
+    TIMEOUT_S,
+    data,
+    identical_everywhere,
+    plan_of,
+    run_cases,
+)
 from tests.multiprocess.harness import run_ranks
 
 RANKS = 3
@@ -177,9 +185,9 @@ class Twins:
         return max(float((a - b).detach().abs().max()) for a, b in pairs)
 
     @property
-    def exchange(self) -> Owned:
+    def exchange(self) -> Exchange:
         found = self.model.syncopate.readiness.exchange  # type: ignore[union-attr]
-        assert isinstance(found, Owned)
+        assert isinstance(found, Exchange)
         return found
 
     def close(self) -> None:
@@ -236,9 +244,9 @@ def state_is_spread(twins: Twins) -> None:
     whole_bytes = state_bytes(twins.alone_optimizers)
     per_rank = everywhere(state_bytes(twins.optimizers))
     assert sum(per_rank) == whole_bytes
-    owned = [piece for pieces in twins.exchange.pieces for piece in pieces]
+    owned = [piece for pieces in twins.exchange.layout.shared(Pieces).of for piece in pieces]
     weights = everywhere(sum(piece.parameter.nbytes for piece in owned))
-    kinds = [trained.kind for trained in twins.exchange.trained]
+    kinds = [trained.kind for trained in twins.exchange.layout.trained]
     cut = everywhere(any(kinds[piece.trainable.index] == "element" for piece in owned))
     total_bytes = sum(parameter.nbytes for parameter in twins.model.parameters())
     assert sum(weights) == total_bytes
@@ -379,7 +387,7 @@ def _pulled_by_steps(rank: int, build: Callable[[Net], Sequence[Optimizer]]) -> 
     names = {}
     for bucket in twins.exchange.buckets:
         for part in bucket.parts:
-            weights = twins.exchange._weights[id(part)]
+            weights = twins.exchange.layout.shared(FlatWeights).of(part)
             names[weights.data_ptr()] = {t.name for t in part.trainables}
     trained = [{"layers.0.weight", "layers.1.weight", "layers.2.weight"}]
     trained.append({name for name, _ in twins.model.named_parameters()} - trained[0])
@@ -454,7 +462,7 @@ def ranks_that_declare_differently_are_refused(rank: int) -> None:
 
 def _cases(rank: int, world_size: int) -> None:
     torch.set_default_dtype(torch.float32)
-    for case in (
+    cases = (
         trains_as_one_process,
         the_declaration_matters,
         optimizers_need_not_step_together,
@@ -464,8 +472,8 @@ def _cases(rank: int, world_size: int) -> None:
         a_record_has_all_steps_of_an_iteration,
         what_nobody_knows_is_refused,
         ranks_that_declare_differently_are_refused,
-    ):
-        run_case(case, rank)
+    )
+    run_cases(cases, rank)
 
 
 def test_shards_follow_what_the_optimizers_look_at() -> None:

@@ -20,8 +20,8 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.delay import Delay, LocalSGD
-from syncopate.engine import distribute
-from syncopate.engine.selfplan import words
+from syncopate.engine import console
+from syncopate.engine.distribute import distribute
 from syncopate.errors import CollectiveError, EngineError, InvalidValueError
 from tests.multiprocess.delay_cases import (
     close,
@@ -398,7 +398,7 @@ def test_without_a_plan_it_makes_one(world_size: int) -> None:
 def planned_too_late(rank: int, world_size: int) -> None:
     """A warm-up that is over before measuring is: DDP's buckets, whatever was being tried."""
     said: list[str] = []
-    words.log = said.append  # type: ignore[assignment]
+    console.log = said.append  # type: ignore[assignment]
     made = odd64()
     model, optimizer = distribute(
         made, two_groups(made), delay=LocalSGD(period=3, warm_up=9), cache=False

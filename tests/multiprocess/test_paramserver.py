@@ -30,7 +30,7 @@ def gradient(name, step, worker):
     return torch.randn(SHAPES[name], generator=torch.Generator().manual_seed(seed))
 
 
-def train(store, steps=STEPS, schedule=False):
+def train(store, steps=STEPS, schedule=False, together=False):
     """Push and pull everything ``steps`` times; the values that workers start with differ."""
     tensors = weights()
     if store.rank:
@@ -40,10 +40,11 @@ def train(store, steps=STEPS, schedule=False):
         if schedule:
             store.set_learning_rate(0.1 / (step + 1))
         gradients = {name: gradient(name, step, store.rank) for name in tensors}
-        handles = [store.push(name, g, priority=i) for i, (name, g) in enumerate(gradients.items())]
-        handles += [
-            store.pull(name, out, priority=-i) for i, (name, out) in enumerate(tensors.items())
-        ]
+        if together:
+            handles = [store.push_many(gradients, 1), store.pull_many(tensors, 2)]
+        else:
+            handles = [store.push(name, g, i) for i, (name, g) in enumerate(gradients.items())]
+            handles += [store.pull(name, out, -i) for i, (name, out) in enumerate(tensors.items())]
         for handle in handles:
             handle.wait()
             assert handle.done()
@@ -77,10 +78,13 @@ def same(found, expected):
         (SGD(lr=0.1), 1, 1, False),
     ],
 )
-def test_synchronous_training_is_bitwise_that_of_one_process(optimizer, workers, servers, schedule):
+@pytest.mark.parametrize("together", [False, True])
+def test_synchronous_training_is_bitwise_that_of_one_process(
+    optimizer, workers, servers, schedule, together
+):
     rules = Rules(optimizer=optimizer)
     with LocalServers(workers=workers, servers=servers, rules=rules) as job:
-        results = [child.result() for child in job.start(train, STEPS, schedule)]
+        results = [child.result() for child in job.start(train, STEPS, schedule, together)]
         assert job.ended() is None
         refused = [server.result() for server in job.servers]
     expected = alone(rules, workers, schedule=schedule)
@@ -158,6 +162,7 @@ def misuse(store):
     refused(InvalidValueError, store.push, "w", torch.ones(4))
     refused(InvalidValueError, store.pull, "w", torch.ones(3, dtype=torch.float64))
     refused(InvalidValueError, store.set_learning_rate, -1)
+    refused(InvalidValueError, store.push_many, {})
     store.set_learning_rate(0.5)
     store.push("w", torch.arange(6.0)[::2]).wait()
     store.pull("w", strided).wait()
@@ -182,5 +187,6 @@ def test_mistakes_are_refused_and_do_no_harm():
         "w is '4 of float32'; it must be 3 elements of float32, as init() was given",
         "w is '3 of float64'; it must be 3 elements of float32, as init() was given",
         "lr is -1; it must be at least 0",
+        "tensors is 'none'; it must be one or more",
         "this store is closed",
     ]

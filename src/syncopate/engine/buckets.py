@@ -19,7 +19,7 @@ They are gathered one by one, so that the first is on its way while the others a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -144,6 +144,13 @@ class FlatBuffer:
         self.averaged_before = self.wire_dtype == torch.float16
         self.grads = [view.detach() for view in self.views]
 
+    def offsets(self) -> Iterator[tuple[Trainable, int]]:
+        """Yield whose gradients lie here, each with its first element."""
+        offset = 0
+        for trainable in self.trainables:
+            yield trainable, offset
+            offset += trainable.parameter.numel()
+
     @property
     def replicated(self) -> bool:
         """Whether every rank updates its weights, and nothing is pulled."""
@@ -167,7 +174,7 @@ class FlatBuffer:
     def gathering(self) -> list[Callable[[], None]]:
         """Return what brings every gradient into its place; nothing where all are there.
 
-        It is one call for each message, in their order, on whatever thread. The last one makes
+        It is one call for each message, in their order, on any thread. The last one makes
         ``parameter.grad`` that place. A parameter without a gradient contributes zeros and keeps
         its None.
 
@@ -179,7 +186,7 @@ class FlatBuffer:
         for trainable, view, grad in zip(self.trainables, self.views, self.grads, strict=True):
             gradient = trainable.parameter.grad
             if type(grad) is Tensor and grad.data_ptr() != view.data_ptr():
-                # Somebody gave what was handed out other memory, by ``grad.data = ...``.
+                # The script gave what was handed out other memory, by ``grad.data = ...``.
                 held, grad.data = grad.detach(), view
                 gradient = held if gradient is grad else gradient
             if gradient is grad:

@@ -27,7 +27,7 @@ from syncopate.errors import EngineError, InvalidValueError
 
 if TYPE_CHECKING:
     from syncopate.engine.engine import Engine
-    from syncopate.engine.exchange.optimizer_state import OwnedState
+    from syncopate.engine.exchange.update.optimizer_state import OwnedState
 
 _trained_by: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Engine]]] = (
     weakref.WeakKeyDictionary()

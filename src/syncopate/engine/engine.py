@@ -19,8 +19,8 @@ from syncopate.engine.checks.agreement import agree
 from syncopate.engine.checks.fit import checks_of, tensors_of
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.delay.late import count_iteration
-from syncopate.engine.exchange.kinds import kind_for
+from syncopate.engine.exchange.delay.iterations import count_iteration
+from syncopate.engine.exchange.kinds import exchange_for
 from syncopate.engine.exchange.optimizers import trained_by
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.join import Join
@@ -459,10 +459,15 @@ class Engine:
         self._readiness.require_between()
         if self._exchange is not None:
             self._exchange.leave()
-        self._exchange = kind_for(plan, self.servers)(
-            plan, self._trainables, self.communicator, self._buffers, self._optimizers
+        self._exchange = exchange_for(
+            plan,
+            self._trainables,
+            self.communicator,
+            self._buffers,
+            optimizers=self._optimizers,
+            servers=self.servers,
         )
-        self._exchange.complete = self._readiness.complete
+        self._exchange.complete_by(self._readiness.complete)
         self._readiness.install(self._exchange)
         self._plan = plan
         self.recording.adopted(plan)

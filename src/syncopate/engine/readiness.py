@@ -52,7 +52,9 @@ from torch.autograd import Variable
 from syncopate.collectives import Communicator
 from syncopate.engine.accumulators import Accumulators, Hook
 from syncopate.engine.buckets import BucketBuffers, Trainable
-from syncopate.engine.exchange.base import Exchange, Missing, Note
+from syncopate.engine.exchange.base import Exchange
+from syncopate.engine.exchange.notes import Note
+from syncopate.engine.exchange.parts import Missing
 from syncopate.engine.join import Move
 from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
@@ -484,8 +486,7 @@ class Readiness:
     def _report(self) -> None:
         """Hand the step that is over to whoever listens."""
         step, self._step = self._step, Step(number=self._step.number + 1)
-        step.waits, self.exchange.waits = self.exchange.waits, []
-        step.updates, self.exchange.updates = self.exchange.updates, []
+        step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.ends_with_backward:
             step.closing, step.update = step.update, None
         if not self.listeners:

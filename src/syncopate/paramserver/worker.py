@@ -26,7 +26,7 @@ from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
 from syncopate.paramserver.security import load_key
 from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.tensors import flat_bytes, frame_of, is_direct, name_of, part_of
+from syncopate.paramserver.tensors import frame_of, name_of, part_of, receiving, sending
 from syncopate.paramserver.wire import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
@@ -153,60 +153,60 @@ class KVStore:
             handle.wait()
 
     def push(self, key: str, tensor: Tensor, priority: int = 0) -> Handle:
-        """Send a gradient in the background.
+        """Send a gradient in the background; see :meth:`push_many`."""
+        return self.push_many({key: tensor}, priority)
+
+    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> Handle:
+        """Send gradients in the background, in their order, as one submission.
+
+        Its handle is done when servers have them, safe on disk where they keep state there.
 
         Args:
-            key: the tensor's name.
-            tensor: as many elements of the same type; must not change until the handle is done.
+            tensors: by name, one or more, as declared; must not change until the handle is done.
             priority: the highest goes first.
-
-        Returns:
-            A handle that is done when the server has the gradient, and where servers keep state on
-            disk, when that is safe there.
 
         Raises:
             UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
             ParameterServerError: the job is over.
         """
-        slices = self._slices(key, tensor)
-        data = flat_bytes(tensor if is_direct(tensor) else tensor.detach().cpu().contiguous())
-        self._pending.room.reserve(data.numel(), QUEUE_BYTES, lambda: self._error is not None)
-        handle = Handle(self._driver, len(slices), lambda: self._pending.room.release(data.numel()))
+        slices = self._slices(tensors)
+        data = sending(tensors)
+        nbytes = sum(each.numel() for each in data.values())
+        self._pending.room.reserve(nbytes, QUEUE_BYTES, lambda: self._error is not None)
+        handle = Handle(self._driver, len(slices), lambda: self._pending.room.release(nbytes))
         lr = self._lr
 
         def push(machine: WorkerMachine, piece: Slice) -> list[Action]:
             number, actions = machine.push(piece.key, priority, lr, time.monotonic())
-            self._pending.pushes((piece.key, number), part_of(data, piece), handle)
+            self._pending.pushes((piece.key, number), part_of(data[piece.name], piece), handle)
             return actions
 
         self._submit(slices, push, handle)
         return handle
 
     def pull(self, key: str, out: Tensor, priority: int = 0) -> Handle:
-        """Receive weights into ``out``, with all in them that this worker pushed before.
+        """Receive weights into ``out``; see :meth:`pull_many`."""
+        return self.pull_many({key: out}, priority)
+
+    def pull_many(self, outs: Mapping[str, Tensor], priority: int = 0) -> Handle:
+        """Receive weights, with all in them that this worker pushed before, as one submission.
 
         In mode ``ssgd``: with exactly as many pushes of every worker. Who pushes on before the
         handle is done, and loses the connection to a server meanwhile, may get more.
 
         Args:
-            key: the tensor's name.
-            out: as many elements of the same type; not to be used until the handle is done.
+            outs: by name, one or more, as declared; not to be used until the handle is done.
             priority: the highest comes first.
 
-        Raises:
-            UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
-            ParameterServerError: the job is over.
+        Raises: as :meth:`push_many`.
         """
-        slices = self._slices(key, out)
-        out = out.detach()
-        target = out if is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
-        data = flat_bytes(target)
-        finish = None if target is out else lambda: _copy(target, out)
+        slices = self._slices(outs)
+        data, finish = receiving(outs)
         handle = Handle(self._driver, len(slices), finish)
 
         def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
             request, actions = machine.pull(piece.key, priority, time.monotonic())
-            self._pending.fills(request, part_of(data, piece), handle)
+            self._pending.fills(request, part_of(data[piece.name], piece), handle)
             return actions
 
         self._submit(slices, pull, handle)
@@ -291,7 +291,7 @@ class KVStore:
         """Push the first value of a tensor, and what the optimizer remembers of it."""
         if not state:
             return self.push(key, tensor)
-        slices = self._slices(key, tensor)
+        slices = self._slices({key: tensor})
         payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
         handle = Handle(self._driver, len(slices), None)
 
@@ -319,17 +319,21 @@ class KVStore:
 
         self._call(submit, handle)
 
-    def _slices(self, key: str, tensor: Tensor) -> list[Slice]:
+    def _slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
         if self._error is not None:
             raise self._error
+        if not tensors:
+            raise InvalidValueError("tensors", "none", "one or more")
         if self._layout is None:
-            raise InvalidValueError("key", key, "declared with init() first")
-        slices = self._layout.of_tensor(key)
-        numel, dtype = self._shapes[key]
-        if tensor.numel() != numel or tensor.dtype != dtype:
-            rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
-            raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
-        return slices
+            raise InvalidValueError("key", next(iter(tensors), ""), "declared with init() first")
+        found = []
+        for key, tensor in tensors.items():
+            found += self._layout.of_tensor(key)
+            numel, dtype = self._shapes[key]
+            if tensor.numel() != numel or tensor.dtype != dtype:
+                rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
+                raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
+        return found
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
         """Let whoever drives call ``function``; at once if nobody does."""
@@ -489,10 +493,6 @@ class KVStore:
         self._error = error
         self._over = True
         self._pending.fail(error)
-
-
-def _copy(source: Tensor, target: Tensor) -> None:
-    target.copy_(source)
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """Deferred: updates that are left to the next forward, each before the layer that needs it.
 
-Where averages of gradients arrive behind backward (``engine/exchange/decoupled.py``), a bucket is
-updated when its averages have come, in the thread of forward. To computation that is a forward
+Where averages of gradients arrive behind backward (``engine/exchange/pull/averages.py``), a bucket
+is updated when its averages have come, in the thread of forward. To computation that is a forward
 which is longer by the update, in places: where it waits for a bucket, that bucket's update follows.
 So what plays iterations is given that longer forward, and no update behind backward.
 """

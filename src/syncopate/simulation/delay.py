@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster
-from syncopate.costs.decide.decisions import DRIFT, NOISE
+from syncopate.costs.decide.noise import DRIFT, NOISE
 from syncopate.costs.model.bound import (
     plan_bound_s,
     require_possible,

@@ -58,18 +58,18 @@ def test_gather_copies_the_fresh_and_leaves_the_accumulated() -> None:
     assert parameters[2].grad is None
 
 
-def test_a_gradient_that_was_given_other_memory_comes_back_to_its_place() -> None:
+@pytest.mark.parametrize("accumulated", [True, False])
+def test_a_gradient_that_was_given_other_memory_comes_back_to_its_place(accumulated: bool) -> None:
     parameter = nn.Parameter(torch.ones(2))
     flat = FlatBuffer(_trainables(parameter))
-    for accumulated in (True, False):
-        parameter.grad = flat.grads[0]
-        parameter.grad.data = torch.tensor([1.0, 2.0])
-        if not accumulated:
-            parameter.grad = torch.tensor([3.0, 4.0])
-        gather(flat)
-        assert flat.wire.tolist() == ([1.0, 2.0] if accumulated else [3.0, 4.0])
-        assert parameter.grad is flat.grads[0]
-        assert parameter.grad.data_ptr() == flat.wire.data_ptr()
+    parameter.grad = flat.grads[0]
+    parameter.grad.data = torch.tensor([1.0, 2.0])
+    if not accumulated:
+        parameter.grad = torch.tensor([3.0, 4.0])
+    gather(flat)
+    assert flat.wire.tolist() == ([1.0, 2.0] if accumulated else [3.0, 4.0])
+    assert parameter.grad is flat.grads[0]
+    assert parameter.grad.data_ptr() == flat.wire.data_ptr()
 
 
 def test_complex_gradients_travel_as_real_numbers() -> None:

@@ -1,188 +1,128 @@
-"""Base: what every exchange does for the engine.
+"""Base: one way of training, as the engine calls it; what it is composed of is a row of ``kinds``.
 
 In every synchronised backward the engine calls, in this order: :meth:`Exchange.begin`; for each
 bucket, in the order of the plan, :meth:`Exchange.push`, with what this rank has to say along with
-the last one; and :meth:`Exchange.wait`, at the end of backward or, where nobody needs the sums
+the last one; and :meth:`Exchange.wait`, at the end of backward or, where no one needs the sums
 before, later. An optimizer's step is between :meth:`Exchange.step_begins` and
 :meth:`Exchange.step_ends`.
 
 [Note: no collective in a forward]
 What an exchange launches it launches in backward or in the optimizer's step, where all ranks come
 by. A forward only waits for what was launched there, so that one rank alone may evaluate or save.
-The one exception is the ``allreduce`` exchange of a model with buffers: as in DDP, its training
-forwards begin with an exchange of buffers.
+The one exception are exchanges whose programs are DDP's, of a model with buffers: as in DDP, its
+training forwards begin with an exchange of buffers.
 
-[Note: gathered aside]
-Gradients are copied into their bucket on a thread of their own, so that backward goes on at once.
-The collective's own thread waits for the copy when its turn has come. Where backward ends before
-the averages are there, it ends when the copies are: from then on ``parameter.grad`` is what it is
-to be, whoever looks first. On a device the copy is on the stream of backward, where it belongs.
+[Note: a step that raised]
+Where a step raises on one rank, the others end theirs and launch what is pulled behind it. So this
+rank does the same as soon as it comes by again: before its next forward, its next step, or
+anything else that all ranks do together.
 """
-
-# ruff: noqa: B027  (what an exchange has no need of does nothing)
 
 from __future__ import annotations
 
-import sys
-import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-import torch
-from torch import Tensor
+from torch.optim import Optimizer
 
 from syncopate.collectives import Communicator
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Trainable
-from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange.optimizer_state import OwnedState
-from syncopate.engine.model.state import Buffers
-from syncopate.engine.step import Ran, Sent
-from syncopate.engine.tail import Said, Tail
-from syncopate.errors import CollectiveError, EngineError
-from syncopate.plan import Plan
-from syncopate.units import MIB
-
-ASIDE_BYTES = 2 * MIB
-"""A smaller buffer is gathered before another thread has woken up on a busy machine."""
+from syncopate.engine.buckets import BucketBuffers
+from syncopate.engine.exchange.layout import Launched, Layout
+from syncopate.engine.exchange.notes import Note
+from syncopate.engine.exchange.parts import Missing, Row, Stepped
+from syncopate.engine.exchange.push.gathering import Gathering
+from syncopate.engine.exchange.update.optimizer_state import OwnedState
+from syncopate.engine.tail import Said
 
 
-class Launched(NamedTuple):
-    """A collective on its way, what it carries, and what knows when it ran."""
-
-    part: FlatBuffer
-    message: Message
-    handle: Ran
-    pulled_nbytes: int | None = None
-    """Bytes on the wire where it carries less than its message."""
-
-    def pushed(self, ready: Any = None) -> Sent:
-        """Return it for the record of a step, as one that carried gradients, ``ready`` then."""
-        nbytes = self.message.wire.numel() * self.part.wire_dtype.itemsize
-        return Sent(self.message.bucket, self.message.push, nbytes, self.handle, ready)
-
-    def pulled(self) -> Sent:
-        """Return it for the record of a step, as one that carried weights."""
-        assert self.message.pull is not None
-        nbytes = self.message.wire.nbytes if self.pulled_nbytes is None else self.pulled_nbytes
-        return Sent(self.message.bucket, self.message.pull, nbytes, self.handle)
-
-
-class Note(NamedTuple):
-    """What a rank says along with its gradients.
-
-    Attributes:
-        unreached: indices of the parameters that its backward did not reach.
-        failed: whether its backward failed.
-        forwards: how many of its forwards had no part in this backward.
-    """
-
-    unreached: Sequence[int] = ()
-    failed: bool = False
-    forwards: int = 0
-
-
-Missing = Sequence[tuple[int, Tensor | None]]
-"""Parameters that this rank's backward did not reach, with what their gradient was."""
-
-
-class Exchange(ABC):
+class Exchange:
     """One way of training, on one plan.
 
     Args:
-        plan: of this exchange; it fits the parameters.
-        trainables: every parameter whose gradient is exchanged.
-        communicator: joins the ranks; gets as many channels as the plan has.
-        buffers: the model's buffers.
-        optimizers: whatever trains the parameters.
+        row: what it is composed of.
+        layout: the plan and the model that it is for.
 
     Attributes:
+        layout: as given, with the buckets in memory.
+        traffic: what the iteration launched, and what it waited for.
         buckets: in launch order, with their memory.
-        grads: per parameter what its gradient becomes, on the memory of its bucket.
-        pushes: what was launched of this backward's gradients.
-        pulls: what was launched of the weights in the steps since.
-        waits: bucket, begin and end of each wait for weights since the last step, seconds by
-            ``time.perf_counter``; whoever records steps takes them.
-        updates: bucket, begin and end of each update that was left to a forward, likewise.
-        communicator: as given.
-        complete: finishes the exchange of gradients that is under way; set by who uses this.
     """
 
-    state: OwnedState | None = None
-    """The state of optimizers, where each rank has its own part of it."""
+    def __init__(self, row: Row, layout: Layout) -> None:
+        layout.allocate(row.owner, row.notes)
+        self.layout, self.traffic, self.buckets = layout, layout.traffic, layout.buckets
+        self._gathering = layout.shared(Gathering)
+        self._gradients = row.gradients(layout)
+        self._push = row.push(layout)
+        self._update = row.update(layout)
+        self._pull = row.pull(layout)
+        self._buffers = row.buffers(layout)
+        self._local = row.local(layout)
 
-    ends_with_backward: bool
-    """Whether gradients are averages as soon as backward returns."""
+    @property
+    def communicator(self) -> Communicator:
+        """Joins the ranks."""
+        return self.layout.communicator
 
-    updates_whole = True
-    """Whether every rank updates all weights, and has all of the optimizer's state."""
+    @communicator.setter
+    def communicator(self, communicator: Communicator) -> None:
+        self.layout.communicator = communicator
 
-    averages_in_step = False
-    """Whether a step waits for an average of weights once it has updated them."""
+    @property
+    def pushes(self) -> list[Launched]:
+        """What was launched of the last backward's gradients."""
+        return self.traffic.pushes
 
-    def __init__(
-        self,
-        plan: Plan,
-        trainables: Sequence[Trainable],
-        communicator: Communicator,
-        buffers: Buffers,
-        optimizers: Sequence[torch.optim.Optimizer] = (),
-    ) -> None:
-        communicator.widen(plan.channels)
-        self.communicator = communicator
-        self.complete: Callable[[], None] = _nothing
-        self._copier: ThreadPoolExecutor | None = None
-        self._copies: list[Callable[[], object]] = []
-        self.pushes: list[Launched] = []
-        self.pulls: list[Launched] = []
-        self.waits: list[tuple[int, float, float]] = []
-        self.updates: list[tuple[int, float, float]] = []
-        self._module_buffers = buffers
-        self._trainables = tuple(trainables)
-        self._prepare(optimizers)
-        self.buckets, self._tail = self._allocate(plan)
-        self.grads: list[Tensor] = [torch.empty(0)] * len(trainables)
-        self._place_of: dict[int, tuple[FlatBuffer, int]] = {}
-        for bucket in self.buckets:
-            for part in bucket.parts:
-                for place, trainable in enumerate(part.trainables):
-                    self.grads[trainable.index] = part.grads[place]
-                    self._place_of[trainable.index] = (part, place)
-        self._unheld = self._references()
-        self.divide_by(communicator.world_size)
-        self._take_over()
+    @property
+    def pulls(self) -> list[Launched]:
+        """What was launched of the weights in the steps since."""
+        return self.traffic.pulls
 
-    def _prepare(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """Learn what the layout of memory depends on, before any is allocated."""
+    @property
+    def state(self) -> OwnedState | None:
+        """The state of optimizers, where each rank has its own part of it."""
+        return self._update.state
 
-    @abstractmethod
-    def _allocate(self, plan: Plan) -> tuple[tuple[BucketBuffers, ...], Tail]:
-        """Return the buckets with their memory, and what says the notes of this rank."""
+    @property
+    def ends_with_backward(self) -> bool:
+        """Whether gradients are averages as soon as backward returns."""
+        return self._gradients.ends_with_backward
 
-    def _take_over(self) -> None:
-        """Take the parameters over, whose gradients have their places by now."""
+    @property
+    def updates_whole(self) -> bool:
+        """Whether every rank updates all weights, and has all of the optimizer's state."""
+        return self._update.whole
+
+    @property
+    def averages_in_step(self) -> bool:
+        """Whether a step waits for an average of weights once it has updated them."""
+        return self._pull.in_step
+
+    def complete_by(self, complete: Callable[[], None]) -> None:
+        """Let ``complete`` finish the exchange of gradients that is under way."""
+        self.layout.complete = complete
 
     def divide_by(self, ranks: int) -> None:
         """Let averages be sums divided by ``ranks``."""
-        self._scale = 1.0 / ranks
+        self.layout.scale = 1.0 / ranks
 
     # -- forward --------------------------------------------------------------------------------
 
-    @abstractmethod
     def refresh_buffers(self) -> None:
         """Begin a training forward: give this rank the source's buffers.
 
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        self._make_up()
+        self._update.forward_begins()
+        self._buffers.forward_begins()
 
     @property
-    @abstractmethod
     def meets_in_forward(self) -> bool:
         """Whether :meth:`refresh_buffers` meets the other ranks."""
+        return self._buffers.meets_in_forward
 
     def ready(self) -> None:
         """Wait until every weight is current; launches nothing.
@@ -190,16 +130,20 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        self._pull.ready()
 
     # -- backward -------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Make ready for a backward."""
         self.forget()
+        self._gathering.begin()
+        self._push.begin()
 
     def forget(self) -> None:
         """Forget what the iteration before launched, whether it has arrived or not."""
-        self.pushes, self.pulls, self._copies = [], [], []
+        self.traffic.forget()
+        self._pull.forget()
 
     def adapt(self, entered: int | None = None) -> None:
         """Make gradients that are still there a contribution of this rank to the next average.
@@ -210,55 +154,38 @@ class Exchange(ABC):
         Raises:
             EngineError: what was added there cannot be told from what was there before.
         """
-
-    def _let_go(self) -> None:
-        """Leave the gradients of the last step to a script that keeps them over ``zero_grad``.
-
-        They get memory of their own; what the next backward makes gets other views of the bucket.
-        """
-        counts = self._references()
-        for index in [n for n, one in enumerate(counts) if one > self._unheld[n]]:
-            part, place = self._place_of[index]
-            before = self.grads[index]
-            if self._trainables[index].parameter.grad is before:
-                continue
-            view = before.detach()
-            before.data = before.clone()
-            part.views[place] = part.grads[place] = self.grads[index] = view
-
-    def _references(self) -> list[int]:
-        """Return how many hold each of :attr:`grads`."""
-        return list(map(sys.getrefcount, self.grads))
+        self._update.forward_begins()
+        self._gradients.adapt(entered)
 
     def gather(self, bucket: BucketBuffers) -> None:
-        """Bring the gradients of ``bucket`` into their places.
+        """Bring the gradients of ``bucket`` into their places; launches nothing.
 
         Raises:
             EngineError: a gradient is sparse.
         """
-        for part in bucket.parts:
-            for gather in part.gathering():
-                gather()
+        self._gathering.gather(bucket)
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
-        """Launch the gradients of ``bucket``; a note rides along with them.
+        """Launch the gradients of ``bucket``; a note goes along with them.
 
         Args:
             bucket: the next of the plan.
             note: what this rank has to say; with the last one.
-            empty: take part with whatever is in the buffer, and leave ``parameter.grad`` alone.
+            empty: take part with what is in the buffer, and leave ``parameter.grad`` alone.
         """
+        self._push.push(bucket, note, empty=empty)
         if note is not None:
-            self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
-        self._launch(bucket, empty=empty)
+            self._pull.pushed()
 
-    @abstractmethod
     def wait(self) -> Said:
         """Wait for all pushes, make averages of sums, and return what the ranks said.
 
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        said = self._push.wait()
+        self._gradients.averaged()
+        return said
 
     def hear(self) -> Said:
         """Return what the ranks said before a step, behind which the rest may come.
@@ -266,7 +193,9 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        return self.wait()
+        said = self._push.hear()
+        self._gradients.averaged()
+        return said
 
     def hears_now(self, missing: bool) -> bool:
         """Return whether the end of backward waits for what the ranks say, before any step.
@@ -274,7 +203,7 @@ class Exchange(ABC):
         Args:
             missing: whether this backward left out parameters.
         """
-        return self.ends_with_backward
+        return self._gradients.hears_now(missing)
 
     def finish(self) -> None:
         """Wait for what a step left to come behind it.
@@ -282,26 +211,43 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        self._push.finish()
 
-    @abstractmethod
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return the parameters ``indices`` with what :meth:`restore` needs of them."""
+        return self._gradients.missing(indices)
 
-    @abstractmethod
     def restore(self, missing: Missing) -> None:
         """Leave gradients untouched that no rank reached, and hand out the others' averages."""
+        self._gradients.restore(missing)
 
     # -- the optimizer's step -------------------------------------------------------------------
 
-    def step_begins(self, optimizer: torch.optim.Optimizer) -> None:
+    def step_begins(self, optimizer: Optimizer) -> None:
         """Prepare for a step of ``optimizer``.
 
         Raises:
             EngineError: the exchange cannot go with this optimizer.
         """
+        self._make_up(optimizer)
+        self._update.begin(optimizer)
 
-    def step_ends(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring the updated weights to those who need them."""
+    def step_ends(self, optimizer: Optimizer) -> None:
+        """Bring the updated weights to those who need them.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        self._close(self._update.end(optimizer))
+
+    def _make_up(self, optimizer: Optimizer | None = None) -> None:
+        """See [Note: a step that raised]; ``optimizer`` is about to step."""
+        self._close(self._update.interrupted(optimizer))
+
+    def _close(self, stepped: Stepped | None) -> None:
+        if stepped is not None:
+            self._buffers.step_ends(stepped)
+            self._pull.launch(stepped)
 
     # -- weights of each rank's own -------------------------------------------------------------
 
@@ -312,7 +258,9 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        yield
+        self._make_up()
+        with self._local.global_weights():
+            yield
 
     def alike(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return states of optimizers as all ranks save them; all ranks call it.
@@ -320,31 +268,24 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        return states
+        return self._local.alike(states)
 
     def local_state(self) -> dict[str, Any]:
-        """Return what this rank alone knows; nothing, where all have the same weights."""
-        return {}
+        """Return what this rank alone knows; nothing, where all have the same weights.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        self._make_up()
+        return self._local.local_state()
 
     def load_local_state(self, state: Mapping[str, Any]) -> None:
-        """Go on with what :meth:`local_state` returned.
+        """Go on with what :meth:`local_state` returned, after model and optimizer were loaded.
 
         Raises:
             EngineError: there is no place for it.
         """
-        if state.get("parts"):
-            raise EngineError(
-                "this is the local state of a training with a delay, and the plan at work has "
-                "none; give distribute(delay=...), or go on from the global weights without it"
-            )
-
-    def _await(self, works: Sequence[Work], part: FlatBuffer) -> None:
-        """Wait for what brings the weights of a flat buffer, and note how long it took."""
-        began_s = time.perf_counter()
-        for work in works:
-            arrived(work)
-        if works and part.gradients.is_cpu:  # on a device the stream waits, and not the host
-            self.waits.append((part.messages[0].bucket, began_s, time.perf_counter()))
+        self._local.load_local_state(state)
 
     def leave(self) -> None:
         """Give parameters and optimizers back as they are without the exchange; all ranks call it.
@@ -352,77 +293,10 @@ class Exchange(ABC):
         Raises:
             CollectiveError: a rank is lost or late.
         """
-        if self._copier is not None:
-            self._copier.shutdown()
-
-    def _launch(self, bucket: BucketBuffers, *, empty: bool) -> None:
-        """Launch the push of ``bucket``; its gradients are gathered meanwhile."""
-        for part in bucket.parts:
-            gathering = [] if empty else self._gathering(part)
-            aside = part.gradients.is_cpu and part.nbytes >= ASIDE_BYTES
-            for place, message in enumerate(part.messages):
-                copied = None
-                if gathering and aside:
-                    copied = self._aside(gathering[place])
-                elif gathering:
-                    gathering[place]()
-                self._launch_message(part, message, copied)
-
-    def _launch_message(
-        self, part: FlatBuffer, message: Message, copied: Callable[[], object] | None = None
-    ) -> None:
-        """Launch what ``message`` carries, which is there when ``copied()`` returns, or now."""
-        scaled = None
-        if part.averaged_before:
-            scaled = partial(message.gradients.mul_, self._scale)
-        handle = self.communicator.run(
-            message.push,
-            message.wire,
-            bounds=message.bounds,
-            before=partial(_both, copied, scaled) if copied or scaled else None,
-            async_op=True,
-            wire_dtype=part.wire_dtype,
-        )
-        self.pushes.append(Launched(part, message, handle))
-
-    def _gathering(self, part: FlatBuffer) -> list[Callable[[], None]]:
-        """Return what brings gradients into their places, one call a message; or nothing."""
-        return part.gathering()
-
-    def _aside(self, gather: Callable[[], None]) -> Callable[[], object]:
-        """Begin to gather beside the backward, one after the other; return what waits for it."""
-        if self._copier is None:
-            self._copier = ThreadPoolExecutor(1, thread_name_prefix="syncopate-gather")
-        copied = self._copier.submit(gather).result
-        self._copies.append(copied)
-        return copied
-
-
-def _both(copied: Callable[[], object] | None, scaled: Callable[[], object] | None) -> None:
-    if copied is not None:
-        copied()
-    if scaled is not None:
-        scaled()
-
-
-class Work(Protocol):
-    """What weights come from, on its way."""
-
-    def wait(self) -> None:
-        """Return when it is done."""
-
-
-def arrived(handle: Work) -> None:
-    """Wait for a collective of the engine, or for work that depends on one.
-
-    Raises:
-        CollectiveError: a rank is lost or late; says what that means for the training.
-    """
-    try:
-        handle.wait()
-    except CollectiveError as error:
-        raise explained(error) from error
-
-
-def _nothing() -> None:
-    """No exchange is under way before anybody uses it."""
+        with self.layout.ending:
+            self._make_up()
+            self._update.put_back()
+            self._local.leave()
+            self._pull.ready()
+            self._update.leave()
+            self._pull.leave()

@@ -1,7 +1,7 @@
 """Groups: an optimizer's parameter groups while pieces stand in for parameters.
 
 For the length of a step the groups of an optimizer hold what this rank updates. One optimizer may
-train several models; each of them exchanges its own parameters for pieces, and whoever comes first
+train several models; each of them exchanges its own parameters for pieces, and the first that comes
 afterwards puts the parameters back for all.
 """
 
@@ -41,7 +41,7 @@ def exchange(
     Args:
         optimizer: about to step.
         party: exchanges its parameters, once in a step. Where it comes a second time, the step
-            before raised, and nobody has put the parameters back.
+            before raised, and the parameters have not been put back.
         standing_for: returns what is not the party's as it is.
     """
     if optimizer in _held and party in _held[optimizer].parties:
@@ -54,14 +54,14 @@ def exchange(
 
 
 def put_back(optimizer: torch.optim.Optimizer) -> None:
-    """Let the groups hold parameters again, whoever exchanged them."""
+    """Let the groups hold parameters again, which any exchange took out."""
     if optimizer in _held:
         for group, parameters in _held.pop(optimizer).groups:
             group["params"] = parameters
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
-    """Return per group the parameters that ``optimizer`` trains, whatever stands for them now."""
+    """Return per group the parameters that ``optimizer`` trains; also while it holds pieces."""
     if optimizer in _held:
         return [parameters for _, parameters in _held[optimizer].groups]
     return [group["params"] for group in optimizer.param_groups]

@@ -1,38 +1,150 @@
-"""Kinds: the one table of exchanges that the engine runs."""
+"""Kinds: the one table of exchanges that the engine runs, each a row of parts.
+
+To add one, write the part that is new (:mod:`~syncopate.engine.exchange.parts` says which calls it
+answers), add a row here, and its name to ``plan.EXCHANGES``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 
-from syncopate.engine.exchange.allreduce import AllReduce
-from syncopate.engine.exchange.averaged import Averaged
+from torch.optim import Optimizer
+
+from syncopate.collectives import Communicator
+from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.base import Exchange
-from syncopate.engine.exchange.decoupled import Decoupled
-from syncopate.engine.exchange.delay.delayed import Delayed
-from syncopate.engine.exchange.delay.served import DelayedServed
-from syncopate.engine.exchange.rooted import Rooted
-from syncopate.engine.exchange.serving.asynchronous import Asynchronous
-from syncopate.engine.exchange.serving.served import Served
+from syncopate.engine.exchange.delay import averaged, behind_steps, late
+from syncopate.engine.exchange.delay.shards import OwnMasters, UnmixedGradients
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.model_buffers import InForward, InForwardAside, InStep, Kept
+from syncopate.engine.exchange.notes import RidingNotes, SentNotes
+from syncopate.engine.exchange.parts import Alike, Row, Whole
+from syncopate.engine.exchange.pull.averages import PulledAverages, squared
+from syncopate.engine.exchange.pull.from_rank0 import FromRank0
+from syncopate.engine.exchange.pull.weights import PulledWeights
+from syncopate.engine.exchange.push.reduced import Reduced
+from syncopate.engine.exchange.seen.awaited import AwaitedGradients
+from syncopate.engine.exchange.seen.partial import PartialGradients
+from syncopate.engine.exchange.seen.whole import WholeGradients
+from syncopate.engine.exchange.serving import asynchronous, delayed, gradients, served
 from syncopate.engine.exchange.serving.servers import Servers
-from syncopate.engine.exchange.sharded import Sharded
+from syncopate.engine.exchange.serving.state import ServedState
+from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halves, Spread
+from syncopate.engine.exchange.update.deferral import DeferredUpdate
+from syncopate.engine.exchange.update.owned import PieceUpdate
+from syncopate.engine.model.state import Buffers
 from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
 
-KINDS: dict[str, type[Exchange]] = {
-    ALLREDUCE: AllReduce,
-    DECOUPLED: Decoupled,
-    SHARDED: Sharded,
-    ROOTED: Rooted,
+AVERAGED = "averaged"
+DELAYED = "sharded, delayed"
+SERVED_DELAYED = "served, delayed"
+ASYNCHRONOUS = "served, asynchronous"
+
+_sharded = Row(
+    owner=Spread,
+    push=Reduced,
+    notes=SentNotes,
+    gradients=PartialGradients,
+    update=PieceUpdate,
+    pull=PulledWeights,
+    buffers=InStep,
+    local=Alike,
+)
+
+_served = _sharded._replace(
+    owner=Elsewhere,
+    push=served.SentPush,
+    gradients=gradients.SentGradients,
+    update=partial(PieceUpdate, state=ServedState, beside=(served.ServedSteps,)),
+    pull=partial(PulledWeights, source=served.FromServers),
+)
+
+KINDS: dict[str, Row] = {
+    ALLREDUCE: Row(
+        owner=Everywhere,
+        push=Reduced,
+        notes=RidingNotes,
+        gradients=WholeGradients,
+        update=Whole,
+        pull=FromRank0,
+        buffers=InForward,
+        local=Alike,
+    ),
+    DECOUPLED: Row(
+        owner=Halves,
+        push=Reduced,
+        notes=squared,
+        gradients=AwaitedGradients,
+        update=DeferredUpdate,
+        pull=PulledAverages,
+        buffers=InForwardAside,
+        local=Alike,
+    ),
+    SHARDED: _sharded,
+    ROOTED: _sharded._replace(owner=AtRoot),
+    SERVED: _served,
+    ASYNCHRONOUS: _served._replace(
+        push=asynchronous.UntoldPush,
+        gradients=gradients.UntoldGradients,
+        pull=partial(PulledWeights, source=partial(served.FromServers, all_trained=True)),
+        buffers=Kept,
+        local=asynchronous.SharedWeights,
+    ),
+    DELAYED: _sharded._replace(
+        push=behind_steps.LatePush,
+        gradients=UnmixedGradients,
+        update=partial(PieceUpdate, beside=(late.LocalUpdates, behind_steps.StepsBehind)),
+        pull=partial(
+            PulledWeights, source=partial(late.LatePulls, source=behind_steps.FromOwnersBehind)
+        ),
+        buffers=late.LateBuffers,
+        local=partial(late.LateWeights, masters=OwnMasters),
+    ),
+    SERVED_DELAYED: _served._replace(
+        push=delayed.LateSentPush,
+        update=partial(
+            PieceUpdate, state=ServedState, beside=(served.ServedSteps, late.LocalUpdates)
+        ),
+        pull=partial(PulledWeights, source=partial(late.LatePulls, source=served.FromServers)),
+        buffers=late.LateBuffers,
+        local=partial(late.LateWeights, masters=delayed.ServersMasters),
+    ),
+    AVERAGED: Row(
+        owner=Everywhere,
+        push=averaged.WarmUpPush,
+        notes=RidingNotes,
+        gradients=averaged.OwnGradients,
+        update=averaged.OwnSteps,
+        pull=averaged.AveragedWeights,
+        buffers=averaged.OwnBuffers,
+        local=averaged.OwnWeights,
+    ),
 }
-"""Name in ``plan.EXCHANGES`` -> what runs it, synchronously and without servers."""
+"""Name, in ``plan.EXCHANGES`` or of a variant -> what the exchange is composed of."""
 
 
-def kind_for(plan: Plan, servers: Servers | None = None) -> Callable[..., Exchange]:
-    """Return what runs ``plan``, with parameter servers where it has them."""
+def kind_for(plan: Plan, servers: Servers | None = None) -> str:
+    """Return the name in :data:`KINDS` of what runs ``plan``."""
     if plan.exchange == SERVED:
         assert servers is not None
-        late = Served if plan.delay is None else DelayedServed
-        return partial(late if servers.synchronous else Asynchronous, servers=servers)
+        if not servers.synchronous:
+            return ASYNCHRONOUS
+        return SERVED if plan.delay is None else SERVED_DELAYED
     if plan.local_sgd is not None:
-        return Averaged
-    return KINDS[plan.exchange] if plan.delay is None else Delayed
+        return AVERAGED
+    return plan.exchange if plan.delay is None else DELAYED
+
+
+def exchange_for(
+    plan: Plan,
+    trainables: Sequence[Trainable],
+    communicator: Communicator,
+    buffers: Buffers,
+    *,
+    optimizers: Sequence[Optimizer] = (),
+    servers: Servers | None = None,
+) -> Exchange:
+    """Return what runs ``plan``; arguments as :class:`Layout`'s."""
+    layout = Layout(plan, trainables, communicator, buffers, optimizers=optimizers, servers=servers)
+    return Exchange(KINDS[kind_for(plan, servers)], layout)

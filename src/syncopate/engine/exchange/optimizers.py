@@ -7,7 +7,7 @@ Those of torch are in a table (:mod:`syncopate.workload`); what is not in it say
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ def kind_of(optimizer: torch.optim.Optimizer) -> str:
     """Return ``"element"`` or ``"tensor"``.
 
     Raises:
-        EngineError: nobody said; the error says how to.
+        EngineError: it is not declared; the error says how to.
     """
     for known in type(optimizer).__mro__:
         if known in _KNOWN and updates_as(type(optimizer), known):
@@ -87,15 +87,40 @@ _HARMLESS = frozenset(
 
 
 def step_of(optimizer_class: Any) -> Any:
-    """Return the ``step`` that somebody wrote; torch wraps that of the first class to be used."""
+    """Return the ``step`` as it was written; torch wraps that of the first class to be used."""
     return inspect.unwrap(optimizer_class.step)
+
+
+def copy_for(
+    optimizer: Any,
+    parameters: Sequence[Sequence[torch.Tensor]],
+    attributes: Mapping[str, Any] | None = None,
+) -> Any:
+    """Return a copy of ``optimizer`` that steps on other parameters, with the values of now.
+
+    A schedule changes the values of groups later, and fills those that are tensors anew.
+
+    Args:
+        optimizer: of which the copy has the class and the state.
+        parameters: per group those of the copy; groups without any are left out.
+        attributes: those of the optimizer, where they were noted before.
+    """
+    copy = object.__new__(type(optimizer))
+    vars(copy).update(vars(optimizer) if attributes is None else attributes)
+    copy.param_groups = [
+        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in items}
+        | {"params": list(own)}
+        for items, own in zip((g.items() for g in optimizer.param_groups), parameters, strict=True)
+        if own
+    ]
+    return copy
 
 
 class Trained(NamedTuple):
     """Who updates a parameter, and how.
 
     Attributes:
-        optimizer: the place of its optimizer among those of the model; 0 where nobody trains it.
+        optimizer: the place of its optimizer among those of the model; 0 where none trains it.
         kind: ``"tensor"`` where some optimizer of it looks at whole tensors, ``"element"`` else.
     """
 

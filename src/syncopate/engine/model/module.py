@@ -14,20 +14,27 @@ copied, pickled and scripted with the model.
 [Note: The model without communication] ``model.module`` is a second object with the *same*
 ``__dict__``: the same parameters, buffers, submodules, hooks and mode. Its class differs in the
 call, which meets no other rank. So one rank alone may evaluate by it, as by DDP's ``.module``.
+
+[Note: Weights that share a storage] Where ranks own parts of the weights, these lie one behind the
+other in a few buffers. What writes files takes tensors of one storage for tied ones (safetensors
+keeps one of them) or writes all of the storage (``torch.save``). So what ``state_dict`` returns is
+the same memory, with a storage of each tensor's own.
 """
 
 from __future__ import annotations
 
 import copyreg
 import dataclasses
+import functools
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.dlpack import from_dlpack
 
 from syncopate.errors import EngineError
 
@@ -304,6 +311,7 @@ def _extend(original: type, call: Callable[..., Any]) -> type:
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
+        "state_dict": _state_dict_of(original),
     }
     for get in _OFFERED:
         if not hasattr(original, get.__name__):
@@ -312,6 +320,35 @@ def _extend(original: type, call: Callable[..., Any]) -> type:
     same = _SameClass if meta is type else type(meta.__name__, (_SameClass, meta), {})
     made: type = same(original.__name__, (DistributedModule, original), body)
     return made
+
+
+def _state_dict_of(original: type) -> Callable[..., Any]:
+    """Return ``state_dict`` of a distributed model: see [Note: Weights that share a storage]."""
+
+    @functools.wraps(original.state_dict)  # type: ignore[attr-defined]
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = original.state_dict(self, *args, **kwargs)  # type: ignore[attr-defined]
+        held: _Held | None = self.__dict__.get(_ENGINE)
+        exchange = None if held is None else held.engine.exchange
+        owned = exchange is not None and not exchange.updates_whole
+        if owned and isinstance(found, MutableMapping):
+            _part(found, {p.untyped_storage().data_ptr() for p in self.parameters()})
+        return found
+
+    return state_dict
+
+
+def _part(found: MutableMapping[str, Any], storages: Container[int]) -> None:
+    """Give each tensor of a state that lies in one of ``storages`` a storage of its own."""
+    parted: dict[Any, Tensor] = {}  # what is tied stays so
+    for name, value in found.items():
+        if type(value) is not Tensor or value.untyped_storage().nbytes() <= value.nbytes:
+            continue
+        if value.untyped_storage().data_ptr() in storages:
+            place = (value.data_ptr(), value.dtype, value.shape, value.stride())
+            if place not in parted:
+                parted[place] = from_dlpack(value)
+            found[name] = parted[place]
 
 
 def detach(model: nn.Module) -> None:

@@ -1,13 +1,13 @@
-"""Ownership: a parameter's gradient is exchanged by one engine, and by nobody else.
+"""Ownership: a parameter's gradient is exchanged by one engine, and by nothing else.
 
 Two who exchange one gradient average it twice, and each puts its own buffer into
 ``parameter.grad``, so that neither launches what the other accumulated. Hence a second engine is
 refused, and so is DistributedDataParallel around a distributed model.
 
 [Note: DDP around a distributed model]
-DDP hooks autograd below Python and tells nobody, so its being built goes unseen. But it exchanges
+DDP hooks autograd below Python and tells no one, so its being built goes unseen. But it exchanges
 only what went through its own forward, and names itself there for torch.compile: a distributed
-model that is called meanwhile sees it, whoever wrapped what, before any gradient is wrong. Its
+model that is called meanwhile sees it, in any order of wrapping, before any gradient is wrong. Its
 reducer in Python (``torch._dynamo.config.optimize_ddp = "python_reducer"``) does not name itself,
 and hooks the parameters where they can be seen.
 """
@@ -15,6 +15,7 @@ and hooks the parameters where they can be seen.
 from __future__ import annotations
 
 import gc
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -31,6 +32,8 @@ from syncopate.errors import EngineError
 if TYPE_CHECKING:
     from syncopate.engine.buckets import Trainable
     from syncopate.engine.engine import Engine
+
+_HOOKS = operator.attrgetter("_post_accumulate_grad_hooks")
 
 _engines: weakref.WeakSet[Engine] = weakref.WeakSet()
 """Every engine that is at work on a model."""
@@ -50,7 +53,7 @@ def release(engine: Engine) -> None:
 
 
 def orphan(parameters: Mapping[str, weakref.ref[torch.Tensor]]) -> None:
-    """Let parameters that nobody exchanges any more say so, by name, when they are trained."""
+    """Let parameters that are not exchanged any more say so, by name, when they are trained."""
     for name, found in parameters.items():
         if (parameter := found()) is not None:
             _orphans.append((found, _refusing(parameter, name)))
@@ -134,9 +137,11 @@ def require_alone(engine: Engine, trainables: Sequence[Trainable]) -> None:
     Raises:
         EngineError: names a parameter that both would exchange.
     """
-    for trainable in trainables:
-        hooks = trainable.parameter._post_accumulate_grad_hooks or {}
-        if any(map(_is_of_ddp, hooks.values())):
+    parameters = [trainable.parameter for trainable in trainables]
+    with torch._C.DisableTorchFunctionSubclass():  # no value is looked at, on its way or not
+        hooked = list(map(_HOOKS, parameters))
+    for trainable, hooks in zip(trainables, hooked, strict=True):
+        if hooks and any(map(_is_of_ddp, hooks.values())):
             raise _exchanged_twice(engine, trainable.name)
     outer = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
     if outer is None:

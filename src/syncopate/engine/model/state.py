@@ -120,9 +120,7 @@ class Buffers:
         """Whether a module that had no buffer at all has one now."""
         if self._forms or not self._shared:
             return False
-        if any(module._buffers for _, module in _modules(self.model)):
-            return bool(self._look())
-        return False
+        return _has_buffers(self.model) and bool(self._look())
 
     def refresh(self, communicator: Communicator, channel: int = 0) -> None:
         """Begin a training forward: every rank calls it, and has the source's buffers afterwards.
@@ -334,6 +332,22 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 pending.append((f"{prefix}{name}.", child))
+
+
+def _has_buffers(model: nn.Module) -> bool:
+    """Say whether any module has a buffer; every forward asks, so names are not made."""
+    seen: set[int] = set()
+    pending: list[nn.Module | None] = [model]
+    while pending:
+        module = pending.pop()
+        if module is None or id(module) in seen:
+            continue
+        if module._buffers:
+            return True
+        if module._modules:
+            seen.add(id(module))
+            pending.extend(module._modules.values())
+    return False
 
 
 def _joined(parts: list[Tensor]) -> Tensor:

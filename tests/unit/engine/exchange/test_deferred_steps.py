@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
 
-from syncopate.engine.exchange.deferred_steps import DeferredStep, WatchedState, raw_state
 from syncopate.engine.exchange.seen import aliases
+from syncopate.engine.exchange.seen.state import SeenState, join, part, raw_state, unwatch, watch
+from syncopate.engine.exchange.update.deferred_steps import DeferredStep
+from syncopate.errors import EngineError
 
 
 def _model() -> nn.Module:
@@ -154,7 +156,7 @@ def test_every_look_at_a_state_waits_and_finds_what_is_there(look: str) -> None:
     waits: list[int] = []
     optimizer = SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     optimizer.state = state()
-    WatchedState.install(optimizer, lambda: waits.append(1))
+    watch(optimizer, lambda: waits.append(1))
     plain = state()
     expected, found = LOOKS[look](plain, "key"), LOOKS[look](optimizer.state, "key")
     assert found == expected
@@ -168,17 +170,68 @@ def test_a_state_is_plain_again_when_it_is_watched_no_more() -> None:
     model = _model()
     optimizer = Adam(model.parameters())
     before = optimizer.state
-    WatchedState.install(optimizer, lambda: None)
-    assert isinstance(optimizer.state, WatchedState)
-    WatchedState.install(optimizer, lambda: None)
-    WatchedState.remove(optimizer)
+    first, second = list[int](), list[int]()
+    watch(optimizer, first.clear)
+    assert isinstance(optimizer.state, SeenState)
+    watch(optimizer, first.clear)
+    watch(optimizer, second.clear)
+    unwatch(optimizer, first.clear)
+    assert isinstance(optimizer.state, SeenState)
+    unwatch(optimizer, second.clear)
+    assert optimizer.state is before
+
+
+class _Spread:
+    """Keeps the state of one parameter as that of a piece."""
+
+    def __init__(self, parameter: Tensor) -> None:
+        self.parameter, self.piece = parameter, nn.Parameter(torch.zeros(1))
+        self.mark = torch.zeros(0)
+
+    def name_of(self, parameter: object) -> str:
+        return "weight" if parameter is self.parameter else ""
+
+    def pieces_of(self, parameter: Tensor) -> list[Tensor]:
+        return [self.piece]
+
+
+def test_a_state_may_be_watched_and_in_pieces() -> None:
+    """One optimizer trains two models, on two exchanges."""
+    model, waits = _model(), list[int]()
+    optimizer = Adam(model.parameters())
+    owner = _Spread(model.weight)
+    optimizer.state = defaultdict(dict, {owner.mark: {}, owner.piece: {"step": 1}})
+    before = optimizer.state
+    part(optimizer, owner)
+    watch(optimizer, waits_once := lambda: waits.append(1))
+    optimizer.state[model.bias] = {"step": 2}
+    for look in (
+        lambda: optimizer.state[model.weight],
+        lambda: model.weight in optimizer.state,
+        lambda: optimizer.state.get(model.weight),
+        lambda: optimizer.state.setdefault(model.weight, {}),
+        lambda: optimizer.state.update({model.weight: {"step": 3}}),
+    ):
+        waits.clear()
+        with pytest.raises(EngineError, match="'weight' in Adam is spread over the ranks"):
+            look()
+        assert waits
+    assert [entry["step"] for entry in optimizer.state.values()] == [1, 2]
+    optimizer.state[model.weight] = {}
+    assert list(optimizer.state) == [model.bias]
+    assert optimizer.state.pop(model.weight) == {}
+    optimizer.state.clear()
+    assert list(before) == [owner.mark]
+    unwatch(optimizer, waits_once)
+    assert isinstance(optimizer.state, SeenState)
+    join(optimizer, owner)
     assert optimizer.state is before
 
 
 def test_an_optimizer_saves_and_loads_through_a_watched_state() -> None:
     model = _model()
     optimizer = Adam(model.parameters())
-    WatchedState.install(optimizer, lambda: None)
+    watch(optimizer, lambda: None)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -201,7 +254,7 @@ def test_what_a_state_was_loaded_from_is_not_its_memory_any_more() -> None:
     optimizer.step()
     kept = optimizer.state_dict()
     assert all(aliases.is_held(optimizer.state, p) for p in model.parameters())
-    WatchedState.install(optimizer, lambda: None)
+    watch(optimizer, lambda: None)
     plain = raw_state(optimizer)
     assert not any(aliases.is_held(plain, p) for p in model.parameters())
     assert torch.equal(kept["state"][0]["exp_avg"], plain[model.weight]["exp_avg"])

@@ -1,7 +1,10 @@
-"""Delay: training on weights of one's own while the global ones are away: SSD-SGD.
+"""Delay: training on weights of one's own, while the global ones are away or of no account.
 
-What every such exchange does is in ``late``; ``delayed`` is the one whose ranks own the global
-weights, and ``served`` the one whose servers do. ``behind`` is how pulls let pushes pass, and
-``deferred`` what ends behind a step; ``local`` is what a rank keeps for it, ``rules`` how its own
-weights are updated, and ``loading`` how it learns that somebody loaded others.
+SSD-SGD: ``stages`` is when weights become a rank's own, and ``late`` what every such exchange does
+then; ``shards`` is for ranks that own the global weights (``serving/delayed`` for servers). What
+comes behind a step is in ``behind_steps``: ``deferred`` is its end, ``behind`` pulls that let
+pushes pass. ``local`` is what a rank keeps, ``rules`` how its own weights are updated, ``loading``
+how it learns that the script loaded others, and ``iterations`` how steps are counted.
+
+Local SGD is ``averaged``.
 """

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncopate.engine.exchange.base import Work
+from syncopate.engine.exchange.layout import Work
 
 
 class Held:
-    """A pull that is launched later; whoever waits for it before launches it, as all ranks do."""
+    """A pull that is launched later, or by the first wait for it, on all ranks alike."""
 
     def __init__(self, launch: Callable[[], Work]) -> None:
         self._launch = launch

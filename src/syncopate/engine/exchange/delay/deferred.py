@@ -1,7 +1,7 @@
 """Deferred: the end of a step that goes on behind it, its pushes and the update of global weights.
 
 A rank that trains on weights of its own needs neither for its next forward. The next backward does,
-which fills the same buckets. So where nobody has looked at the gradients before the step, the step
+which fills the same buckets. So where the script has not looked at the gradients before, the step
 waits for no push. A thread of its own does, makes averages of this rank's sums, and updates its
 shards of the global weights. Pulls that the step launches wait for that in their turn. Everything
 is done in the order of Algorithms 1 and 2, and comes out the same to the last bit.
@@ -12,23 +12,23 @@ that the groups have in the step it belongs to: a schedule may change them befor
 The optimizer's own step meanwhile finds no parameter of the model.
 
 [Note: whose steps have a shadow] Those of torch's own optimizers, of which it is known that they
-keep all they know in their state and their groups. A hook of somebody else's at the optimizer could
+keep all they know in their state and their groups. A hook of the script's at the optimizer could
 look for what is not there yet; with one there is no shadow.
 
 [Note: a failure that is heard late] A rank goes on before it has heard what the others say of their
-backward. It hears that by its next backward. Where one has failed, or never began, nobody updates
+backward. It hears that by its next backward. Where one has failed, or never began, no rank updates
 the global weights or pulls them, and the step does not count, as on the rank that failed; so all
 are in step again. It is too late to refuse the step: a rank that has not failed is warned, and its
 local update stays.
 
-[Note: who launches the pulls] Pulls that nobody waits for are launched behind the step, too, once
+[Note: who launches the pulls] Pulls that no step waits for are launched behind the step, too, once
 all ranks are known to be sound: they come behind its pushes, and before those of the next backward,
-which waits for the end of the step. So a rank that is late in one step holds up nobody there. In a
+which waits for the end of the step. So a late rank holds up no other in one step. In a
 model with buffers the ranks meet in a step that pulls, for it brings rank 0's buffers, and pulls
 are launched in it.
 
-[Note: channels of their own] When that thread launches pulls nobody else knows; a collective of the
-caller's may come first on one rank, and second on another. So these pulls have channels that
+[Note: channels of their own] When that thread launches pulls is not known elsewhere; a collective
+of the caller's may come first on one rank, and second on another. So these pulls have channels that
 nothing else uses, as many as the plan has.
 """
 
@@ -41,8 +41,8 @@ from typing import Any
 
 import torch
 
-from syncopate.engine.exchange.optimizer_state import Piece
-from syncopate.engine.exchange.optimizers import step_of
+from syncopate.engine.exchange.optimizers import copy_for, step_of
+from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
 from syncopate.engine.tail import Said
 
@@ -71,17 +71,11 @@ class Shadow:
     ) -> None:
         held = [piece for several in pieces for piece in several]
         self._given = [piece for piece in held if id(piece.trainable.parameter) in given]
-        self._stepping = object.__new__(type(optimizer))
-        vars(self._stepping).update(vars(optimizer))
-        self._stepping.param_groups = [
-            {key: _as_now(value) for key, value in group.items()}
-            | {"params": [piece.parameter for piece in own]}
-            for group, own in zip(optimizer.param_groups, pieces, strict=True)
-        ]
+        self._stepping = copy_for(optimizer, [[piece.parameter for piece in own] for own in pieces])
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the pieces by their averages, on whatever thread."""
+        """Update the pieces by their averages, on any thread."""
         for piece in self._given:
             piece.parameter.grad = piece.gradient
         try:
@@ -89,11 +83,6 @@ class Shadow:
         finally:
             for piece in self._given:
                 piece.parameter.grad = None
-
-
-def _as_now(value: Any) -> Any:
-    """Return a value of a group that nobody changes; a schedule fills a tensor anew."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
 class Due:

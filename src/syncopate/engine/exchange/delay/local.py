@@ -17,7 +17,7 @@ before, and makes the former the latter. So the two exchange their places, and n
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 from syncopate.delay import DC_ASGD_A, GLU, Delay
-from syncopate.engine.buckets import FlatBuffer, Message, Trainable, view_like
-from syncopate.engine.exchange.base import Work, arrived
+from syncopate.engine.buckets import FlatBuffer, Message, view_like
 from syncopate.engine.exchange.delay.rules import Flat, Hyper, apply
+from syncopate.engine.exchange.layout import Work, arrived
 
 STATE = ("weights", "before", "retrieved", "squares")
 """What of a flat buffer is a rank's own, and not to be had from the others."""
@@ -50,7 +50,7 @@ class Local:
         masters: this rank's ranges of the global weights, one behind the other.
         gradient, before, retrieved, squares: flat, each empty where there is none.
         fresh: whether what was retrieved is to be begun with.
-        arriving: the pulls towards :attr:`retrieved` that nobody waited for yet.
+        arriving: the pulls towards :attr:`retrieved` that no look has waited for yet.
         working: the update that runs aside; None where none does.
     """
 
@@ -74,13 +74,6 @@ class Local:
         self.fresh = False
         self.arriving: list[Work] = []
         self.working: Future[None] | None = None
-
-    def offsets(self) -> Iterator[tuple[Trainable, int]]:
-        """Yield the parameters with their first elements in the flat buffer."""
-        offset = 0
-        for trainable in self.part.trainables:
-            yield trainable, offset
-            offset += trainable.parameter.numel()
 
     def place_of_master(self, element: int) -> int:
         """Return where among the masters the ``element`` of the flat buffer is."""
@@ -133,7 +126,7 @@ class Local:
         self.fresh, self.arriving = False, []
 
     def updating(self, runs: Sequence[tuple[int, int, Hyper]]) -> Callable[[], None]:
-        """Return what updates the local weights, in ranges each by its rule, on whatever thread.
+        """Return what updates the local weights, in ranges each by its rule, on any thread.
 
         It begins with what was retrieved, where something was, and waits for that; the next pull
         may be launched meanwhile. See [Note: two buffers in turn].
@@ -162,7 +155,7 @@ class Local:
         return {
             name: {
                 trainable.name: view_like(trainable.parameter, flat, offset).to("cpu", copy=True)
-                for trainable, offset in self.offsets()
+                for trainable, offset in self.part.offsets()
             }
             for name in STATE
             if (flat := getattr(self, name)).numel() and (name != "retrieved" or self.fresh)
@@ -174,5 +167,5 @@ class Local:
         self.fresh = "retrieved" in state
         for name in STATE:
             flat = getattr(self, name)
-            for trainable, offset in self.offsets() if name in state and flat.numel() else ():
+            for trainable, offset in self.part.offsets() if name in state and flat.numel() else ():
                 view_like(trainable.parameter, flat, offset).copy_(state[name][trainable.name])

@@ -1,7 +1,7 @@
 """Local rules: how a rank updates its own weights between pulls, from its own gradient.
 
-Weights descend, whatever the signs of the paper's equations. Every rule goes element by element, so
-that it runs on flat memory, and block by block where memory is a CPU's: what a block's several
+Weights descend, contrary to the signs of the paper's equations. Every rule goes element by element,
+so that it runs on flat memory, and block by block where memory is a CPU's: what a block's several
 operations touch stays in its caches, and a block is large enough that starting operations does not
 count. `benchmarks/local_update.py` compares them with torch's own SGD.
 

@@ -1,7 +1,7 @@
 """Aliases: whether something else is on the memory of a tensor, by counting who holds it.
 
 A view, a ``state_dict`` that was taken once, an array of numpy: who reads one of them reads memory,
-and reading memory asks nobody. But each of them holds the storage that it is on, and torch counts
+and reading memory is not seen. But each of them holds the storage that it is on, and torch counts
 who does. What autograd keeps for a backward is gone when the backward is over.
 """
 
@@ -40,6 +40,6 @@ _ALONE = _references(_STATE.get(0))
 
 
 def is_held(state: Mapping[Any, Any], key: Any) -> bool:
-    """Say whether somebody beside ``state`` holds the entry of ``key``, or memory of it."""
+    """Say whether anything beside ``state`` holds the entry of ``key``, or memory of it."""
     here, values, storages = _references(state.get(key))
     return here > _ALONE[0] or values > _ALONE[1] or storages > _ALONE[2]

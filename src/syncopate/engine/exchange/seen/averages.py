@@ -27,7 +27,7 @@ class Owner(Protocol):
         """Return the index of the parameter whose average is on its way there."""
 
     def memory_of(self, index: int) -> Tensor:
-        """Return the place of an average, to look at which waits for nobody."""
+        """Return the place of an average, without waiting for it."""
 
     def later(self, index: int, action: Callable[[], object]) -> None:
         """Do something when an average has arrived."""

@@ -1,6 +1,6 @@
 """Gradients: what ``parameter.grad`` is where every rank holds the average of a part of it.
 
-It has the parameter's shape and, as memory, this rank's part of the average; the rest is whatever
+It has the parameter's shape and, as memory, this rank's part of the average; the rest is what
 the collective left there. What changes every element by itself is done to this rank's part, and
 all ranks together change the whole. What sums over elements, a norm or the check of a scaler, is
 agreed on by all ranks. For anything else they first gather the whole, which every rank then has

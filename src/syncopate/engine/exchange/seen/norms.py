@@ -39,12 +39,12 @@ class _Part(NamedTuple):
 
 
 class PartialNorm(Tensor):
-    """A norm over all ranks, or several, that nobody has looked at yet.
+    """A norm over all ranks, or several, that was not looked at yet.
 
     Attributes:
         order: which norm.
         parts: one for a norm, as many as there are for a stack of norms.
-        found: the norms, once somebody has looked.
+        found: the norms, once they were looked at.
     """
 
     order: float
@@ -62,7 +62,7 @@ class PartialNorm(Tensor):
     ) -> PartialNorm:
         """Return the norm of ``whole``, of which ``own`` is here.
 
-        Where nobody has spread it (``owner`` is None), that is all of it, on every rank.
+        Where it is not spread (``owner`` is None), that is all of it, on every rank.
         """
         wide = _wide(whole.dtype)
         values = [torch.linalg.vector_norm(each, order, dtype=wide) for each in own]

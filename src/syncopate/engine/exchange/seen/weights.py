@@ -1,7 +1,7 @@
 """Weights: tensors whose values are on their way, and who waits for them.
 
 While the weights of a bucket travel, the class of its parameters is exchanged for a subclass with
-``__torch_function__``: whatever torch is asked to do with such a parameter first waits until it is
+``__torch_function__``: what torch is asked to do with such a parameter first waits until it is
 current, and then goes on as if nothing had been. Once its weights are there a parameter is of its
 own class again. So a layer waits when it computes and not before, wherever it is called from; and
 so do ``state_dict``, ``deepcopy``, pickling, an averaged copy, a tied layer and ``parameter.data``.
@@ -13,17 +13,23 @@ where a compilation begins, all weights are waited for; and an exchange whose we
 their way waits for them in the optimizer's step from then on. What is compiled then finds the same
 classes in every step, at the cost of the overlap with the next forward.
 
-TorchScript computes with the memory of its parameters, whatever their class. So where a model has a
+TorchScript computes with the memory of its parameters, of any class. So where a model has a
 scripted module, its steps wait from the start.
+
+[Note: forks]
+A forked child has the memory of its parent and none of its threads, so nothing arrives there. A
+fork waits for all weights, so that a child may save or evaluate them.
 
 [Note: what torch does not show]
 A view taken before the step (``data = parameter.data``, a numpy array, a raw pointer) is memory,
-and reading memory asks nobody. ``model.syncopate.ready()`` waits for all weights.
+and reading memory is not seen. ``model.syncopate.ready()`` waits for all weights.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +38,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch._dynamo.callback import callback_handler, on_compile_start
+
+from syncopate.errors import CollectiveError
 
 
 class Waiter(Protocol):
@@ -51,7 +59,7 @@ _told: weakref.WeakSet[Any] = weakref.WeakSet()
 """Exchanges that hear of compilations."""
 
 _noting = threading.RLock()
-"""Held where a parameter's class and its entry in ``_waits`` change, in whatever thread."""
+"""Held where a parameter's class and its entry in ``_waits`` change, in any thread."""
 
 _classes: dict[tuple[type, type], type] = {}
 
@@ -200,3 +208,16 @@ def _compilation_begins(_: object) -> None:
     for waiter in list(_waits.values()):
         waiter.wait()
         waiter.met_compiler()
+
+
+def _fork_begins() -> None:
+    """See [Note: forks]."""
+    for waiter in list(_waits.values()):
+        with contextlib.suppress(CollectiveError):  # the next look in this process raises it
+            waiter.wait()
+    _noting.acquire()
+
+
+os.register_at_fork(
+    before=_fork_begins, after_in_parent=_noting.release, after_in_child=_noting.release
+)

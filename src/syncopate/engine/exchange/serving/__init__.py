@@ -1,1 +1,1 @@
-"""Serving: exchanges with parameter servers, synchronous and asynchronous."""
+"""Serving: the parts of exchanges with parameter servers: synchronous, asynchronous, delayed."""

@@ -1,11 +1,11 @@
 """Asynchronous: parameter servers that update at every push, so that no rank waits for another.
 
-What a rank sends and when is the ``served`` exchange. But its step asks for the weights as they are
-then, with its own gradients in them and whatever the others' have come to. Ranks may take different
-numbers of steps. They meet only where a script asks for all of them: at the start, in
+What a rank sends and when is as with servers that wait. But its step asks for the weights as they
+are then, with its own gradients in them and those of the others that have come. Ranks may take
+different numbers of steps. They meet only where a script asks for all of them: at the start, in
 ``global_weights`` and when the model is given back.
 
-[Note: a gradient that nobody told of] Nobody says which parameters its backward reached: a rank
+[Note: gradients are not announced] No rank says which parameters its backward reached: a rank
 sends the gradients that it has, and no zeros for those that others may have.
 
 [Note: a step that failed alone] What a backward sent before it failed is in the weights, as that of
@@ -17,77 +17,62 @@ any other step is, and the rank goes on when its gradients are zeroed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
-from syncopate.engine.exchange.base import Missing, Note
-from syncopate.engine.exchange.serving.served import Served
+from syncopate.engine.buckets import BucketBuffers
+from syncopate.engine.exchange import parts
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.model_buffers import agree
+from syncopate.engine.exchange.notes import Note, Ranks, unsaid
+from syncopate.engine.exchange.serving.served import Sending
+from syncopate.engine.exchange.serving.submissions import Submissions
 from syncopate.engine.tail import Said
 
 
-class Asynchronous(Served):
-    """The ``served`` exchange with servers that wait for no one."""
+class UntoldPush(parts.Push):
+    """Sends gradients to servers, which update at once."""
 
-    def _take_over(self) -> None:
-        super()._take_over()
+    def __init__(self, layout: Layout) -> None:
+        self._ranks = layout.communicator.world_size
+        self._sending, self._submissions = layout.shared(Sending), layout.shared(Submissions)
         self._told = Note()
         self._failed = False
 
-    # -- forward --------------------------------------------------------------------------------
-
-    def refresh_buffers(self) -> None:
-        """See [Note: everybody's own buffers]."""
-        self._make_up_for_step()
-
-    # -- backward -------------------------------------------------------------------------------
+    def begin(self) -> None:
+        """Make ready for a backward."""
+        self._submissions.begin()
 
     def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
         """Send the gradients of ``bucket``; nothing where the backward failed."""
         self._failed = self._failed or empty
         if not empty:
-            self._launch(bucket, empty=False)
+            self._sending.launch(bucket)
         if note is not None:
             self._told = note
-            for copied in self._copies:
-                copied()
-
-    def missing(self, indices: Sequence[int]) -> Missing:
-        """Return them, and hold back what may have accumulated of their gradients."""
-        self._absent = set(indices)
-        return [(index, None) for index in indices]
-
-    def restore(self, missing: Missing) -> None:
-        """Leave them as they are: see [Note: a gradient that nobody told of]."""
+            self._sending.launched()
 
     def wait(self) -> Said:
-        """Send what was held back and is there; asks nobody."""
-        self._hand_out()
-        for index, transfer in self._held_back:
-            if index not in self._told.unreached:
-                self._send_one(index, transfer)
-        self._held_back = []
+        """Send what was held back and is there; asks no other rank."""
+        self._sending.send_rest(lambda index: index not in self._told.unreached)
         if self._failed:  # [Note: a step that failed alone]
-            self._failed = self._open = False
-        return Said([], [0] * self.communicator.world_size, appeared=False)
+            self._failed = self._submissions.open = False
+        return unsaid(self._ranks)
 
-    # -- the optimizer's step -------------------------------------------------------------------
 
-    def _share_buffers(self) -> None:
-        """See [Note: everybody's own buffers]."""
+class SharedWeights(parts.Local):
+    """Each rank has the servers' weights as they were in its last step."""
 
-    def _pull(self, part: FlatBuffer, message: Message) -> None:
-        flat = self._weights[id(part)]
-        self._expect(part, self._receive(part, message, flat, self._trained))
-
-    # -- where all ranks meet -------------------------------------------------------------------
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._submissions = layout, layout.shared(Submissions)
+        self._ranks = layout.shared(Ranks)
 
     def _meet(self) -> None:
         """Bring the same weights to all ranks, with all in them that anybody pushed."""
-        self._receive_all()
-        self.everyone(self._notes.new_zeros(1))
-        self._receive_all()
-        self.everyone(self._notes.new_zeros(1))
+        self._submissions.receive_all()
+        self._ranks.meet()
+        self._submissions.receive_all()
+        self._ranks.meet()
 
     @contextmanager
     def global_weights(self) -> Iterator[None]:
@@ -100,12 +85,11 @@ class Asynchronous(Served):
             ParameterServerError: a server is.
             EngineError: no step followed a backward.
         """
-        self._make_up_for_step()
-        self._require_own_weights()
+        self._submissions.require_own_weights()
         self._meet()
-        buffers = self._module_buffers
+        buffers = self._layout.buffers
         own = [tensor.clone() for tensor in buffers.tensors]
-        super()._share_buffers()
+        agree(self._layout)
         try:
             yield
         finally:
@@ -113,8 +97,6 @@ class Asynchronous(Served):
                 tensor.copy_(values)
 
     def leave(self) -> None:
-        """Give every parameter the servers' weights, the same on all ranks, in its own memory."""
-        self._make_up_for_step()
-        self._open = False
+        """Give every parameter the servers' weights, the same on all ranks."""
+        self._submissions.open = False
         self._meet()
-        super().leave()

@@ -7,14 +7,13 @@ may.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from syncopate.collectives.store import Store, StoreHandle
+from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, view_like
 from syncopate.engine.exchange.groups import parameters_of
@@ -140,39 +139,8 @@ def _counted(steps: Tensor | float) -> Tensor:
     return torch.tensor([int(steps)], dtype=torch.int64)
 
 
-class Transfer:
-    """What one flat buffer sends to servers or receives, on its way."""
-
-    def __init__(self) -> None:
-        """Begin with nothing."""
-        self._handles: list[StoreHandle] = []
-        self.started_s = self.launched_s = time.perf_counter()
-
-    def add(self, handle: StoreHandle) -> None:
-        """Note a part of it."""
-        self._handles.append(handle)
-
-    @property
-    def finished_s(self) -> float:
-        """When it was over, by ``time.perf_counter``; as it began until then."""
-        return max((each.finished_s for each in self._handles), default=0.0) or self.started_s
-
-    def done(self) -> bool:
-        """Say whether it is over, well or badly, without blocking."""
-        return all(each.done() for each in self._handles)
-
-    def wait(self) -> None:
-        """Return when it is over.
-
-        Raises:
-            ParameterServerError: it will never be.
-        """
-        for handle in self._handles:
-            handle.wait()
-
-
 class Servers(NamedTuple):
-    """What servers are told once, whatever the plan.
+    """What servers are told once, by any plan.
 
     Attributes:
         store: reaches them.
@@ -203,7 +171,7 @@ class Servers(NamedTuple):
         return self.store.rules.synchronous
 
     def require_delay(self, delay: Delay | LocalSGD | None) -> None:
-        """Refuse a delay where updates wait for nobody.
+        """Refuse a delay where updates wait for no other rank.
 
         Raises:
             InvalidValueError: they do not, and there is one.

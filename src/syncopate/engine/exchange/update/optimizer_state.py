@@ -3,8 +3,8 @@
 Where ranks own parts of parameters, an optimizer's state is that of this rank's pieces: a momentum
 is as long as the piece. *Gathering* makes tensors of the parameters' shapes of it on every rank:
 state travels as weights do, by the recipes of the pulls. *Cutting* takes this rank's parts of whole
-state, and asks nobody. Whole state is what a plain optimizer has, so that it depends neither on a
-plan, nor on an exchange, nor on the number of ranks.
+state, and asks no other rank. Whole state is what a plain optimizer has, so that it depends neither
+on a plan, nor on an exchange, nor on the number of ranks.
 
 [Note: what is spread and what is not]
 A tensor of its piece's shape has a value for each element, and is spread as the weights are. All
@@ -13,7 +13,7 @@ of the parameter has it, all alike, and whole state has it from any of them.
 
 [Note: the mark]
 An optimizer whose state is in pieces has an entry without content, under a key of the exchange. It
-tells pieces from whole state on ranks that own nothing too, vanishes when somebody replaces the
+tells pieces from whole state on ranks that own nothing too, vanishes when the script replaces the
 state, and keeps that state from looking empty: who finds it empty may take the optimizer for new.
 """
 
@@ -27,10 +27,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from syncopate.collectives import Communicator
-from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Trainable, view_like
+from syncopate.engine.buckets import FlatBuffer, Trainable, view_like
 from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.seen import state as seen
+from syncopate.engine.exchange.update.pieces import Piece, Pieces
 from syncopate.errors import CollectiveError, EngineError
 
 State = dict[str, Any]
@@ -38,22 +39,6 @@ State = dict[str, Any]
 
 _STEP = "step"
 """Counts steps, and is never spread, not even where the parameter is a scalar too."""
-
-
-class Piece(NamedTuple):
-    """What this rank owns of one parameter, or a range of it.
-
-    Attributes:
-        trainable: the parameter it is a part of.
-        start: its first element in the parameter's memory; 0 where it has the parameter's shape.
-        parameter: what an optimizer updates; a view of the flat weights.
-        gradient: the average that belongs to it; a view of the flat gradients.
-    """
-
-    trainable: Trainable
-    start: int
-    parameter: nn.Parameter
-    gradient: Tensor
 
 
 class _Kept(NamedTuple):
@@ -82,28 +67,16 @@ _OfPieces = dict[int, list[dict[str, _Kept]]]
 
 
 class OwnedState:
-    """The state of optimizers on one exchange.
-
-    Args:
-        communicator: joins the ranks.
-        buckets: of the exchange.
-        pieces: of each parameter what this rank owns of it.
+    """The state of optimizers on one exchange; of its layout.
 
     Attributes:
         finish: waits for an update that is under way, before anybody looks at state.
         mark: see [Note: the mark].
     """
 
-    def __init__(
-        self,
-        communicator: Communicator,
-        buckets: Sequence[BucketBuffers],
-        pieces: Sequence[Sequence[Piece]],
-    ) -> None:
-        self._communicator = communicator
-        self._buckets = buckets
-        self._pieces = pieces
-        self._index = {id(t.parameter): t.index for t, _ in self._everything()}
+    def __init__(self, layout: Layout) -> None:
+        self._layout, self._communicator = layout, layout.communicator
+        self._pieces = layout.shared(Pieces).of
         # [Note: the mark]
         self.mark: Tensor = nn.Parameter(torch.empty(0), requires_grad=False)
         self.finish: Callable[[], None] = _nothing
@@ -133,7 +106,7 @@ class OwnedState:
 
     @torch.no_grad()
     def cut(self, optimizer: Optimizer) -> None:
-        """Keep of whole state what belongs to this rank's pieces; asks nobody."""
+        """Keep of whole state what belongs to this rank's pieces; asks no other rank."""
         state = optimizer.state
         if self.mark in state:
             return
@@ -183,7 +156,7 @@ class OwnedState:
         if not self._cut:
             return
         known = [reference() for reference in self._cut]
-        # An optimizer that nobody holds is gone at another time on every rank.
+        # An optimizer that is not held is gone at another time on every rank.
         alive = [one is not None and self.is_cut(one) for one in known]
         everyone = self._communicator.all_gather_object(alive)
         for optimizer, *here in zip(known, *everyone, strict=True):
@@ -217,34 +190,32 @@ class OwnedState:
                         key: kept.value.to(place) if kept.on_device else kept.value
                         for key, kept in entries.items()
                     }
-        for bucket in self._buckets:
-            for part in bucket.parts:
-                for key, flat in self._travelled(optimizer, part, described):
-                    for trainable, offset in _offsets(part):
-                        if keep and _travels(described, trainable, key, flat.dtype):
-                            view = view_like(trainable.parameter, flat, offset)
-                            copy = view.to(device or flat.device, copy=True)
-                            found[trainable.parameter][key] = copy
+        for part in self._layout.parts:
+            for key, flat in self._travelled(optimizer, part, described):
+                for trainable, offset in part.offsets():
+                    if keep and _travels(described, trainable, key, flat.dtype):
+                        view = view_like(trainable.parameter, flat, offset)
+                        copy = view.to(device or flat.device, copy=True)
+                        found[trainable.parameter][key] = copy
         return found
 
     # -- what a script asks for -----------------------------------------------------------------
 
     def name_of(self, parameter: object) -> str:
         """Return the name of a parameter of the exchange; empty for any other object."""
-        index = self._index.get(id(parameter))
-        return "" if index is None else self._name(index)
+        index = self._layout.index.get(id(parameter))
+        return "" if index is None else self._layout.trainables[index].name
 
     def pieces_of(self, parameter: Tensor) -> list[nn.Parameter]:
         """Return this rank's pieces of it."""
-        return [piece.parameter for piece in self._pieces[self._index[id(parameter)]]]
+        return [piece.parameter for piece in self._pieces[self._layout.index[id(parameter)]]]
 
     # -- what the ranks say ---------------------------------------------------------------------
 
     def _everything(self) -> Iterator[tuple[Trainable, Sequence[Piece]]]:
-        for bucket in self._buckets:
-            for part in bucket.parts:
-                for trainable in part.trainables:
-                    yield trainable, self._pieces[trainable.index]
+        for part in self._layout.parts:
+            for trainable in part.trainables:
+                yield trainable, self._pieces[trainable.index]
 
     def _describe(self, optimizer: Optimizer) -> _OfPieces:
         """Return what this rank knows of its pieces."""
@@ -274,16 +245,14 @@ class OwnedState:
                     if key not in known or key not in entries or not known[key].equals(entries[key])
                 ]
                 if differing:
+                    name = self._layout.trainables[index].name
                     raise EngineError(
-                        f"the optimizer's {min(differing)!r} of {self._name(index)!r} is not the "
-                        f"same on ranks {before} and {rank}, which own parts of that parameter. "
-                        "Load the same state on every rank, and declare an optimizer whose state "
-                        "depends on whole tensors by declare_optimizer(..., 'tensor')"
+                        f"the optimizer's {min(differing)!r} of {name!r} is not the same on ranks "
+                        f"{before} and {rank}, which own parts of that parameter. Load the same "
+                        "state on every rank, and declare an optimizer whose state depends on "
+                        "whole tensors by declare_optimizer(..., 'tensor')"
                     )
         return found
-
-    def _name(self, index: int) -> str:
-        return next(t.name for t, _ in self._everything() if t.index == index)
 
     # -- what travels ---------------------------------------------------------------------------
 
@@ -299,7 +268,7 @@ class OwnedState:
         }
         for key, dtype in entries:
             flat = torch.zeros(part.gradients.numel(), dtype=dtype, device=part.gradients.device)
-            for trainable, offset in _offsets(part):
+            for trainable, offset in part.offsets():
                 travels = _travels(described, trainable, key, dtype)
                 for piece in self._pieces[trainable.index] if travels else ():
                     own = view_like(piece.parameter, flat, offset + piece.start)
@@ -358,11 +327,3 @@ def _travels(described: _Described, trainable: Trainable, key: str, dtype: torch
     """Whether an entry of a parameter's state is spread, with elements of ``dtype``."""
     kept = described.get(trainable.index, {}).get(key)
     return kept is not None and kept.dtype == dtype
-
-
-def _offsets(part: FlatBuffer) -> Iterator[tuple[Trainable, int]]:
-    """Yield the parameters of a flat buffer with their first elements there."""
-    offset = 0
-    for trainable in part.trainables:
-        yield trainable, offset
-        offset += trainable.parameter.numel()

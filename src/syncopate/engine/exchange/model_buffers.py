@@ -1,0 +1,83 @@
+"""Model buffers: when every rank gets the buffers of one, such as normalisation's statistics.
+
+``InForward``: as in DDP, a training forward begins with rank 0's buffers, as they are then.
+``InStep``: the ranks agree at the end of a step, and forwards meet no other rank. ``Kept``: every
+rank keeps its own.
+"""
+
+from __future__ import annotations
+
+from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.parts import ModelBuffers, Stepped
+from syncopate.errors import CollectiveError
+
+
+def agree(layout: Layout, channel: int = 0) -> None:
+    """Let all ranks have rank 0's buffers; all ranks call it.
+
+    Raises:
+        CollectiveError: a rank is lost or late.
+    """
+    try:
+        layout.buffers.refresh(layout.communicator, channel)
+    except CollectiveError as error:
+        raise explained(error) from error
+
+
+class InForward(ModelBuffers):
+    """Ranks meet as a training forward begins, where the model has buffers."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether the model has buffers to exchange."""
+        return self._layout.buffers.exchanged
+
+    def forward_begins(self) -> None:
+        """Exchange buffers with all ranks, which begin a forward too."""
+        agree(self._layout)
+
+
+class InForwardAside(InForward):
+    """The same on a channel of its own: on the others gathers are under way."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout)
+        self._channel = layout.plan.channels if layout.buffers.exchanged else 0
+        layout.communicator.widen(self._channel + 1)
+        layout.lend(layout.notes, "puts", _never)
+
+    def forward_begins(self) -> None:
+        """Exchange buffers with all ranks, which begin a forward too."""
+        agree(self._layout, self._channel)
+
+
+class InStep(ModelBuffers):
+    """Ranks meet as a step ends."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+
+    def forward_begins(self) -> None:
+        """Put back what the ranks agreed on in the last step; meets no other rank."""
+        if self._layout.communicator.rank != self._layout.buffers.source:
+            self._layout.buffers.restore()
+
+    def step_ends(self, stepped: Stepped) -> None:
+        """Agree on the buffers with all ranks, which end the same step."""
+        agree(self._layout)
+
+
+class Kept(ModelBuffers):
+    """Every rank keeps its own."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Need nothing of the layout."""
+
+
+def _never() -> bool:
+    """Buffers get what rode along with the next forward."""
+    return False

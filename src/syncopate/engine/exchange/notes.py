@@ -1,0 +1,211 @@
+"""Notes: what the ranks say along with their gradients, and hear of each other.
+
+Whose backward failed, whom it reached, and the buffers that ride along: ``engine/tail.py``. Where
+a sum arrives on every rank the note rides behind the last bucket and costs no message. Where it
+arrives at an owner alone, the note is a small all-reduce of its own behind the last push.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from syncopate.engine.buckets import BucketBuffers, dtype_name
+from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange.layout import Layout, always, arrived
+from syncopate.engine.tail import Said, Tail
+from syncopate.errors import CollectiveError
+from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
+
+
+class Note(NamedTuple):
+    """What a rank says along with its gradients.
+
+    Attributes:
+        unreached: indices of the parameters that its backward did not reach.
+        failed: whether its backward failed.
+        forwards: how many of its forwards had no part in this backward.
+    """
+
+    unreached: Sequence[int] = ()
+    failed: bool = False
+    forwards: int = 0
+
+
+class Notes:
+    """Writes and reads notes; how they travel is a heir's.
+
+    Args:
+        layout: of the exchange.
+        dtype: what they travel as.
+
+    Attributes:
+        rides: how many elements ride behind the last bucket.
+        puts: says whether buffers get the values that rode along as soon as they are there.
+    """
+
+    rides = 0
+
+    def __init__(self, layout: Layout, dtype: torch.dtype) -> None:
+        ranks, count = layout.communicator, len(layout.trainables)
+        self._tail = Tail(count, ranks.rank, ranks.world_size, layout.buffers, dtype)
+        self.puts: Callable[[], bool] = always
+
+    @property
+    def averages(self) -> bool:
+        """Whether this rank has made averages of its sums when its note leaves."""
+        return False
+
+    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
+        """Take the memory behind the last bucket, where they ride there."""
+
+    def write(self, note: Note) -> None:
+        """Write what this rank says, before the last bucket is launched."""
+        self._tail.fill(note.unreached, failed=note.failed, forwards=note.forwards)
+
+    def send(self) -> None:
+        """Launch it behind the last bucket, unless it is on its way."""
+
+    def arrive(self) -> None:
+        """Wait for what the ranks said; on a device the stream does.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+
+    def hear(self) -> Said:
+        """Wait for what the ranks said, and return it; the last bucket is here where it rides.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        return self._tail.said()
+
+    def reached(self) -> list[bool]:
+        """Return per parameter whether any rank's backward reached it."""
+        return self._tail.reached()
+
+    def deliver(self) -> None:
+        """Keep the buffers that rode along."""
+        self._tail.deliver(put=self.puts())
+
+
+class RidingNotes(Notes):
+    """A note behind the last bucket."""
+
+    def __init__(self, layout: Layout) -> None:
+        by_name = {trainable.name: trainable for trainable in layout.trainables}
+        carrier = [by_name[name].parameter for name in layout.plan.buckets[-1].tensors]
+        # It rides with the last dtype of the last bucket.
+        dtype = list(dict.fromkeys(map(dtype_name, carrier)))[-1]
+        super().__init__(layout, getattr(torch, wire_dtype_of(dtype, layout.plan.wire_dtype)))
+        self.rides = self._tail.elements
+
+    def attach(self, buckets: Sequence[BucketBuffers]) -> None:
+        """Take the memory behind the last bucket."""
+        self._tail.attach(buckets[-1].parts[-1].tail)
+
+
+class SentNotes(Notes):
+    """A note as a message of its own.
+
+    Args:
+        layout: of the exchange.
+        beside: how many elements are summed up along with it.
+
+    Attributes:
+        beside: these, real float32.
+        before: what makes averages and fills them, on the channel's thread; None where nothing is
+            summed up along with the note.
+    """
+
+    def __init__(self, layout: Layout, beside: int = 0) -> None:
+        super().__init__(layout, torch.float32)
+        device, own = layout.trainables[0].parameter.device, self._tail.elements
+        self._layout, self._recipe = layout, _recipe(device)
+        self._flat = torch.zeros(own + beside, dtype=torch.float32, device=device)
+        self._tail.attach(self._flat)
+        self.beside = self._flat[own:]
+        self.before: Callable[[], None] | None = None
+        self._handle: Any = None
+        self._said: Said | None = None
+
+    @property
+    def averages(self) -> bool:
+        """Whether this rank has made averages of its sums when its note leaves."""
+        return self.before is not None
+
+    def send(self) -> None:
+        """Launch it behind the last bucket."""
+        before = self.before
+        if before is not None and self._flat.is_cuda:  # the stream waits, in its order
+            before()
+            before = None
+        self._said = None
+        self._handle = self._layout.communicator.run(
+            self._recipe, self._flat, before=before, async_op=True
+        )
+
+    def arrive(self) -> None:
+        """Wait for what the ranks said; on a device the stream does."""
+        arrived(self._handle)
+
+    def hear(self) -> Said:
+        """Wait for what the ranks said, and return it."""
+        if self._said is None:
+            self.arrive()
+            self._said = super().hear()
+        return self._said
+
+
+def _recipe(device: torch.device) -> Recipe:
+    return Recipe("all_reduce", NATIVE if device.type == "cuda" else "recursive_doubling")
+
+
+class Ranks:
+    """Asks all ranks at once, where a script or a step comes by on each of them."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._device = layout.trainables[0].parameter.device
+        self._recipe = _recipe(self._device)
+
+    def everyone(self, values: Tensor) -> Tensor:
+        """Return every rank's ``values``, one-dimensional, one rank a row; all ranks call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        ranks = self._layout.communicator
+        table = values.new_zeros(ranks.world_size, values.numel())
+        table[ranks.rank] = values
+        try:
+            ranks.run(self._recipe, table.view(-1))
+        except CollectiveError as error:
+            raise explained(error) from error
+        return table
+
+    def meet(self) -> None:
+        """Wait for all ranks; all call it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        self.everyone(torch.zeros(1, device=self._device))
+
+    def anyone(self, here: bool) -> bool:
+        """Say whether something is so on any rank; all ranks call it, with what is so ``here``.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        flag = torch.tensor([here], dtype=torch.float32, device=self._device)
+        return bool(self.everyone(flag).amax())
+
+
+def unsaid(ranks: int) -> Said:
+    """Return what ``ranks`` have said where they were not asked."""
+    return Said([], [0] * ranks, appeared=False)

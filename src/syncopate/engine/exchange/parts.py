@@ -1,0 +1,238 @@
+"""Parts: what an exchange is composed of, each by the calls that it answers.
+
+A part is made from a :class:`~syncopate.engine.exchange.layout.Layout` and knows no other part. In
+a call in which it has nothing to do it inherits a method that does nothing. What waits for other
+ranks raises CollectiveError where one is lost or late, and what refuses a program EngineError.
+"""
+
+# ruff: noqa: B027  (a part does nothing in a call that it has no need of)
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from syncopate.engine.buckets import BucketBuffers
+from syncopate.engine.exchange.layout import Layout, Owner
+from syncopate.engine.exchange.notes import Note, Notes
+from syncopate.engine.exchange.update.optimizer_state import OwnedState
+from syncopate.engine.tail import Said
+from syncopate.errors import EngineError
+
+Missing = Sequence[tuple[int, Tensor | None]]
+"""Parameters that this rank's backward did not reach, with what their gradient was."""
+
+
+class Stepped(NamedTuple):
+    """A step that is over.
+
+    Attributes:
+        optimizer: whose.
+        parts: identities of the flat buffers whose weights it may have changed on their owner.
+    """
+
+    optimizer: Optimizer
+    parts: frozenset[int] = frozenset()
+
+
+class Push(ABC):
+    """Brings gradients to who updates by them."""
+
+    def begin(self) -> None:
+        """Make ready for a backward that is exchanged."""
+
+    @abstractmethod
+    def push(self, bucket: BucketBuffers, note: Note | None = None, *, empty: bool = False) -> None:
+        """Launch the gradients of ``bucket``; see :meth:`Exchange.push`."""
+
+    @abstractmethod
+    def wait(self) -> Said:
+        """Wait for what was launched, and return what the ranks said."""
+
+    def hear(self) -> Said:
+        """Return what the ranks said before a step, behind which the rest may come."""
+        return self.wait()
+
+    def finish(self) -> None:
+        """Wait for what a step left to come behind it."""
+
+
+class Gradients(ABC):
+    """What ``parameter.grad`` is between a backward and the next.
+
+    Attributes:
+        ends_with_backward: whether gradients are averages as soon as backward returns.
+    """
+
+    ends_with_backward: bool = False
+
+    def adapt(self, entered: int | None = None) -> None:
+        """Make gradients that are still there a contribution; see :meth:`Exchange.adapt`."""
+
+    def hears_now(self, missing: bool) -> bool:
+        """Return whether backward ends with what the ranks say, where it left out parameters."""
+        return self.ends_with_backward
+
+    @abstractmethod
+    def missing(self, indices: Sequence[int]) -> Missing:
+        """Return the parameters ``indices`` with what :meth:`restore` needs of them."""
+
+    def restore(self, missing: Missing) -> None:
+        """Leave gradients untouched that no rank reached, and hand out the others' averages."""
+
+    def averaged(self) -> None:
+        """Note that gradients are averages from now on."""
+
+
+class Update:
+    """Updates weights in an optimizer's step.
+
+    Attributes:
+        whole: whether every rank updates all weights, and has all of the optimizer's state.
+        state: the state of optimizers, where each rank has its own part of it.
+    """
+
+    whole: bool = True
+    state: OwnedState | None = None
+
+    def forward_begins(self) -> None:
+        """Note that no step is under way."""
+
+    def begin(self, optimizer: Optimizer) -> None:
+        """Prepare for a step of ``optimizer``."""
+
+    def end(self, optimizer: Optimizer) -> Stepped | None:
+        """Return the step that is over; None where no rank has to hear of it."""
+        return Stepped(optimizer)
+
+    def interrupted(self, optimizer: Optimizer | None = None) -> Stepped | None:
+        """Return the step that raised on this rank, as if it were over; None if none did.
+
+        Args:
+            optimizer: about to step.
+        """
+        return None
+
+    def put_back(self) -> None:
+        """Let groups hold parameters, and parameters have gradients; asks no other rank."""
+
+    def leave(self) -> None:
+        """Give optimizers whole state; all ranks call it."""
+
+
+class Pull:
+    """Brings back what was updated, or averages, to every rank.
+
+    Attributes:
+        in_step: whether :meth:`launch` waits for what it launches.
+    """
+
+    in_step: bool = False
+
+    def pushed(self) -> None:
+        """Launch what goes behind the pushes of a backward, all of which are launched."""
+
+    def launch(self, stepped: Stepped) -> None:
+        """Launch what goes behind a step."""
+
+    def forget(self) -> None:
+        """Note that the record of what was launched was forgotten."""
+
+    def ready(self) -> None:
+        """Wait until every weight is current; launches nothing."""
+
+    def leave(self) -> None:
+        """Give every parameter memory of its own."""
+
+
+class ModelBuffers:
+    """Says when all ranks get the buffers of one, such as the statistics of normalisation."""
+
+    @property
+    def meets_in_forward(self) -> bool:
+        """Whether a training forward begins with an exchange with other ranks."""
+        return False
+
+    def forward_begins(self) -> None:
+        """Begin a training forward."""
+
+    def step_ends(self, stepped: Stepped) -> None:
+        """End a step, as all ranks do."""
+
+
+class Local:
+    """What weights a rank has of its own; none by default."""
+
+    @contextmanager
+    def global_weights(self) -> Iterator[None]:
+        """Let the parameters hold the weights of all ranks in the block; all ranks enter it."""
+        yield
+
+    def alike(self, states: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return states of optimizers as all ranks save them; all ranks call it."""
+        return states
+
+    def local_state(self) -> dict[str, Any]:
+        """Return what this rank alone knows."""
+        return {}
+
+    def load_local_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with what :meth:`local_state` returned."""
+        if state.get("parts"):
+            raise EngineError(
+                "this is the local state of a training with a delay, and the plan at work has "
+                "none; give distribute(delay=...), or go on from the global weights without it"
+            )
+
+    def leave(self) -> None:
+        """Let parameters hold the weights of all ranks for good; all ranks call it."""
+
+
+class Row(NamedTuple):
+    """What an exchange is composed of: each part as what makes it from a layout.
+
+    Attributes:
+        owner: says who owns what of the gradients' sums, and of the weights.
+        push: brings gradients there.
+        update: updates weights.
+        pull: brings weights back, or averages.
+        gradients: is what a script finds at ``parameter.grad``.
+        buffers: says when all ranks get the model's buffers of one.
+        local: has the weights that are a rank's own.
+        notes: carries what the ranks say besides.
+    """
+
+    owner: Callable[[Layout], Owner]
+    push: Callable[[Layout], Push]
+    update: Callable[[Layout], Update]
+    pull: Callable[[Layout], Pull]
+    gradients: Callable[[Layout], Gradients]
+    buffers: Callable[[Layout], ModelBuffers]
+    local: Callable[[Layout], Local]
+    notes: Callable[[Layout], Notes]
+
+
+class Whole(Update):
+    """Every rank updates all weights in the optimizer's own step."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Need nothing of the layout."""
+
+
+class Nothing(Pull):
+    """Every rank has updated all weights: nothing is pulled."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Need nothing of the layout."""
+
+
+class Alike(Local):
+    """Every rank has the same weights."""
+
+    def __init__(self, layout: Layout) -> None:
+        """Need nothing of the layout."""

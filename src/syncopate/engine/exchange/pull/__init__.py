@@ -1,0 +1,1 @@
+"""Pull: how weights, or averages of gradients, come to every rank."""

@@ -1,0 +1,196 @@
+"""Flights: averages on their way to this rank, and who waits for them.
+
+A *flight* is one flat buffer on its way, with what is to be done when it has arrived.
+
+[Note: signal handlers]
+A handler runs on the main thread, at any line: also where that waits for a flight. So a look in a
+handler waits for the flight itself and lands it, and the wait that it interrupted finds that done.
+A handler that interrupts the landing sees an update half done, as one that interrupts an
+optimizer's step under DDP does.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from syncopate.engine.buckets import FlatBuffer
+from syncopate.engine.checks.agreement import explained
+from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.exchange.seen import averages, weights
+from syncopate.errors import CollectiveError, EngineError
+
+
+class Flight:
+    """One flat buffer on its way.
+
+    Args:
+        part: the flat buffer.
+
+    Attributes:
+        part: as given.
+        works: what to wait for.
+        unpacking: brings averages that came in fewer bits into their places; all ranks take them,
+            their owner too.
+        actions: what to do when it has arrived, in order.
+        awaited: tensors whose values depend on it.
+        steps: whether some action updates weights.
+        landing: whether a thread sees to it, now that it has come.
+    """
+
+    def __init__(self, part: FlatBuffer) -> None:
+        self.part = part
+        self.works: list[Callable[[], object]] = []
+        self.unpacking: list[Callable[[], object]] = []
+        self.actions: list[Callable[[], object]] = []
+        self.awaited: list[Tensor] = []
+        self.steps = False
+        self.landing = False
+
+
+class Flights:
+    """The flights of an exchange.
+
+    Attributes:
+        owner: answers what a script asks of a gradient on its way.
+        lock: held while one lands.
+    """
+
+    owner: averages.Owner
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self.lock = threading.RLock()
+        self._under_way: dict[int, Flight] = {}
+        # To look at these waits for nothing; the views themselves may be told to wait.
+        places = [layout.places[trainable.index] for trainable in layout.trainables]
+        self._aliases = [part.views[place].detach() for part, place in places]
+
+    def key_of(self, index: int) -> int:
+        """Return the name of the flight that brings the gradient of a parameter."""
+        return id(self._layout.places[index][0])
+
+    def memory_of(self, index: int) -> Tensor:
+        """Return the place of an average, without waiting for it."""
+        return self._aliases[index]
+
+    def get(self, key: int) -> Flight | None:
+        """Return the flight of that name, if it is under way."""
+        return self._under_way.get(key)
+
+    def any(self) -> bool:
+        """Whether some flight is under way."""
+        return bool(self._under_way)
+
+    def depart(self, flights: Mapping[int, Flight]) -> None:
+        """Let every look at a gradient of these flights wait for it."""
+        for key, flight in flights.items():
+            flight.awaited = [self._layout.grads[each.index] for each in flight.part.trainables]
+            weights.expect(flight.awaited, Waiter(self, key), averages.AwaitedAverage)
+        self._under_way = dict(flights)
+
+    def ready(self) -> None:
+        """Wait for all flights.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        for key in list(self._under_way):
+            self.arrive(key)
+
+    @torch.no_grad()
+    def arrive(self, key: int) -> None:
+        """Wait for a flight, and do what is to be done then; once, in any thread.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        if key not in self._under_way:
+            return
+        with self.lock:
+            flight = self._under_way.get(key)
+            if flight is None or flight.landing:
+                return
+            began_s = time.perf_counter()
+            try:
+                for wait in flight.works:
+                    wait()
+            except CollectiveError as error:
+                raise explained(error) from error
+            if self._under_way.get(key) is not flight:  # [Note: signal handlers]
+                return
+            flight.landing = True
+            try:
+                self._land(flight, began_s)
+            finally:
+                flight.landing = False
+            del self._under_way[key]
+            weights.release(flight.awaited)
+
+    def _land(self, flight: Flight, began_s: float) -> None:
+        part, came_s = flight.part, time.perf_counter()
+        bucket, traffic = part.messages[0].bucket, self._layout.traffic
+        if part.gradients.is_cpu and flight.steps:  # a device's stream waits, and not the host
+            traffic.waits.append((bucket, began_s, came_s))
+        # A forward may run in inference mode, or under autocast; a step does not.
+        kind = part.gradients.device.type
+        with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
+            for doing in (flight.unpacking, flight.actions):
+                while doing:
+                    doing.pop(0)()
+        if part.gradients.is_cpu and flight.steps:
+            traffic.updates.append((bucket, came_s, time.perf_counter()))
+
+    def later(self, index: int, action: Callable[[], object]) -> None:
+        """Do something to a gradient when it has arrived; now, where it has."""
+        with self.lock:
+            flight = self._under_way.get(self.key_of(index))
+            if flight is not None and not flight.landing:
+                flight.actions.append(action)
+                return
+        with torch.no_grad():
+            action()
+
+
+class Waiter:
+    """Waits for a flight, as long as anybody trains the model."""
+
+    def __init__(self, flights: Flights, key: int) -> None:
+        self._flights = weakref.ref(flights)
+        self._key = key
+
+    @property
+    def exchange(self) -> averages.Owner:
+        """Who answers what is asked of the gradient."""
+        return self._alive().owner
+
+    def _alive(self) -> Flights:
+        if (found := self._flights()) is None:
+            raise EngineError(
+                "model and optimizer are gone while the last step of this parameter was on its "
+                "way, so its value is not known. Keep the model as long as its parameters, or call "
+                "its .syncopate.ready() before it goes"
+            )
+        return found
+
+    def wait(self) -> None:
+        """Wait for it.
+
+        Raises:
+            EngineError: model and optimizer are gone.
+        """
+        self._alive().arrive(self._key)
+
+    def __call__(self, _: Any) -> None:
+        """Wait for it before autograd adds to a gradient."""
+        if (found := self._flights()) is not None:
+            found.arrive(self._key)
+
+    def met_compiler(self) -> None:
+        """Do nothing: the exchange hears of it, too."""

@@ -1,0 +1,1 @@
+"""Push: how the gradients of a backward come to who updates by them."""

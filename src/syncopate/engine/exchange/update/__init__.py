@@ -1,0 +1,1 @@
+"""Update: which rank applies the optimizer, to what, and when."""

@@ -1,0 +1,71 @@
+"""Deferred steps: what an optimizer's step would have done, done for some parameters later.
+
+[Note: a copy of the optimizer] A deferred step is the optimizer's own ``step``, called on a copy of
+it. The copy has the same class, the same state, and the values that the groups had in the step: a
+schedule may change them before the copy steps. Its parameters are others on the same memory, each
+with its average as gradient, so that ``parameter.grad`` does not change meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from syncopate.engine.exchange.groups import parameters_of
+from syncopate.engine.exchange.optimizers import copy_for, step_of
+from syncopate.engine.exchange.seen.state import raw_state
+
+StandIn = Callable[[Tensor], tuple[int, nn.Parameter] | None]
+
+
+class DeferredStep:
+    """One step of an optimizer on some parameters; see [Note: a copy of the optimizer].
+
+    Args:
+        optimizer: whose step.
+        noted: its attributes when it stepped.
+        stand_in: returns of a parameter its index and the parameter that stands for it.
+        indices: of the parameters to update.
+        gradients: per index the gradient.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        noted: Mapping[str, Any],
+        stand_in: StandIn,
+        indices: set[int],
+        gradients: Mapping[int, Tensor],
+    ) -> None:
+        self._optimizer = optimizer
+        self._pairs: list[tuple[Tensor, nn.Parameter, Tensor]] = []
+        standing: list[list[nn.Parameter]] = []
+        for parameters in parameters_of(optimizer):
+            found = [(each, stand_in(each)) for each in parameters]
+            own = [(p, one[1], gradients[one[0]]) for p, one in found if one and one[0] in indices]
+            self._pairs += own
+            standing.append([parameter for _, parameter, _ in own])
+        self._copy = copy_for(optimizer, standing, noted)
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Update the parameters, on any thread."""
+        state = raw_state(self._optimizer)
+        known: dict[Tensor, Any] = {
+            stand_in: state[p] for p, stand_in, _ in self._pairs if p in state
+        }
+        self._copy.state = defaultdict(dict, known)
+        for _, stand_in, gradient in self._pairs:
+            stand_in.grad = gradient
+        try:
+            step_of(type(self._copy))(self._copy)
+        finally:
+            for parameter, stand_in, _ in self._pairs:
+                stand_in.grad = None
+                if stand_in in self._copy.state:
+                    state[parameter] = self._copy.state[stand_in]
