@@ -16,6 +16,7 @@ from typing import ClassVar
 from syncopate.artifacts import Artifact, Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
+from syncopate.units import KIB
 
 LONGEST_S = 1e15
 """Of a duration: sums and multiples of some stay numbers."""
@@ -181,6 +182,10 @@ class LinkProbe(Record, frozen=True, kw_only=True):
     src: int
     dst: int
     points: tuple[CurvePoint, ...]
+
+
+STAGED_BYTES = 64 * KIB
+"""Buffers up to this size are copied in and out of memory of their own, and so handled apart."""
 
 
 class Handling(Record, frozen=True, kw_only=True):

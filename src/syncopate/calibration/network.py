@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import NamedTuple
 
 from msgspec import structs
 
-from syncopate.calibration.handling import Sample, handling_of, measure_samples
+from syncopate.calibration.handling import Sample, handling_of
 from syncopate.calibration.links import burst_byte_time, measure_links
+from syncopate.calibration.probes import measure_samples
 from syncopate.calibration.racks.discovery import discover
 from syncopate.calibration.reduction import measure_reduction
 from syncopate.cluster import Cluster
@@ -26,18 +26,14 @@ class Network(NamedTuple):
     """What was measured.
 
     Attributes:
-        cluster: levels, γ, handling and raw link probes; no curves.
-        samples: what handling was fitted to.
+        cluster: levels, γ and raw link probes; no curves.
+        samples: what handling is fitted to.
+        burst_byte_s: see :class:`~syncopate.cluster.Handling`.
     """
 
     cluster: Cluster
     samples: tuple[Sample, ...]
-
-
-def get_ready(rank: int) -> None:
-    """Load what the fit needs, which takes a few tenths of a second, where ``rank`` is to fit."""
-    if rank == 0:
-        import_module("scipy.optimize")
+    burst_byte_s: float
 
 
 def measure_network(
@@ -47,7 +43,7 @@ def measure_network(
     budget_s: float,
     progress: Progress | None = None,
 ) -> Network:
-    """Measure links, reduction and handling; return the same on all ranks.
+    """Measure links, reduction and handling, and fit it; return the same on all ranks.
 
     Every rank must call it with the same arguments, while nothing else uses the communicator.
 
@@ -57,37 +53,15 @@ def measure_network(
         budget_s: about how long to take.
         progress: called with what is measured and how much of the whole is done.
     """
-    levels, probes = measure_links(
-        communicator,
-        where,
-        budget_s=budget_s * _LINKS_SHARE,
-        progress=part(progress, 0.0, _LINKS_SHARE),
-    )
-    bare = Cluster(
-        name=_name(where),
-        levels=levels,
-        placement=where.placement,
-        hosts=where.hosts,
-        reduction_s_per_byte=measure_reduction(communicator),
-        probes=probes,
-        warnings=where.warnings,
-    )
-    samples = measure_samples(
-        communicator,
-        bare,
-        budget_s=budget_s * (1 - _LINKS_SHARE),
-        progress=part(progress, _LINKS_SHARE, 1.0),
-    )
+    bare = _measured(communicator, where, budget_s, progress)
     # Fitted once: in floating point, ranks on different machines might not agree.
-    handling = None
-    if communicator.rank == 0:
-        handling = handling_of(bare, samples, burst_byte_time(levels, probes))
+    handling = handling_of(*bare) if communicator.rank == 0 else None
     agreed = communicator.broadcast_object(handling)
-    return Network(structs.replace(bare, handling=agreed), samples)
+    return bare._replace(cluster=structs.replace(bare.cluster, handling=agreed))
 
 
-def probe(communicator: Communicator, budget_s: float, progress: Progress | None = None) -> Cluster:
-    """Return hosts, racks, links and what messages cost, without a collective's curve.
+def probe(communicator: Communicator, budget_s: float, progress: Progress | None = None) -> Network:
+    """Return hosts, racks, links and what messages cost, without a fit or a collective's curve.
 
     Every rank must call it with the same arguments, while nothing else uses the communicator.
 
@@ -102,12 +76,41 @@ def probe(communicator: Communicator, budget_s: float, progress: Progress | None
         budget_s * _DISCOVERY_SHARE,
         part(progress, 0.0, _DISCOVERY_SHARE),
     )
-    return measure_network(
+    return _measured(
         communicator,
         where,
-        budget_s=budget_s * (1 - _DISCOVERY_SHARE),
-        progress=part(progress, _DISCOVERY_SHARE, 1.0),
-    ).cluster
+        budget_s * (1 - _DISCOVERY_SHARE),
+        part(progress, _DISCOVERY_SHARE, 1.0),
+    )
+
+
+def _measured(
+    communicator: Communicator, where: Topology, budget_s: float, progress: Progress | None
+) -> Network:
+    levels, probes = measure_links(
+        communicator,
+        where,
+        budget_s=budget_s * _LINKS_SHARE,
+        progress=part(progress, 0.0, _LINKS_SHARE),
+    )
+    bare = Cluster(
+        name=_name(where),
+        levels=levels,
+        placement=where.placement,
+        hosts=where.hosts,
+        reduction_s_per_byte=measure_reduction(
+            communicator, part(progress, _LINKS_SHARE, _LINKS_SHARE)
+        ),
+        probes=probes,
+        warnings=where.warnings,
+    )
+    samples = measure_samples(
+        communicator,
+        bare,
+        budget_s=budget_s * (1 - _LINKS_SHARE),
+        progress=part(progress, _LINKS_SHARE, 1.0),
+    )
+    return Network(bare, samples, burst_byte_time(levels, probes))
 
 
 def _name(where: Topology) -> str:

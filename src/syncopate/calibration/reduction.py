@@ -13,26 +13,32 @@ import torch
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of, synchronize
+from syncopate.output import Progress, say
 from syncopate.units import MIB
 
 _SIZE_BYTES = 4 * MIB
 _ROUNDS = 15
+_FEW = 5
 
 
-def measure_reduction(communicator: Communicator) -> float:
+def measure_reduction(communicator: Communicator, progress: Progress | None = None) -> float:
     """Return γ in seconds per byte: the median over rounds, then over ranks; alike on all ranks.
 
     Args:
         communicator: the ranks; all of them must call this.
+        progress: called before every few rounds.
     """
     device = device_of(communicator)
     total = torch.zeros(_SIZE_BYTES // 4, device=device)
+    say(progress, "additions", 0.0)
     part = torch.ones_like(total)
     for _ in range(3):
         total.add_(part)
     communicator.barrier()
     samples_s = []
-    for _ in range(_ROUNDS):
+    for index in range(_ROUNDS):
+        if index % _FEW == 0:
+            say(progress, "additions", index / _ROUNDS)
         synchronize(device)
         start_s = time.perf_counter()
         total.add_(part)

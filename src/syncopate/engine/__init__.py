@@ -2,8 +2,3 @@
 
 :func:`~syncopate.engine.distribute.distribute` is the way in.
 """
-
-from syncopate.engine.distribute import distribute
-from syncopate.engine.engine import Engine
-
-__all__ = ["Engine", "distribute"]

@@ -26,7 +26,8 @@ from syncopate.engine.engine import Engine
 from syncopate.engine.model.module import attach
 from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.recording import tell
-from syncopate.engine.selfplan import Asked, Wishes, start
+from syncopate.engine.selfplan.start import start
+from syncopate.engine.selfplan.wishes import Asked, Wishes
 from syncopate.plan import SERVED, Plan
 from syncopate.tracing.capture import current
 

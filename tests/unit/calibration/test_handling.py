@@ -12,7 +12,7 @@ import pytest
 import torch
 from msgspec import structs
 
-from syncopate.calibration import handling
+from syncopate.calibration import probes
 from syncopate.calibration.handling import PROBES, SIZES, Sample, fit, handling_of
 from syncopate.cluster import Cluster, Handling, Level
 from syncopate.costs.model.execution import execution_times
@@ -154,9 +154,9 @@ class Alone:
         return run
 
 
-@pytest.mark.parametrize("ranks", [1, handling.MOST_RANKS + 1])
+@pytest.mark.parametrize("ranks", [1, probes.MOST_RANKS + 1])
 def test_one_rank_or_very_many_have_no_samples(ranks: int):
-    assert handling.measure_samples(Alone(ranks), bare(ranks), budget_s=1.0) == ()
+    assert probes.measure_samples(Alone(ranks), bare(ranks), budget_s=1.0) == ()
 
 
 @pytest.mark.parametrize(
@@ -164,9 +164,9 @@ def test_one_rank_or_very_many_have_no_samples(ranks: int):
 )
 def test_every_probe_is_measured_at_every_size_that_the_budget_allows(monkeypatch, budget_s, sizes):
     monkeypatch.setattr("syncopate.calibration.starts._AHEAD_S", 0.0)
-    monkeypatch.setattr(handling, "_MOST_SAMPLES", 1)
+    monkeypatch.setattr(probes, "_MOST_SAMPLES", 1)
     communicator, cluster = Alone(4, others=2.0), structs.replace(bare(4), hosts=("a",) * 4)
-    samples = handling.measure_samples(communicator, cluster, budget_s=budget_s)
+    samples = probes.measure_samples(communicator, cluster, budget_s=budget_s)
     assert [(s[:3], s.nbytes) for s in samples] == [
         ((name, algorithm, dict(options)), nbytes)
         for nbytes in sizes

@@ -8,7 +8,7 @@ import pytest
 
 from syncopate.calibration import network
 from syncopate.calibration.handling import SIZES
-from syncopate.calibration.network import get_ready, measure_network
+from syncopate.calibration.network import measure_network
 from syncopate.cluster import Cluster, Handling, Level
 from syncopate.topology import topology
 from tests.unit.calibration.test_handling import TRUE, bare, probed
@@ -50,7 +50,7 @@ def budgets(monkeypatch) -> dict[str, float]:
 
     monkeypatch.setattr(network, "measure_links", links)
     monkeypatch.setattr(network, "measure_samples", samples)
-    monkeypatch.setattr(network, "measure_reduction", lambda communicator: 3e-11)
+    monkeypatch.setattr(network, "measure_reduction", lambda communicator, progress: 3e-11)
     return given
 
 
@@ -75,15 +75,6 @@ def test_others_take_what_they_are_told(budgets, monkeypatch):
     where = topology(["a", "b", "c", "d"])
     found = measure_network(Peer(3, 4, told), where, budget_s=10.0)
     assert found.cluster.handling == told
-
-
-def test_only_rank_0_loads_what_the_fit_needs(monkeypatch):
-    loaded: list[str] = []
-    monkeypatch.setattr(network, "import_module", loaded.append)
-    get_ready(3)
-    assert loaded == []
-    get_ready(0)
-    assert loaded == ["scipy.optimize"]
 
 
 def test_one_rank_has_no_links_and_nothing_to_handle():

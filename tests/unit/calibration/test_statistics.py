@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.calibration import curves, handling, reduction
+from syncopate.calibration import curves, probes, reduction
 from syncopate.cluster import Cluster, CurvePoint
 from syncopate.profiling.samples import Iteration, workload
 from syncopate.units import MIB
@@ -56,9 +56,7 @@ def test_every_sample_is_kept_and_the_last_rank_counts(monkeypatch: pytest.Monke
 def test_a_small_message_takes_as_long_as_its_slowest_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        handling, "Starts", lambda *_, **__: SimpleNamespace(timed=lambda call: 1e-3)
-    )
+    monkeypatch.setattr(probes, "Starts", lambda *_, **__: SimpleNamespace(timed=lambda call: 1e-3))
     cluster = Cluster.preset("1gbe", 2)
     communicator = Alone()
     monkeypatch.setattr(
@@ -69,7 +67,7 @@ def test_a_small_message_takes_as_long_as_its_slowest_rank(
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce"):
         setattr(communicator, name, lambda *_, **__: None)
-    samples = handling.measure_samples(communicator, cluster, budget_s=1e-3)  # type: ignore[arg-type]
+    samples = probes.measure_samples(communicator, cluster, budget_s=1e-3)  # type: ignore[arg-type]
     assert samples
     assert {max(sample.samples_s) for sample in samples} == {7e-3}
     assert {min(sample.samples_s) for sample in samples} == {1e-3}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -236,19 +237,19 @@ SHORT = [4**k for k in range(1, 9)]
 LONG = [*SHORT, 256 * KIB, *(2**k * MIB for k in range(7)), RESNET_BYTES]
 
 
-def test_who_was_measured_at_short_messages_is_no_candidate_at_long_ones() -> None:
+@pytest.mark.parametrize("sizes", [SHORT, LONG])
+def test_who_was_measured_at_short_messages_is_no_candidate_at_long_ones(sizes: Any) -> None:
     """At short messages flat trees pass in bursts, which is how one was chosen for 102 MB."""
     flat_tree = curve("flat_tree", {size: 1e-4 + 1e-10 * size for size in SHORT})
     doubling = curve("recursive_doubling", {size: 1e-4 + 1e-10 * size for size in SHORT})
-    for sizes in (SHORT, LONG):
-        cluster = structs.replace(GIGABIT, curves=(flat_tree, doubling, priced("ring", sizes)))
-        costs = collective_costs(cluster)
-        assert costs.best(16 * KIB) == "flat_tree"
-        for nbytes in (8 * MIB, 25 * MIB, RESNET_BYTES):
-            assert costs.best(nbytes) == "ring"
-            for name in ("flat_tree", "recursive_doubling"):
-                price = fixed_cost(GIGABIT, "all_reduce", name, {})
-                assert float(costs.of(name)(nbytes)) >= float(price(nbytes)) * (1 - 1e-9)
+    cluster = structs.replace(GIGABIT, curves=(flat_tree, doubling, priced("ring", sizes)))
+    costs = collective_costs(cluster)
+    assert costs.best(16 * KIB) == "flat_tree"
+    for nbytes in (8 * MIB, 25 * MIB, RESNET_BYTES):
+        assert costs.best(nbytes) == "ring"
+        for name in ("flat_tree", "recursive_doubling"):
+            price = fixed_cost(GIGABIT, "all_reduce", name, {})
+            assert float(costs.of(name)(nbytes)) >= float(price(nbytes)) * (1 - 1e-9)
 
 
 def test_what_has_no_price_stays_behind_those_that_were_measured_further() -> None:
@@ -317,14 +318,14 @@ def test_in_training_a_burst_passes_once() -> None:
     assert float(training_costs(burst, 64 * KIB)(64 * KIB)) == pytest.approx(1e-4)
 
 
-def test_the_start_up_of_one_channel_hides_no_bytes_of_another() -> None:
+@pytest.mark.parametrize("channels", [1, 2, 4])
+def test_the_start_up_of_one_channel_hides_no_bytes_of_another(channels: int) -> None:
     flat = structs.replace(GIGABIT, curves=(curve("ring", {4: 5e-3, MIB: 1.5e-2}),))
     tensors = tuple(GradientTensor(name=f"t{i}", numel=MIB // 8) for i in range(40))
     workload = Workload(model="m", tensors=tensors, forward_s=0.0, backward_s=0.0)
-    for channels in (1, 2, 4):
-        prediction = make_plan(workload, flat, "wfbp", channels=channels).prediction
-        assert prediction is not None
-        assert prediction.iteration_s >= prediction.bound_s * (1 - 1e-9)
+    prediction = make_plan(workload, flat, "wfbp", channels=channels).prediction
+    assert prediction is not None
+    assert prediction.iteration_s >= prediction.bound_s * (1 - 1e-9)
 
 
 def test_every_size_is_dearer_than_the_one_before() -> None:

@@ -90,12 +90,12 @@ def test_every_level_has_its_line() -> None:
     assert line_s_per_byte(hosts, "reduce") == 1.0
 
 
-def test_an_iteration_takes_the_longer_of_computation_and_wire() -> None:
+@pytest.mark.parametrize("compute_s", [0.1, 5.0])
+def test_an_iteration_takes_the_longer_of_computation_and_wire(compute_s: float) -> None:
     tensors = (GradientTensor(name="w", numel=RESNET_BYTES // 4),)
-    for compute_s in (0.1, 5.0):
-        workload = Workload(model="m", tensors=tensors, forward_s=0.0, backward_s=compute_s)
-        bound_s = iteration_bound_s(workload, GIGABIT)
-        assert bound_s == max(compute_s, wire_s(GIGABIT, RESNET_BYTES))
+    workload = Workload(model="m", tensors=tensors, forward_s=0.0, backward_s=compute_s)
+    bound_s = iteration_bound_s(workload, GIGABIT)
+    assert bound_s == max(compute_s, wire_s(GIGABIT, RESNET_BYTES))
 
 
 def test_less_than_the_bound_is_refused() -> None:

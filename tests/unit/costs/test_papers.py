@@ -43,7 +43,8 @@ CLUSTERS = (
 
 @pytest.mark.parametrize("p", [2, 3, 5, 8, 16])
 @pytest.mark.parametrize("blocks", [2, 7, 64])
-def test_table_1_is_the_price_but_for_what_is_put_right(p, blocks):
+@pytest.mark.parametrize("key", TABLE_1)
+def test_table_1_is_the_price_but_for_what_is_put_right(p, blocks, key):
     """Every entry against the schedule: equal, or the steps that the module names too many."""
     log = (p - 1).bit_length()
     saved = 2 * (p - 2 + blocks) - 1 if p > 2 else blocks + 1
@@ -52,15 +53,14 @@ def test_table_1_is_the_price_but_for_what_is_put_right(p, blocks):
         ("reduce", "lp"): 1,
         ("all_reduce", "lp"): 2 * (p - 1 + blocks) - saved,
     }
-    for key in TABLE_1:
-        options = {"blocks": blocks} if key[1] == "lp" else {}
-        ours, printed = closed_form(*key, p, **options), table_1(*key, p, blocks)
-        extra = steps_too_many.get(key, 0)
-        ring_startups = p - 1 - log if key == ("broadcast", "be") else 0
-        assert printed.startups == ours.startups + extra + ring_startups
-        assert printed.wire == pytest.approx(ours.wire + extra / blocks)
-        adds = key[1] == "lp" and key[0] != "broadcast"
-        assert printed.additions == pytest.approx(ours.additions + adds / blocks)
+    options = {"blocks": blocks} if key[1] == "lp" else {}
+    ours, printed = closed_form(*key, p, **options), table_1(*key, p, blocks)
+    extra = steps_too_many.get(key, 0)
+    ring_startups = p - 1 - log if key == ("broadcast", "be") else 0
+    assert printed.startups == ours.startups + extra + ring_startups
+    assert printed.wire == pytest.approx(ours.wire + extra / blocks)
+    adds = key[1] == "lp" and key[0] != "broadcast"
+    assert printed.additions == pytest.approx(ours.additions + adds / blocks)
 
 
 def test_table_1_in_seconds():
@@ -84,14 +84,12 @@ def test_table_1_refuses_what_it_does_not_have():
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda c: "x".join(str(x.size) for x in c.levels))
-def test_equations_3_and_7_are_prices(cluster):
-    for nbytes in SIZES:
-        assert one_level_s(cluster, nbytes) == pytest.approx(
-            priced("ring", cluster, nbytes), rel=1e-9
-        )
-        assert blueconnect_s(cluster, nbytes) == pytest.approx(
-            priced("blueconnect", cluster, nbytes, stages=stages(cluster)), rel=1e-9
-        )
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_equations_3_and_7_are_prices(cluster, nbytes):
+    assert one_level_s(cluster, nbytes) == pytest.approx(priced("ring", cluster, nbytes), rel=1e-9)
+    assert blueconnect_s(cluster, nbytes) == pytest.approx(
+        priced("blueconnect", cluster, nbytes, stages=stages(cluster)), rel=1e-9
+    )
 
 
 def test_equation_4_is_the_price_for_nodes_of_two():
@@ -106,19 +104,17 @@ def test_equation_4_is_the_price_for_nodes_of_two():
             )
 
 
-def test_equation_4_has_the_bytes_of_the_schedule_for_any_node():
-    for sizes in ((4, 16, 3), (3, 5), (4, 4)):
-        cluster = tiers(*sizes, rates=(32e9, 12.5e9, 6e9)[: len(sizes)], alpha=0.0)
-        assert two_level_s(cluster, 1e8) == pytest.approx(
-            priced("two_level", cluster, 1e8), rel=1e-9
-        )
+@pytest.mark.parametrize("sizes", [(4, 16, 3), (3, 5), (4, 4)])
+def test_equation_4_has_the_bytes_of_the_schedule_for_any_node(sizes):
+    cluster = tiers(*sizes, rates=(32e9, 12.5e9, 6e9)[: len(sizes)], alpha=0.0)
+    assert two_level_s(cluster, 1e8) == pytest.approx(priced("two_level", cluster, 1e8), rel=1e-9)
 
 
 def test_stages_are_recursive_for_powers_of_two():
     assert stages(tiers(4, 1, 3, rates=(1.0, 1.0, 1.0))) == ("recursive", "ring")
 
 
-def test_one_rank_costs_nothing():
+@pytest.mark.parametrize("formula", [one_level_s, two_level_s, blueconnect_s])
+def test_one_rank_costs_nothing(formula):
     alone = tiers(1, rates=(1.0,))
-    for formula in (one_level_s, two_level_s, blueconnect_s):
-        assert formula(alone, 1e6) == 0.0
+    assert formula(alone, 1e6) == 0.0

@@ -188,11 +188,11 @@ def test_rounds_are_no_barriers():
     assert price(waits, cluster, 1e-9) == pytest.approx(11)
 
 
-def test_nothing_to_send_costs_nothing():
-    for key in ALGORITHMS:
-        assert price(build(*key, 1), flat(1), 1e6) == 0.0
-        assert price(build(*key, 4), flat(4), 0.0) == 0.0
-        assert price(build(*key, 4), flat(4), 1e-300) > 0.0
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_nothing_to_send_costs_nothing(key):
+    assert price(build(*key, 1), flat(1), 1e6) == 0.0
+    assert price(build(*key, 4), flat(4), 0.0) == 0.0
+    assert price(build(*key, 4), flat(4), 1e-300) > 0.0
 
 
 @given(st.data())
@@ -336,13 +336,13 @@ def test_levels_work_at_the_same_time_and_share_the_ranks_own_link():
     assert price(toy(4, inner, outer), equal, 10.0) == 20
 
 
-def test_one_rank_per_host_costs_what_a_flat_network_costs():
+@pytest.mark.parametrize("key", ALGORITHMS)
+def test_one_rank_per_host_costs_what_a_flat_network_costs(key):
     """Levels of one unit have no links, wherever they are."""
-    for key in ALGORITHMS:
-        schedule = build(*key, 6)
-        plain = network(6, rates=(2.0,))
-        single = network(1, 6, 1, rates=(0.1, 2.0, 0.1))
-        assert price_lines(schedule, plain) == price_lines(schedule, single)
+    schedule = build(*key, 6)
+    plain = network(6, rates=(2.0,))
+    single = network(1, 6, 1, rates=(0.1, 2.0, 0.1))
+    assert price_lines(schedule, plain) == price_lines(schedule, single)
 
 
 ZIGZAG = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -357,16 +357,16 @@ def test_a_ring_that_zigzags_between_racks_takes_four_times_as_long():
     assert ordered == pytest.approx(2 * 7 / 8 * 1e8 / 125e6)
 
 
-def test_blueconnect_pays_off_where_inner_links_are_faster():
-    for inner_rate, blueconnect_wins in ((125e6, False), (1e9, True)):
-        racks = network(4, 2, rates=(inner_rate, 125e6), placement=ZIGZAG)
-        ring, blueconnect, flat = (
-            price(build("all_reduce", name, 8, **fitted("all_reduce", name, racks)), racks, 1e8)
-            for name in ("ring", "blueconnect", "halving_doubling")
-        )
-        assert (blueconnect < ring) == blueconnect_wins
-        assert blueconnect == pytest.approx(2 * (3 / 4 / inner_rate + 1 / 2 / 125e6) * 1e8)
-        assert blueconnect == pytest.approx(flat)
+@pytest.mark.parametrize(("inner_rate", "blueconnect_wins"), [(125e6, False), (1e9, True)])
+def test_blueconnect_pays_off_where_inner_links_are_faster(inner_rate, blueconnect_wins):
+    racks = network(4, 2, rates=(inner_rate, 125e6), placement=ZIGZAG)
+    ring, blueconnect, flat = (
+        price(build("all_reduce", name, 8, **fitted("all_reduce", name, racks)), racks, 1e8)
+        for name in ("ring", "blueconnect", "halving_doubling")
+    )
+    assert (blueconnect < ring) == blueconnect_wins
+    assert blueconnect == pytest.approx(2 * (3 / 4 / inner_rate + 1 / 2 / 125e6) * 1e8)
+    assert blueconnect == pytest.approx(flat)
 
 
 def test_pipelines_pay_off_where_levels_take_as_long():

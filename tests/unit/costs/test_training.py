@@ -106,14 +106,14 @@ def test_blocks_are_still_chosen_by_size() -> None:
     assert float(given(MIB)) == pytest.approx(2 * float(price(MIB)))
 
 
-def test_where_only_the_backends_own_was_measured_it_carries_all() -> None:
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_gather", "reduce", "broadcast"])
+def test_where_only_the_backends_own_was_measured_it_carries_all(collective: str) -> None:
     points = {n: 1e-3 + n * 2e-8 for n in SIZES}
     cluster = structs.replace(FLAT, curves=(curve(NATIVE, points),))
-    for collective in ("reduce_scatter", "all_gather", "reduce", "broadcast"):
-        costs = training_costs(cluster, BYTES, None, collective)
-        assert costs.names == (NATIVE,)
-        part = wire_bytes(4, 1.0, collective) / wire_bytes(4, 1.0)
-        assert float(costs(MIB)) == pytest.approx(part * points[MIB])
+    costs = training_costs(cluster, BYTES, None, collective)
+    assert costs.names == (NATIVE,)
+    part = wire_bytes(4, 1.0, collective) / wire_bytes(4, 1.0)
+    assert float(costs(MIB)) == pytest.approx(part * points[MIB])
 
 
 def test_a_factor_may_come_from_any_measured_schedule() -> None:

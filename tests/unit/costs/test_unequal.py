@@ -42,12 +42,12 @@ def measured(algorithm: str, s_per_byte: float) -> Cluster:
 
 
 @pytest.mark.parametrize("collective", SHARDED)
-def test_one_owner_by_hand(collective: str) -> None:
+@pytest.mark.parametrize(("algorithm", "hops"), [("ring", 3), ("recursive", 2)])
+def test_one_owner_by_hand(collective: str, algorithm: str, hops: int) -> None:
     """The ring carries all of it over three links in turn, the tree over two."""
     even_s = {"ring": 3 * on_the_wire(25), "recursive": on_the_wire(50) + on_the_wire(25)}
-    for algorithm, hops in (("ring", 3), ("recursive", 2)):
-        factor = unequal_factor(FLAT, Recipe(collective, algorithm), ALL_AT_0, 4)
-        assert factor * even_s[algorithm] == pytest.approx(hops * on_the_wire(100))
+    factor = unequal_factor(FLAT, Recipe(collective, algorithm), ALL_AT_0, 4)
+    assert factor * even_s[algorithm] == pytest.approx(hops * on_the_wire(100))
 
 
 def test_a_ring_of_three_by_hand() -> None:
@@ -63,9 +63,9 @@ def test_more_elements_than_a_table_counts() -> None:
     assert factor == pytest.approx(4.0)
 
 
-def test_equal_shards_cost_what_they_cost() -> None:
-    for bounds in ((0, 25, 50, 75, 100), (0, 26, 51, 76, 101), (0, 0, 0, 0, 0)):
-        assert unequal_factor(FLAT, Recipe("all_gather", "ring"), bounds, 4) == 1.0
+@pytest.mark.parametrize("bounds", [(0, 25, 50, 75, 100), (0, 26, 51, 76, 101), (0, 0, 0, 0, 0)])
+def test_equal_shards_cost_what_they_cost(bounds: tuple[int, ...]) -> None:
+    assert unequal_factor(FLAT, Recipe("all_gather", "ring"), bounds, 4) == 1.0
 
 
 @pytest.mark.parametrize("options", [{"factors": (2, 2)}, {"factors": (4,), "order": (2, 3, 0, 1)}])

@@ -4,11 +4,7 @@ Where the cluster has measured curves of the collective, they decide, else the p
 registry's schedules. The backend's own algorithm has a curve and no price, so it can be chosen only
 where it was measured.
 
-[Note: noise] Two expected durations differ by noise alone if they are within ``NOISE`` of each
-other, or within twice the standard error of their difference. Algorithms take turns when they are
-measured: where both have many samples, ``DRIFT`` takes the place of ``NOISE``. Of few, one
-straggler makes the standard error as large as the difference, so one duration is also longer where
-each of its samples is, by more than ``NOISE``. Among the algorithms that only noise separates from
+[Note: ties] Among the algorithms that only noise (``noise``) separates from
 the fastest, the one that was chosen for the next smaller size stays; else the simplest is taken:
 the backend's own, then those without options, then as the registry lists them. Otherwise two
 calibrations of one cluster would hardly ever agree, and neighbouring sizes would change algorithms
@@ -31,7 +27,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from syncopate.cluster import Cluster, robust_mean, standard_error
+from syncopate.cluster import Cluster
+from syncopate.costs.decide.noise import NOISE, beyond_noise
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import CostFunction, CurveCost, Envelope
 from syncopate.costs.model.remembered import remembered
@@ -39,14 +36,6 @@ from syncopate.errors import InvalidValueError
 from syncopate.recipe import Recipe
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import ALGORITHMS, NATIVE, algorithms
-
-NOISE = 0.05
-"""Expected durations closer than this share of the smaller are not told apart."""
-
-DRIFT = 0.01
-"""The same where both have many samples, of calls that took turns."""
-
-_MANY_SAMPLES, _FEWEST_SAMPLES = 6, 3
 
 LARGEST_BYTES = 2.0**50
 """Beyond it nothing changes: prices that cross there differ by rounding alone."""
@@ -180,7 +169,7 @@ def _from_curves(costs: Envelope) -> _Ranges:
 
 
 def _pick(curves: Mapping[str, CurveCost], size: float, incumbent: str) -> str:
-    """Return the algorithm for one measured size; see [Note: noise]."""
+    """Return the algorithm for one measured size; see [Note: ties]."""
     fastest = min(curves, key=lambda name: float(curves[name](size)))
     near = [n for n in curves if not _slower(curves[n], curves[fastest], size)]
     if NATIVE in curves:
@@ -193,11 +182,11 @@ def _pick(curves: Mapping[str, CurveCost], size: float, incumbent: str) -> str:
 def _slower(one: CurveCost, other: CurveCost, size: float) -> bool:
     """Say whether ``one`` was measured slower than ``other`` by more than noise."""
     samples = one.point(size).samples_s, other.point(size).samples_s
-    return _beyond_noise(float(one(size)), float(other(size)), *samples)
+    return beyond_noise(float(one(size)), float(other(size)), *samples)
 
 
 def tied(one: CostFunction, other: CostFunction, nbytes: float) -> bool:
-    """Say whether noise alone separates two costs at a size; see [Note: noise].
+    """Say whether noise alone separates two costs at a size; see [Note: ties].
 
     Prices, which know no scatter, are tied within ``NOISE`` of the smaller.
     """
@@ -205,26 +194,6 @@ def tied(one: CostFunction, other: CostFunction, nbytes: float) -> bool:
         return not (_slower(one, other, nbytes) or _slower(other, one, nbytes))
     low_s, high_s = sorted((float(one(nbytes)), float(other(nbytes))))
     return high_s <= (1 + NOISE) * low_s
-
-
-def longer_beyond_noise(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Say whether one thing takes longer than another by more than noise; see [Note: noise].
-
-    Args:
-        one: durations of it in seconds, at least one, measured in turns with the other's.
-        other: durations of the other, at least one.
-    """
-    return _beyond_noise(robust_mean(one), robust_mean(other), one, other)
-
-
-def _beyond_noise(
-    mine_s: float, theirs_s: float, mine: Sequence[float], theirs: Sequence[float]
-) -> bool:
-    fewest = min(len(mine), len(theirs))
-    noise_s = (DRIFT if fewest >= _MANY_SAMPLES else NOISE) * theirs_s
-    always = fewest >= _FEWEST_SAMPLES and min(mine) > theirs_s + noise_s
-    error_s = 0.0 if always else math.hypot(standard_error(mine), standard_error(theirs))
-    return mine_s - theirs_s > max(noise_s, 2 * error_s)
 
 
 def _handover(one: CurveCost, other: CurveCost, low: float, high: float) -> float:

@@ -8,49 +8,46 @@ All of them train as any other step does; what is measured is what they do anywa
    given this falls away.
 4. Hold some steps: every bucket is launched at the end of backward. So ready times are
    undisturbed, and the buckets sample what collectives of these sizes cost (``sampling``).
-5. Rank 0 plans; the plans take turns with DDP's buckets in true ready order (``contest``). A held
-   step among them tells what overlap costs this model here (``interference``), and a plan made for
-   it joins.
+5. The plans that are expected to be the best (``proposals``) take turns with DDP's buckets in true
+   ready order (``contest``). A held step among them tells what overlap costs this model here
+   (``interference``), and a plan made for it joins.
 6. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
 
-Whatever costs time waits until the training has earned it (``payback``). A run for which a plan is
-kept begins with it (``start``), and takes none of these steps.
+Whatever costs time waits until the training has earned it (``payback``); what fits and plans runs
+beside it (``aside``). A run for which a plan is kept begins with it (``start``), and takes none of
+these steps.
+
+[Note: loaded when needed]
+What probes the network takes as long to load as a step of a small model. So it is loaded when the
+training has earned it: a short run does without.
 """
 
 from __future__ import annotations
 
 import datetime
-import functools
 import math
 import socket
-import threading
 import time
 import weakref
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from syncopate.calibration.network import get_ready, probe
 from syncopate.cluster import Cluster, Interference, robust_mean
-from syncopate.costs.decide.decisions import longer_beyond_noise
+from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, words
+from syncopate.engine.selfplan.aside import Aside
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.interference import Observed, interference_of
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
 from syncopate.engine.selfplan.portions import Portions
 from syncopate.engine.selfplan.safe import DDP, first_plan, safe_plan
-from syncopate.engine.selfplan.sampling import (
-    MOST_ALGORITHMS,
-    Samples,
-    sampling_plans,
-    timings,
-)
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
-from syncopate.engine.selfplan.wishes import Asked, Wishes
+from syncopate.engine.selfplan.timings import timings
+from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
 from syncopate.plan import ALLREDUCE, SHARDED, Plan
@@ -58,12 +55,18 @@ from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.uses import Uses
 from syncopate.workload import Workload
 
+if TYPE_CHECKING:
+    from syncopate.calibration.network import Network
+
 PORTION = 0.5
 LEAST_PORTION_S = 0.05
 """What probing adds to a step where it does: this share of it, and at least so many seconds."""
 
 LOADING_S = 0.3
-"""What it takes to load what the fits need."""
+"""What it takes to load what probes, on every rank, and to start what plans beside them."""
+
+LOOK_S = 0.2
+"""After about so many seconds ranks look again whether an answer has come."""
 
 TRIED_SHARE = 0.15
 """By which share of a step a plan that was never tried may be slower."""
@@ -71,23 +74,23 @@ TRIED_SHARE = 0.15
 HELD_SHARE = 0.7
 """How much longer a held step is taken to last, before one was seen."""
 
-SEARCH_S = 0.5
-SEARCHED = 1.5
-"""What a search takes, and how many steps long it may be: a pause of one step."""
-
-SHARDED_GAIN = 0.05
-"""From which share of a step on the gain of another exchange is more than predictions err."""
-
 UNMEASURED_STEPS = 3
 """Counted steps of the plan that needs no measurement, and of DDP's buckets before it."""
 
-NOTHING_ASKED = Asked()
+LATELY = 12
+"""So many steps by the faster plan tell whether it still is."""
 
-AT_ONCE = 50
-"""Steps that are taken before ranks look again whether enough is earned."""
+AT_ONCE, AT_LEAST = 50, 8
+"""Steps that are taken before ranks agree again whether enough is earned.
+
+To agree, ranks wait for what is under way, which may cost more than some steps earn.
+"""
 
 LEAST_PROBE_S, MOST_PROBE_S, PROBE_STEPS = 0.4, 2.0, 3
 """What probing takes in all: as long as some steps, within limits."""
+
+HELD_STEPS = 9
+"""About how many are held; what is said first counts with them."""
 
 SAMPLES = 2
 """Held steps of each plan of the ladder; of those of one bucket, one."""
@@ -95,7 +98,15 @@ SAMPLES = 2
 NOTHING_TO_GAIN = 0.02
 """DDP's buckets within this share of the physical bound are left alone."""
 
-T = TypeVar("T")
+_HERE = "syncopate.engine.selfplan"
+_UNMEASURED = f"{_HERE}.proposals:unmeasured"
+_PROPOSALS = f"{_HERE}.proposals:proposals"
+_WITH_INTERFERENCE = f"{_HERE}.proposals:with_interference"
+_EXPLAINED = f"{_HERE}.proposals:explained"
+_OF_SHARDED = f"{_HERE}.proposals:gain_of_sharded"
+_SAMPLING_PLANS = f"{_HERE}.sampling:sampling_plans"
+_CURVES = f"{_HERE}.sampling:curves_of"
+_HANDLING = "syncopate.calibration.handling:handling_of"
 
 
 class SelfPlanner(Stepwise):
@@ -117,8 +128,10 @@ class SelfPlanner(Stepwise):
         self._budget = Budget()
         self._held_s = 0.0
         self._meanwhile: Plan | None = None
+        self._lately: list[float] = []
         self._contest: dict[str, Contender] = {}
-        self._portions: Portions[Cluster] | None = None
+        self._portions: Portions[Network] | None = None
+        self._aside: Aside | None = None
 
     def start(self) -> None:
         """Begin with the engine's next step; every rank calls it."""
@@ -129,6 +142,8 @@ class SelfPlanner(Stepwise):
         """End here and now, with whatever plan is at work."""
         if self._portions is not None:
             self._portions.stop()
+        if self._aside is not None:
+            self._aside.close()
         super().stop()
 
     def _step(self, step: Step) -> None:
@@ -149,6 +164,7 @@ class SelfPlanner(Stepwise):
             self._budget.step_s = step_s
             self._held_s = HELD_SHARE * step_s
             self._announce(step_s)
+            yield from self._begin_aside()
             yield from self._try_unmeasured()
             yield from self._plan(step_s)
         except CollectiveError:
@@ -160,23 +176,69 @@ class SelfPlanner(Stepwise):
 
     def _afford(self, cost_s: float) -> Course[None]:
         """Train on until ``cost_s`` may be spent, by the best plan known so far."""
+        least = AT_LEAST
         while count := self._agreed(min(self._budget.steps_until(cost_s), AT_ONCE)):
-            if self._meanwhile is not None and self._engine.plan != self._meanwhile:
-                self._engine.adopt(self._meanwhile)
-            yield from self._steps(count)
-            self._budget.gain(count)
+            yield from self._train(max(count, least))
+            least = min(2 * least, AT_ONCE)
+
+    def _train(self, count: int) -> Course[None]:
+        """Train on by the best plan known so far, as long as it is the best."""
+        if self._meanwhile is not None and self._engine.plan != self._meanwhile:
+            self._engine.adopt(self._meanwhile)
+        timed = yield from self._steps(count)
+        if not self._budget.gain_s:
+            return
+        self._budget.gain(count)
+        self._lately = [*self._lately, *self._durations(timed)][-LATELY:]
+        if len(self._lately) == LATELY:
+            gain_s = self._agreed(self._budget.step_s - robust_mean(self._lately))
+            self._budget.gain_s = max(gain_s, 0.0)
+            if gain_s <= 0:
+                self._meanwhile = self._safe()
+
+    def _begin_aside(self) -> Course[None]:
+        """Start what plans beside the training, once it is earned."""
+        yield from self._afford(LOADING_S)
+        if self._engine.communicator.rank == 0:
+            self._aside = Aside()
+            # A model may be dropped meanwhile, and a rank may end.
+            weakref.finalize(self, self._aside.close)
+        self._budget.spend(LOADING_S)
+
+    def _answer(self, work: str, *arguments: object) -> Course[Any]:
+        """Return what rank 0's process made of ``work``, on every rank; the training goes on.
+
+        Raises:
+            PlanError: it refused, or ended.
+        """
+        communicator = self._engine.communicator
+        asked = self._aside.run(work, *arguments) if self._aside is not None else None
+        step_s = self._budget.step_s
+        count = self._agreed(max(round(LOOK_S / step_s), AT_LEAST) if step_s > 0 else AT_LEAST)
+        while not self._agreed(asked is not None and asked.done()):
+            yield from self._train(count)
+        answer: tuple[Any, str] = (None, "")
+        if asked is not None:
+            error = asked.exception()
+            answer = (None, str(error)) if error else (asked.result(), "")
+        result, refused = communicator.broadcast_object(answer)
+        if refused:
+            raise PlanError(refused)
+        return result
 
     def _try_unmeasured(self) -> Course[None]:
         """Let the plan that needs no measurement be the one to train by meanwhile, if it is faster.
 
-        See ``contest``, [Note: plans that need no measurement].
+        See ``proposals``, [Note: plans that need no measurement].
         """
         engine = self._engine
         plan = None
         if engine.defers:
             order = list(reversed(engine.tensors))
             ranks = engine.communicator.world_size
-            plan = contest.unmeasured(self._model, order, ranks, self._wishes.asked)
+            plan = yield from self._answer(
+                _UNMEASURED, self._model, order, ranks, self._wishes.asked
+            )
         if plan is None:
             return
         steps = contest.UNCOUNTED + UNMEASURED_STEPS
@@ -204,46 +266,30 @@ class SelfPlanner(Stepwise):
         enough = safe_s <= (1 + NOTHING_TO_GAIN) * bound_s
         if self._agreed(enough and self._wishes.asked.exchange != SHARDED):
             only = Contender(DDP, ddp, [safe_s])
-            self._settle(only, only, f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach")
+            why = f"is within {NOTHING_TO_GAIN:.0%} of what any plan can reach"
+            yield from self._settle(only, only, why)
             return
-        contenders = yield from self._propose(measured, cluster, ddp)
+        contenders = yield from self._answer(
+            _PROPOSALS,
+            measured,
+            cluster,
+            self._wishes.asked,
+            ddp,
+            Ability(defers=self._engine.defers, shards=self._engine.shardable),
+        )
         self._engine.tries_spread = any(one.plan.exchange == SHARDED for one in contenders)
         if len(contenders) == 1:
             contenders[0].samples_s.append(safe_s)
-            self._settle(contenders[0], contenders[0], "is the best plan itself")
+            yield from self._settle(contenders[0], contenders[0], "is the best plan itself")
             return
         rivals = yield from self._compete(contenders, measured, cluster)
         best = self._agreed(contest.winner(rivals, self._wishes.asked.exchange).name)
         by_name = {one.name: one for one in rivals}
-        kept = self._on_rank_0(
-            lambda: contest.explained(
-                by_name[best], tuple(self._contest.values()), measured, self._cluster or cluster
-            )
+        turns = tuple(self._contest.values())
+        kept = yield from self._answer(
+            _EXPLAINED, by_name[best], turns, measured, self._cluster or cluster
         )
-        self._settle(kept, by_name[DDP], "")
-
-    @property
-    def _able(self) -> Ability:
-        return Ability(defers=self._engine.defers, shards=self._engine.shardable)
-
-    def _propose(self, measured: Workload, cluster: Cluster, ddp: Plan) -> Course[list[Contender]]:
-        """Return the plans that compete; rank 0 makes them, one between two steps."""
-        asked, able = self._wishes.asked, self._able
-        search = self._agreed(SEARCHED * self._budget.step_s >= SEARCH_S)
-        found = self._on_rank_0(
-            lambda: contest.proposals(measured, cluster, NOTHING_ASKED, ddp, Ability())[:1]
-        )
-        for name, make in contest.makers(asked, able, search=search).items():
-            if name in contest.SEARCHED_PLANS:
-                yield from self._afford(SEARCH_S)
-
-            def made(name: str = name, make: contest.Maker = make) -> Contender | None:
-                plan = make(contest.with_forward(measured), cluster)
-                return None if plan is None else Contender(name, plan)
-
-            one = self._on_rank_0(made)
-            found += [] if one is None else [one]
-        return contest.promising(contest.distinct(found))
+        yield from self._settle(kept, by_name[DDP], "")
 
     def _compete(
         self, contenders: list[Contender], measured: Workload, cluster: Cluster
@@ -263,10 +309,8 @@ class SelfPlanner(Stepwise):
             if number == 0:
                 found = self._agreed(interference_of(*observed) if observed[0] else Interference())
                 self._cluster = cluster = replace(cluster, interference=found)
-                newer = self._on_rank_0(
-                    functools.partial(
-                        contest.with_interference, contenders, measured, cluster, self._wishes.asked
-                    )
+                newer = yield from self._answer(
+                    _WITH_INTERFERENCE, contenders, measured, cluster, self._wishes.asked
                 )
                 fresh = [one for one in newer if not one.samples_s]
                 contenders = contest.faster_half([one for one in newer if one.samples_s]) + fresh
@@ -310,10 +354,9 @@ class SelfPlanner(Stepwise):
         """Return the cluster without curves, and what a step takes on the safe plan."""
         budget_s, portion_s = probing_of(step_s)
         if self._cluster is None:
-            yield from self._afford(LOADING_S)
-            loading = self._loading()
-            while self._agreed(loading.is_alive()):
-                yield from self._steps(1)
+            # [Note: loaded when needed]
+            from syncopate.calibration.network import probe  # noqa: PLC0415
+
             communicator = self._engine.communicator
             self._portions = Portions(
                 communicator, lambda progress: probe(communicator, budget_s, progress)
@@ -324,8 +367,10 @@ class SelfPlanner(Stepwise):
             while not self._portions.resume(portion_s):
                 yield from self._steps(1)
                 yield from self._afford(portion_s)
-            self._cluster = self._portions.result
-        safe = self._agreed(self._safe())
+            bare = self._portions.result
+            handling = yield from self._answer(_HANDLING, *bare)
+            self._cluster = replace(bare.cluster, handling=handling)
+        safe = self._safe()
         if self._engine.plan != safe:
             self._engine.adopt(safe)
             yield from self._steps(contest.UNCOUNTED)
@@ -335,24 +380,18 @@ class SelfPlanner(Stepwise):
         return self._cluster, self._budget.step_s
 
     def _safe(self) -> Plan:
+        """Return the safe plan, the same on all ranks."""
         engine = self._engine
-        return first_plan(self._model, engine.tensors, engine.communicator.world_size)
-
-    def _loading(self) -> threading.Thread:
-        """Begin to load what the fits need, beside the training."""
-        rank = self._engine.communicator.rank
-        loading = threading.Thread(target=get_ready, args=(rank,), name="syncopate-loading")
-        loading.daemon = True
-        loading.start()
-        return loading
+        plan = first_plan(self._model, engine.tensors, engine.communicator.world_size)
+        return self._agreed(plan)
 
     def _hold(self, cluster: Cluster) -> Course[tuple[Workload, Any, float]]:
         """Return the workload, the curves of collectives and the fastest computation, all held."""
         engine = self._engine
-        plans = self._on_rank_0(lambda: sampling_plans(self._model, engine.tensors, cluster))
+        plans = yield from self._answer(_SAMPLING_PLANS, self._model, engine.tensors, cluster)
         ladders = [plan for plan in plans if len(plan.buckets) > 1] or list(plans)
         wholes = [plan for plan in plans if plan not in ladders]
-        samples = Samples()
+        steps: list[Any] = []
         own: list[Iteration] = []
         used: tuple[str, ...] = ()
         for plan in [*ladders * SAMPLES, *wholes]:
@@ -361,7 +400,7 @@ class SelfPlanner(Stepwise):
             uses = Uses(engine.model)
             with nullcontext() if used else uses:
                 timed = yield from self._steps(1, held=True)
-                samples.add(plan, engine.communicator.all_gather_object(timings(timed[0].step)))
+                steps.append((plan, engine.communicator.all_gather_object(timings(timed[0].step))))
                 lasted_s = self._durations(timed)[0]
                 timed += yield from self._steps(1)
             used = used or uses.names
@@ -377,7 +416,9 @@ class SelfPlanner(Stepwise):
         least_s = min(one.forward_s + one.backward_s + one.update_s for one in iterations)
         measured = workload(self._model, sizes, iterations, clock, engine.kept_whole)
         measured = replace(measured, buffers_nbytes=engine.buffers_nbytes)
-        return self._agreed((measured, samples.curves(), least_s))
+        curves = yield from self._answer(_CURVES, steps)
+        measured, least_s = self._agreed((measured, least_s))
+        return measured, curves, least_s
 
     # -- its parts ------------------------------------------------------------------------------
 
@@ -408,30 +449,13 @@ class SelfPlanner(Stepwise):
             host=socket.gethostname(),
         )
 
-    def _on_rank_0(self, work: Callable[[], T]) -> T:
-        """Return what rank 0 made of ``work``, on every rank.
-
-        Raises:
-            PlanError: rank 0 failed at it.
-        """
-        communicator = self._engine.communicator
-        answer: tuple[T | None, str] = (None, "")
-        if communicator.rank == 0:
-            try:
-                answer = (work(), "")
-            except SyncopateError as error:
-                answer = (None, str(error))
-        result, failure = communicator.broadcast_object(answer)
-        if failure:
-            raise PlanError(failure)
-        made: T = result
-        return made
-
     # -- what stays, and what is said -----------------------------------------------------------
 
-    def _settle(self, best: Contender, ddp: Contender, why: str) -> None:
+    def _settle(self, best: Contender, ddp: Contender, why: str) -> Course[None]:
         """Train on with ``best``, keep it for the next run, and say so."""
+        self._meanwhile = best.plan
         self._engine.adopt(best.plan)
+        sharded = yield from self._of_sharded(best)
         assert self._cluster is not None
         assert self._engine.workload is not None
         path = None
@@ -455,34 +479,29 @@ class SelfPlanner(Stepwise):
         said = [words.verdict(best, ddp, self._costs.beyond(ddp.step_s), why)]
         if path is not None:
             said.append(f"the next run starts with it ({path})")
-        said += self._of_sharded(best)
+        said += sharded
         said += [f"warning: {text}" for text in self._cluster.warnings]
         self._say("; ".join(said))
 
-    def _of_sharded(self, best: Contender) -> list[str]:
-        """Say what the sharded exchange would gain, where that is more than noise."""
-        workload, cluster = self._engine.workload, self._cluster
-        prediction = best.plan.prediction
-        if self._engine.communicator.rank or not (self._engine.shardable and prediction):
+    def _of_sharded(self, best: Contender) -> Course[list[str]]:
+        """Return what to say of the sharded exchange, where it would gain more than noise."""
+        if not self._engine.shardable or self._wishes.asked.exchange is not None:
             return []
-        if self._wishes.asked.exchange is not None or workload is None or cluster is None:
-            return []
+        turns = tuple(self._contest.values())
         try:
-            step_s = contest.expected_of_sharded(workload, cluster)
-        except SyncopateError:
+            gain_s = yield from self._answer(
+                _OF_SHARDED, best, turns, self._engine.workload, self._cluster
+            )
+        except PlanError:
             return []  # nobody asked for it
-        if step_s is None or step_s > (1 - SHARDED_GAIN) * prediction.iteration_s:
-            return []
-        return [words.of_sharded(step_s, prediction.iteration_s)]
+        return [words.of_sharded(gain_s)] if gain_s else []
 
     def _announce(self, step_s: float) -> None:
         """Say what begins, and after how many steps it may be over."""
-        plans = len(contest.makers(self._wishes.asked, self._able)) + 1
-        plans = min(plans, 1 + contest.MOST)
-        cost_s = (SAMPLES + 1) * MOST_ALGORITHMS * self._held_s
-        cost_s += contest.steps_of(plans) * TRIED_SHARE * step_s / 2
+        cost_s = LOADING_S + HELD_STEPS * self._held_s
+        cost_s += contest.steps_of(1 + contest.MOST) * TRIED_SHARE * step_s / 2
         if self._cluster is None:
-            cost_s += probing_of(step_s)[0] + LOADING_S
+            cost_s += probing_of(step_s)[0]
         steps = math.ceil(cost_s / (SHARE * step_s)) if step_s else 0
         where = cache.path_of(self._facts) if self._wishes.cache else None
         self._say(words.announcement(steps, where.parent if where else None))

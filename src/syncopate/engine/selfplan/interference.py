@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncopate.cluster import Interference
-from syncopate.engine.selfplan.sampling import Timing, durations
+from syncopate.engine.selfplan.timings import Timing, durations
 
 NOISE = 0.03
 """Longer by less than this share, backward or collectives are taken for undisturbed."""

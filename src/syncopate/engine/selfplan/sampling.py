@@ -9,18 +9,10 @@ that no bucket can have.
 all of them in one bucket. Any bucket of this model lies between two sizes of the ladder, and a
 curve through them bends where collectives bend. The longest goes last, because the flags and
 buffers that ride in the last bucket would make a small one longer.
-
-[Note: back to back] A collective that waited behind another one takes from the end of that one to
-its own end, in the mean over ranks: so the durations of a step add up to the time it spent. One
-that a rank launched late, such as the first, takes as long as on the rank that joined last: the
-minimum over ranks.
 """
 
 from __future__ import annotations
 
-import math
-import operator
-import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -32,7 +24,7 @@ from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
-from syncopate.engine.step import Step
+from syncopate.engine.selfplan.timings import Timing, durations
 from syncopate.plan import Plan
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules import registry
@@ -48,10 +40,6 @@ MOST_ALGORITHMS = 3
 """How many algorithms are sampled at one size, the backend's own among them."""
 
 _COLLECTIVE = "all_reduce"
-_LATE_S = 0.5e-3
-
-Timing = tuple[int, int, float, float]
-"""``(bucket, bytes on the wire, start, end)`` of one collective, by one rank's clock."""
 
 
 def ladder(tensors: Tensors) -> tuple[Tensors, ...]:
@@ -132,65 +120,37 @@ def sampling_plans(model: str, tensors: Tensors, cluster: Cluster) -> tuple[Plan
     return tuple(plans)
 
 
-def timings(step: Step) -> tuple[Timing, ...]:
-    """Return when each collective of a step ran, in launch order, by this rank's clock."""
+Held = tuple[Plan, Sequence[Sequence[Timing]]]
+"""A held step: its plan, and what every rank saw of it."""
+
+
+def curves_of(steps: Sequence[Held]) -> tuple[CollectiveCurve, ...]:
+    """Return one curve per algorithm, through what held steps of sampling plans took."""
+    seconds: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    used: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for plan, ranks in steps:
+        for (index, nbytes, _, _), took_s in zip(ranks[0], durations(ranks), strict=True):
+            recipe = plan.buckets[index].push.in_order(plan.order)
+            seconds[recipe.algorithm][nbytes].append(took_s)
+            used[recipe.algorithm, nbytes] = recipe.options
     return tuple(
-        (push.bucket, push.nbytes, push.handle.started_s, push.handle.finished_s)
-        for push in step.pushes
+        _curve(name, sizes, {nbytes: used[name, nbytes] for nbytes in sizes})
+        for name, sizes in seconds.items()
     )
 
 
-def durations(ranks: Sequence[Sequence[Timing]]) -> list[float]:
-    """Return what each collective of a held step took; see [Note: back to back].
-
-    Args:
-        ranks: the same step on every rank, all on one channel.
-    """
-    found: list[float] = []
-    before = [-math.inf] * len(ranks)
-    for same in zip(*ranks, strict=True):
-        starts, ends = [timing[2] for timing in same], [timing[3] for timing in same]
-        late = any(start > end + _LATE_S for start, end in zip(starts, before, strict=True))
-        if late:
-            found.append(min(end - start for start, end in zip(starts, ends, strict=True)))
-        else:
-            found.append(statistics.fmean(map(operator.sub, ends, before)))
-        before = ends
-    return [max(seconds, 0.0) for seconds in found]
-
-
-class Samples:
-    """Collects what held steps of sampling plans took, and draws curves through it."""
-
-    def __init__(self) -> None:
-        self._seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
-        self._options: dict[tuple[str, int], Mapping[str, Any]] = {}
-
-    def add(self, plan: Plan, ranks: Sequence[Sequence[Timing]]) -> None:
-        """Take one held step of ``plan``, as every rank saw it."""
-        for (index, nbytes, _, _), seconds in zip(ranks[0], durations(ranks), strict=True):
-            recipe = plan.buckets[index].push.in_order(plan.order)
-            self._seconds[recipe.algorithm, nbytes].append(seconds)
-            self._options[recipe.algorithm, nbytes] = recipe.options
-
-    def curves(self) -> tuple[CollectiveCurve, ...]:
-        """Return one curve per algorithm."""
-        names = dict.fromkeys(name for name, _ in self._seconds)
-        return tuple(self._curve(name) for name in names)
-
-    def _curve(self, name: str) -> CollectiveCurve:
-        sizes = sorted(nbytes for known, nbytes in self._seconds if known == name)
-        points = []
-        orders = set()
-        for nbytes in sizes:
-            options = dict(self._options[name, nbytes])
-            orders.add(tuple(options.pop(ORDER, ())))
-            seconds = tuple(self._seconds[name, nbytes])
-            points.append(CurvePoint(nbytes=nbytes, samples_s=seconds, options=options))
-        return CollectiveCurve(
-            collective=_COLLECTIVE,
-            algorithm=name,
-            points=tuple(points),
-            fit=fit_linear([float(size) for size in sizes], [p.expected_s for p in points]),
-            order=orders.pop(),
-        )
+def _curve(
+    name: str, seconds: Mapping[int, Sequence[float]], used: Mapping[int, Mapping[str, Any]]
+) -> CollectiveCurve:
+    points, orders = [], set()
+    for nbytes in sorted(seconds):
+        options = dict(used[nbytes])
+        orders.add(tuple(options.pop(ORDER, ())))
+        points.append(CurvePoint(nbytes=nbytes, samples_s=tuple(seconds[nbytes]), options=options))
+    return CollectiveCurve(
+        collective=_COLLECTIVE,
+        algorithm=name,
+        points=tuple(points),
+        fit=fit_linear([float(p.nbytes) for p in points], [p.expected_s for p in points]),
+        order=orders.pop(),
+    )

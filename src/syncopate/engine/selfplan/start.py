@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
 from syncopate.engine.selfplan.safe import first_plan
@@ -76,9 +77,9 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
     asks, servers = _safe_exchange(engine, wishes)
     safe = first_plan(engine.model_name, engine.tensors, communicator.world_size, asks, servers)
     if engine.delay is not None and communicator.rank == 0:
-        words.log(words.of_delay(engine.delay))
+        console.log(words.of_delay(engine.delay))
     if engine.servers is not None and communicator.rank == 0:
-        words.log(words.of_servers(servers, engine.servers.store.rules.mode))
+        console.log(words.of_servers(servers, engine.servers.store.rules.mode))
     if engine.servers is not None or communicator.world_size == 1:
         return First(safe)
     facts = facts_of(engine, wishes, hosts, safe.fingerprint) if communicator.rank == 0 else {}
@@ -86,7 +87,7 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
         return First(kept.plan, Comparison(engine, kept))
     if wishes.deterministic:
         if communicator.rank == 0:
-            words.log(words.DETERMINISTIC)
+            console.log(words.DETERMINISTIC)
         return First(safe)
     # [Note: loaded when planned]
     from syncopate.engine.selfplan.course import SelfPlanner  # noqa: PLC0415
@@ -115,7 +116,7 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
     if kept is not None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
     if settled is not None:
-        words.log(words.of_kept(settled))
+        console.log(words.of_kept(settled))
     return kept
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from syncopate.delay import LocalSGD
+from syncopate.engine import console
 from syncopate.engine.engine import Engine
-from syncopate.engine.selfplan import words
 from syncopate.engine.step import Step
 from syncopate.errors import PlanError
 from syncopate.tracing.capture import pause
@@ -110,6 +110,6 @@ class Stepwise:
         return agreed
 
     def _say(self, message: str) -> None:
-        """Log one line on rank 0; on standard error where nobody configured logging."""
+        """Log one line on rank 0; on standard error where logging is not configured."""
         if self._engine.communicator.rank == 0:
-            words.log(message)
+            console.log(message)

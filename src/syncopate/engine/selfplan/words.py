@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,17 +14,6 @@ from syncopate.units import format_count, format_seconds
 
 if TYPE_CHECKING:
     from syncopate.engine.selfplan.contest import Contender
-
-
-def log(message: str) -> None:
-    """Log one line; on standard error where nobody configured logging."""
-    logger = logging.getLogger("syncopate")
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        logger.addHandler(handler)
-        logger.setLevel(logging.INFO)
-    logger.info(message)
 
 
 def announcement(steps: int, folder: Path | None) -> str:
@@ -43,15 +30,10 @@ def announcement(steps: int, folder: Path | None) -> str:
     )
 
 
-def of_sharded(step_s: float, best_s: float) -> str:
-    """Say what the sharded exchange is expected to gain beyond the plan that stays.
-
-    Args:
-        step_s: what a step is expected to take with it.
-        best_s: what it is expected to take with the plan that stays.
-    """
+def of_sharded(gain_s: float) -> str:
+    """Say by how much a step of the sharded exchange is expected to be shorter."""
     return (
-        f"exchange='{SHARDED}' is expected to take {format_seconds(best_s - step_s)} less a step, "
+        f"exchange='{SHARDED}' is expected to take {format_seconds(gain_s)} less a step, "
         "and a share of the optimizer's memory; other programs than DDP's (docs/sharded.md)"
     )
 

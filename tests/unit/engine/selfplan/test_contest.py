@@ -8,9 +8,10 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Interference, LinearFit
-from syncopate.engine.selfplan import contest, words
-from syncopate.engine.selfplan.contest import Ability, Asked, Contender
+from syncopate.engine.selfplan import contest, proposals, words
+from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.safe import safe_plan
+from syncopate.engine.selfplan.wishes import Asked
 from syncopate.plan import Plan
 from syncopate.units import KIB, MIB
 from syncopate.workload import GradientTensor, Workload
@@ -46,7 +47,7 @@ DDP = safe_plan("m", [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
 
 @functools.cache
 def _once(able: Ability, exchange: str | None) -> tuple[Contender, ...]:
-    return tuple(contest.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), DDP, able))
+    return tuple(proposals.proposals(WORKLOAD, CLUSTER, Asked(exchange=exchange), DDP, able))
 
 
 def proposed(able: Ability = NOT_ABLE, exchange: str | None = None) -> list[Contender]:
@@ -61,12 +62,12 @@ def rival(name: str, *samples_s: float) -> Contender:
 def test_the_proposals_are_distinct_and_all_are_predicted() -> None:
     found = proposed()
     names = [one.name for one in found]
-    assert names[:3] == [contest.DDP, contest.IDEAL, contest.EQUAL]
+    assert names[:3] == [contest.DDP, contest.IDEAL, proposals.EQUAL]
     # Here every gradient alone is the best plan on two channels, and that of equal buckets.
-    assert names[3:] == [contest.TWO_CHANNELS, contest.NATIVE_SMALL]
+    assert names[3:] == [proposals.TWO_CHANNELS, proposals.NATIVE_SMALL]
     larger = replace(CLUSTER, curves=(curve("native", 20e-3, 1.3e-8),))
-    names = [one.name for one in contest.proposals(WORKLOAD, larger, Asked(), DDP, NOT_ABLE)]
-    others = [contest.TWO_CHANNELS, contest.EQUAL_TWO_CHANNELS, contest.NATIVE_SMALL]
+    names = [one.name for one in proposals.proposals(WORKLOAD, larger, Asked(), DDP, NOT_ABLE)]
+    others = [proposals.TWO_CHANNELS, proposals.EQUAL_TWO_CHANNELS, proposals.NATIVE_SMALL]
     assert names[3:] == others
     for one in found:
         one.plan.require_fit([(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors], 4)
@@ -107,31 +108,21 @@ def test_sharded_plans_compete_where_they_are_asked_for_alone() -> None:
     assert {one.plan.exchange for one in proposed(ABLE, "allreduce")} == {"allreduce"}
 
 
-def test_without_time_to_search_plans_of_some_sizes_compete() -> None:
-    short = contest.makers(Asked(), ABLE, search=False)
-    assert not contest.SEARCHED_PLANS & short.keys()
-    assert contest.DECOUPLED_SIZES.keys() <= short.keys()
-    assert contest.SEARCHED_PLANS & contest.makers(Asked(), ABLE).keys()
-    # What was asked for is made, however long that takes.
-    asked = contest.makers(Asked(policy="wfbp", exchange="decoupled"), ABLE, search=False)
-    assert asked.keys() == {contest.DECOUPLED_PLAN, contest.DECOUPLED_RINGS}
-
-
 def test_one_plan_needs_no_measurement() -> None:
     tensors = [(t.name, t.numel, t.dtype) for t in WORKLOAD.tensors]
-    plan = contest.unmeasured("m", tensors, 4, Asked())
+    plan = proposals.unmeasured("m", tensors, 4, Asked())
     assert plan is not None
     plan.require_fit(tensors, 4)
     assert (plan.exchange, plan.channels, plan.prediction) == ("decoupled", 2, None)
     assert max(bucket.nbytes for bucket in plan.buckets) <= 2 * MIB
     for asked in (Asked(policy="wfbp"), Asked(exchange="allreduce"), Asked(exchange="sharded")):
-        assert contest.unmeasured("m", tensors, 4, asked) is None
+        assert proposals.unmeasured("m", tensors, 4, asked) is None
 
 
 def test_no_ring_competes_where_none_was_measured() -> None:
     cluster = replace(CLUSTER, curves=CLUSTER.curves[:1])
-    found = contest.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), DDP, ABLE)
-    assert contest.SHARDED_PLAN in {one.name for one in found}
+    found = proposals.proposals(WORKLOAD, cluster, Asked(exchange="sharded"), DDP, ABLE)
+    assert proposals.SHARDED_PLAN in {one.name for one in found}
     algorithms = {r.algorithm for one in found for b in one.plan.buckets for _, r in b.recipes}
     assert algorithms == {"native"}
 
@@ -140,56 +131,56 @@ def test_the_exchange_asked_for_stays_even_where_ddp_is_faster() -> None:
     found = proposed(ABLE, "sharded")
     for place, one in enumerate(found):
         one.samples_s += [0.1 if one.name == contest.DDP else 0.5 - 0.1 * place] * 6
-    assert contest.winner(found, "sharded").name == contest.SHARDED_SMALL
+    assert contest.winner(found, "sharded").name == proposals.SHARDED_SMALL
     assert contest.winner(found).name == contest.DDP
 
 
 def test_equal_buckets_are_as_small_as_their_start_up_allows() -> None:
     cheap = proposed()[2]
     dear = replace(CLUSTER, curves=(curve("native", 50e-3, 1.3e-8),))
-    few = contest.proposals(WORKLOAD, dear, Asked(), DDP, NOT_ABLE)[2]
+    few = proposals.proposals(WORKLOAD, dear, Asked(), DDP, NOT_ABLE)[2]
     assert len(few.plan.buckets) < len(cheap.plan.buckets) == 21
 
 
 def test_a_policy_that_chooses_exchanges_is_asked_for_one_at_a_time() -> None:
     """An optimizer whose step cannot be deferred gets no plan that defers it."""
     for able, exchanges in ((NOT_ABLE, {"allreduce"}), (ABLE, {"allreduce", "decoupled"})):
-        found = contest.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, able)
+        found = proposals.proposals(WORKLOAD, CLUSTER, Asked("auto"), DDP, able)
         assert {one.plan.exchange for one in found} == exchanges
         slowed = replace(CLUSTER, interference=Interference(compute_rate=0.8))
         for one in found:
             one.samples_s.append(1.0)
-        again = contest.with_interference(found, WORKLOAD, slowed, Asked("auto"))
+        again = proposals.with_interference(found, WORKLOAD, slowed, Asked("auto"))
         assert {one.plan.exchange for one in again} == exchanges
 
 
 def test_what_the_user_asked_for_is_all_that_competes_with_ddp() -> None:
-    asked = contest.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP, NOT_ABLE)
+    asked = proposals.proposals(WORKLOAD, CLUSTER, Asked("wfbp", 1), DDP, NOT_ABLE)
     assert [one.name for one in asked] == [contest.DDP, contest.IDEAL]
     assert asked[1].plan.policy == "wfbp"
     assert len(asked[1].plan.buckets) == 40
-    both = contest.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP, NOT_ABLE)
+    both = proposals.proposals(WORKLOAD, CLUSTER, Asked(None, 2), DDP, NOT_ABLE)
     assert {one.plan.channels for one in both if one.name != contest.DDP} == {2}
 
 
 def test_a_plan_that_trains_like_one_before_does_not_compete() -> None:
     same = replace(DDP, policy="another name")
-    assert contest.distinct([rival("a"), Contender("b", same)]) == [rival("a")]
+    assert proposals.distinct([rival("a"), Contender("b", same)]) == [rival("a")]
     moved = replace(DDP, channels=2)
-    assert len(contest.distinct([rival("a"), Contender("b", moved)])) == 2
+    assert len(proposals.distinct([rival("a"), Contender("b", moved)])) == 2
     other = replace(DDP, buckets=DDP.buckets[::-1])
-    assert len(contest.distinct([rival("a"), Contender("b", other)])) == 2
+    assert len(proposals.distinct([rival("a"), Contender("b", other)])) == 2
 
 
 def test_measured_interference_brings_a_plan_of_its_own_and_new_expectations() -> None:
     running = proposed()
     for one in running:
         one.samples_s.append(1.0)
-    ideal = contest.with_interference(running, WORKLOAD, CLUSTER, Asked())
+    ideal = proposals.with_interference(running, WORKLOAD, CLUSTER, Asked())
     assert [one.name for one in ideal] == [one.name for one in running]
     slow = replace(CLUSTER, interference=Interference(compute_rate=0.2, collective_stretch=1.5))
-    found = contest.with_interference(running, WORKLOAD, slow, Asked())
-    assert found[-1].name == contest.MEASURED
+    found = proposals.with_interference(running, WORKLOAD, slow, Asked())
+    assert found[-1].name == proposals.MEASURED
     assert found[-1].samples_s == []
     for before, after in zip(running, found, strict=False):
         assert before.samples_s == after.samples_s
@@ -201,15 +192,15 @@ def test_what_the_others_took_beyond_their_predictions_is_added_to_the_winner() 
     for one, beyond_s in zip(everyone, (0.1, 0.2, 0.9, 0.3, 0.2), strict=True):
         one.samples_s.append(expected_s(one.plan) + beyond_s)
     # Its own samples say nothing: what is predicted was not measured.
-    found = contest.explained(everyone[2], everyone, WORKLOAD, CLUSTER)
+    found = proposals.explained(everyone[2], everyone, WORKLOAD, CLUSTER)
     assert found.name == everyone[2].name
     assert expected_s(found.plan) == pytest.approx(expected_s(everyone[2].plan) + 0.2)
     for one in everyone:
         one.samples_s[:] = [1e-3]
-    plan = contest.explained(everyone[2], everyone, WORKLOAD, CLUSTER).plan
+    plan = proposals.explained(everyone[2], everyone, WORKLOAD, CLUSTER).plan
     assert plan.prediction is not None
     assert expected_s(plan) == plan.prediction.bound_s
-    alone = contest.explained(everyone[0], everyone[:1], WORKLOAD, CLUSTER)
+    alone = proposals.explained(everyone[0], everyone[:1], WORKLOAD, CLUSTER)
     assert alone.plan == everyone[0].plan
 
 
@@ -219,7 +210,7 @@ def expected_s(plan: Plan) -> float:
 
 
 def test_the_slower_half_drops_out_but_never_ddp() -> None:
-    rivals = [rival(contest.DDP, 9.0), rival("a", 3.0), rival("b", 1.0), rival("c", 2.0)]
+    rivals = [rival(contest.DDP, 9.0), rival("a", 1.2), rival("b", 1.0), rival("c", 1.05)]
     after = contest.faster_half(rivals)
     assert [one.name for one in after] == [contest.DDP, "b", "c"]
     assert [one.name for one in contest.faster_half(after)] == [contest.DDP, "b"]
@@ -227,6 +218,22 @@ def test_the_slower_half_drops_out_but_never_ddp() -> None:
         contest.DDP,
         "b",
     ]
+    assert contest.faster_half(rivals[:1]) == rivals[:1]
+
+
+def test_what_is_far_behind_drops_out_at_once_unless_it_may_be_noise() -> None:
+    others = [rival("d", 2.0, 2.0), rival("e", 2.0, 2.0), rival("f", 2.0, 2.0)]
+    scattered = rival("c", 0.9, 1.4)
+    rivals = [rival(contest.DDP, 9.0), rival("b", 1.0, 1.0), scattered, *others]
+    assert [one.name for one in contest.faster_half(rivals)] == [contest.DDP, "b", "c"]
+
+
+@pytest.mark.parametrize(("turns", "stays"), [(1, True), (2, False)])
+def test_one_turn_alone_may_have_been_disturbed(turns: int, stays: bool) -> None:
+    rivals = [rival(name, *[s] * 2 * turns) for name, s in [(contest.DDP, 9.0), ("b", 1.0)]]
+    rivals += [rival("c", *[1.18, 1.19] * turns), rival("d", *[2.0] * 2 * turns)]
+    found = contest.faster_half(rivals)
+    assert [one.name for one in found] == [contest.DDP, "b", *(["c"] if stays else [])]
 
 
 @pytest.mark.parametrize(
@@ -247,7 +254,8 @@ def test_ddp_has_to_be_beaten_beyond_noise(
 
 def test_the_most_promising_compete_and_ddp_always() -> None:
     found = proposed(ABLE)
-    kept = contest.promising(found)
+    found += [Contender(f"{one.name} again", one.plan) for one in found if one.name != contest.DDP]
+    kept = proposals.promising(found)
     assert len(kept) == 1 + contest.MOST < len(found)
     assert kept[0].name == contest.DDP
     left = [expected_s(one.plan) for one in found if one not in kept]
@@ -275,7 +283,27 @@ def test_a_forward_is_spread_over_layers_as_backward_is_and_lasts_as_long() -> N
         GradientTensor(name=f"t{i}", numel=4, backward_s=s) for i, s in enumerate(backward)
     )
     work = Workload(model="m", tensors=tensors, forward_s=0.2, backward_s=0.4)
-    spread = contest.with_forward(work)
+    spread = proposals.with_forward(work)
     assert [tensor.forward_s for tensor in spread.tensors] == pytest.approx([0.05, 0.15])
     assert [tensor.backward_s for tensor in spread.tensors] == list(backward)
-    assert contest.with_forward(spread) is spread
+    assert proposals.with_forward(spread) is spread
+
+
+def test_sharding_is_worth_a_word_where_it_gains_more_than_predictions_err() -> None:
+    def turned(late_s: dict[str, float]) -> list[Contender]:
+        return [
+            Contender(one.name, one.plan, [expected_s(one.plan) + late_s.get(one.name, 0.0)])
+            for one in proposed()
+        ]
+
+    exact = turned({})
+    ddp = exact[0]
+    gain_s = proposals.gain_of_sharded(ddp, exact, WORKLOAD, CLUSTER)
+    assert 0.05 * ddp.step_s < gain_s < ddp.step_s
+    # All steps took longer alike: the one that nobody measured would, too.
+    later = turned(dict.fromkeys((one.name for one in exact), 0.3))
+    assert proposals.gain_of_sharded(later[0], later, WORKLOAD, CLUSTER) == pytest.approx(gain_s)
+    # Predictions were further off than what would be gained.
+    wrong = turned({exact[1].name: 1.2 * gain_s})
+    assert proposals.gain_of_sharded(ddp, wrong, WORKLOAD, CLUSTER) == 0
+    assert proposals.gain_of_sharded(ddp, [], WORKLOAD, CLUSTER) == 0

@@ -11,12 +11,12 @@ from syncopate.cluster import Cluster
 from syncopate.engine.selfplan.sampling import (
     MOST_ALGORITHMS,
     SMALLEST_BYTES,
-    Samples,
     contenders,
-    durations,
+    curves_of,
     ladder,
     sampling_plans,
 )
+from syncopate.engine.selfplan.timings import durations
 from syncopate.recipe import NATIVE
 from syncopate.units import KIB, MIB
 
@@ -105,7 +105,7 @@ def test_one_that_a_rank_launched_late_lasts_as_long_as_on_the_last_to_join() ->
 
 def test_samples_become_curves_with_the_options_that_ran() -> None:
     tensors = tensors_of(*[1024] * 500)
-    samples = Samples()
+    steps = []
     plans = sampling_plans("m", tensors, CLUSTER)
     for plan in plans * 2:
         ends_s = 0.0
@@ -113,8 +113,8 @@ def test_samples_become_curves_with_the_options_that_ran() -> None:
         for index, bucket in enumerate(plan.buckets):
             start_s, ends_s = ends_s, ends_s + bucket.nbytes * 1e-8
             rank.append((index, bucket.nbytes, start_s, ends_s))
-        samples.add(plan, [rank, rank])
-    curves = {curve.algorithm: curve for curve in samples.curves()}
+        steps.append((plan, [rank, rank]))
+    curves = {curve.algorithm: curve for curve in curves_of(steps)}
     assert NATIVE in curves
     sizes = {nbytes(group) for group in ladder(tensors)} | {nbytes(tensors)}
     assert {point.nbytes for point in curves[NATIVE].points} == sizes
