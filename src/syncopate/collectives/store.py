@@ -73,12 +73,18 @@ class Store(Protocol):
         Until the handle is done the tensor must not change.
         """
 
+    def push_many(self, tensors: Mapping[str, Tensor], priority: int = 0) -> StoreHandle:
+        """Send several gradients as one submission, in their order; see :meth:`push`."""
+
     def pull(self, key: str, out: Tensor, priority: int = 0) -> StoreHandle:
         """Receive weights into ``out``, with all in them that this worker pushed before.
 
         In synchronous modes: exactly as many pushes of every worker, unless this worker pushes on
         and loses its connection meanwhile. Until the handle is done ``out`` must not be used.
         """
+
+    def pull_many(self, outs: Mapping[str, Tensor], priority: int = 0) -> StoreHandle:
+        """Receive several weights as one submission, in their order; see :meth:`pull`."""
 
     def set_learning_rate(self, lr: float) -> None:
         """Let the servers use ``lr`` for every push from now on."""

@@ -83,12 +83,16 @@ class Entry(msgspec.Struct, frozen=True):
         entered: number of the last collective it entered, by channel.
         carried: what its connections have carried, those that carried much.
         blocks: how often it began or ended a block of messages that are no collective.
+        call: the last collective that it began, on any channel; empty before the first.
+        inside: whether that one is under way.
     """
 
     host: str
     entered: dict[int, int]
     carried: tuple[Carried, ...] = ()
     blocks: int = 0
+    call: str = ""
+    inside: bool = False
 
 
 NOWHERE = Entry("", {})

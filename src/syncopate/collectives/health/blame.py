@@ -279,9 +279,24 @@ def describe_slow(
     what = f"{call.title} has taken {format_seconds(taken_s)}"
     if late:
         verb = "have" if len(late) > 1 else "has"
-        return f"{what}; waiting for {name_placed(late)}, which {verb} not come to it yet"
+        told = f"{what}; waiting for {name_placed(late)}, which {verb} not come to it yet"
+        return told + _places({rank: entries[rank] for rank in late if rank in entries})
     cause = known or "`syncopate calibrate` measures every link and names a slow one"
     return f"{what}; every rank is in it, so it waits for the network: {cause}"
+
+
+def _places(entries: Mapping[int, Entry]) -> str:
+    """Say in which collective each rank is, or was last; ranks at the same place together."""
+    ranks_at: dict[tuple[str, bool], list[int]] = {}
+    for rank, entry in sorted(entries.items()):
+        if entry.call:
+            ranks_at.setdefault((entry.call, entry.inside), []).append(rank)
+    found = ""
+    for (call, inside), ranks in ranks_at.items():
+        many = len(ranks) > 1
+        verb = ("are in" if many else "is in") if inside else f"{'were' if many else 'was'} last in"
+        found += f"; {name_ranks(ranks)} {verb} {call}"
+    return found
 
 
 def name_ranks(ranks: Sequence[int]) -> str:

@@ -75,6 +75,7 @@ class InFlight:
     def __init__(self) -> None:
         self.entered: dict[int, int] = {}
         self._blocks = 0
+        self._last: Call | None = None
         self._recent: defaultdict[int, deque[Call]] = defaultdict(partial(deque, maxlen=_RECENT))
         self._running: dict[int, tuple[float, Call]] = {}
         self._queued: dict[int, tuple[float, Call, Completion]] = {}
@@ -82,6 +83,7 @@ class InFlight:
     def enter(self, call: Call, now_s: float) -> None:
         """Note that ``call`` begins, at ``now_s`` by ``time.perf_counter``."""
         self._running[call.channel] = now_s, call
+        self._last = call
         if call.number >= 0:
             self.entered[call.channel] = call.number
             self._recent[call.channel].append(call)
@@ -106,6 +108,13 @@ class InFlight:
         """How often a block of messages that are no collective began or ended."""
         amid = any(call.number < 0 for _, call in list(self._running.values()))
         return 2 * self._blocks - amid
+
+    @property
+    def place(self) -> tuple[str, bool]:
+        """The title of what this rank began last, and whether it is under way."""
+        if (last := self._last) is None:
+            return "", False
+        return last.title, any(call is last for _, call in list(self._running.values()))
 
     def slow(self) -> list[tuple[float, Call]]:
         """Return the collectives that take long, with the seconds they have taken."""
@@ -197,7 +206,11 @@ class Monitor:
     def entry(self) -> Entry:
         """Where this rank is, and what its connections have carried; for any thread."""
         return Entry(
-            self._host, dict(self._in_flight.entered), self._carried(), self._in_flight.blocks
+            self._host,
+            dict(self._in_flight.entered),
+            self._carried(),
+            self._in_flight.blocks,
+            *self._in_flight.place,
         )
 
     @property

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from syncopate.cluster import STAGED_BYTES
 from syncopate.collectives import transport
 from syncopate.collectives.health.blame import PeerError
 from syncopate.collectives.mesh import links
@@ -34,10 +35,7 @@ from syncopate.collectives.shards import PLAIN, Bounds, Form
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import BLOCK_BYTES
 from syncopate.schedules.conditions import conditions
-from syncopate.units import KIB, MIB
-
-STAGED_BYTES = 64 * KIB
-"""Buffers up to this size are copied in and out of the program's own memory."""
+from syncopate.units import MIB
 
 CACHE_BYTES = 32 * MIB
 """Memory that the programs of one executor may keep for staged buffers; the oldest go first."""

@@ -51,15 +51,15 @@ def comes_true(condition: Callable[[], bool]) -> bool:
     return condition()
 
 
-def test_a_slow_collective_is_waited_for() -> None:
-    for ending in ("wait", "run"):
-        work, group_waits = Work(), GlooWaits(Group())  # type: ignore[arg-type]
-        threading.Timer(0.2, work.ended.set).start()
-        if ending == "wait":
-            group_waits.wait(work)
-        else:
-            group_waits.run(work.wait)
-        assert work.ended.is_set()
+@pytest.mark.parametrize("ending", ["wait", "run"])
+def test_a_slow_collective_is_waited_for(ending: str) -> None:
+    work, group_waits = Work(), GlooWaits(Group())  # type: ignore[arg-type]
+    threading.Timer(0.2, work.ended.set).start()
+    if ending == "wait":
+        group_waits.wait(work)
+    else:
+        group_waits.run(work.wait)
+    assert work.ended.is_set()
 
 
 @pytest.mark.parametrize("ending", ["wait", "run", "of"])

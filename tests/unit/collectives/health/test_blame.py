@@ -186,6 +186,23 @@ def test_a_slow_collective_names_who_has_not_come() -> None:
     assert known not in describe_slow(CALL, 30.0, entries, range(3), known)
 
 
+def test_a_slow_collective_says_where_late_ranks_are() -> None:
+    other, before = "broadcast (native) #4 of channel 1", "all_reduce (ring) #2 of channel 0"
+    entries = {
+        0: Entry("host0", {0: 3}),
+        1: Entry("host1", {0: 2, 1: 4}, call=other, inside=True),
+        2: Entry("host2", {0: 2}, call=before),
+        3: Entry("host3", {0: 2}, call=before),
+        4: Entry("host4", {}),
+    }
+    text = describe_slow(CALL, 30.0, entries, range(5))
+    assert text.endswith(
+        f"not come to it yet; rank 1 is in {other}; ranks 2, 3 were last in {before}"
+    )
+    alone = describe_slow(CALL, 30.0, {rank: entries[rank] for rank in (0, 2)}, (0, 2))
+    assert alone.endswith(f"; rank 2 was last in {before}")
+
+
 def test_who_did_not_arrive_is_said_with_the_longest_wait_for_it() -> None:
     notices = {
         0: notice("timeout", 3, waited_s=3.0),

@@ -57,3 +57,14 @@ def test_blocks_of_messages_are_counted_at_both_ends() -> None:
         in_flight.leave(block)
         counts.append(in_flight.blocks)
     assert counts == [1, 2, 3, 4]
+
+
+def test_a_rank_knows_where_it_is_or_was_last() -> None:
+    in_flight = InFlight()
+    assert in_flight.place == ("", False)
+    first, second = Call("all_reduce (ring)", 0, 0), Call("broadcast (native)", 1, 0)
+    in_flight.enter(first, 0.0)
+    in_flight.enter(second, 0.1)
+    assert in_flight.place == (second.title, True)
+    in_flight.leave(second)
+    assert in_flight.place == (second.title, False)

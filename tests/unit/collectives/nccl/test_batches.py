@@ -84,12 +84,12 @@ def right(
 
 
 @pytest.mark.parametrize("row", TABLE, ids=str)
-def test_every_algorithm_in_message_chunks(row) -> None:
+@pytest.mark.parametrize(("p", "numel"), list(itertools.product((2, 3, 5, 8), (1, 2, 40))))
+def test_every_algorithm_in_message_chunks(row, p: int, numel: int) -> None:
     conditions = CONDITIONS[row.collective]
-    for p, numel in itertools.product((2, 3, 5, 8), (1, 2, 40)):
-        schedule = build(row.collective, row.algorithm, p, root=p - 1 if conditions.rooted else 0)
-        for chunks in (1,) if conditions.sharded else (1, 3):
-            assert right(schedule, numel, chunks), (p, numel, chunks)
+    schedule = build(row.collective, row.algorithm, p, root=p - 1 if conditions.rooted else 0)
+    for chunks in (1,) if conditions.sharded else (1, 3):
+        assert right(schedule, numel, chunks), chunks
 
 
 @settings(max_examples=60)
