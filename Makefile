@@ -11,18 +11,19 @@ PIP_ARGS    ?=
 ARGS        ?=
 
 VENV   := .venv
+NEEDED := dev
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rest test-full lint format docs bench mutants clean
+.PHONY: help demo test test-rest test-full test-extras extras-here lint format docs bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
 	@echo
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "Variables: PYTHON, TORCH_INDEX, PIP_ARGS, ARGS (see the top of the Makefile)."
 
@@ -39,7 +40,7 @@ $(READY): pyproject.toml setup.py src/syncopate.pth constraints.txt
 	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
 	@echo "==> [3/3] syncopate and its tools"
-	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[$(NEEDED)]'
 	@touch $@
 	@echo "==> ready"
 
@@ -50,7 +51,7 @@ demo: $(READY) ## the whole story on local processes and real data
 # each other. Files stay whole, for what their tests share, and in their order: the long ones come
 # first. The package is compiled once, not by each of the hundred processes that tests start, which
 # keep nothing where PYTHONDONTWRITEBYTECODE is set.
-# Each of the three leaves a JUnit file in out/.
+# Each leaves a JUnit file in out/.
 PYTEST = $(BIN)/python -m compileall -q src && $(BIN)/python -m pytest -n auto --dist loadfile \
 	--no-loadscope-reorder -ra
 
@@ -62,6 +63,18 @@ test-rest: $(READY) ## what `make test` leaves out: labs, faults, frameworks, hu
 
 test-full: $(READY) ## every test, in one run
 	@$(PYTEST) --junitxml=out/test-full.xml $(ARGS)
+
+# In an environment of its own. PIP_ARGS and the others are handed on.
+test-extras: ## what needs optional dependencies, with all of them: a skipped test fails
+	@$(MAKE) --no-print-directory VENV=.venv-extras NEEDED=everything extras-here
+
+# The programs that no Python package has, before the packages, which take minutes.
+PROGRAMS := chromium chromedriver mpirun zsh fish
+extras-here:
+	@for program in $(PROGRAMS); do command -v $$program >/dev/null 2>&1 || { \
+	  echo "error: no $$program; on Debian and Ubuntu: apt install chromium chromium-driver openmpi-bin libopenmpi-dev zsh fish" >&2; exit 1; }; done
+	@$(MAKE) --no-print-directory VENV=$(VENV) NEEDED=$(NEEDED) $(READY)
+	@$(PYTEST) -m extras --no-skips --junitxml=out/test-extras.xml $(ARGS)
 
 lint: $(READY) ## style, formatting and types
 	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)
@@ -87,6 +100,6 @@ mutants: $(READY) ## how many small faults the tests notice, by a sample: about 
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove the environment, caches and what the demo wrote
-	rm -rf $(VENV) build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-extras build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -25,9 +26,12 @@ MOST_WORKERS = 4
 
 FULL = {
     "tests/lab/": "emulated clusters: hosts, racks, links that are cut",
-    "tests/multiprocess/test_recipes.py": "frameworks",
+    "tests/multiprocess/test_recipes": "frameworks",
     "tests/multiprocess/test_checkpoint_restart.py": "jobs that are killed and started again",
     "tests/multiprocess/test_collectives_failure.py": "faults",
+    "tests/multiprocess/test_command_line.py::test_a_killed": "faults",
+    "tests/multiprocess/test_command_line.py::test_an_interrupt": "faults",
+    "tests/multiprocess/test_command_line.py::test_under_torchrun": "another launcher",
     "tests/multiprocess/test_exchange_failure.py": "faults",
     "tests/multiprocess/test_paramserver_loss.py": "faults",
     "tests/multiprocess/test_paramserver_strangers.py": "faults",
@@ -44,6 +48,11 @@ FULL = {
     "tests/multiprocess/test_local_sgd_state.py": "every corner of local SGD",
     "tests/multiprocess/test_bsp_sgd.py": "what papers did",
     "tests/multiprocess/test_collectives_narrow.py": "16 bits, by every algorithm",
+    "tests/multiprocess/test_collectives_stages.py": "every grid, order, size and dtype",
+    "tests/multiprocess/test_record.py": "jobs of many processes",
+    "tests/conformance/test_execution.py": "every algorithm, dtype, size and root on real ranks",
+    "tests/conformance/test_narrow.py": "16 bits, by every algorithm",
+    "tests/conformance/test_shards_of_any_length.py": "shards of any length, by every algorithm",
     "tests/multiprocess/test_engine_narrow.py": "16 bits, in every exchange",
     "tests/multiprocess/test_exchange_gradients.py": "every look at a part of a gradient",
     "tests/multiprocess/test_exchange_loop.py": "every loop around a sharded step",
@@ -55,17 +64,75 @@ FULL = {
     "tests/multiprocess/test_programs.py": "hundreds of programs beside DDP",
     "tests/multiprocess/test_reproduce_": "what papers did",
 }
-"""What a newcomer's run leaves out, by the beginnings of file names, and what is there.
+"""What a newcomer's run leaves out, by the beginnings of their names, and what is there.
 
 Each room is in what stays, and each exchange on real ranks.
 """
 
+EXTRAS = {
+    "tests/multiprocess/test_recipes": "frameworks",
+    "tests/multiprocess/test_bench_mpi.py": "mpi4py and mpirun",
+    "tests/multiprocess/test_diloco.py": "torchft",
+    "tests/unit/tracing/foreign/test_readers.py": "HolisticTraceAnalysis, protoc, Perfetto",
+    "tests/unit/cli/test_completion.py": "zsh and fish",
+    "tests/unit/reports/test_run_page_in_browser.py": "Chromium and its driver",
+}
+"""What is skipped, whole or in part, without an optional dependency, and which that is."""
+
+NOT_TO_INSTALL = (
+    "needs a CUDA device",
+    "needs a torch built with NCCL",
+    "NCCL takes one rank per GPU",
+    "et_def.proto",
+    "trace_processor_shell",
+)
+"""What reasons of skips say that no package mends: GPUs, Chakra's schema, Perfetto's download."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--no-skips``."""
+    parser.addoption(
+        "--no-skips",
+        action="store_true",
+        help="fail tests that are skipped, but for what no package mends",
+    )
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that belong to the full suite alone."""
+    """Mark the tests that belong to the full suite alone, and those with optional dependencies."""
     for item in items:
-        if any(item.nodeid.startswith(name) for name in FULL):
-            item.add_marker("full")
+        for marker, table in (("full", FULL), ("extras", EXTRAS)):
+            if any(item.nodeid.startswith(name) for name in table):
+                item.add_marker(marker)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Fail what is skipped, where that is asked for."""
+    report = yield
+    if not hasattr(report, "wasxfail"):
+        _require_run(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Fail files that are skipped, where that is asked for."""
+    report = yield
+    _require_run(report, collector.config)
+    return report
+
+
+def _require_run(report: pytest.TestReport | pytest.CollectReport, config: pytest.Config) -> None:
+    if not (report.skipped and config.getoption("--no-skips")):
+        return
+    reason = str(report.longrepr[-1] if isinstance(report.longrepr, tuple) else report.longrepr)
+    if not any(known in reason for known in NOT_TO_INSTALL):
+        report.outcome, report.longrepr = "failed", f"skipped with --no-skips: {reason}"
 
 
 @pytest.hookimpl(trylast=True)

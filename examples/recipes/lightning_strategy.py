@@ -46,16 +46,17 @@ class SyncopateStrategy(DDPStrategy):
         """Distribute the model with the optimizer that it configures."""
         super().setup_optimizers(trainer)
         self._module = self.lightning_module
-        if not self._module.automatic_optimization:
-            raise ValueError("SyncopateStrategy is for automatic optimization; use strategy='ddp'")
-        (optimizer,) = self.optimizers
-        optimizer.register_step_pre_hook(_closure_first)
-        syncopate.distribute(self._module, optimizer, **self._options)
+        for optimizer in self.optimizers:
+            optimizer.register_step_pre_hook(_closure_first)
+        syncopate.distribute(self._module, self.optimizers, **self._options)
 
     def training_step(self, *inputs: Any, **named: Any) -> Any:
         """Call the model, which is what Syncopate sees, to run its ``training_step``."""
         module = self._module
         with self.precision_plugin.train_step_context():
+            if not module.automatic_optimization:
+                # Backward and step run inside: the model must not be in a forward then.
+                return module.training_step(*inputs, **named)
             return self._forward_redirection(module, module, "training_step", *inputs, **named)
 
     @contextmanager

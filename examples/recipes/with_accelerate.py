@@ -41,7 +41,6 @@ def main() -> None:
     else:
         # Device and precision, but no DistributedDataParallel.
         model = accelerator.prepare_model(model, evaluation_mode=True)
-        # Accelerate saves what a rank has: every rank has to have all.
         model, optimizer = syncopate.distribute(model, optimizer)
         optimizer, batches = accelerator.prepare(optimizer, batches)
 

@@ -33,7 +33,6 @@ class SyncopateTrainer(Trainer):
         if not hasattr(trained, "syncopate"):
             # Device and precision, but no DistributedDataParallel: what follows leaves it so.
             self.accelerator.prepare_model(trained, evaluation_mode=True)
-            # A Trainer saves what rank 0 has: every rank has to have all.
             syncopate.distribute(trained, optimizer)
         return optimizer
 

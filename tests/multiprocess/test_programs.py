@@ -22,6 +22,7 @@ THEMES = (
     "held",
     "threads",
     "around",
+    "elsewhere",
 )
 
 _A_2_NORM = {"": 1e-5}

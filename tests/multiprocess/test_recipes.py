@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import runpy
 import sys
@@ -16,37 +15,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
 from syncopate.errors import EngineError
-from tests.multiprocess.engine_cases import TIMEOUT_S, identical_everywhere, plan_of
+from tests.multiprocess.engine_cases import TIMEOUT_S, plan_of
+from tests.multiprocess.frameworks import (
+    RANKS,
+    RECIPES,
+    close,
+    launched,
+    needs,
+    recipe,
+    small,
+    weights_of,
+)
 from tests.multiprocess.harness import run_ranks
 
-RECIPES = Path(__file__).parents[2] / "examples" / "recipes"
-RANKS = 2
-INPUTS = 8
 
-
-def needs(package: str) -> pytest.MarkDecorator:
-    """Skip where a framework is not installed."""
-    return pytest.mark.skipif(
-        importlib.util.find_spec(package) is None,
-        reason=f"{package} is not installed (pip install 'syncopate[frameworks]')",
-    )
-
-
-def launched(rank: int, world_size: int, folder: Path) -> None:
-    """Be what torchrun would have started, in a folder of the rank's own.
-
-    Accelerate is told, as its launcher would, to compute in 16 bits.
-    """
-    for name, number in (("RANK", rank), ("WORLD_SIZE", world_size)):
-        os.environ[name] = os.environ[f"LOCAL_{name}"] = str(number)
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RUN_ID": "tests"}
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16"
-    own = folder / str(rank)
-    own.mkdir()
-    os.chdir(own)
-
-
-def started(recipe: str, *options: str) -> dict[str, Tensor]:
+def started(file: str, *options: str) -> dict[str, Tensor]:
     """Run a recipe; return the weights that it saved, none but on rank 0.
 
     It is to make one model distributed, by Syncopate or, with ``--ddp``, by torch.
@@ -55,12 +38,12 @@ def started(recipe: str, *options: str) -> dict[str, Tensor]:
     with pytest.MonkeyPatch.context() as patch:
         for owner, name in ((syncopate, "distribute"), (DistributedDataParallel, "__init__")):
             patch.setattr(owner, name, _counted(getattr(owner, name), made, name))
-        patch.setattr(sys, "argv", [recipe, "--epochs", "1", "--save", "weights.pt", *options])
-        runpy.run_path(str(RECIPES / recipe), run_name="__main__")
+        patch.setattr(sys, "argv", [file, "--epochs", "1", "--save", "weights.pt", *options])
+        runpy.run_path(str(RECIPES / file), run_name="__main__")
     assert made == ["__init__" if "--ddp" in options else "distribute"]
-    file = Path("weights.pt")
-    weights: dict[str, Tensor] = torch.load(file) if file.exists() else {}
-    file.unlink(missing_ok=True)
+    saved = Path("weights.pt")
+    weights: dict[str, Tensor] = torch.load(saved) if saved.exists() else {}
+    saved.unlink(missing_ok=True)
     return weights
 
 
@@ -72,35 +55,15 @@ def _counted(function: Any, made: list[str], name: str) -> Any:
     return counted
 
 
-def trains_as_ddp(recipe: str) -> None:
+def trains_as_ddp(file: str) -> None:
     """Run a recipe by Syncopate and by DDP, in processes of a launcher; they end alike."""
-    ours, theirs = started(recipe), started(recipe, "--ddp")
+    ours, theirs = started(file), started(file, "--ddp")
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     if os.environ["RANK"] == "0":
         assert len(ours) > 100
     else:
         assert not ours
-
-
-def small() -> tuple[nn.Module, torch.utils.data.TensorDataset]:
-    """Return a model and 48 samples for it."""
-    torch.manual_seed(3)
-    model = nn.Sequential(nn.Linear(INPUTS, 16), nn.Tanh(), nn.Linear(16, 3))
-    data = torch.utils.data.TensorDataset(torch.randn(48, INPUTS), torch.randint(0, 3, (48,)))
-    return model, data
-
-
-def weights_of(model: nn.Module) -> list[Tensor]:
-    """Return copies of all parameters."""
-    return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def close(ours: list[Tensor], theirs: list[Tensor]) -> None:
-    """Compare weights, up to the rounding of sums, and with those of the other ranks."""
-    identical_everywhere(ours)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other)
 
 
 # -- Accelerate ---------------------------------------------------------------------------------
@@ -175,7 +138,7 @@ def with_trainer(rank: int, world_size: int, folder: Path) -> None:
     trains_as_ddp("with_trainer.py")
     from transformers import Trainer, TrainingArguments  # noqa: PLC0415 - only ranks need it
 
-    ours = runpy.run_path(str(RECIPES / "with_trainer.py"))["SyncopateTrainer"]
+    ours = recipe("with_trainer.py")["SyncopateTrainer"]
 
     class Classifier(nn.Module):
         def __init__(self) -> None:
@@ -261,7 +224,7 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
     trains_as_ddp("lightning_strategy.py")
     import lightning.pytorch as pl  # noqa: PLC0415 - only ranks need it
 
-    strategy = runpy.run_path(str(RECIPES / "lightning_strategy.py"))["SyncopateStrategy"]
+    strategy = recipe("lightning_strategy.py")["SyncopateStrategy"]
 
     def fitted(name: str, by: Any, **options: Any) -> tuple[Any, Any]:
         keeping = pl.callbacks.ModelCheckpoint(folder / name, filename="{epoch}", save_top_k=-1)
@@ -297,10 +260,6 @@ def with_lightning(rank: int, world_size: int, folder: Path) -> None:
         for saved, by in ((exchange, "ddp"), ("ddp", strategy(plan=plan))):
             resumed, _ = fitted("resumed", by, ckpt_path=folder / saved / "epoch=0.ckpt")
             close(weights_of(resumed), expected)
-
-    model.automatic_optimization = False
-    with pytest.raises(ValueError, match="is for automatic optimization"):
-        pl.Trainer(strategy=strategy(), accelerator="cpu", devices=world_size).fit(model)
 
 
 @needs("lightning")

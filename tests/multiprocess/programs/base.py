@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import DECOUPLED, Plan
 from tests.multiprocess.engine_cases import data, in_parts, plan_of, replicating
 
