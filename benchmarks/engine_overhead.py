@@ -26,8 +26,8 @@ from torch import nn
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import distribute
-from syncopate.engine.selfplan import first_plan
+from syncopate.engine.distribute import distribute
+from syncopate.engine.selfplan.safe import first_plan
 from syncopate.output import write_output
 from syncopate.units import format_seconds
 

@@ -29,7 +29,7 @@ from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import Interference
 from syncopate.collectives import Communicator
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.output import write_output
 from syncopate.plan import Plan
 from syncopate.planning import compare

@@ -41,7 +41,7 @@ from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import robust_mean
 from syncopate.collectives import Communicator
 from syncopate.costs.model.bound import iteration_bound_s
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.engine.selfplan import cache
 from syncopate.output import write_output
 from syncopate.units import format_seconds, parse_rate

@@ -63,6 +63,7 @@ def parser() -> argparse.ArgumentParser:
     add("--model", nargs="+", choices=tuple(WORKS), metavar="NAME", help="models, by name (all)")
     add("--only", nargs="+", choices=tuple(VARIANTS), metavar="NAME", help="variants (all)")
     add("--optimizer", choices=tuple(OPTIMIZERS), help="of all models; by default their own")
+    add("--clip", action="store_true", help="clip gradients by their norm, and step a scheduler")
     add("--calibration", type=float, default=40.0, help="seconds of calibration (40)")
     add("--limit", type=float, default=900.0, help="seconds after which a turn is given up (900)")
     add("--json", type=Path, help="every sample; what is there already is kept")
@@ -104,6 +105,7 @@ def setting_of(options: argparse.Namespace) -> Setting:
         warmup=options.warmup,
         optimizer=options.optimizer or "",
         quick=options.quick,
+        clip=options.clip,
     )
 
 

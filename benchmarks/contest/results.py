@@ -30,6 +30,7 @@ class Setting(Record, frozen=True, kw_only=True):
         warmup: steps before them.
         optimizer: of all models; empty for each one's own.
         quick: whether sizes were cut to see that it runs; then no figure counts.
+        clip: whether gradients are clipped by their norm, and a scheduler steps, in every step.
     """
 
     hosts: int
@@ -39,6 +40,7 @@ class Setting(Record, frozen=True, kw_only=True):
     warmup: int
     optimizer: str
     quick: bool
+    clip: bool = False
 
 
 class Turn(Record, frozen=True, kw_only=True):

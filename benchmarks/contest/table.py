@@ -59,7 +59,10 @@ def report(results: Results, works: Sequence[str], raw: str = "") -> str:
         lines += ["**A quick run, to see that everything works: no figure here counts.**", ""]
     lines += [HEAD.format(iterations=setting.iterations, warmup=setting.warmup)]
     ratio = "the models' own" if setting.ratio is None else f"{setting.ratio:g} of the wire's time"
-    lines += [f"{setting.hosts} hosts at {setting.rate}; computation of replayed models: {ratio}."]
+    habits = " Gradients are clipped by their norm, and a scheduler steps." if setting.clip else ""
+    lines += [
+        f"{setting.hosts} hosts at {setting.rate}; computation of replayed models: {ratio}.{habits}"
+    ]
     facts = ", ".join(f"{what} {value}" for what, value in results.metadata.items() if value)
     lines += [f"{facts}.", ""] if facts else [""]
     if "command 2" in results.metadata:

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from syncopate.artifacts import Artifact
 from syncopate.calibration.calibrate import calibrate
@@ -38,7 +39,7 @@ from .variants import COMPARED, SELF, VARIANTS, Asked, state_bytes
 PREPARE, SETTLE, TRAIN = "prepare", "settle", "train"
 
 _COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "reduce", "broadcast")
-_MOST_STEPS = 400
+_MOST_STEPS = 2000
 _SETTLING = 4
 """How many times as long as a turn self-planning may take: it trains some hundred steps."""
 
@@ -190,16 +191,32 @@ def _prepare(job: Job) -> Told:
 
 
 def stepper(
-    trained: works.Trained, model: nn.Module, optimizer: torch.optim.Optimizer
+    trained: works.Trained,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    clip: bool = False,
 ) -> Callable[[], float]:
-    """Return one iteration as users write it; it returns its seconds."""
+    """Return one iteration as users write it; it returns its seconds.
+
+    Args:
+        trained: what computes.
+        model: as the variant made it.
+        optimizer: likewise.
+        clip: whether it clips gradients by their norm, and a scheduler steps.
+    """
+    scheduler = LambdaLR(optimizer, lambda step: 1 / (1 + step)) if clip else None
 
     def step() -> float:
         start_s = time.perf_counter()
         inputs, targets = next(trained.batches)
         optimizer.zero_grad()
         trained.loss(model(inputs), targets).backward()
+        if scheduler is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
+        if scheduler is not None:
+            scheduler.step()
         return time.perf_counter() - start_s
 
     return step
@@ -209,7 +226,7 @@ def _settle(job: Job) -> Told:
     """Train until self-planning has settled."""
     trained = _made(job)
     model, optimizer = VARIANTS[SELF].build(_asked(job, trained.model))
-    step, engine = stepper(trained, model, optimizer), model.syncopate
+    step, engine = stepper(trained, model, optimizer, clip=job.setting.clip), model.syncopate
     steps_s = []
     while engine.planning and len(steps_s) < _MOST_STEPS:
         steps_s.append(step())
@@ -229,7 +246,7 @@ def _train(job: Job) -> Told:
     real = works.WORKS[job.work].real
     before = _weights(trained.model) if real and dist.get_rank() == 0 else {}
     model, optimizer = VARIANTS[job.variant].build(_asked(job, trained.model))
-    step = stepper(trained, model, optimizer)
+    step = stepper(trained, model, optimizer, clip=job.setting.clip)
     several = 1 if job.setting.quick else works.WORKS[job.work].steps
     # Not later: what is still on its way after a step must not get time that nobody counts.
     dist.barrier()
