@@ -40,7 +40,7 @@ from syncopate.cli.demo.measure import Contender, measure
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import cpu_name
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab import Lab as Hosts
 from syncopate.lab import Topology

@@ -84,8 +84,8 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a local state is saved as if ranks were at their average",
-        "engine/exchange/averaged.py",
-        '"apart": self._apart,',
+        "engine/exchange/delay/averaged.py",
+        '"apart": self._averages.apart,',
         '"apart": False,',
         ("tests/multiprocess/test_local_sgd_state.py",),
     ),
@@ -112,7 +112,7 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "a forward is spread over its layers by the inverse of its share",
-        "engine/selfplan/contest.py",
+        "engine/selfplan/proposals.py",
         "share = workload.forward_s / backward_s",
         "share = backward_s / workload.forward_s",
         ("tests/unit/engine/selfplan/test_contest.py",),
@@ -245,18 +245,18 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "who looks at weights does not wait for their pulls",
-        "engine/exchange/owned.py",
-        "self._await(pending, self._flat[key])",
+        "engine/exchange/flat_weights.py",
+        "self._await(pending, self._parts[key])",
         "pass",
         ("tests/multiprocess/test_exchange_overlap.py",),
     ),
     Planted(
         "a step does not wait for the pulls of the step before",
-        "engine/exchange/owned.py",
-        """        for key in parts:
-            self._arrive(key)
-        self._take_in""",
-        """        self._take_in""",
+        "engine/exchange/flat_weights.py",
+        """        for key in keys:
+            self.arrive(key)
+        for""",
+        """        for""",
         ("tests/multiprocess/test_exchange_overlap.py",),
     ),
 )

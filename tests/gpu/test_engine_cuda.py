@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.plan import Plan
 from tests.gpu.test_collectives_nccl import SEVERAL, start_nccl
 from tests.multiprocess.engine_cases import (

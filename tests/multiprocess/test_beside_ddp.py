@@ -21,11 +21,11 @@ from torch.optim.optimizer import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from syncopate.engine import distribute
-from syncopate.engine.exchange import base
+from syncopate.engine.distribute import distribute
+from syncopate.engine.exchange import flat_weights as base
 from syncopate.errors import EngineError
 from tests.multiprocess.engine_cases import Pair, data, mlp, noted, plan_of
-from tests.multiprocess.harness import run_ranks
+from tests.multiprocess.harness import Cases, run_ranks
 
 EXCHANGES = ("allreduce", "sharded")
 
@@ -475,9 +475,10 @@ CASES = {
 
 
 def _every_exchange(rank: int, world_size: int, case: str) -> None:
-    for exchange in EXCHANGES:
-        with noted(f"under {exchange}"):
-            CASES[case](rank, exchange)
+    with Cases() as one:
+        for exchange in EXCHANGES:
+            with one(f"under {exchange}"):
+                CASES[case](rank, exchange)
 
 
 @pytest.mark.parametrize("case", CASES)

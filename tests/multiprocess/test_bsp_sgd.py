@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import functools
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from bsp_sgd import ALGORITHMS, bsp_sgd_plan
 from bsp_sgd_table import RANKS
 from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator, Handle
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
 from syncopate.plan import Plan
 from syncopate.recipe import NATIVE
@@ -31,7 +30,7 @@ from tests.multiprocess.engine_cases import (
     data,
     identical_everywhere,
     made_up_workload,
-    run_case,
+    run_cases,
 )
 from tests.multiprocess.harness import run_ranks
 
@@ -342,7 +341,7 @@ def _the_benchmark_takes_its_rounds(rank: int, world_size: int) -> None:
 
 
 def _every_case(rank: int, world_size: int) -> int:
-    for case in (
+    cases = (
         _the_broadcast_changes_nothing,
         _the_broadcast_repairs_a_rank,
         _every_optimizer_broadcasts_its_own,
@@ -350,8 +349,8 @@ def _every_case(rank: int, world_size: int) -> int:
         _algorithm_1_overlaps_both_ways,
         _algorithms_2_and_3_fork_and_join,
         _the_benchmark_takes_its_rounds,
-    ):
-        run_case(functools.wraps(case)(lambda r, c=case: c(r, world_size)), rank)
+    )
+    run_cases(cases, rank, world_size)
     return _trains_like_ddp(rank, world_size)
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 
 from syncopate.collectives import Communicator
-from syncopate.engine import distribute
+from syncopate.engine.distribute import distribute
 from syncopate.errors import CollectiveError, InvalidValueError
 from tests.multiprocess.harness import run_ranks
 

@@ -74,8 +74,10 @@ def test_rounds_of_another_setting_are_not_mixed_in(
         lab.resumed(lab.settled_options(["--json", str(path), *words]))
 
 
-def test_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for words in (["--hosts", "1"], ["--rounds", "0"], ["--scale", "0"], ["--networks", "VGG"]):
-        with pytest.raises(SystemExit):
-            lab.settled_options(words)
-        assert words[0] in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "words", [["--hosts", "1"], ["--rounds", "0"], ["--scale", "0"], ["--networks", "VGG"]]
+)
+def test_what_is_refused(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        lab.settled_options(words)
+    assert words[0] in capsys.readouterr().err

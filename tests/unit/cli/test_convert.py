@@ -48,16 +48,18 @@ def test_ranks_and_timelines_become_perfetto(convert):
     assert convert("timeline.json --to perfetto")[1] == out
 
 
-def test_hta_and_chakra_have_a_folder_with_a_file_of_each_rank(convert, tmp_path):
-    for to, names in (("hta", ["rank-0.json", "rank-1.json"]), ("chakra", ["0.et", "1.et"])):
-        code, out, err = convert(f"rank-0.json rank-1.json --to {to} -o made/{to}")
-        assert (code, out) == (0, "")
-        assert "wrote made/" in err
-        made = sorted((tmp_path / "made" / to).iterdir())
-        assert all(path.name.endswith(name) for path, name in zip(made, names, strict=True))
-        assert all(path.stat().st_size for path in made)
-        code, _, err = convert(f"rank-0.json rank-1.json --to {to}")
-        assert (code, f"--output is '-'; it must be a folder: {to}" in err) == (2, True)
+@pytest.mark.parametrize(
+    ("to", "names"), [("hta", ["rank-0.json", "rank-1.json"]), ("chakra", ["0.et", "1.et"])]
+)
+def test_hta_and_chakra_have_a_folder_with_a_file_of_each_rank(convert, tmp_path, to, names):
+    code, out, err = convert(f"rank-0.json rank-1.json --to {to} -o made/{to}")
+    assert (code, out) == (0, "")
+    assert "wrote made/" in err
+    made = sorted((tmp_path / "made" / to).iterdir())
+    assert all(path.name.endswith(name) for path, name in zip(made, names, strict=True))
+    assert all(path.stat().st_size for path in made)
+    code, _, err = convert(f"rank-0.json rank-1.json --to {to}")
+    assert (code, f"--output is '-'; it must be a folder: {to}" in err) == (2, True)
 
 
 def test_nodes_become_dlc_traces_that_say_what_the_run_says(convert, monkeypatch, capfd, tmp_path):

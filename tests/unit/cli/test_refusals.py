@@ -119,12 +119,12 @@ def test_mistakes_that_all_ranks_share_are_printed_by_rank_0_alone(run, monkeypa
     assert err.startswith("error: rank 1: none.json")
 
 
-def test_unknown_options_and_commands_are_refused(run):
-    for line in ("plan --colour red", "fly", "plan"):
-        code, out, err = run(line)
-        assert code == 2
-        assert out == ""
-        assert "Usage: syncopate" in err
+@pytest.mark.parametrize("line", ["plan --colour red", "fly", "plan"])
+def test_unknown_options_and_commands_are_refused(run, line):
+    code, out, err = run(line)
+    assert code == 2
+    assert out == ""
+    assert "Usage: syncopate" in err
 
 
 def test_debug_shows_the_traceback(run, monkeypatch):

@@ -60,11 +60,11 @@ def test_an_update_is_torchs(rule, kind, options, dtype, numel):
     assert torch.equal(ours, theirs)
 
 
-def test_the_learning_rate_is_the_rules_unless_a_push_says_another():
-    for given, expected in ((None, 1 - 0.5), (0.25, 1 - 0.25)):
-        weights = torch.ones(3)
-        optimizers.step(SGD(lr=0.5), given, weights, torch.ones(3), {})
-        assert torch.equal(weights, torch.full((3,), expected))
+@pytest.mark.parametrize(("given", "expected"), [(None, 1 - 0.5), (0.25, 1 - 0.25)])
+def test_the_learning_rate_is_the_rules_unless_a_push_says_another(given, expected):
+    weights = torch.ones(3)
+    optimizers.step(SGD(lr=0.5), given, weights, torch.ones(3), {})
+    assert torch.equal(weights, torch.full((3,), expected))
 
 
 def test_the_papers_momentum_takes_the_learning_rate_in():

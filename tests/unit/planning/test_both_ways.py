@@ -155,22 +155,24 @@ def test_no_policy_beats_optimal_and_nothing_beats_the_bound(
 
 @pytest.mark.parametrize("exchange", SERVERLESS)
 @pytest.mark.parametrize("channels", [1, 2, 3])
-def test_a_score_is_what_the_plan_is_predicted_to_take(exchange: str, channels: int) -> None:
+@pytest.mark.parametrize("policy", ["wfbp", "single", "mg-wfbp", "optimal"])
+def test_a_score_is_what_the_plan_is_predicted_to_take(
+    exchange: str, channels: int, policy: str
+) -> None:
     workload, cluster = layers(11, 30_000, 0.3, module=2), Cluster.preset("1gbe", 4)
     costs = {exchange: exchange_costs(cluster, workload.nbytes, exchange)}
     question = Question(workload, cluster, costs, (channels,), 1)
     player = Player(question.problem, workload, cluster.interference, channels)
     pulls = question.problem.pulls is not None
-    for policy in ("wfbp", "single", "mg-wfbp", "optimal"):
-        plan = make_plan(workload, cluster, policy, exchange=exchange, channels=channels)
-        ends = np.cumsum([len(bucket.tensors) for bucket in plan.buckets]).tolist()
-        first = sum(len(b.tensors) for b in plan.buckets if pulls and b.pull is None)
-        played_s = score_s(player.replicating(first), tuple(ends))
-        assert played_s == pytest.approx(iteration_s(plan), rel=1e-12)
-        timeline = simulate(workload, plan, cluster, iterations=3)
-        starts = [span.start_s for span in timeline.spans if span.iteration == 2]
-        length = timeline.duration_s - min(starts)
-        assert length == pytest.approx(iteration_s(plan), rel=1e-9)
+    plan = make_plan(workload, cluster, policy, exchange=exchange, channels=channels)
+    ends = np.cumsum([len(bucket.tensors) for bucket in plan.buckets]).tolist()
+    first = sum(len(b.tensors) for b in plan.buckets if pulls and b.pull is None)
+    played_s = score_s(player.replicating(first), tuple(ends))
+    assert played_s == pytest.approx(iteration_s(plan), rel=1e-12)
+    timeline = simulate(workload, plan, cluster, iterations=3)
+    starts = [span.start_s for span in timeline.spans if span.iteration == 2]
+    length = timeline.duration_s - min(starts)
+    assert length == pytest.approx(iteration_s(plan), rel=1e-9)
 
 
 def test_buckets_are_small_where_backward_turns_into_forward() -> None:

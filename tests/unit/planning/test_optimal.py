@@ -38,15 +38,15 @@ def test_equals_brute_force_over_all_partitions(kind: str, dtypes: int) -> None:
 
 @pytest.mark.parametrize("dtypes", [1, 2, 3])
 @pytest.mark.parametrize("kind", COSTS)
-def test_equals_the_literal_recurrence_on_long_instances(kind: str, dtypes: int) -> None:
+@pytest.mark.parametrize("length", [60, 150, 300])
+def test_equals_the_literal_recurrence_on_long_instances(
+    kind: str, dtypes: int, length: int
+) -> None:
     rng = np.random.default_rng([7, COSTS.index(kind), dtypes])
-    for length in (60, 150, 300):
-        problem = random_problem(rng, length, kind, dtypes)
-        partition = optimal(problem)
-        assert_partition(partition, length)
-        assert problem.finish_s(partition) == pytest.approx(
-            reference_s(problem), rel=1e-11, abs=1e-12
-        )
+    problem = random_problem(rng, length, kind, dtypes)
+    partition = optimal(problem)
+    assert_partition(partition, length)
+    assert problem.finish_s(partition) == pytest.approx(reference_s(problem), rel=1e-11, abs=1e-12)
 
 
 def test_all_gradients_ready_at_once_and_a_start_up_give_one_bucket() -> None:

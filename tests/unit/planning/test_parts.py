@@ -89,11 +89,11 @@ def test_what_costs_less_in_parts_travels_in_parts(exchange: str) -> None:
 
 
 @pytest.mark.parametrize("exchange", sorted(SERVERLESS))
-def test_where_bytes_cost_the_same_tensors_stay_whole(exchange: str) -> None:
+@pytest.mark.parametrize("channels", [1, 2])
+def test_where_bytes_cost_the_same_tensors_stay_whole(exchange: str, channels: int) -> None:
     told = {"exchange": exchange, "costs": costs(LINEAR)}
-    for channels in (1, 2):
-        plan = make_plan(TABLE, CLUSTER, "optimal", channels=channels, **told)
-        assert parts_of(plan) == {}
+    plan = make_plan(TABLE, CLUSTER, "optimal", channels=channels, **told)
+    assert parts_of(plan) == {}
 
 
 @pytest.mark.parametrize("exchange", ["allreduce", "sharded"])

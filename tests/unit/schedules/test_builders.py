@@ -88,22 +88,22 @@ def test_tree_sends(p):
 
 
 @pytest.mark.parametrize("key", list(ALGORITHMS), ids="-".join)
-def test_a_rank_sends_to_one_and_receives_from_one_in_a_round(key):
+@pytest.mark.parametrize("p", SIZES)
+def test_a_rank_sends_to_one_and_receives_from_one_in_a_round(key, p):
+    table = build(*key, p).table
+    messages = set(zip(table.round.tolist(), table.src.tolist(), table.dst.tolist(), strict=True))
+    assert len({(step, src) for step, src, _ in messages}) == len(messages)
+    assert len({(step, dst) for step, _, dst in messages}) == len(messages)
+
+
+@pytest.mark.parametrize(
+    "key", [("all_reduce", "halving_doubling"), ("reduce_scatter", "recursive")]
+)
+def test_a_message_of_halving_is_at_most_two_ranges(key):
     for p in SIZES:
         table = build(*key, p).table
-        messages = set(
-            zip(table.round.tolist(), table.src.tolist(), table.dst.tolist(), strict=True)
-        )
-        assert len({(step, src) for step, src, _ in messages}) == len(messages)
-        assert len({(step, dst) for step, _, dst in messages}) == len(messages)
-
-
-def test_a_message_of_halving_is_at_most_two_ranges():
-    for key in (("all_reduce", "halving_doubling"), ("reduce_scatter", "recursive")):
-        for p in SIZES:
-            table = build(*key, p).table
-            _, counts = np.unique(np.stack([table.round, table.src]), axis=1, return_counts=True)
-            assert counts.max(initial=1) <= (1 if p & (p - 1) == 0 else 2)
+        _, counts = np.unique(np.stack([table.round, table.src]), axis=1, return_counts=True)
+        assert counts.max(initial=1) <= (1 if p & (p - 1) == 0 else 2)
 
 
 def test_ring_as_drawn():
@@ -167,12 +167,12 @@ def test_mst_as_drawn():
     ]
 
 
-def test_mst_sends_far_first_and_cuts_no_host():
+@pytest.mark.parametrize("hosts", [1, 2, 3, 5, 6])
+def test_mst_sends_far_first_and_cuts_no_host(hosts):
     """Hosts of four: whatever the root, every host is entered once."""
-    for hosts in (1, 2, 3, 5, 6):
-        for root in range(4 * hosts):
-            table = build("broadcast", "mst", 4 * hosts, root).table
-            assert np.count_nonzero(table.src // 4 != table.dst // 4) == hosts - 1
+    for root in range(4 * hosts):
+        table = build("broadcast", "mst", 4 * hosts, root).table
+        assert np.count_nonzero(table.src // 4 != table.dst // 4) == hosts - 1
 
 
 def test_linear_pipeline_as_drawn():
@@ -198,22 +198,22 @@ def test_linear_pipeline_as_drawn():
 
 
 @pytest.mark.parametrize("p", [2, 3, 4, 7, 8])
-def test_pipelines_at_every_number_of_blocks(p):
-    for blocks in (1, 2, 3, 10):
-        chain = p - 2 + blocks
-        assert build("broadcast", "lp", p, blocks=blocks).rounds == chain
-        assert build("reduce", "lp", p, root=p - 1, blocks=blocks).rounds == chain
-        both = 2 * chain - 1 if p > 2 and blocks > 1 else (p - 1) * (blocks + 1)
-        assert build("all_reduce", "lp", p, blocks=blocks).rounds == both
+@pytest.mark.parametrize("blocks", [1, 2, 3, 10])
+def test_pipelines_at_every_number_of_blocks(p, blocks):
+    chain = p - 2 + blocks
+    assert build("broadcast", "lp", p, blocks=blocks).rounds == chain
+    assert build("reduce", "lp", p, root=p - 1, blocks=blocks).rounds == chain
+    both = 2 * chain - 1 if p > 2 and blocks > 1 else (p - 1) * (blocks + 1)
+    assert build("all_reduce", "lp", p, blocks=blocks).rounds == both
 
 
-def test_no_order_along_a_chain_takes_fewer_rounds():
+@pytest.mark.parametrize("p", [3, 4, 9])
+def test_no_order_along_a_chain_takes_fewer_rounds(p):
     """The root's neighbour receives 2 B blocks, from round p - 3 on, and p - 2 hops follow."""
-    for p in (3, 4, 9):
-        for blocks in (2, 5):
-            table = build("all_reduce", "lp", p, blocks=blocks).table
-            arrivals = np.sort(table.round[table.dst == 1])
-            assert arrivals.tolist() == list(range(p - 3, p - 3 + 2 * blocks))
+    for blocks in (2, 5):
+        table = build("all_reduce", "lp", p, blocks=blocks).table
+        arrivals = np.sort(table.round[table.dst == 1])
+        assert arrivals.tolist() == list(range(p - 3, p - 3 + 2 * blocks))
 
 
 def test_two_level_leaders_alone_cross():
@@ -250,13 +250,13 @@ def test_blueconnect_sends_little_over_outer_levels(factors):
         assert share == pytest.approx(expected)
 
 
-def test_blueconnect_messages_are_ranges():
+@pytest.mark.parametrize("factors", [(2, 4), (2, 2, 2), (4, 4)])
+def test_blueconnect_messages_are_ranges(factors):
     """What is left after a stage is one range, so that no message is scattered in pieces."""
-    for factors in ((2, 4), (2, 2, 2), (4, 4)):
-        p = int(np.prod(factors))
-        table = build("all_reduce", "blueconnect", p, factors=factors).table
-        messages = np.stack([table.round, table.src, table.dst])
-        assert np.unique(messages, axis=1).shape[1] == len(table)
+    p = int(np.prod(factors))
+    table = build("all_reduce", "blueconnect", p, factors=factors).table
+    messages = np.stack([table.round, table.src, table.dst])
+    assert np.unique(messages, axis=1).shape[1] == len(table)
 
 
 def test_pipelines_keep_different_stages_busy_at_once():

@@ -77,11 +77,11 @@ def test_every_row_says_what_it_is():
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 5, 8])
-def test_every_schedule_says_whose_it_is(world_size):
-    for collective, name in registry.ALGORITHMS:
-        schedule = build(collective, name, world_size)
-        assert (schedule.collective, schedule.algorithm) == (collective, name)
-        assert (schedule.world_size, schedule.root) == (world_size, 0)
+@pytest.mark.parametrize(("collective", "name"), registry.ALGORITHMS)
+def test_every_schedule_says_whose_it_is(world_size, collective, name):
+    schedule = build(collective, name, world_size)
+    assert (schedule.collective, schedule.algorithm) == (collective, name)
+    assert (schedule.world_size, schedule.root) == (world_size, 0)
 
 
 def test_a_new_algorithm_is_one_row():
@@ -207,8 +207,9 @@ def test_options_are_remembered_by_what_they_mean():
     assert build("all_reduce", "ring", 6, order=[5, 4, 3, 2, 1, 0]) is not ring
 
 
-def test_options_that_do_not_fit_are_refused():
-    for collective, name, options, message in (
+@pytest.mark.parametrize(
+    ("collective", "name", "options", "message"),
+    [
         (
             "all_reduce",
             "ring",
@@ -231,9 +232,11 @@ def test_options_that_do_not_fit_are_refused():
         ("all_reduce", "blueconnect", {"stages": ("ring", "tree")}, "stage 'tree' for blueconnect"),
         ("all_reduce", "ring", {"order": (0, 1, 2)}, r"a permutation of the ranks 0\.\.7"),
         ("all_reduce", "ring", {"order": (0,) * 8}, "a permutation"),
-    ):
-        with pytest.raises((InvalidValueError, UnknownNameError), match=message):
-            build(collective, name, 8, **options)
+    ],
+)
+def test_options_that_do_not_fit_are_refused(collective, name, options, message):
+    with pytest.raises((InvalidValueError, UnknownNameError), match=message):
+        build(collective, name, 8, **options)
 
 
 def test_conditions():

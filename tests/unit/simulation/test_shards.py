@@ -45,19 +45,21 @@ def iteration_s(plan: Plan) -> float:
 
 @pytest.mark.parametrize("policy", ["wfbp", "single", "optimal"])
 @pytest.mark.parametrize("algorithm", ["ring", "recursive"])
-def test_unequal_shards_price_above_equal_ones(policy: str, algorithm: str) -> None:
+@pytest.mark.parametrize("whole", [(0, 1, 2, 3), (2,)])
+def test_unequal_shards_price_above_equal_ones(
+    policy: str, algorithm: str, whole: tuple[int, ...]
+) -> None:
     equal = workload()
     plan = make_plan(equal, CLUSTER, policy, exchange="sharded", algorithm=algorithm)
-    for whole in ((0, 1, 2, 3), (2,)):
-        uneven = structs.replace(equal, whole=whole)
-        found = predict(uneven, plan, CLUSTER)
-        assert found.iteration_s > iteration_s(plan)
-        assert found.communication_s > predict(equal, plan, CLUSTER).communication_s
-        timeline = simulate(uneven, plan, CLUSTER, iterations=3)
-        starts = [span.start_s for span in timeline.spans if span.iteration == 2]
-        assert timeline.duration_s - min(starts) == pytest.approx(found.iteration_s)
-        planned = make_plan(uneven, CLUSTER, policy, exchange="sharded", algorithm=algorithm)
-        assert planned.prediction == predict(uneven, planned, CLUSTER)
+    uneven = structs.replace(equal, whole=whole)
+    found = predict(uneven, plan, CLUSTER)
+    assert found.iteration_s > iteration_s(plan)
+    assert found.communication_s > predict(equal, plan, CLUSTER).communication_s
+    timeline = simulate(uneven, plan, CLUSTER, iterations=3)
+    starts = [span.start_s for span in timeline.spans if span.iteration == 2]
+    assert timeline.duration_s - min(starts) == pytest.approx(found.iteration_s)
+    planned = make_plan(uneven, CLUSTER, policy, exchange="sharded", algorithm=algorithm)
+    assert planned.prediction == predict(uneven, planned, CLUSTER)
 
 
 @pytest.mark.parametrize("exchange", ["allreduce", "rooted"])
@@ -86,26 +88,33 @@ def test_one_bucket_by_hand() -> None:
     assert cut.seconds(recipe, cost, cluster) == pytest.approx(2.9 * factor)
 
 
-def test_a_tensor_in_parts_is_cut_in_each_or_has_one_owner_for_all() -> None:
+@pytest.mark.parametrize(
+    ("whole", "expected"),
+    [
+        ((0,), [(0, 30, 30), (0, 30, 30), (0, 0, 40)]),
+        ((1,), [(0, 5, 30), (0, 5, 30), (0, 40, 40)]),
+    ],
+)
+def test_a_tensor_in_parts_is_cut_in_each_or_has_one_owner_for_all(
+    whole: tuple[int, ...], expected: list[tuple[int, ...]]
+) -> None:
     work = workload((60, 40))
     plan = make_plan(work, Cluster.preset("1gbe", 2), "wfbp", exchange="sharded")
     first, last = plan.buckets
     halves = [structs.replace(first, nbytes=120, elements=span) for span in ((0, 30), (30, 60))]
-    for whole, expected in (
-        ((0,), [(0, 30, 30), (0, 30, 30), (0, 0, 40)]),
-        ((1,), [(0, 5, 30), (0, 5, 30), (0, 40, 40)]),
-    ):
-        shards = Shards(structs.replace(work, whole=whole), (*first.tensors, *last.tensors), 2)
-        found = [shards.parts(b.tensors, b.elements) for b in (*halves, last)]
-        bounds = [part.bounds for parts in found for part in parts]
-        assert bounds == expected
+    shards = Shards(structs.replace(work, whole=whole), (*first.tensors, *last.tensors), 2)
+    found = [shards.parts(b.tensors, b.elements) for b in (*halves, last)]
+    bounds = [part.bounds for parts in found for part in parts]
+    assert bounds == expected
 
 
-def test_the_backends_own_pads_to_the_longest() -> None:
+@pytest.mark.parametrize(
+    ("bounds", "seconds"), [((0, 10, 20, 70, 100), 800.0), ((0, 25, 50, 75, 100), 400.0)]
+)
+def test_the_backends_own_pads_to_the_longest(bounds: tuple[int, ...], seconds: float) -> None:
     cost = LinearCost(LinearFit(a_s=0.0, b_s_per_byte=1.0))
-    for bounds, seconds in (((0, 10, 20, 70, 100), 800.0), ((0, 25, 50, 75, 100), 400.0)):
-        part = Part(400, 4, bounds)
-        assert part.seconds(Recipe("all_gather", NATIVE), cost, CLUSTER) == seconds
+    part = Part(400, 4, bounds)
+    assert part.seconds(Recipe("all_gather", NATIVE), cost, CLUSTER) == seconds
 
 
 @given(st.lists(st.integers(0, 10_000), min_size=1, max_size=8), st.integers(1, 6), st.data())

@@ -197,16 +197,21 @@ def test_only_what_a_plan_names_is_priced() -> None:
     assert timeline.columns.rank.max() == 4095
 
 
-def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played() -> None:
+@pytest.mark.parametrize(
+    ("ranks", "count", "complaint"),
+    [
+        (1 << 12, 5, r"iterations is 5; it must be at most 1 on 4096 ranks"),
+        (1 << 13, 1, r"ranks is 8192; it must be at most 4194 to be played"),
+    ],
+)
+def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played(
+    ranks: int, count: int, complaint: str
+) -> None:
     """At so many ranks the spans of a thousand gradients took tens of gigabytes."""
     tensors = tuple(GradientTensor(name=f"w{i}", numel=1) for i in range(999))
     work = structs.replace(WORKLOAD, tensors=tensors)
     costs = {"all_reduce": Envelope({"ring": LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=0.0))})}
-    for ranks, count, complaint in (
-        (1 << 12, 5, r"iterations is 5; it must be at most 1 on 4096 ranks"),
-        (1 << 13, 1, r"ranks is 8192; it must be at most 4194 to be played"),
-    ):
-        where = Cluster.preset("10gbe", ranks)
-        plan = make_plan(work, where, "single", costs=costs)
-        with pytest.raises(InvalidValueError, match=complaint):
-            simulate(work, plan, where, iterations=count)
+    where = Cluster.preset("10gbe", ranks)
+    plan = make_plan(work, where, "single", costs=costs)
+    with pytest.raises(InvalidValueError, match=complaint):
+        simulate(work, plan, where, iterations=count)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
 from syncopate.artifacts import Artifact, Record
-from syncopate.costs.decide.decisions import longer_beyond_noise
+from syncopate.costs.decide.noise import longer_beyond_noise
 
 
 class Gain(NamedTuple):

@@ -12,7 +12,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.collectives import Communicator
-from syncopate.engine import Engine, distribute
+from syncopate.engine.distribute import distribute
+from syncopate.engine.engine import Engine
 from syncopate.plan import Plan
 from syncopate.zoo import Digits
 
