@@ -7,8 +7,8 @@
 ResNet-20 trains on digits, on ranks of this machine, with default arguments: with DDP, and with
 Syncopate and an empty cache, in turns. Times count from before the model is wrapped. What is
 printed is, after some numbers of steps, the median over turns of both totals with their ratio, and
-the longest step over the median step, the first one left out, in which both set up. The plan that
-stays is printed with every turn.
+the longest step over the median step, the first one left out, in which both set up. The last row
+has the whole command, from its start to its end. The plan that stays is printed with every turn.
 """
 
 from __future__ import annotations
@@ -73,14 +73,15 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[Steps, str]:
-    """Run one training; return its seconds, and the last that Syncopate said."""
+def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[Steps, float, str]:
+    """Run one training; return its seconds, those of the command, and what Syncopate said."""
     out = cache / "seconds"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", str(options.ranks), __file__, "--how", how]
     command += ["--steps", str(options.steps), "--out", str(out)]
     # Bytecode of this package is kept, as that of torch is.
     kept = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    since_s = time.perf_counter()
     done = subprocess.run(
         command,
         env=kept | {"SYNCOPATE_CACHE": str(cache / "plans")},
@@ -88,10 +89,11 @@ def train(options: argparse.Namespace, how: str, cache: Path) -> tuple[Steps, st
         text=True,
         check=False,
     )
+    lasted_s = time.perf_counter() - since_s
     if done.returncode:
         raise SystemExit(f"{how} ended with {done.returncode}:\n{done.stderr}")
     said = [line for line in done.stderr.splitlines() if line.startswith("syncopate: ")]
-    return json.loads(out.read_text()), "\n".join(said)
+    return json.loads(out.read_text()), lasted_s, "\n".join(said)
 
 
 @contextlib.contextmanager
@@ -106,7 +108,7 @@ def computing(count: int) -> Iterator[None]:
             other.wait()
 
 
-def tell(samples: dict[str, list[Steps]], steps: int) -> None:
+def tell(samples: dict[str, list[Steps]], commands: dict[str, Steps], steps: int) -> None:
     """Print totals, ratios and the longest steps after some numbers of steps."""
     print(
         f"{'steps':>6s}{'DDP':>10s}{'first run':>12s}{'ratio':>8s}   longest step over the median"
@@ -127,6 +129,11 @@ def tell(samples: dict[str, list[Steps]], steps: int) -> None:
             f"{total_s[FIRST] / total_s[DDP]:7.2f}x   "
             f"DDP {longest[DDP]:.1f}, first run {longest[FIRST]:.1f}"
         )
+    whole_s = {how: statistics.median(seconds) for how, seconds in commands.items()}
+    print(
+        f"{'all':>6s}{whole_s[DDP]:8.2f} s{whole_s[FIRST]:10.2f} s"
+        f"{whole_s[FIRST] / whole_s[DDP]:7.2f}x   the whole command"
+    )
 
 
 def main() -> int:
@@ -148,21 +155,24 @@ def main() -> int:
         options.steps, options.rounds = 20, 1
     compileall.compile_dir(Path(syncopate.__file__).parent, quiet=1)
     samples: dict[str, list[Steps]] = {DDP: [], FIRST: []}
+    commands: dict[str, Steps] = {DDP: [], FIRST: []}
     with computing(options.busy):
         for _ in range(options.rounds):
             for how, runs in samples.items():
                 with tempfile.TemporaryDirectory() as folder:
-                    seconds, said = train(options, how, Path(folder))
+                    seconds, lasted_s, said = train(options, how, Path(folder))
                 runs.append(seconds)
+                commands[how].append(lasted_s)
                 print(f"{how}: {sum(seconds):.2f} s\n{said}".rstrip(), flush=True)
                 if options.json:
                     found = {
                         "ranks": options.ranks,
                         "busy": options.busy,
                         "seconds": samples,
+                        "commands_s": commands,
                     }
                     write_output(options.json, json.dumps(found).encode() + b"\n")
-    tell(samples, options.steps)
+    tell(samples, commands, options.steps)
     return 0
 
 

@@ -61,6 +61,7 @@ FULL = {
     "tests/multiprocess/test_exchange_drawn.py": "drawn cases",
     "tests/multiprocess/test_exchange_equivalence.py": "every exchange, optimizer and plan",
     "tests/multiprocess/test_exchange_tensors.py": "every kind of tensor",
+    "tests/multiprocess/test_full_size.py": "models of full size beside DDP",
     "tests/multiprocess/test_programs.py": "hundreds of programs beside DDP",
     "tests/multiprocess/test_reproduce_": "what papers did",
 }

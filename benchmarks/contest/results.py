@@ -53,6 +53,8 @@ class Turn(Record, frozen=True, kw_only=True):
         digests: rank -> hash of all weights after the last step.
         off: how far the weights are from the reference's, over how far training moved those; None
             where weights are not compared.
+        busy: the share of all processors' time that was not idle in the counted steps, by whatever
+            program; None where the system does not tell.
     """
 
     steps_s: tuple[tuple[float, ...], ...]
@@ -60,6 +62,7 @@ class Turn(Record, frozen=True, kw_only=True):
     state_bytes: tuple[int, ...]
     digests: tuple[str, ...]
     off: float | None = None
+    busy: float | None = None
 
     @property
     def step_s(self) -> float:
@@ -105,6 +108,12 @@ class Cell(Record, frozen=True, kw_only=True):
     def error(self) -> float | None:
         """Predicted over measured, less 1; None without a prediction."""
         return None if self.predicted_s is None else self.predicted_s / self.step_s - 1
+
+    @property
+    def busy(self) -> float | None:
+        """Median over the turns that know it; None where none does."""
+        known = [turn.busy for turn in self.turns if turn.busy is not None]
+        return statistics.median(known) if known else None
 
     @property
     def peak_bytes(self) -> int:

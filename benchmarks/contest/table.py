@@ -16,8 +16,9 @@ TOLERANCE = 1e-3
 _NONE = "-"
 
 COLUMNS = (
-    "variant", "step", "spread", "exposed", "of the bound", "against best DDP", "predicted",
-    "error", "peak memory", "optimizer state", "weights as DDP's", "ranks alike",
+    "variant", "step", "spread", "exposed", "of the bound", "processors busy",
+    "against best DDP", "predicted", "error", "peak memory", "optimizer state",
+    "weights as DDP's", "ranks alike",
 )  # fmt: skip
 
 HEAD = f"""\
@@ -26,11 +27,13 @@ its memory. Variants took turns of {{iterations}} counted steps after {{warmup}}
 of real models, each turn in processes of its own. *Step* is the median over turns of the slowest
 rank's mean, *spread* the slowest turn less the fastest, over it. *Exposed* is the step less that of
 `{ALONE}`, where every rank computes for itself, all at the same time. *Of the bound* is step /
-bound, with bound = max(forward + backward, bytes on the wire / line rate). *Against best DDP* is
-the step of the fastest DDP of the sweep / step. *Error* is predicted / step - 1. *Peak memory* is
-the most that any rank's process ever held (`VmHWM`), Python and torch with it: what `{ALONE}` holds
-is there without any exchange. What a rank frees it keeps for reuse (glibc's `MALLOC_MMAP_MAX_` is
-0). *Optimizer state* is that of the rank that has most. Weights of real models are compared after
+bound, with bound = max(forward + backward, bytes on the wire / line rate). *Processors busy* is the
+share of this machine's processors' time that was not idle in the counted steps: where all hosts
+share them, no step can be shorter than that share of it. *Against best DDP* is the step of the
+fastest DDP of the sweep / step. *Error* is predicted / step - 1. *Peak memory* is the most that any
+rank's process ever held (`VmHWM`), Python and torch with it: what `{ALONE}` holds is there without
+any exchange. What a rank frees it keeps for reuse (glibc's `MALLOC_MMAP_MAX_` is 0). *Optimizer
+state* is that of the rank that has most. Weights of real models are compared after
 the first {COMPARED} steps of every turn, before what rounding leaves has grown: the figure is how
 far they are from those of `{REFERENCE}`, over how far training moved those; *equal* is within
 {TOLERANCE:g}. *Ranks alike* says whether all ranks'
@@ -106,6 +109,7 @@ def _row(name: str, cells: dict[str, Cell], found: WorkResult, best: str | None)
         f"{cell.spread:.1%}" if len(cell.turns) > 1 else _NONE,
         _NONE if alone is None or name == ALONE else _seconds(cell.step_s - alone.step_s),
         _NONE if name == ALONE else f"{cell.step_s / _bound_s(name, cell, found):.3f}",
+        _NONE if cell.busy is None else f"{cell.busy:.0%}",
         _NONE if best is None or name == ALONE else f"{cells[best].step_s / cell.step_s:.3f}x",
         _NONE if predicted_s is None else format_seconds(predicted_s),
         _NONE if cell.error is None else f"{cell.error:+.1%}",

@@ -93,6 +93,7 @@ class Told(Artifact, frozen=True, kw_only=True):
         peak_bytes: the most memory its process ever held.
         state_bytes: bytes of its optimizer's state.
         digest: hash of all weights after the last step.
+        busy: the share of all processors' time that was not idle in the counted steps.
         plan: what it trained by.
         settled: what self-planning kept, as far as this rank knows.
     """
@@ -106,6 +107,7 @@ class Told(Artifact, frozen=True, kw_only=True):
     peak_bytes: int = 0
     state_bytes: int = 0
     digest: str = ""
+    busy: float | None = None
     plan: Plan | None = None
     settled: cache.Settled | None = None
 
@@ -142,6 +144,7 @@ def collected(job: Job, told: list[Told], off: float | None) -> Turn:
         state_bytes=tuple(one.state_bytes for one in told),
         digests=tuple(one.digest for one in told),
         off=off,
+        busy=told[0].busy,
     )
 
 
@@ -259,7 +262,9 @@ def _train(job: Job) -> Told:
     after = _weights(trained.model) if before else {}
     for _ in range(warmup - early):
         step()
+    spent = _processors()
     steps_s = tuple(step() for _ in range(counted))
+    busy = _busy(spent, _processors())
     peak_bytes = _peak_bytes()
     engine = getattr(model, "syncopate", None)
     # Whoever looks at a weight gets it up to date, or is refused.
@@ -270,6 +275,7 @@ def _train(job: Job) -> Told:
         peak_bytes=peak_bytes,
         state_bytes=state_bytes(optimizer),
         digest=digest,
+        busy=busy,
         plan=engine.plan if engine is not None else None,
     )
     if before:
@@ -297,6 +303,22 @@ def _peak_bytes() -> int:
             return int(line.split()[1]) * 1024
     print("this kernel does not tell VmHWM", file=sys.stderr)
     return 0
+
+
+def _processors() -> tuple[int, int] | None:
+    """Return what all processors of this machine spent so far: idle, and in all; in ticks."""
+    try:
+        head = Path("/proc/stat").read_text().split("\n", 1)[0]
+    except OSError:
+        return None
+    ticks = [int(word) for word in head.split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
+
+
+def _busy(before: tuple[int, int] | None, after: tuple[int, int] | None) -> float | None:
+    if before is None or after is None or after[1] == before[1]:
+        return None
+    return 1 - (after[0] - before[0]) / (after[1] - before[1])
 
 
 _JOBS: dict[str, Callable[[Job], Told]] = {PREPARE: _prepare, SETTLE: _settle, TRAIN: _train}
