@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import faulthandler
+import functools
 import multiprocessing
 import os
 import pickle
@@ -52,12 +53,18 @@ There is one fork server for all tests of a process, so there is one list.
 """
 
 
+@functools.cache
 def child_context() -> Any:
     """Return what makes processes that have imported torch, this package and pytest already."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_PRELOADED)
+    # The first process waits until all that is imported, after a boot for more than a minute. No
+    # time limit of a test may run meanwhile.
+    first = context.Process(target=int)
+    first.start()
+    first.join()
     return context
 
 

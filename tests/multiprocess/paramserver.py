@@ -118,6 +118,7 @@ class LocalServers:
         key: Path | None = None,
         faults: str = "",
     ) -> None:
+        child_context()  # before the scheduler waits for processes
         self.job = Job(port=free_port(), servers=servers, workers=workers, key=key)
         self.rules = rules or Rules()
         self._state, self._limits, self._faults = state, limits, faults

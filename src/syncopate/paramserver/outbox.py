@@ -33,7 +33,9 @@ class Parcel(NamedTuple):
 
     Attributes:
         header: its first frame.
-        payload: its second frame, tracked; None: there is none.
+        payload: its second frame, tracked, and in no other parcel: of what ZeroMQ holds, an outbox
+            waits for the oldest, whose frame must not lie in a parcel that waits itself. None:
+            there is none.
         on_sent: called when ZeroMQ has let go of the payload.
         message: what the header says.
         queued_s: when it was given to be sent, by ``time.perf_counter``.
@@ -44,6 +46,11 @@ class Parcel(NamedTuple):
     on_sent: Callable[[], None] | None
     message: Message | None = None
     queued_s: float = 0.0
+
+    def doubled(self) -> Parcel:
+        """Return a parcel with the same bytes, in memory of its own; nobody waits for it."""
+        payload = None if self.payload is None else zmq.Frame(self.payload.bytes, track=True)
+        return self._replace(payload=payload, on_sent=None)
 
 
 Noted = Callable[[Message, tuple[int, int, float, float]], None]

@@ -202,18 +202,20 @@ class Wire:
             on_sent: called when the payload has left.
         """
         parcel = Parcel(encode(message), payload, on_sent, message, time.perf_counter())
-        delays = [0.0]
-        if self._faults is not None and peer != SCHEDULER:
-            delays = self._faults.delays()
-            if not delays and on_sent is not None:
-                on_sent()  # lost on the wire, as far as the sender knows
-        for delay_s in delays:
+        if self._faults is None or peer == SCHEDULER:
+            self._put(peer, parcel, priority)
+            return
+        delays = self._faults.delays()
+        if not delays and on_sent is not None:
+            on_sent()  # lost on the wire, as far as the sender knows
+        for number, delay_s in enumerate(delays):
+            each = parcel.doubled() if number else parcel
             if delay_s > 0:
                 self._count += 1
                 due_s = time.monotonic() + delay_s
-                heapq.heappush(self._late, (due_s, self._count, peer, parcel, priority))
+                heapq.heappush(self._late, (due_s, self._count, peer, each, priority))
             else:
-                self._put(peer, parcel, priority)
+                self._put(peer, each, priority)
 
     def forget(self, peer: Peer) -> None:
         """Drop what waits to be sent to ``peer``."""

@@ -6,15 +6,20 @@ import os
 import sys
 import time
 from collections import deque
+from functools import partial
 
 import pytest
+import torch
 import zmq
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver import node
+from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.launch import free_port
+from syncopate.paramserver.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tap import Tap
+from syncopate.paramserver.tensors import frame_of
 from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
@@ -71,6 +76,37 @@ def test_a_unix_socket_is_for_processes_of_its_user_alone(wires, monkeypatch, ou
         arrivals += server.receive(0.01)
     away = {} if ours else {"of another user": 1}
     assert (len(arrivals), server.turned_away) == (1 if ours else 0, away)
+
+
+@pytest.mark.parametrize(
+    ("delays", "keys"),
+    [
+        ([[0.0, 0.05], [0.0], [0.0]], [0, 1, 9, 0]),
+        ([[0.0, 0.05], [0.0, 0.1], [0.0]], [0, 1, 9, 0, 1]),
+        ([[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]], [0, 0, 1, 1, 9, 9]),
+    ],
+    ids=["one late", "both late", "at once"],
+)
+def test_a_payload_that_comes_twice_holds_up_nothing(wires, monkeypatch, delays, keys):
+    server, worker = wires
+    faults = Faults()
+    monkeypatch.setattr(faults, "delays", iter(delays).__next__)
+    monkeypatch.setattr(worker, "_faults", faults)
+    worker.connect(0, server.listen("127.0.0.1", 0))
+    sent, arrived = [], []
+    for key in (0, 1):
+        data = torch.full((IN_FLIGHT_BYTES // 2,), key, dtype=torch.uint8)
+        worker.send(0, msg.Push(key, 1), 0, frame_of(data), partial(sent.append, key))
+    worker.send(0, msg.Query(9, 1))
+    until_s = time.monotonic() + 10
+    while (len(arrived) < len(keys) or len(sent) < 2) and time.monotonic() < until_s:
+        worker.flush()
+        for arrival in server.receive(0.01):
+            message, payload = server.opened(msg.ToServer, arrival)
+            arrived.append(message.key)
+            assert payload is None or set(payload.bytes) == {message.key}
+    assert sorted(arrived) == sorted(keys)
+    assert sorted(sent) == [0, 1]
 
 
 def test_the_kernel_looks_for_dead_connections_and_a_slow_frame_is_none(wires):
