@@ -13,6 +13,7 @@ import pytest
 
 from syncopate.cli import main
 from syncopate.timeline import Timeline
+from syncopate.tracing.blocks import MARKER
 from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.unit.analysis.made import made
 from tests.unit.analysis.written import written
@@ -188,8 +189,11 @@ def test_a_first_line_that_makes_no_sense(run, tmp_path, old, new, complaint):
 def test_a_block_that_makes_no_sense(run, tmp_path, kind, payload, complaint):
     """Its checksum is right, so it was not written by this program, or by another version."""
     folder = written(tmp_path / "a", made(2, 6))
+    frame = struct.pack(
+        "<4scIIQiiI", MARKER, kind, 99, len(payload), 0, -1, -1, zlib.crc32(payload)
+    )
     with ranks(folder)[1].open("ab") as file:
-        file.write(struct.pack("<cII", kind, len(payload), zlib.crc32(payload)) + payload)
+        file.write(frame + struct.pack("<I", zlib.crc32(frame)) + payload)
     code, _, err = run("analyze", folder)
     assert code == 0
     assert f"rank-1.trace: damaged: {complaint}" in err
