@@ -28,10 +28,14 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Artifact(Record, frozen=True, kw_only=True):
-    """A top-level artefact. Subclasses set ``KIND`` and ``SCHEMA_VERSION``."""
+    """A top-level artefact. Subclasses set ``KIND`` and ``SCHEMA_VERSION``.
+
+    Where files of earlier versions are decoded alike, ``OLDEST_VERSION`` is the first of these.
+    """
 
     KIND: ClassVar[str] = ""
     SCHEMA_VERSION: ClassVar[int] = 1
+    OLDEST_VERSION: ClassVar[int | None] = None
 
     def to_json(self) -> bytes:
         """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first."""
@@ -69,7 +73,8 @@ class Artifact(Record, frozen=True, kw_only=True):
                 source, f"expected a {cls.KIND!r} artefact, found {kind!r}", "$.kind"
             )
         version = raw.pop("schema_version", None)
-        if version != cls.SCHEMA_VERSION or isinstance(version, bool):
+        oldest = cls.SCHEMA_VERSION if cls.OLDEST_VERSION is None else cls.OLDEST_VERSION
+        if type(version) is not int or not oldest <= version <= cls.SCHEMA_VERSION:
             raise ArtifactError(source, _version_reason(version, cls), "$.schema_version")
         try:
             return msgspec.convert(raw, cls, strict=True)

@@ -116,6 +116,24 @@ def new_file(directory: Path, stem: str, suffix: str) -> tuple[Path, BinaryIO]:
     raise AssertionError
 
 
+def new_successor(path: Path) -> tuple[Path, BinaryIO]:
+    """Begin a file that is to take the place of another, to be written without a buffer.
+
+    One that was left over, because its process was killed, is written anew.
+
+    Args:
+        path: the other; hidden beside it the new one lies, until ``replace`` puts it there.
+
+    Returns:
+        Its path, and the file.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    successor = path.with_name(f".{path.name}.new")
+    return successor, successor.open("wb", buffering=0)
+
+
 def new_directory(path: str | os.PathLike[str]) -> Path:
     """Make a directory unless it is there, with its parents; return its path.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from syncopate.analysis.causes import explanation
 from syncopate.cli import main
 from syncopate.cli.app import app
 from syncopate.tracing.foreign import read_directory, read_timeline
+from syncopate.tracing.foreign.recorded import RecordedRank
 from tests.children import REPOSITORY, environment
 from tests.multiprocess.harness import run_ranks
 
@@ -84,6 +86,30 @@ if __name__ == "__main__":
 """
 
 
+KILLED = f"""{MODEL}
+import random, signal
+if __name__ == "__main__":
+    folder = sys.argv[1]
+    rank = int(os.environ["RANK"])
+    store = dist.FileStore(folder + "/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.02)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    began = time.time()
+    with open(folder + "/steps-" + str(rank), "w", buffering=1) as steps:
+        number = 0
+        while time.time() - began < {{seconds}} or rank == 0:
+            optimizer.zero_grad()
+            ddp(torch.ones(4, 64)).sum().backward()
+            optimizer.step()
+            time.sleep(0.02)
+            print(number, time.time(), file=steps)
+            number += 1
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def _record(rank, world_size, folder):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size))
     script = folder / "train.py"
@@ -136,6 +162,36 @@ def _python(folder, script, *arguments):
         text=True,
         timeout=200,
     )
+
+
+def test_a_rank_that_is_killed_loses_the_last_two_seconds_at_most(tmp_path):
+    """Rank 1 kills itself without a word; the other one fails for that."""
+    (tmp_path / "train.py").write_text(textwrap.dedent(KILLED.replace("{seconds}", "9.5")))
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import site; site.addsitedir({str(REPOSITORY / 'src')!r})"
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "train.py", str(tmp_path)],
+            cwd=tmp_path,
+            env=environment(tmp_path, SYNCOPATE_TRACE="run", OMP_NUM_THREADS="1", RANK=str(rank)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    assert ranks[1].returncode == -signal.SIGKILL, said
+    lines = [line.split() for line in (tmp_path / "steps-1").read_text().splitlines()]
+    ended_s = float(lines[-1][1])
+    known = {step.number for step in RecordedRank.load(tmp_path / "run" / "rank-1.json").steps}
+    # What was over 2.5 s before: a machine that is busy may write half a second late.
+    over = {int(number) for number, at_s in lines if float(at_s) < ended_s - 2.5}
+    assert len(over) > 20
+    assert over <= known
+    timeline = read_directory(tmp_path / "run", 1_000_000)
+    shown = {span.iteration for span in timeline.spans if span.rank == 1}
+    assert over <= shown
 
 
 def test_one_variable_records_a_script_under_torchrun(tmp_path):

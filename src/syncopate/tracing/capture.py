@@ -31,6 +31,7 @@ from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.pauses import Pauses
 from syncopate.tracing.recorder import Recorder
+from syncopate.tracing.retention import Retention, retention
 from syncopate.tracing.served.rows import WORKER, NodeHeader, RowQueue
 from syncopate.tracing.trace_file import Header, TraceWriter
 
@@ -45,6 +46,9 @@ FLUSH_S = 0.2
 
 SAMPLE_S = 2.0
 """How often it is noted what connections have carried."""
+
+_PATIENCE_S = 10.0
+"""How long a capture that stops waits for a disk."""
 
 _log = logging.getLogger("syncopate")
 
@@ -110,6 +114,7 @@ class Capture:
         *,
         capacity: int = CAPACITY,
         flush_s: float = FLUSH_S,
+        keep: Retention | None = None,
     ) -> None:
         """Make the directory.
 
@@ -117,6 +122,7 @@ class Capture:
             directory: of the run.
             capacity: events that wait to be written at most.
             flush_s: how often they are written.
+            keep: which iterations stay in long runs; None: the defaults.
 
         Raises:
             ArtifactError: it cannot be written to.
@@ -124,6 +130,7 @@ class Capture:
         self.directory = new_directory(directory)
         self.recorder = Recorder(capacity)
         self._flush_s = flush_s
+        self._keep = keep or Retention()
         self._models: weakref.WeakKeyDictionary[Traced, int] = weakref.WeakKeyDictionary()
         self._count = 0
         self._own = Outlet(self.recorder)
@@ -131,6 +138,8 @@ class Capture:
         self._nodes: weakref.WeakKeyDictionary[TracedNode, Outlet] = weakref.WeakKeyDictionary()
         self._pauses = Pauses()
         self._lock = threading.RLock()
+        # Held while the disk is waited for, so nothing that a training waits for takes it.
+        self._writing = threading.Lock()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
@@ -175,9 +184,14 @@ class Capture:
             node.end_trace()
         self._ends.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():  # the disk hangs, and the training goes on or ends
+                _log.warning("%s: the disk does not answer; the rest is lost", self.path)
+                return
             self._thread = None
         self.flush()
+        for outlet in self._outlets:
+            outlet.thin(last=True)
 
     def __enter__(self) -> Capture:
         self.start()
@@ -199,16 +213,18 @@ class Capture:
 
     def note(self, note: dict[str, Any]) -> None:
         """Write something that is no event, before the events that come from now on."""
-        with self._lock:
-            self._own.note(note)
+        self._own.note(note)
 
     def flush(self) -> None:
         """Write what waits; what cannot be written counts as dropped."""
-        with self._lock:
+        if os.getpid() != self._process:
+            return  # a copy of the process would write its parent's events into its parent's file
+        with self._writing:
             for pause in self._pauses.take():
                 self.recorder.add([pause])
-            for outlet in self._outlets:
+            for outlet in list(self._outlets):
                 outlet.flush()
+                outlet.thin()
             if all(outlet.broken for outlet in self._outlets):
                 self._ends.set()
 
@@ -216,7 +232,8 @@ class Capture:
         """Capture a training; the first one says who this process is."""
         with self._lock:
             if self._own.writer is None:
-                self._own.writer = TraceWriter(self.directory, _header(subject.member))
+                header = _header(subject.member)
+                self._own.writer = TraceWriter(self.directory, header, self._keep)
             if subject not in self._models:
                 self._models[subject] = self._count
                 self._count += 1
@@ -228,7 +245,7 @@ class Capture:
         with self._lock:
             if node not in self._nodes:
                 header = node.header
-                outlet = Outlet(RowQueue(), TraceWriter(self.directory, header))
+                outlet = Outlet(RowQueue(), TraceWriter(self.directory, header, self._keep))
                 self._nodes[node] = outlet
                 self._outlets.append(outlet)
                 if header.role == WORKER:  # joins the files of this process
@@ -237,7 +254,7 @@ class Capture:
         node.begin_trace(self._nodes[node])
 
     def _write_in_background(self) -> None:
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._ends.clear()
             self._thread = threading.Thread(
                 target=self._write_on, name="syncopate-trace", daemon=True
@@ -274,7 +291,13 @@ _nodes: weakref.WeakSet[TracedNode] = weakref.WeakSet()
 _current: list[Capture] = []
 
 
-def trace(directory: str | os.PathLike[str]) -> Capture:
+def trace(
+    directory: str | os.PathLike[str],
+    *,
+    last: int | None = None,
+    every: int | None = None,
+    limit_bytes: int | None = None,
+) -> Capture:
     """Capture what this process's trainings do, for ``syncopate analyze DIRECTORY``.
 
     Every rank calls it with the same directory, before ``distribute`` or between two iterations,
@@ -287,8 +310,17 @@ def trace(directory: str | os.PathLike[str]) -> Capture:
 
     Setting the environment variable ``SYNCOPATE_TRACE`` does the same without touching the script.
 
+    A file grows to half of ``limit_bytes`` with every iteration in it. Then it is thinned: the last
+    iterations stay, of earlier ones every so-many-th, and those that took 1.5 times the median of
+    their neighbours or longer. ``SYNCOPATE_TRACE_LAST``, ``_EVERY`` and ``_LIMIT_BYTES`` say the
+    same where arguments do not.
+
     Args:
         directory: of the run; made where it is not there.
+        last: how many iterations at the end are kept whole, also in files that are not too long;
+            None: as many as there is room for.
+        every: of earlier ones every so-many-th is kept, 100 where nothing is said; 0: none.
+        limit_bytes: what a file of this process takes at most, 256 MiB where nothing is said.
 
     Returns:
         The capture: ``stop()`` and ``start()`` switch it, ``dropped`` counts what it had no room
@@ -296,18 +328,20 @@ def trace(directory: str | os.PathLike[str]) -> Capture:
 
     Raises:
         ArtifactError: the directory cannot be written to.
-        InvalidValueError: this process captures to another directory already.
+        InvalidValueError: this process captures to another directory already, or a number is out
+            of range.
 
     Example:
         >>> with syncopate.trace("runs/a"):  # doctest: +SKIP
         ...     train()
     """
+    keep = retention(last, every, limit_bytes)
     path = os.path.realpath(directory)
     for capture in _current:
         if capture.active and os.path.realpath(capture.directory) == path:
             return capture
         _require_alone(None, path)
-    capture = Capture(directory)
+    capture = Capture(directory, keep=keep)
     capture.start()
     return capture
 

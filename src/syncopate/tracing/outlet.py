@@ -14,6 +14,9 @@ from syncopate.tracing.trace_file import TraceWriter
 
 _log = logging.getLogger("syncopate")
 
+_MOST_NOTES = 1024
+"""Notes that wait at most while the disk is full."""
+
 
 class Waiting(Protocol):
     """What holds records until they are taken: a recorder, or the ring of a node."""
@@ -34,7 +37,7 @@ class Outlet:
     Attributes:
         waiting: where records wait.
         writer: of the file; None before there is one.
-        broken: whether it could not be written.
+        broken: whether nothing is written any more, because the file was removed.
     """
 
     def __init__(self, waiting: Waiting, writer: TraceWriter | None = None) -> None:
@@ -43,7 +46,8 @@ class Outlet:
         self.broken = False
         self._notes: list[dict[str, Any]] = []
         self._lock = threading.Lock()
-        self._said = (0, 0)
+        self._known = (0, 0)
+        self._complained = False
 
     @property
     def path(self) -> Path | None:
@@ -56,22 +60,53 @@ class Outlet:
             self._notes.append(note)
 
     def flush(self) -> None:
-        """Write what waits; what cannot be written counts as dropped."""
+        """Write what waits; what cannot be written counts as dropped, and is said once."""
         if self.writer is None or self.broken:
             return
         waiting = self.waiting
-        records, texts = waiting.take(), len(waiting.texts)
+        records, texts, dropped = waiting.take(), len(waiting.texts), waiting.dropped
         with self._lock:
             notes, self._notes = self._notes, []
-        if (texts, waiting.dropped) != self._said:
-            fresh = waiting.texts[self._said[0] : texts]
-            notes.append({"texts": fresh, "dropped": waiting.dropped})
-            self._said = (texts, waiting.dropped)
+        told = list(notes)
+        if (texts, dropped) != self._known:
+            begin = self._known[0]
+            told.append({"texts": waiting.texts[begin:texts], "from": begin, "dropped": dropped})
         try:
-            self.writer.write(records, notes)
+            self.writer.write(records, told)
         except OSError as error:
-            # The training matters more. What still comes finds the ring full.
-            reason = f"cannot write: {error.strerror}; nothing more is captured"
-            _log.warning("%s: %s", self.path, reason)
-            waiting.drop(len(records))
-            self.broken = True
+            self._lose(error, records, notes)
+            return
+        self._known = (texts, dropped)
+
+    def thin(self, *, last: bool = False) -> None:
+        """Write the file anew with less in it, where it has grown.
+
+        Args:
+            last: nothing follows, for now: keep no more than was asked for.
+        """
+        if self.writer is None or self.broken or not (last or self.writer.is_due):
+            return
+        try:
+            self.writer.thin(last=last)
+        except OSError as error:
+            self._complain(f"cannot write it anew: {error.strerror or error}; it is as it was")
+
+    def _lose(self, error: OSError, records: NDArray[np.void], notes: list[dict[str, Any]]) -> None:
+        """Go on without records that cannot be written: the training matters more.
+
+        A disk may have room again. Notes are few, and the records to come need them.
+        """
+        self.waiting.drop(len(records))
+        if isinstance(error, FileNotFoundError):
+            self.broken = True  # what still comes finds the ring full
+            self._complain(f"{error.strerror}; nothing more is captured")
+            return
+        with self._lock:
+            self._notes = (notes + self._notes)[-_MOST_NOTES:]
+        reason = error.strerror or str(error)
+        self._complain(f"cannot write: {reason}; what comes until it can be is dropped")
+
+    def _complain(self, what: str) -> None:
+        if not self._complained:
+            self._complained = True
+            _log.warning("%s: %s", self.path, what)

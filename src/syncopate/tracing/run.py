@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import SERVED
@@ -24,10 +25,10 @@ from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
 from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, merge, offset_bounds
 from syncopate.tracing.pauses import placed
-from syncopate.tracing.recorder import spans_of
+from syncopate.tracing.recorder import Records, spans_of
 from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
 from syncopate.tracing.served.spans import key_names, spans_of_workers
-from syncopate.tracing.trace_file import Written, read_trace
+from syncopate.tracing.trace_file import Written, read_trace, texts_of
 
 PATTERN = "rank-*.trace"
 """The files of ranks in the directory of a run."""
@@ -96,7 +97,8 @@ def read_run(
         reason = "no iteration was captured: a training ends one with the next forward"
         raise ArtifactError(directory, reason)
     if first:
-        remarks.append(f"the last {last} iterations are shown, from iteration {first} on")
+        shown = len({int(i) for mine in spans for i in np.unique(Spans.of(mine).iteration)})
+        remarks.append(f"the last {shown} iterations are shown, from iteration {first} on")
     together = _together(found)
     spans = _on_one_clock(spans, together, remarks)
     offsets_s = [0.0] * len(spans)
@@ -204,9 +206,7 @@ def _of_ranks(
 ) -> tuple[list[Sequence[Span]], int]:
     """Return the spans of each rank in the last iterations, and the first of these."""
     world_size = max(max(found) + 1, *(one.header.world_size for one in found.values()))
-    count = max(int(one.records["iteration"].max(initial=0)) for one in found.values()) + 1
-    first = max(count - last, 0)
-    spans: list[Sequence[Span]] = [()] * world_size
+    captured = np.empty(0, np.int64)
     for rank, each in found.items():
         one, backwards = _in_order(each)
         if backwards:
@@ -214,9 +214,36 @@ def _of_ranks(
                 f"{one.path}: left out, because they end before they begin: {backwards} of its "
                 "events; the clock of this rank jumped"
             )
+        found[rank] = one = one._replace(records=_whole(one))
+        captured = np.union1d(captured, one.records["iteration"])
+    first = int(captured[-last]) if len(captured) > last else 0
+    remarks += _thinned(found, captured[captured >= first])
+    spans: list[Sequence[Span]] = [()] * world_size
+    for rank, one in found.items():
         spans[rank] = _spans(one, first)
         found[rank] = one._replace(records=one.records[:0].copy())  # they are not needed twice
     return spans, first
+
+
+def _whole(one: Written) -> Records:
+    """Return a file's records, each in its iteration, without iterations that lost a part."""
+    records = placed(one.records)
+    for first, last in one.blocks.lost:
+        records = records[(records["iteration"] < first) | (records["iteration"] > last)]
+    return records
+
+
+def _thinned(found: dict[int, Written], shown: NDArray[np.int64]) -> Iterator[str]:
+    """Say which of the iterations that are shown are some of many, to save room on the disk."""
+    notes = [note["thinned"] for one in found.values() for note in one.notes if "thinned" in note]
+    before = max((note["before"] for note in notes), default=0)
+    if len(shown) and shown[0] < before:
+        every = max(note["every"] for note in notes)
+        sampled = f"every {every}th one and " if every else ""
+        yield (
+            f"of iterations {shown[0]} to {before - 1} there are {int((shown < before).sum())}: "
+            f"{sampled}those that took unusually long"
+        )
 
 
 def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
@@ -226,11 +253,7 @@ def _shortcomings(found: dict[int, Written]) -> Iterator[str]:
         ranks = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(missing)}"
         yield f"no file of {ranks}: {len(found)} of {world_size} ranks are shown"
     for one in found.values():
-        if one.missing_bytes:
-            yield (
-                f"{one.path}: ends in the midst of a block; its last {one.missing_bytes} bytes are "
-                "left out"
-            )
+        yield from one.blocks.shortcomings(one.path)
         dropped = max((note.get("dropped", 0) for note in one.notes), default=0)
         if dropped:
             yield f"{one.path}: {dropped} events were dropped: there was no room for them"
@@ -245,11 +268,16 @@ def _in_order(one: Written) -> tuple[Written, int]:
 
 
 def _spans(one: Written, first: int) -> Spans:
-    texts = [text for note in one.notes for text in note.get("texts", ())]
+    texts = texts_of(one.notes)
     names = {note["number"]: note["model"] for note in one.notes if "plan" in note}
     models = {n: f"{name} {n}: " for n, name in names.items()} if len(names) > 1 else {}
-    records = placed(one.records)
-    records = records[records["iteration"] >= first]
+    records = one.records[one.records["iteration"] >= first]
+    missing = int(records["detail"].max(initial=0)) + 1 - len(texts)
+    if missing > 0 or len(set(texts)) < len(texts):  # notes that said texts are lost
+        texts += [""] * missing
+        known = list(dict.fromkeys(texts))
+        records["detail"] = np.array([known.index(text) for text in texts])[records["detail"]]
+        texts = known
     return spans_of(records, texts, one.header.rank, models=models)
 
 

@@ -1,16 +1,17 @@
 """Trace file: what one rank or one node captured, appended to as the training goes on.
 
-A line of JSON says whose file it is. Blocks follow, each with its length and a checksum in front:
-records of :mod:`syncopate.tracing.recorder` or rows of :mod:`syncopate.tracing.served.rows`, or a
-note, which is JSON. A file whose end is missing, because its process was killed, is read up to its
-last whole block.
+A line of JSON says whose file it is. Blocks follow: records of :mod:`syncopate.tracing.recorder` or
+rows of :mod:`syncopate.tracing.served.rows`, or notes, which are JSON. The first block repeats the
+line, so that damage to either costs nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import math
 import os
-import struct
-import zlib
+import time
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,13 +22,24 @@ from numpy.typing import NDArray
 from syncopate.artifacts import Artifact
 from syncopate.cluster import MAX_RANKS
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.output import new_file
+from syncopate.output import new_file, new_successor
+from syncopate.tracing.blocks import (
+    HEADER,
+    NOTE,
+    NOWHERE,
+    RECORDS,
+    Blocks,
+    frame,
+    read_blocks,
+    walk,
+)
 from syncopate.tracing.recorder import RECORD, Records
-from syncopate.tracing.served.rows import NodeHeader
+from syncopate.tracing.retention import Retention
+from syncopate.tracing.served.rows import ROW, NodeHeader
+from syncopate.tracing.thinning import Thinning
 
-_FRAME = struct.Struct("<cII")
-_RECORDS, _NOTE = b"R", b"N"
-_LONGEST_HEADER = 1 << 16
+_AGAIN_S = 30.0
+"""How long after a full disk has refused it a file is not thinned again."""
 
 
 class Header(Artifact, frozen=True, kw_only=True):
@@ -45,6 +57,8 @@ class Header(Artifact, frozen=True, kw_only=True):
     """
 
     KIND: ClassVar[str] = "trace"
+    SCHEMA_VERSION: ClassVar[int] = 2
+    OLDEST_VERSION: ClassVar[int | None] = 1
 
     run: str
     rank: int
@@ -74,29 +88,23 @@ class Written(NamedTuple):
         path: the file.
         header: whose it is.
         records: its events.
-        notes: what else was said, in order.
-        missing_bytes: at the end of the file, of a block that is not whole.
+        blocks: what else was said, and what is lost.
     """
 
     path: Path
     header: Header
     records: Records
-    notes: tuple[dict[str, Any], ...]
-    missing_bytes: int
+    blocks: Blocks
 
+    @property
+    def notes(self) -> tuple[dict[str, Any], ...]:
+        """What else was said, in order."""
+        return self.blocks.notes
 
-class Blocks(NamedTuple):
-    """What a file holds behind its first line.
-
-    Attributes:
-        records: the bytes of its records, joined.
-        notes: what else was said, in order.
-        missing_bytes: at the end of the file, of a block that is not whole.
-    """
-
-    records: bytes
-    notes: tuple[dict[str, Any], ...]
-    missing_bytes: int
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes at the end are of a block that is not whole."""
+        return self.blocks.missing_bytes
 
 
 class TraceWriter:
@@ -105,6 +113,7 @@ class TraceWriter:
     Args:
         directory: of the run; must exist.
         header: whose file it is.
+        retention: what of it is kept when it grows.
 
     Attributes:
         path: the file: ``rank-3.trace``, or ``rank-3-2.trace`` beside one of an earlier run.
@@ -113,30 +122,150 @@ class TraceWriter:
         ArtifactError: the file cannot be made.
     """
 
-    def __init__(self, directory: Path, header: Header | NodeHeader) -> None:
+    def __init__(
+        self, directory: Path, header: Header | NodeHeader, retention: Retention | None = None
+    ) -> None:
         self.path, self._file = new_file(directory, header.stem, ".trace")
         fields = {"kind": header.KIND, "schema_version": header.SCHEMA_VERSION}
-        self._file.write(msgspec.json.encode(fields | msgspec.to_builtins(header)) + b"\n")
+        self._line = msgspec.json.encode(fields | msgspec.to_builtins(header))
+        self._retention = retention or Retention()
+        self._of_rank = isinstance(header, Header)
+        self._number = self._count = self._nbytes = self._thinned_bytes = self._until = 0
+        self._newest = -1
+        self._refused_s = -math.inf
+        try:
+            self._append(self._head())
+        except OSError as error:
+            self.close()
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+            reason = f"cannot write: {error.strerror or error}"
+            raise ArtifactError(self.path, reason) from None
 
     def write(self, records: NDArray[np.void], notes: list[dict[str, Any]]) -> None:
-        """Append notes, and records behind them, at once.
+        """Append notes, and records behind them, at once: all of it, or nothing.
 
         Raises:
-            OSError: it cannot be written.
+            FileNotFoundError: the file was removed, and can never be written again.
+            OSError: it cannot be written now, or has reached its limit.
         """
-        blocks = [_block(_NOTE, msgspec.json.encode(note)) for note in notes]
-        if len(records):
-            blocks.append(_block(_RECORDS, records.tobytes()))
-        if blocks:
-            self._file.write(b"".join(blocks))
+        if not notes and not len(records):
+            return
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, "it was removed")
+        before = self._number, self._count
+        span = self._span(records)
+        try:
+            blocks = [self._block(NOTE, msgspec.json.encode(note)) for note in notes]
+            if len(records):
+                blocks.append(self._block(RECORDS, records.tobytes(), span, len(records)))
+            data = b"".join(blocks)
+            if self._nbytes + len(data) > self._retention.limit_bytes:
+                raise OSError(errno.EFBIG, "its limit is reached")
+            self._append(data)
+        except OSError:
+            self._number, self._count = before
+            raise
+        self._newest = max(self._newest, span[1])
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it has grown so that it is to be thinned."""
+        fresh = max(self._newest - self._until, 0)
+        full = self._nbytes > self._retention.limit_bytes * 3 // 4
+        if full and time.monotonic() - self._refused_s > _AGAIN_S:
+            return True
+        return self._retention.due(self._nbytes, self._thinned_bytes, fresh)
+
+    def thin(self, *, last: bool = False) -> None:
+        """Keep what is to be kept alone, in a new file that takes the place of this.
+
+        Args:
+            last: nothing is written any more: do so wherever a number of iterations was asked for,
+                and do not share the processor.
+
+        Raises:
+            OSError: it cannot be written; the file is as it was.
+        """
+        wanted = self._retention.last
+        if last and (wanted is None or self._newest <= self._until or self._newest < wanted):
+            return
+        if os.fstat(self._file.fileno()).st_nlink == 0:
+            return
+        counts, before = (self._number, self._count, self._nbytes), self._file
+        with self.path.open("rb") as mine:
+            thinning = Thinning(self._retention, of_rank=self._of_rank, patient=not last)
+            for one in walk(mine):
+                thinning.see(*one)
+            thinning.choose()
+            successor, self._file = new_successor(self.path)
+            self._number = self._count = self._nbytes = 0
+            try:
+                self._append(self._head())
+                mine.seek(0)
+                for one in walk(mine):
+                    for is_note, payload in thinning.keep(*one):
+                        self._append(self._kept(is_note, payload))
+                for is_note, payload in thinning.rest():
+                    self._append(self._kept(is_note, payload))
+                successor.replace(self.path)
+            except BaseException:
+                self._file.close()
+                self._file = before
+                self._number, self._count, self._nbytes = counts
+                self._refused_s = time.monotonic()
+                successor.unlink(missing_ok=True)
+                raise
+            finally:
+                self._until, self._thinned_bytes = self._newest, self._nbytes
+        before.close()
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
+    def _kept(self, is_note: bool, payload: bytes) -> bytes:
+        if is_note:
+            return self._block(NOTE, payload)
+        records = np.frombuffer(payload, RECORD if self._of_rank else ROW)
+        return self._block(RECORDS, payload, self._span(records), len(records))
 
-def _block(kind: bytes, payload: bytes) -> bytes:
-    return _FRAME.pack(kind, len(payload), zlib.crc32(payload)) + payload
+    def _span(self, records: NDArray[np.void]) -> tuple[int, int]:
+        """Return the first and last iteration of records."""
+        if not self._of_rank:
+            return NOWHERE
+        numbers = records["iteration"]
+        numbers = numbers[numbers >= 0]
+        return (int(numbers.min()), int(numbers.max())) if len(numbers) else NOWHERE
+
+    def _head(self) -> bytes:
+        return self._line + b"\n" + self._block(HEADER, self._line)
+
+    def _block(
+        self, kind: bytes, payload: bytes, span: tuple[int, int] = NOWHERE, count: int = 0
+    ) -> bytes:
+        begin = frame(kind, payload, self._number, self._count, span)
+        self._number += 1
+        self._count += count
+        return begin + payload
+
+    def _append(self, data: bytes) -> None:
+        """Append all of it; where that fails, leave no part.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        view, done = memoryview(data), 0
+        try:
+            while done < len(view):
+                done += self._file.write(view[done:]) or 0
+        except OSError:
+            # What is left of a block would be taken for damage.
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._nbytes)
+            self._file.seek(self._nbytes)
+            raise
+        self._nbytes += len(data)
 
 
 def read_trace(path: str | os.PathLike[str]) -> Written:
@@ -148,33 +277,7 @@ def read_trace(path: str | os.PathLike[str]) -> Written:
     line, blocks = read_blocks(path)
     header = Header.from_json(line, source=path)
     records: Records = rows_of(path, blocks.records, RECORD)
-    return Written(Path(path), header, records, blocks.notes, blocks.missing_bytes)
-
-
-def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
-    """Read a file's first line, and what is whole behind it.
-
-    Raises:
-        ArtifactError: it cannot be read, or has no first line.
-    """
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ArtifactError(path, f"cannot read this trace: {error.strerror}") from None
-    line, newline, _ = data[:_LONGEST_HEADER].partition(b"\n")
-    if not newline:
-        raise ArtifactError(path, "not a trace: its first line, which says whose it is, is missing")
-    records: list[bytes] = []
-    notes: list[dict[str, Any]] = []
-    at = len(line) + 1
-    while (block := _read_block(data, at)) is not None:
-        kind, payload = block
-        at += _FRAME.size + len(payload)
-        if kind == _RECORDS:
-            records.append(payload)
-        else:
-            notes.append(_note(path, payload))
-    return line, Blocks(b"".join(records), tuple(notes), len(data) - at)
+    return Written(Path(path), header, records, blocks._replace(records=b""))
 
 
 def rows_of(path: str | os.PathLike[str], records: bytes, dtype: np.dtype[np.void]) -> Any:
@@ -189,19 +292,12 @@ def rows_of(path: str | os.PathLike[str], records: bytes, dtype: np.dtype[np.voi
     return np.frombuffer(records, dtype)
 
 
-def _note(path: str | os.PathLike[str], payload: bytes) -> dict[str, Any]:
-    try:
-        note: dict[str, Any] = msgspec.json.decode(payload, type=dict[str, Any])
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(path, f"damaged: a note cannot be read: {error}") from None
-    return note
-
-
-def _read_block(data: bytes, at: int) -> tuple[bytes, bytes] | None:
-    """Return kind and payload of the block at a place; None where no whole one is."""
-    if at + _FRAME.size > len(data):
-        return None
-    kind, length, checksum = _FRAME.unpack_from(data, at)
-    payload = data[at + _FRAME.size : at + _FRAME.size + length]
-    whole = len(payload) == length and zlib.crc32(payload) == checksum
-    return (kind, payload) if whole and kind in (_RECORDS, _NOTE) else None
+def texts_of(notes: tuple[dict[str, Any], ...]) -> list[str]:
+    """Return the table of texts that notes hold; empty where a note is lost that held one."""
+    texts: list[str] = []
+    for note in notes:
+        mine = note.get("texts", ())
+        begin = note.get("from", len(texts))
+        texts += [""] * (begin + len(mine) - len(texts))
+        texts[begin : begin + len(mine)] = mine
+    return texts

@@ -13,6 +13,7 @@ import pytest
 
 from syncopate.cli import main
 from syncopate.timeline import Timeline
+from syncopate.tracing.blocks import MARKER
 from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.unit.analysis.made import made
 from tests.unit.analysis.written import written
@@ -166,9 +167,12 @@ def rewritten(path, file, records):
     ids=["world_size", "rank", "deep"],
 )
 def test_a_first_line_that_makes_no_sense(run, tmp_path, old, new, complaint):
+    """The first block, which repeats it, is not there."""
     folder = written(tmp_path / "a", made(2, 6))
     path = ranks(folder)[1]
-    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    line, _, blocks = path.read_bytes().partition(b"\n")
+    behind = blocks[blocks.index(MARKER, 1) :]
+    path.write_bytes(line.replace(old, new, 1) + b"\n" + behind)
     code, out, err = run("analyze", folder)
     assert code == 0
     assert out
@@ -188,8 +192,11 @@ def test_a_first_line_that_makes_no_sense(run, tmp_path, old, new, complaint):
 def test_a_block_that_makes_no_sense(run, tmp_path, kind, payload, complaint):
     """Its checksum is right, so it was not written by this program, or by another version."""
     folder = written(tmp_path / "a", made(2, 6))
+    frame = struct.pack(
+        "<4scIIQiiI", MARKER, kind, 99, len(payload), 0, -1, -1, zlib.crc32(payload)
+    )
     with ranks(folder)[1].open("ab") as file:
-        file.write(struct.pack("<cII", kind, len(payload), zlib.crc32(payload)) + payload)
+        file.write(frame + struct.pack("<I", zlib.crc32(frame)) + payload)
     code, _, err = run("analyze", folder)
     assert code == 0
     assert f"rank-1.trace: damaged: {complaint}" in err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing import ClockOffset, Event, capture
 from syncopate.tracing.capture import Capture, Member, trace
 from syncopate.tracing.recorder import RECORD, Recorder
+from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
 
@@ -145,7 +148,7 @@ def test_what_there_is_no_room_for_is_counted_and_said(tmp_path: Path) -> None:
     assert "4 events were dropped" in remark
 
 
-def test_a_full_disk_ends_the_capture_and_not_the_training(
+def test_a_full_disk_drops_events_until_it_has_room_and_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = Capture(tmp_path, flush_s=60.0)
@@ -156,18 +159,76 @@ def test_a_full_disk_ends_the_capture_and_not_the_training(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    assert one._own.writer is not None
-    one._own.writer.write = full  # type: ignore[method-assign]
+    writer = one._own.writer
+    assert writer is not None
+    write = writer.write
+    writer.write = full  # type: ignore[method-assign]
     with caplog.at_level(logging.WARNING, logger="syncopate"):
         one.flush()
         subject.step(1, 2.0, 3.0)
         one.flush()
-    assert one.dropped == 2
+    assert one.dropped == 4
     assert [record.message for record in caplog.records] == [
-        f"{one.path}: cannot write: No space left on device; nothing more is captured"
+        f"{one.path}: cannot write: No space left on device; what comes until it can be is dropped"
     ]
+    writer.write = write  # type: ignore[method-assign]
+    subject.step(2, 3.0, 4.0)
     one.active = True
     one.stop()
+    run = read_run(tmp_path)
+    assert {span.iteration for span in run.timeline.spans} == {2}
+    assert {span.detail for span in run.timeline.spans} == {"", "ring"}
+    assert run.timeline.metadata["exchange"] == "allreduce"
+    assert "4 events were dropped" in run.remarks[0]
+
+
+def test_a_disk_that_hangs_holds_up_neither_notes_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(capture, "_PATIENCE_S", 0.1)
+    one = Capture(tmp_path, flush_s=0.01, capacity=4)
+    subject = Subject()
+    one._attach(subject)
+    answers, asked = threading.Event(), threading.Event()
+    writer = one._own.writer
+    assert writer is not None
+
+    def hang(*_: object) -> None:
+        asked.set()
+        answers.wait(30)
+
+    writer.write = hang  # type: ignore[method-assign]
+    subject.step(0, 1.0, 2.0)
+    assert asked.wait(30)
+    for iteration in range(1, 9):
+        subject.step(iteration, 1.0, 2.0)
+    one.note({"plan": "g"})
+    assert len(one.recorder) <= 4
+    one.active = True
+    with caplog.at_level(logging.WARNING, logger="syncopate"):
+        one.stop()
+    assert "the disk does not answer" in caplog.records[0].message
+    answers.set()
+
+
+def test_a_file_that_was_removed_ends_the_capture_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Capture(tmp_path / "run", flush_s=60.0)
+    subject = Subject()
+    one._attach(subject)
+    one.flush()
+    shutil.rmtree(tmp_path / "run")
+    with caplog.at_level(logging.WARNING, logger="syncopate"):
+        for iteration in range(3):
+            subject.step(iteration, 1.0, 2.0)
+            one.flush()
+        one.active = True
+        one.stop()
+    assert [record.message for record in caplog.records] == [
+        f"{one.path}: it was removed; nothing more is captured"
+    ]
+    assert not (tmp_path / "run").exists()
 
 
 def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
@@ -257,6 +318,59 @@ def test_only_the_last_iterations_are_shown(tmp_path: Path) -> None:
         read_run(tmp_path, last=0)
 
 
+def test_of_fewer_iterations_than_asked_for_nothing_is_left_out(tmp_path: Path) -> None:
+    """A capture that began late has high numbers, and no more iterations for that."""
+    one = Capture(tmp_path)
+    subject = Subject()
+    one._attach(subject)
+    for iteration in range(174, 214):
+        subject.step(iteration, float(iteration), iteration + 0.5)
+    one.active = True
+    one.stop()
+    run = read_run(tmp_path, last=200)
+    assert {span.iteration for span in run.timeline.spans} == set(range(174, 214))
+    assert run.remarks == ()
+    run = read_run(tmp_path, last=30)
+    assert {span.iteration for span in run.timeline.spans} == set(range(184, 214))
+    assert run.remarks == ("the last 30 iterations are shown, from iteration 184 on",)
+
+
+def test_what_is_kept_can_be_said_in_the_script_or_by_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SYNCOPATE_TRACE_LAST", "7")
+    monkeypatch.setenv("SYNCOPATE_TRACE_EVERY", "0")
+    with trace(tmp_path / "a") as one:
+        assert one._keep == Retention(last=7, every=0)
+    with trace(tmp_path / "b", last=9, every=5, limit_bytes=1 << 20) as one:
+        assert one._keep == Retention(9, 5, 1 << 20)
+    with pytest.raises(InvalidValueError, match="last is 0; it must be an integer >= 1"):
+        trace(tmp_path / "c", last=0)
+    monkeypatch.setenv("SYNCOPATE_TRACE_LIMIT_BYTES", "1GB")
+    with pytest.raises(InvalidValueError, match="SYNCOPATE_TRACE_LIMIT_BYTES is '1GB'"):
+        trace(tmp_path / "c")
+
+
+def test_a_capture_of_many_iterations_keeps_what_was_asked_for(tmp_path: Path) -> None:
+    one = Capture(tmp_path, keep=Retention(last=20, every=50), flush_s=60.0)
+    subject = Subject()
+    one._attach(subject)
+    for iteration in range(500):
+        subject.step(iteration, float(iteration), iteration + 0.5)
+        if iteration % 10 == 0:
+            one.flush()
+    one.active = True
+    one.stop()
+    run = read_run(tmp_path, last=500)
+    assert {span.iteration for span in run.timeline.spans} == {
+        *range(0, 500, 50),
+        *range(480, 500),
+    }
+    assert run.remarks == (
+        "of iterations 0 to 479 there are 10: every 50th one and those that took unusually long",
+    )
+
+
 def test_a_directory_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no file of a rank"):
         read_run(tmp_path)
@@ -273,7 +387,7 @@ def test_a_newer_file_is_refused(tmp_path: Path) -> None:
     header = Header(run="r", rank=0, world_size=1, host="h", clock="c", began_s=1.0)
     writer = TraceWriter(tmp_path, header)
     writer.close()
-    writer.path.write_bytes(writer.path.read_bytes().replace(b'on":1,', b'on":9,'))
+    writer.path.write_bytes(writer.path.read_bytes().replace(b'on":2,', b'on":9,'))
     with pytest.raises(ArtifactError, match="version 9 is newer"):
         read_trace(writer.path)
 

@@ -87,14 +87,16 @@ def last_of(timeline: Timeline, last: int) -> Timeline:
         InvalidValueError: less than one iteration is asked for.
     """
     import msgspec
+    import numpy as np
 
     if last < 1:
         raise InvalidValueError("last", last, "at least 1")
     spans = timeline.columns
-    first = int(spans.iteration.max(initial=0)) - last + 1
-    kept = spans.iteration >= first
-    if kept.all():
+    numbers = np.unique(spans.iteration)
+    if len(numbers) <= last:
         return timeline
+    first = int(numbers[-last])
+    kept = spans.iteration >= first
     note(f"the last {last} iterations are looked at, from iteration {first} on")
     return msgspec.structs.replace(timeline, spans=spans.take(kept))
 

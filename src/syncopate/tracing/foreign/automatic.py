@@ -4,16 +4,15 @@
 first forward or step on that it makes within a process group; until then nothing is known of it and
 nothing is written. A training by ``distribute`` is captured by the engine, and not recorded here.
 
-The file is written when the process ends and from time to time before, for processes that are
-killed. No Python code runs in a process while torch writes its part (:meth:`Recording.written`), so
-the times are far enough apart to cost a hundredth, and the same on all ranks: when one stands
-still, all others do.
+What is new is appended to the file every two seconds, so a process that is killed loses no more.
+torch writes down what its recorder holds, new or not, and no Python code runs in the process
+meanwhile (:meth:`Recording.take`). So the recorder is small, and is emptied earlier where it would
+overflow. Ranks do it at the same moments of the clock: when one stands still, all others do.
 """
 
 from __future__ import annotations
 
 import atexit
-import math
 import multiprocessing
 import os
 import sys
@@ -23,15 +22,27 @@ from multiprocessing import util
 from pathlib import Path
 
 from syncopate.errors import ArtifactError, SyncopateError
-from syncopate.output import new_directory, new_file, write_output
+from syncopate.output import new_directory
 from syncopate.tracing import capture
-from syncopate.tracing.foreign.record import Recording, reserve
+from syncopate.tracing.foreign.record import RING, Recording, reserve
+from syncopate.tracing.foreign.recorded_file import LIMIT_BYTES, RecordedWriter
+from syncopate.tracing.retention import Retention, retention
 
-SHORTEST_S = 2.0
-"""How often a file is written at most."""
+EVERY_S = 2.0
+"""How often what is new is written."""
 
-_SHARE = 0.01
-"""What writing takes of a training at most, but for the end."""
+_LOOK = 8
+"""How many times in between it is seen whether the recorder fills up."""
+
+_FULL = 0.8
+"""The recorder is emptied before it is fuller than this."""
+
+_SHARE = 0.05
+"""What writing takes of a training at most, but for the end: a hundredth where nobody asked for a
+larger recorder and collectives do not come by the thousand in a second."""
+
+_PATIENCE_S = 10.0
+"""How long a process that ends waits for a disk."""
 
 _current: list[AutomaticRecording] = []
 
@@ -40,7 +51,9 @@ def begin() -> None:
     """Record what this process trains, where it does; once in a process."""
     if not _current:
         directory = os.environ.get(capture.VARIABLE, "")
-        _current.append(AutomaticRecording(directory, reserve(os.environ)))
+        keep = retention(limit_bytes_default=LIMIT_BYTES)
+        entries = reserve(os.environ, default=RING)
+        _current.append(AutomaticRecording(directory, entries, keep))
 
 
 def leave() -> None:
@@ -54,24 +67,31 @@ class AutomaticRecording:
 
     Args:
         directory: of the run; made when there is something to write.
-        entries: how many steps are kept.
-
-    Attributes:
-        path: the file; None before it was begun.
+        entries: how many collectives torch's recorder keeps.
+        keep: which iterations stay in long runs; None: the defaults.
     """
 
-    def __init__(self, directory: str, entries: int) -> None:
+    def __init__(self, directory: str, entries: int, keep: Retention | None = None) -> None:
         self._directory = directory
-        self._recording = Recording(entries)
+        self._entries = entries
+        self._keep = keep or Retention(limit_bytes=LIMIT_BYTES)
+        self._recording = Recording(max(entries, RING))
+        self._writer: RecordedWriter | None = None
+        self._complained = self._refused = False
+        self._took_s = 0.0
         self._recording.noticed = self._look
         self._member: tuple[int, int] | None = None
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._over = self._copied = False
-        self.path: Path | None = None
         atexit.register(self.finish)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None before it was begun."""
+        return None if self._writer is None else self._writer.path
 
     def leave(self) -> None:
         """Note and write no more."""
@@ -85,9 +105,11 @@ class AutomaticRecording:
             return
         self.leave()
         if self._thread is not None:
-            self._thread.join()
-        if self._member is not None and not capture.writing():
-            self._write(self._member)
+            self._thread.join(_PATIENCE_S)
+            if self._thread.is_alive():
+                return  # the disk hangs
+        if self._member is not None and not capture.writing() and not self._refused:
+            self._write(self._member, last=True)
 
     def _look(self, steps: bool) -> None:
         """See whether this process is a rank by now: it is about to step, or begins a forward.
@@ -110,38 +132,75 @@ class AutomaticRecording:
     def _forked(self) -> None:
         """Begin anew: this is a copy of the process that began, and may be a rank or a helper."""
         self._recording.forget()
-        self._member = self.path = self._thread = None
+        self._member = self._writer = self._thread = None
+        self._refused = self._complained = False
         self._ends = threading.Event()
         self._copied = True
 
     def _write_on(self) -> None:
         assert self._member is not None
-        every_s = SHORTEST_S
-        while not self._ends.wait(every_s - time.time() % every_s):
-            began_s = time.perf_counter()
+        # By the wall clock, which ranks share; a clock that is set makes one writing more.
+        look_s, turn = EVERY_S / _LOOK, _turn(EVERY_S)
+        rest_until_s, seen, written = 0.0, 0, 0
+        while not self._ends.wait(look_s - time.time() % look_s):
             if capture.writing():
                 self._over = True
                 break
+            launched = self._recording.launched()
+            new, by_next = launched - written, launched - seen
+            seen = launched
+            fills = new + by_next > _FULL * self._entries
+            if (_turn(EVERY_S) == turn and not fills) or time.monotonic() < rest_until_s:
+                continue
+            turn, written = _turn(EVERY_S), launched
             self._write(self._member)
-            took_s = time.perf_counter() - began_s
-            # Powers of two, so that ranks that take longer pause when the others do.
-            every_s = SHORTEST_S * 2 ** math.ceil(math.log2(max(took_s / _SHARE / SHORTEST_S, 1)))
+            rest_until_s = time.monotonic() + self._took_s / _SHARE
 
-    def _write(self, member: tuple[int, int]) -> None:
-        """Write the file, or say once why it cannot be written."""
-        rank, world_size = member
+    def _write(self, member: tuple[int, int], *, last: bool = False) -> None:
+        """Append what is new, or say once why it cannot be written."""
         try:
-            content = self._recording.written(rank, world_size)
-            if self.path is None:
+            if self._writer is None:
                 directory = new_directory(self._directory)
-                self.path, file = new_file(directory, f"rank-{rank}", ".json")
-                file.close()
-            write_output(self.path, content)
+                about = self._recording.about(*member)
+                self._writer = RecordedWriter(directory, about, self._keep)
+            began_s = time.perf_counter()
+            block = self._recording.take()
+            self._took_s = time.perf_counter() - began_s
+            self._writer.write(block)
+        except FileNotFoundError as error:
+            self._refuse(error.strerror)
         except (SyncopateError, OSError) as error:
-            reason = error.reason if isinstance(error, ArtifactError) else error
+            if self._writer is None:
+                self._refuse(error.reason if isinstance(error, ArtifactError) else error)
+            else:
+                self._complain(f"cannot write: {error}; what comes until it can be is dropped")
+            return
+        self._thin(last=last)
+
+    def _thin(self, *, last: bool) -> None:
+        try:
+            if self._writer is not None and not self._refused:
+                self._writer.thin(last=last)
+        except OSError as error:
+            self._complain(f"cannot write it anew: {error.strerror or error}; it is as it was")
+
+    def _refuse(self, reason: object) -> None:
+        """Write no more."""
+        self._complain(f"{reason}; nothing more is recorded")
+        self._refused = True
+        self.leave()
+
+    def _complain(self, what: str) -> None:
+        """Say what is wrong, the first time; the training matters more."""
+        if not self._complained:
+            self._complained = True
             where = f"{capture.VARIABLE}: {self.path or self._directory}"
-            print(f"syncopate: {where}: {reason}; nothing more is recorded", file=sys.stderr)
-            self.leave()
+            print(f"syncopate: {where}: {what}", file=sys.stderr)
+
+
+def _turn(every_s: float) -> int:
+    """Return which stretch of the clock it is."""
+    return int(time.time() // every_s)
 
 
 def _member() -> tuple[int, int] | None:

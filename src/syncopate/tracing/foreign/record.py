@@ -5,13 +5,15 @@ inside the process gets at them: the signals, pipes and files that torch knows b
 steps of optimizers, which say where iterations begin, come from torch's hooks, and so do forwards
 and backwards (:mod:`syncopate.tracing.foreign.phases`).
 
-``torch._C._distributed_c10d._dump_fr_trace_json`` is private to torch and the only way to read the
-recorder; ``torch.distributed.debug`` reads it so.
+``torch._C._distributed_c10d._dump_fr_trace`` is private to torch and the only way to read the
+recorder; ``torch.distributed.debug`` reads it so. It gives all that the recorder holds, and a copy
+of it is asked for again and again, so the recorder is kept small where it is read all the time.
 """
 
 from __future__ import annotations
 
 import os
+import pickle
 import runpy
 import socket
 import sys
@@ -20,25 +22,39 @@ import weakref
 from collections import deque
 from collections.abc import Callable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from syncopate.errors import EngineError, InvalidValueError
 from syncopate.tracing.foreign.phases import Phases
-from syncopate.tracing.foreign.recorded import RecordedRank, Step, recorded_json
+from syncopate.tracing.foreign.recorded import (
+    Block,
+    RecordedRank,
+    Step,
+    block_of,
+    recorded_json,
+)
+
+T = TypeVar("T")
 
 BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 """torch's environment variable: how many collectives the flight recorder keeps; 0: it is off."""
 
 ENTRIES = 10_000
-"""How many collectives are kept where nobody says it: about 20 MB."""
+"""How many collectives are kept until the end where nobody says it: about 20 MB."""
+
+RING = 2_000
+"""How many are where they are written all the time: torch writes them down in 20 ms."""
 
 
-def reserve(environment: MutableMapping[str, str], entries: int | None = None) -> int:
+def reserve(
+    environment: MutableMapping[str, str], entries: int | None = None, default: int = ENTRIES
+) -> int:
     """Tell the flight recorder how many collectives to keep, before torch is loaded.
 
     Args:
         environment: of this process.
-        entries: how many; None: as the environment says, else :data:`ENTRIES`.
+        entries: how many; None: as the environment says.
+        default: how many where that says nothing.
 
     Returns:
         How many.
@@ -46,7 +62,7 @@ def reserve(environment: MutableMapping[str, str], entries: int | None = None) -
     Raises:
         InvalidValueError: no positive number.
     """
-    asked = environment.get(BUFFER_SIZE, str(ENTRIES)) if entries is None else str(entries)
+    asked = environment.get(BUFFER_SIZE, str(default)) if entries is None else str(entries)
     if not asked.isdecimal() or int(asked) < 1:
         what = BUFFER_SIZE if entries is None else "--entries"
         raise InvalidValueError(what, asked, "an integer >= 1")
@@ -71,7 +87,8 @@ class Recording:
         import torch._C._distributed_c10d as c10d  # noqa: PLC0415  # only who records needs torch
         from torch.optim import optimizer  # noqa: PLC0415
 
-        self._dump: Callable[[], bytes] | None = getattr(c10d, "_dump_fr_trace_json", None)
+        self._dump: Callable[[bool, bool, bool], bytes] | None
+        self._dump = getattr(c10d, "_dump_fr_trace", None)
         if self._dump is None:
             raise EngineError(
                 "this torch has no flight recorder for every backend; take torch 2.11 or newer"
@@ -81,6 +98,8 @@ class Recording:
         self._optimizers = 0
         self._numbers: weakref.WeakKeyDictionary[Any, list[int]] = weakref.WeakKeyDictionary()
         self._began_ns = time.time_ns()
+        self._first: int | None = 0
+        self._over: dict[int, bool] = {}
         self._step_ns = 0
         self._phases = Phases(most, lambda: self.noticed(False))
         self._hooks = [
@@ -116,6 +135,10 @@ class Recording:
         self._optimizers = 0
         self._phases.forget()
         self._began_ns = time.time_ns()
+        # What the recorder holds so far is of the other process. Asking it here could wait for ever
+        # for a lock that a thread held which is not there any more.
+        self._first = None
+        self._over = {}
 
     def stop(self) -> None:
         """Note no more."""
@@ -123,31 +146,70 @@ class Recording:
         for hook in self._hooks:
             hook.remove()
 
-    def written(self, rank: int, world_size: int) -> bytes:
-        """Return what this rank did so far, as the content of a file.
-
-        While torch writes down its part, no Python code runs in this process: a quarter of a second
-        for 10,000 collectives.
-        """
+    def about(self, rank: int, world_size: int) -> RecordedRank:
+        """Return whose recording it is."""
         import torch  # noqa: PLC0415
 
-        assert self._dump is not None
-        dump = self._dump()
-        return recorded_json(
-            RecordedRank(
-                rank=rank,
-                world_size=world_size,
-                host=socket.gethostname(),
-                torch=str(torch.__version__),
-                steps=tuple(self._steps.copy()),
-                forwards=tuple(self._phases.forwards.copy()),
-                backwards=tuple(self._phases.backwards.copy()),
-                began_ns=self._began_ns,
-                written_ns=time.time_ns(),
-                flight_recorder={},
-            ),
-            dump,
+        return RecordedRank(
+            rank=rank,
+            world_size=world_size,
+            host=socket.gethostname(),
+            torch=str(torch.__version__),
+            began_ns=self._began_ns,
         )
+
+    def launched(self) -> int:
+        """Return how many collectives there were, about; it takes microseconds."""
+        found = self._dumped(entries=False)["pg_status"]
+        return sum(max(group["last_enqueued_collective"], 0) for group in found.values())
+
+    def take(self) -> Block:
+        """Return what this rank did since this was last called.
+
+        While torch writes down its part, no Python code runs in this process: 10 us for each
+        collective that the recorder keeps. A collective that is under way is returned again when it
+        is over.
+        """
+        steps, forwards = _taken(self._steps), _taken(self._phases.forwards)
+        backwards = _taken(self._phases.backwards)
+        dump = self._dumped()
+        entries = [one for one in dump["entries"] if one["time_created_ns"] >= self._began_ns]
+        if self._first is None and entries:
+            self._first = min(one["record_id"] for one in entries)
+        over = {one["record_id"]: bool(one["retired"]) for one in entries}
+        known, self._over = self._over, over
+        fresh = [
+            one
+            for one in entries
+            if over[one["record_id"]] > known.get(one["record_id"], False)
+            or one["record_id"] not in known
+        ]
+        return block_of(
+            dump["pg_config"],
+            fresh,
+            self._first or 0,
+            Block(
+                written_ns=time.time_ns(),
+                steps=tuple(steps),
+                forwards=tuple(forwards),
+                backwards=tuple(backwards),
+            ),
+        )
+
+    def written(self, rank: int, world_size: int) -> bytes:
+        """Return what this rank did so far, as the content of a file."""
+        return recorded_json(self.about(rank, world_size), self.take())
+
+    def _dumped(self, *, entries: bool = True) -> dict[str, Any]:
+        """Return what torch writes of the recorder, without the stacks of calls."""
+        assert self._dump is not None
+        found: dict[str, Any] = pickle.loads(self._dump(entries, False, False))
+        return found
+
+
+def _taken(held: deque[T]) -> list[T]:
+    """Return what a queue holds that others append to, and empty it."""
+    return [held.popleft() for _ in range(len(held))]
 
 
 def _nothing(_steps: bool) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from syncopate.errors import ArtifactError
+from syncopate.tracing.blocks import read_blocks
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.served.clocks import node_offsets
 from syncopate.tracing.served.rows import (
@@ -26,7 +27,7 @@ from syncopate.tracing.served.rows import (
     NodeHeader,
     Rows,
 )
-from syncopate.tracing.trace_file import read_blocks, rows_of
+from syncopate.tracing.trace_file import rows_of
 
 PATTERNS = tuple(f"{role}*.trace" for role in ROLES)
 """The files of nodes in the directory of a run."""
@@ -40,14 +41,14 @@ class NodeFile(NamedTuple):
         header: whose it is.
         rows: its messages and work.
         notes: what else was said, in order.
-        missing_bytes: at the end of the file, of a block that is not whole.
+        shortcomings: what of it is lost, a sentence each.
     """
 
     path: Path
     header: NodeHeader
     rows: Rows
     notes: tuple[dict[str, Any], ...]
-    missing_bytes: int
+    shortcomings: tuple[str, ...] = ()
 
 
 class Wired(NamedTuple):
@@ -162,7 +163,8 @@ def node_files(directory: str | os.PathLike[str], remarks: list[str]) -> list[No
         except ArtifactError as error:
             remarks.append(str(error))
             continue
-        found.append(NodeFile(path, header, rows, blocks.notes, blocks.missing_bytes))
+        lost = tuple(blocks.shortcomings(path))
+        found.append(NodeFile(path, header, rows, blocks.notes, lost))
     return found
 
 
@@ -230,11 +232,7 @@ def _shortcomings(files: Sequence[NodeFile]) -> Iterable[str]:
     if missing := [node for node in expected if node not in here]:
         yield f"no file of {', '.join(missing)}: {len(here)} of {len(expected)} nodes are shown"
     for file in files:
-        if file.missing_bytes:
-            yield (
-                f"{file.path}: ends in the midst of a block; its last {file.missing_bytes} bytes "
-                "are left out"
-            )
+        yield from file.shortcomings
         dropped = max((note.get("dropped", 0) for note in file.notes), default=0)
         if dropped:
             yield f"{file.path}: {dropped} messages were dropped: there was no room for them"

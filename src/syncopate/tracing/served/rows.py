@@ -88,6 +88,8 @@ class NodeHeader(Artifact, frozen=True, kw_only=True):
     """
 
     KIND: ClassVar[str] = "node_trace"
+    SCHEMA_VERSION: ClassVar[int] = 2
+    OLDEST_VERSION: ClassVar[int | None] = 1
 
     run: str
     role: str

@@ -151,7 +151,7 @@ def test_what_is_written_is_what_is_read():
 class TestAutomatic:
     @pytest.fixture
     def recording(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncopate.tracing.foreign.automatic.SHORTEST_S", 0.05)
+        monkeypatch.setattr("syncopate.tracing.foreign.automatic.EVERY_S", 0.05)
         found = AutomaticRecording(str(tmp_path / "run"), 10)
         yield found
         found.leave()

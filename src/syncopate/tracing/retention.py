@@ -1,0 +1,164 @@
+"""Retention: which iterations a capture keeps, so that a training of weeks fits on a disk.
+
+The last iterations are kept whole. Of earlier ones every k-th is kept, and those that took
+unusually long, each with the one behind it, which says when it was over. A file is thinned when it
+has grown to half of its limit, and is then at most a quarter of it, so that the file and its
+successor, while that is written, stay below the limit together.
+
+Ranks thin their files by themselves. What they keep fits together, because they keep the same
+multiples, and because an iteration that takes long does so on every rank.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.errors import InvalidValueError
+
+LAST_VARIABLE = "SYNCOPATE_TRACE_LAST"
+EVERY_VARIABLE = "SYNCOPATE_TRACE_EVERY"
+LIMIT_VARIABLE = "SYNCOPATE_TRACE_LIMIT_BYTES"
+"""The environment variables that say what a capture keeps."""
+
+EVERY = 100
+LIMIT_BYTES = 256 << 20
+_LEAST_LIMIT_BYTES = 1 << 20
+
+UNUSUAL = 1.5
+"""An iteration is unusual from this many times the median of its neighbours on."""
+
+_NEIGHBOURS = 101
+_LARGEST = 1 << 62
+_LARGEST_EVERY = 1 << 40
+
+
+class Retention(NamedTuple):
+    """What a capture keeps.
+
+    Attributes:
+        last: how many iterations at the end are kept whole; None: as many as there is room for.
+        every: of earlier ones every so-many-th is kept; 0: none of them.
+        limit_bytes: what a file of a rank takes on the disk at most.
+    """
+
+    last: int | None = None
+    every: int = EVERY
+    limit_bytes: int = LIMIT_BYTES
+
+    @property
+    def target_bytes(self) -> int:
+        """What a file has at most when it was thinned."""
+        return self.limit_bytes // 4
+
+    def due(self, nbytes: int, thinned_bytes: int, fresh: int) -> bool:
+        """Say whether a file is to be thinned; each time it has grown, so all of it is cheap.
+
+        Args:
+            nbytes: that the file has.
+            thinned_bytes: that it had when it was thinned last; 0: it never was.
+            fresh: iterations that were written since.
+        """
+        if nbytes > self.limit_bytes // 2 and nbytes > thinned_bytes * 3 // 2:
+            return True
+        return self.last is not None and fresh >= 2 * self.last and nbytes >= 2 * thinned_bytes
+
+
+def retention(
+    last: int | None = None,
+    every: int | None = None,
+    limit_bytes: int | None = None,
+    environment: Mapping[str, str] = os.environ,
+    limit_bytes_default: int = LIMIT_BYTES,
+) -> Retention:
+    """Return what to keep: as it is given, else as the environment says, else the defaults.
+
+    Args:
+        last: see :class:`Retention`; None: not given.
+        every: likewise.
+        limit_bytes: likewise.
+        environment: of this process.
+        limit_bytes_default: the limit where nothing is said.
+
+    Raises:
+        InvalidValueError: no number, or one out of range.
+    """
+    kept = _chosen("last", last, LAST_VARIABLE, 1, environment)
+    sampled = _chosen("every", every, EVERY_VARIABLE, 0, environment)
+    limit = _chosen("limit_bytes", limit_bytes, LIMIT_VARIABLE, _LEAST_LIMIT_BYTES, environment)
+    return Retention(
+        kept,
+        EVERY if sampled is None else sampled,
+        limit_bytes_default if limit is None else limit,
+    )
+
+
+def _chosen(
+    name: str, given: int | None, variable: str, least: int, environment: Mapping[str, str]
+) -> int | None:
+    text = environment.get(variable, "") if given is None else str(given)
+    if not text:
+        return None
+    if not text.isdecimal() or not least <= int(text) <= _LARGEST:
+        what, value = (variable, text) if given is None else (name, given)
+        raise InvalidValueError(what, value, f"an integer >= {least}")
+    return int(text)
+
+
+def kept(
+    iterations: NDArray[np.int64],
+    durations_s: NDArray[np.float64],
+    nbytes: NDArray[np.int64],
+    keep: Retention,
+) -> tuple[NDArray[np.bool_], int]:
+    """Return which iterations to keep, and the k of every k-th: doubled until there is room.
+
+    Half of the room is for the last ones, a quarter for every k-th, a quarter for unusual ones.
+
+    Args:
+        iterations: in the file, rising.
+        durations_s: of each.
+        nbytes: that each takes in the file.
+        keep: what is asked for.
+    """
+    count, room = len(iterations), keep.target_bytes
+    fits = int(np.searchsorted(np.cumsum(nbytes[::-1]), room // 2, side="right"))
+    last = max(fits if keep.last is None else min(keep.last, fits), 1)
+    found = np.arange(count) >= count - last
+    every = keep.every
+    while every <= _LARGEST_EVERY:
+        sampled = ~found & (iterations % every == 0) if every else np.zeros(count, np.bool_)
+        if nbytes[sampled].sum() <= room // 4:
+            found |= sampled
+            break
+        every *= 2
+    else:
+        every = 0
+    ratio = _ratios(durations_s)
+    odd = np.flatnonzero(ratio >= UNUSUAL)
+    left = room // 4
+    for place in odd[np.argsort(-ratio[odd], kind="stable")].tolist():
+        # The one behind it says when it was over, and shows what it left.
+        pair = [p for p in (place, place + 1) if p < count and not found[p]]
+        left -= int(nbytes[pair].sum())
+        if left < 0:
+            break
+        found[pair] = True
+    return found, every
+
+
+def _ratios(durations_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how much longer than the median of its neighbours each is."""
+    ratios = np.ones(len(durations_s))
+    for begin in range(0, len(durations_s), _NEIGHBOURS):
+        # The last group has neighbours too, where there are any.
+        own = slice(begin, begin + _NEIGHBOURS)
+        near = durations_s[max(min(begin, len(durations_s) - _NEIGHBOURS), 0) :][:_NEIGHBOURS]
+        median_s = float(np.median(near))
+        if median_s > 0:
+            ratios[own] = durations_s[own] / median_s
+    return ratios

@@ -1,0 +1,190 @@
+"""The file of a recorded rank: appended to, damaged, thinned, and always one JSON object."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+
+import pytest
+
+from syncopate.tracing.foreign import read_directory, read_timeline
+from syncopate.tracing.foreign.recorded import (
+    Block,
+    Call,
+    RecordedRank,
+    Step,
+    recorded_json,
+)
+from syncopate.tracing.foreign.recorded_file import RecordedWriter
+from syncopate.tracing.retention import Retention
+from tests.unit.tracing.foreign.made import EPOCH_NS, MS, notes
+
+ABOUT = RecordedRank(rank=0, world_size=1, host="h", torch="2", began_ns=EPOCH_NS)
+CALL = Call(
+    name="gloo:all_reduce",
+    group=("0", "default_pg"),
+    p2p=False,
+    sizes=((1000,),),
+    dtypes=("Float",),
+)
+BUCKETS = 3
+SLOW = 133
+EACH = 5
+"""Iterations of a block."""
+
+
+def block(first):
+    """Return a block of iterations of 100 ms; one takes 400 ms longer."""
+    steps, forwards, backwards, launches = [], [], [], []
+    for iteration in range(first, first + EACH):
+        late_ms = 400 * (iteration > SLOW)
+        begin_ns = EPOCH_NS + (100 * iteration + late_ms) * MS
+        forwards.append((begin_ns, begin_ns + 10 * MS))
+        backwards.append(begin_ns + 12 * MS)
+        for bucket in range(BUCKETS):
+            number = iteration * BUCKETS + bucket
+            launches.append((number, number + 1, 0, begin_ns + (20 + bucket) * MS, 0, 0))
+        end_ns = begin_ns + (90 + 400 * (iteration == SLOW)) * MS
+        step = {"start_ns": end_ns, "end_ns": end_ns + MS}
+        steps.append(Step(optimizer=0, name="SGD", number=iteration, **step))
+    return Block(
+        written_ns=EPOCH_NS + 100 * (first + EACH) * MS,
+        steps=tuple(steps),
+        forwards=tuple(forwards),
+        backwards=tuple(backwards),
+        calls=(CALL,),
+        launches=tuple(launches),
+        groups={"0": "[0]"},
+    )
+
+
+def written(directory, iterations, retention=None):
+    writer = RecordedWriter(directory, ABOUT, retention)
+    for first in range(0, iterations, EACH):
+        writer.write(block(first))
+        writer.thin()
+    return writer
+
+
+def shown(directory):
+    """Return the iterations with collectives."""
+    timeline = read_directory(directory, 1_000_000)
+    pushes = [span for span in timeline.spans if span.lane == "push"]
+    assert {span.name for span in pushes} == {f"bucket {n}" for n in range(BUCKETS)}
+    assert not any("forgotten" in note for note in notes(timeline))
+    return {span.iteration for span in pushes}
+
+
+def test_a_file_is_one_json_object_at_any_time(tmp_path):
+    writer = RecordedWriter(tmp_path, ABOUT)
+    for first in range(0, 20, EACH):
+        whole = json.loads(writer.path.read_bytes())
+        assert (whole["kind"], whole["schema_version"]) == ("recorded rank", 2)
+        assert len(whole["blocks"]) == first // EACH
+        writer.write(block(first))
+    assert shown(tmp_path) == set(range(20))
+    timeline = read_timeline([writer.path])
+    assert len({span.iteration for span in timeline.spans}) == 20
+
+
+def test_a_whole_file_of_one_block_is_the_same(tmp_path):
+    (tmp_path / "rank-0.json").write_bytes(recorded_json(ABOUT, block(0)))
+    assert shown(tmp_path) == set(range(EACH))
+
+
+@pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
+def test_damage_costs_the_block_and_is_said_once(tmp_path, caplog, part):
+    writer = written(tmp_path, 50)
+    data = bytearray(writer.path.read_bytes())
+    lines = data.split(b"\n")
+    at = sum(len(line) + 1 for line in lines[:5]) + int(part * len(lines[5]))
+    data[at] ^= 4
+    writer.path.write_bytes(data)
+    with caplog.at_level(logging.WARNING, logger="syncopate"):
+        # The iterations beside the block may have had a part in it.
+        assert shown(tmp_path) == set(range(50)) - set(range(19, 26))
+    assert [record.message for record in caplog.records] == [
+        f"{writer.path}: damaged: 1 block is left out",
+        f"{writer.path}: left out, because collectives of them are missing: iterations 19 to 25",
+    ]
+
+
+def test_the_first_line_may_be_damaged(tmp_path):
+    writer = written(tmp_path, 10)
+    data = writer.path.read_bytes()
+    for at in range(0, data.index(b"\n") + 1, 5):
+        writer.path.write_bytes(data[:at] + bytes([data[at] ^ 2]) + data[at + 1 :])
+        assert shown(tmp_path) == set(range(10))
+        assert RecordedRank.load(writer.path).rank == 0
+
+
+@pytest.mark.parametrize("bytes_less", [1, 5, 300])
+def test_a_cut_costs_the_last_block_at_most(tmp_path, bytes_less):
+    writer = written(tmp_path, 20)
+    writer.path.write_bytes(writer.path.read_bytes()[:-bytes_less])
+    assert shown(tmp_path) == set(range(20 if bytes_less < 5 else 15))
+
+
+def test_a_block_that_could_not_be_written_is_missing_and_no_other(tmp_path, monkeypatch, caplog):
+    """Iterations are left out of which anything is missing."""
+    writer = written(tmp_path, 20)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.pwrite", _full)
+        with pytest.raises(OSError, match="No space"):
+            writer.write(block(20))
+    json.loads(writer.path.read_bytes())
+    writer.write(block(25))
+    writer.write(block(30))
+    assert shown(tmp_path) == {*range(19), *range(26, 35)}
+    assert "iterations 19 to 25" in caplog.text
+
+
+def _full(*_):
+    raise OSError(28, "No space left on device")
+
+
+def test_a_file_that_was_removed_is_not_made_again(tmp_path):
+    writer = RecordedWriter(tmp_path, ABOUT)
+    shutil.rmtree(tmp_path)
+    with pytest.raises(FileNotFoundError, match="it was removed"):
+        writer.write(block(0))
+
+
+def test_a_second_run_gets_a_file_of_its_own(tmp_path):
+    assert written(tmp_path, 10).path.name == "rank-0.json"
+    assert RecordedWriter(tmp_path, ABOUT).path.name == "rank-0-2.json"
+
+
+def test_the_last_every_kth_and_unusual_iterations_are_kept(tmp_path, caplog):
+    writer = written(tmp_path, 400, Retention(last=30, every=20))
+    writer.thin(last=True)
+    assert shown(tmp_path) == {*range(0, 400, 20), *range(370, 400), SLOW, SLOW + 1}
+    writer.write(block(400))
+    assert shown(tmp_path) >= {*range(370, 405)}
+    assert caplog.text == ""
+    json.loads(writer.path.read_bytes())
+
+
+def test_a_bound_on_the_disk_holds(tmp_path):
+    retention = Retention(limit_bytes=1 << 20)
+    writer = RecordedWriter(tmp_path, ABOUT, retention)
+    for first in range(0, 6000, EACH):
+        writer.write(block(first))
+        assert sum(one.stat().st_size for one in tmp_path.iterdir()) <= 1 << 20
+        writer.thin()
+    assert writer.path.stat().st_size <= 1 << 19
+    iterations = shown(tmp_path)
+    assert {SLOW, *range(0, 6000, 100), *range(5700, 6000)} <= iterations
+
+
+def test_what_was_under_way_is_known_when_it_is_over(tmp_path):
+    """A device was busy with two collectives when they were written first."""
+    writer = RecordedWriter(tmp_path, ABOUT)
+    first = block(0)
+    writer.write(first)
+    done = [(*one[:4], one[3] + 5 * MS, 4 * MS) for one in first.launches[-2:]]
+    writer.write(Block(written_ns=EPOCH_NS, calls=(CALL,), launches=tuple(done)))
+    entries = RecordedRank.load(writer.path).flight_recorder["entries"]
+    assert len(entries) == EACH * BUCKETS
+    assert [one["duration_ms"] for one in entries[-3:]] == [None, 4.0, 4.0]
