@@ -92,13 +92,13 @@ def convert(
     for option, value in (("--protocol", protocol), ("--channels", channels)):
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
-    if to in RULES:
-        rules = _rules(given.cluster(), to, protocol or "", channels)
-        return say_written(write_output(output, rules.encode()))
     if to in OF_RANKS and is_standard_output(output):
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
-    files = _recorded(given.recorded(), to, table).items()
-    say_written(*(write_output(output / name, content) for name, content in files))
+    if to in RULES:
+        files = {"": _rules(given.cluster(), to, protocol or "", channels).encode()}
+    else:
+        files = _recorded(given.recorded(), to, table)
+    say_written(*(write_output(output / name, content) for name, content in files.items()))
 
 
 def _served(given: tuple[Path, ...]) -> dict[str, bytes]:

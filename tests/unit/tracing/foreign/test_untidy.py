@@ -270,3 +270,18 @@ def test_no_damage_ends_in_another_error(tmp_path):
         path.write_bytes(damaged[: draw.choice((len(damaged), draw.randrange(len(damaged))))])
         with contextlib.suppress(SyncopateError):  # it may be read all the same
             read_timeline([path])
+
+
+def test_a_compressed_file_that_is_cut_off_says_how_much_of_it_is_whole(tmp_path):
+    rows = [row for number in range(400) for row in _iteration(100 * number)]
+    path = tmp_path / "rank0.json.gz"
+    content = gzip.compress(json.dumps(profile(0, rows)).encode())
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(ArtifactError, match=r"cut off or damaged .*behind \d{3,} whole events"):
+        read_timeline([path])
+
+
+def test_files_of_different_times_are_remarked(tmp_path):
+    documents = [profile(0, _iteration(0)), profile(1, _iteration(1000))]
+    timeline = read_timeline(write(tmp_path, "rank", documents))
+    assert any("no time is in the files of all ranks" in note for note in notes(timeline))

@@ -28,6 +28,7 @@ EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _PIECE_BYTES = 1 << 22
+_STEP_BYTES = 1 << 14
 _LOOK_BYTES = 1 << 17
 """How far from its end the last event of a piece begins."""
 
@@ -114,10 +115,10 @@ def read_events(
         ArtifactError: it is damaged or ends too early, with the place.
         OSError: it cannot be read.
     """
-    text = file.read(_PIECE_BYTES)
+    text = file.read(_STEP_BYTES)
     array = text.lstrip()[:1] == b"["
     opens = re.compile(rb"\s*\[").match(text) if array else EVENTS.search(text)
-    while opens is None and not array and (more := file.read(_PIECE_BYTES)):
+    while opens is None and not array and (more := file.read(_STEP_BYTES)):
         text += more
         opens = EVENTS.search(text)
     if opens is None:
@@ -179,11 +180,15 @@ class _Pieces:
         return self._last(text + more)
 
     def _more(self, file: IO[bytes], nbytes: int) -> bytes:
+        """Return the next bytes; of a compressed file that is cut off all that are there."""
+        parts: list[bytes] = []
         try:
-            return file.read(nbytes)
+            while nbytes > 0 and (part := file.read(min(nbytes, _STEP_BYTES))):
+                parts.append(part)
+                nbytes -= len(part)
         except (EOFError, zlib.error) as error:
             self._broken = f"the compressed file is cut off or damaged ({error})"
-            return b""
+        return b"".join(parts)
 
     def _last(self, text: bytes) -> bytes:
         """Read the last events; return what stands behind them, from their bracket on."""

@@ -40,6 +40,10 @@ def of_ranks(files: Sequence[Named]) -> list[RankTrace]:
         ArtifactError: whose a file is cannot be told, or two are of one rank at the same time.
     """
     traces = _joined(_told(files))
+    extents = [_extent(trace) for trace in traces]
+    if max(start_ns for start_ns, _ in extents) > min(end_ns for _, end_ns in extents):
+        note = "no time is in the files of all ranks: are they of one run, and clocks set?"
+        traces[0] = traces[0]._replace(notes=(*traces[0].notes, note))
     return [keyed(trace) for trace in _numbered(_of_groups(traces))]
 
 
