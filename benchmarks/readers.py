@@ -37,9 +37,34 @@ from syncopate.tracing.foreign.hta import to_hta
 from syncopate.tracing.perfetto import to_perfetto
 
 HTA = """
-    import importlib.metadata, json, sys
+    import importlib.metadata, inspect, json, sys
     from hta.trace_analysis import TraceAnalysis
     analysis = TraceAnalysis(trace_dir=sys.argv[1])
+
+    failed = {}
+    queues = analysis.get_queue_length_time_series()
+    for name in [name for name in dir(analysis) if name.startswith("get_")]:
+        call = getattr(analysis, name)
+        known = inspect.signature(call).parameters
+        given = {
+            "visualize": False,
+            "show_idle_interval_stats": True,
+            "operator_name": "autograd::engine::evaluate_function: backward",
+            "output_dir": sys.argv[1] + "/sequences",
+            "queue_length_dict": queues,
+            "time_series": queues,
+        }
+        given = {key: value for key, value in given.items() if key in known}
+        if name == "get_gpu_kernels_with_user_annotations":
+            given["rank"] = 0
+        try:
+            call(**given)
+        except Exception as error:
+            failed[name] = repr(error)
+
+    kernels = analysis.get_gpu_kernel_breakdown(visualize=False)[0].to_dict("records")
+    idle, _ = analysis.get_idle_time_breakdown(visualize=False, show_idle_interval_stats=True)
+    queue = analysis.get_queue_length_summary()
     overlap = analysis.get_comm_comp_overlap(visualize=False).to_dict("records")
     times = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
     print(json.dumps({
@@ -47,6 +72,14 @@ HTA = """
         "overlap_percent": {row["rank"]: row["comp_comm_overlap_pctg"] for row in overlap},
         "idle_us": {row["rank"]: row["idle_time(us)"] for row in times},
         "compute_us": {row["rank"]: row["compute_time(us)"] for row in times},
+        "failed": failed,
+        "communication_us": sum(
+            row["sum"] for row in kernels if "COMMUNICATION" in row["kernel_type"]
+        ),
+        "least_idle_ratio": float(idle["idle_time_ratio"].min()),
+        "steps": [int(step) for step in analysis.get_profiler_steps()],
+        "stragglers": [int(rank) for rank in analysis.get_potential_stragglers()],
+        "least_queue": float(queue["queue_length"]["min"].min()),
     }))
 """
 

@@ -49,6 +49,7 @@ FULL = {
     "tests/multiprocess/test_bsp_sgd.py": "what papers did",
     "tests/multiprocess/test_collectives_narrow.py": "16 bits, by every algorithm",
     "tests/multiprocess/test_collectives_stages.py": "every grid, order, size and dtype",
+    "tests/multiprocess/test_profiler.py": "jobs of many processes",
     "tests/multiprocess/test_record.py": "jobs of many processes",
     "tests/conformance/test_execution.py": "every algorithm, dtype, size and root on real ranks",
     "tests/conformance/test_narrow.py": "16 bits, by every algorithm",

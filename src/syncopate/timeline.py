@@ -32,6 +32,7 @@ __all__ = [
     "SERVERS",
     "SOURCES",
     "SYNCHRONOUS",
+    "Group",
     "Span",
     "Spans",
     "Timeline",
@@ -44,6 +45,25 @@ SERVERS, SYNCHRONOUS = "servers", "synchronous"
 """What metadata call how parameter servers update, and its value where they wait for all ranks."""
 
 
+class Group(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Ranks that communicate with each other: all, or those of one tensor or pipeline group.
+
+    Attributes:
+        name: what the training calls it; empty: it has no name.
+        ranks: which; empty: not known.
+        description: what else the training says, such as ``"default_pg"`` or ``"mesh_tp"``.
+    """
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    description: str = ""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What tells it from other groups: its name, its first rank, how many it has."""
+        return self.name, self.ranks[0] if self.ranks else -1, len(self.ranks)
+
+
 class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
     """Spans of every rank on one clock.
 
@@ -53,6 +73,8 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         world_size: number of ranks, 1 to ``MAX_RANKS``.
         spans: in any order; of files :class:`~syncopate.spans.Spans`, which are columns.
         metadata: plan, cluster, versions, date.
+        groups: in which group a push or pull was, by its channel; empty: of all ranks, and channels
+            are channels.
     """
 
     KIND: ClassVar[str] = "timeline"
@@ -62,6 +84,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
     world_size: int
     spans: Sequence[Span]
     metadata: dict[str, str] = {}
+    groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
         if self.source not in SOURCES:
@@ -92,6 +115,8 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
 
     def to_json(self) -> bytes:
         """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first, a span in each line."""
+        # Files of trainings without groups stay as they were.
+        groups = {"groups": self.groups} if self.groups else {}
         head = self._encoded(
             {
                 "name": self.name,
@@ -99,6 +124,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
                 "world_size": self.world_size,
                 "metadata": self.metadata,
             }
+            | groups
         )
         opened = head.removesuffix(b"\n}\n") + b',\n "spans": ['
         return b"".join((opened, *self.columns.json_blocks(), b"\n ]\n}\n"))
@@ -149,6 +175,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
                     world_size=read.world_size,
                     spans=spans,
                     metadata=read.metadata,
+                    groups=read.groups,
                 )
         except (ValueError, RecursionError, SyncopateError) as error:
             refused = str(error)
@@ -171,6 +198,7 @@ class _Document(Record, frozen=True, kw_only=True):
     world_size: int
     spans: list[_Row]
     metadata: dict[str, str] = {}
+    groups: tuple[Group, ...] = ()
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document)

@@ -10,16 +10,26 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import out, progress_bar
+from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import computed_of, messages_in, messages_of, trips_of
-from syncopate.cli.common.timelines import is_plain, note, read_directory, read_timeline
+from syncopate.cli.common.timelines import (
+    Table,
+    is_plain,
+    note,
+    read_directory,
+    read_timeline,
+    table_options,
+)
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from syncopate.timeline import Timeline
 
 
+@grouped(table=table_options)
 def analyze(
     *,
+    table: Table,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -47,7 +57,8 @@ def analyze(
 
     A run is traced by `syncopate.trace` or `SYNCOPATE_TRACE` (docs/tracing.md). A timeline comes
     from `syncopate simulate` or from a recorded training. Files of ranks are those of
-    `syncopate record`, of torch's flight recorder or of torch.profiler. A DLC trace is what one
+    `syncopate record`, of torch's flight recorder or of torch.profiler. A table has a
+    row of each span, as CSV or Parquet (docs/other_tools.md). A DLC trace is what one
     node of a parameter server sent and received, as SketchDLC defines it. Needs no ranks.
 
     For example:
@@ -62,14 +73,15 @@ def analyze(
 
       syncopate analyze trace_record.txt --repair --json
     """
-    from syncopate.tracing.foreign import is_document
+    from syncopate.tracing.foreign import is_document, is_table
 
     if len(files) == 1 and files[0].is_dir() and not is_plain(files[0]):
         _run(files[0], last, json)
         return
-    documents = [path for path in files if path.is_dir() or is_document(path)]
+    told = any(table)
+    documents = [p for p in files if told or p.is_dir() or is_document(p) or is_table(p)]
     if len(documents) == len(files):
-        _timeline(read_timeline(*files, last=last), json)
+        _timeline(read_timeline(*files, last=last, table=table), json)
     elif documents:
         rule = "left out: DLC traces are analysed by themselves"
         raise InvalidValueError("FILE", str(documents[0]), rule)

@@ -12,7 +12,7 @@ import typer
 from syncopate.cli.common.console import say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import note, read_nodes, read_recorded
+from syncopate.cli.common.timelines import Table, note, read_nodes, read_recorded, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 
@@ -38,10 +38,11 @@ TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
 
-@grouped(given=sources)
+@grouped(given=sources, table=table_options)
 def convert(
     *,
     given: Sources,
+    table: Table,
     to: Annotated[
         str, typer.Option(help=f"Of a training {' or '.join(TIMELINES)}, of a cluster {_OR_RULES}.")
     ] = TIMELINE,
@@ -61,8 +62,8 @@ def convert(
 ) -> None:
     """Write a recorded training, or the decisions for a cluster, as the files of other tools.
 
-    A training is a timeline, or one file of each rank: of `syncopate record`, of torch's flight
-    recorder, or of torch.profiler. What is known of it is told by its content, and a note on
+    A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
+    flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
     standard error says what is not.
 
     A cluster becomes rules that NCCL's or Open MPI's own tuning reads. Where the best algorithm has
@@ -91,13 +92,12 @@ def convert(
     for option, value in (("--protocol", protocol), ("--channels", channels)):
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
-    if to in RULES:
-        text = _rules(given.cluster(), to, protocol or "", channels)
-        say_written(write_output(output, text.encode()))
-        return
     if to in OF_RANKS and is_standard_output(output):
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
-    files = _recorded(given.recorded(), to)
+    if to in RULES:
+        files = {"": _rules(given.cluster(), to, protocol or "", channels).encode()}
+    else:
+        files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
 
 
@@ -113,7 +113,7 @@ def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
     return files
 
 
-def _recorded(given: tuple[Path, ...], to: str) -> dict[str, bytes]:
+def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes]:
     """Return the files of a training, by their names below the output; an empty one is itself."""
     if to == DLC:
         return _served(given)
@@ -122,7 +122,7 @@ def _recorded(given: tuple[Path, ...], to: str) -> dict[str, bytes]:
     from syncopate.tracing.foreign.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    timeline, run = read_recorded(*given)
+    timeline, run = read_recorded(*given, table=table)
     if to in OF_RANKS:
         kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)

@@ -9,18 +9,35 @@ import typer
 
 from syncopate.cli.common.console import out
 from syncopate.cli.common.machines import load_cluster
+from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import LAST, last_of, read_recorded
+from syncopate.cli.common.timelines import (
+    LAST,
+    Table,
+    last_of,
+    of_those_there,
+    read_recorded,
+    table_options,
+)
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
 
+TOOL = "tool"
+"""What metadata call the tool that wrote the files of ranks."""
+
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from syncopate.analysis.causes import Explanation
+    from syncopate.analysis.trips import Trip
     from syncopate.timeline import Timeline
 
 
+@grouped(table=table_options)
 def explain(
     *,
+    table: Table,
     files: Annotated[
         list[Path],
         typer.Argument(
@@ -55,18 +72,17 @@ def explain(
     """
     import msgspec
 
-    from syncopate.analysis.causes import explanation
     from syncopate.cli.common.best_plan import against_the_best
     from syncopate.reports.explanation import explanation_json, explanation_report
     from syncopate.reports.journeys import journeys_json, journeys_report
 
     work, machines = _known(workload, cluster)
-    timeline, run = read_recorded(*files, last=last)
+    timeline, run = read_recorded(*files, last=last, table=table)
     timeline = last_of(timeline, last)
     if _said_of_arrivals(timeline, json):
         return
     trips = trips_of(run)
-    found = explanation(timeline, machines, trips)
+    found = _explained(timeline, machines, trips)
     plan, given = None, None
     if work is not None and machines is not None:
         given = (str(workload), str(cluster))
@@ -79,6 +95,25 @@ def explain(
     out().print(explanation_report(timeline, found, machines, plan, given))
     if trips:
         out().print(journeys_report(trips))
+
+
+def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip]) -> Explanation:
+    """Return what the ranks that are there say, whose ranks are those of the job."""
+    from dataclasses import replace
+
+    from syncopate.analysis.causes import SLOW_SERVER, explanation
+
+    if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
+        return explanation(timeline, cluster, trips)
+    seen, ranks = of_those_there(timeline)
+    found = explanation(seen, cluster, trips)
+    causes = (
+        cause
+        if cause.kind == SLOW_SERVER
+        else replace(cause, ranks=tuple(ranks[rank] for rank in cause.ranks))
+        for cause in found.causes
+    )
+    return replace(found, causes=tuple(causes))
 
 
 def _said_of_arrivals(timeline: Timeline, json: bool) -> bool:

@@ -16,6 +16,8 @@ from syncopate.simulation import simulate
 from syncopate.timeline import Timeline
 from tests.unit import examples
 from tests.unit.analysis.made import made
+from tests.unit.tracing.foreign.made import profile
+from tests.unit.tracing.foreign.test_profiler import EVALUATED
 
 
 @pytest.fixture
@@ -157,3 +159,29 @@ def test_of_arrivals_alone_it_is_said_who_is_late_and_what_to_record(explain, tm
     found = json.loads(said)
     assert (code, len(found["abstains"])) == (0, 1)
     assert found["lateness_s"]["2"]["bucket 0"] > 0
+
+
+def test_two_ranks_of_a_large_job_are_explained_by_their_own_numbers(explain, tmp_path):
+    """Rank 70 computes longer than rank 5; nothing is asked of the 126 others."""
+    paths = []
+    for rank, late_ms in ((5, 0), (70, 40)):
+        rows = []
+        for number in range(6):
+            begin = 200 * number
+            rows += [
+                ("user_annotation", f"ProfilerStep#{number}", begin, begin + 200, {}),
+                ("user_annotation", "DistributedDataParallel.forward", begin + 1, begin + 20, {}),
+                ("cpu_op", EVALUATED, begin + 20, begin + 100 + late_ms, {}),
+                ("cpu_op", "c10d::allreduce_", begin + 99 + late_ms, begin + 100 + late_ms, {}),
+                ("user_annotation", "gloo:all_reduce", begin + 100 + late_ms, begin + 150, {}),
+                ("user_annotation", "Optimizer.step#SGD.step", begin + 151, begin + 199, {}),
+            ]
+        paths.append(tmp_path / f"rank{rank}.json")
+        paths[-1].write_text(json.dumps(profile(rank, rows, world_size=128)))
+    code, out, err = explain(*paths)
+    assert code == 0
+    assert "rank 70 computes longer than the others" in out
+    assert "evidence is thin" not in out
+    said = " ".join(err.split())
+    assert said.count("have no file") == 1
+    assert "ranks 0 to 4, 6 to 69 and 71 to 127 have no file" in said

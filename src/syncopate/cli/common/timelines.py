@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
 
 from syncopate.cli.common.console import err, progress_bar
 from syncopate.errors import ArtifactError, InvalidValueError
@@ -18,21 +20,52 @@ LAST = 200
 """Iterations of a run that are read, the last ones, unless others are asked for."""
 
 
-def read_timeline(*files: Path, last: int = LAST) -> Timeline:
+class Table(NamedTuple):
+    """What options say of a table: what it calls our columns, and our kinds."""
+
+    columns: str = ""
+    kinds: str = ""
+
+
+NO_TABLE = Table()
+
+
+def table_options(
+    *,
+    columns: Annotated[
+        str | None,
+        typer.Option(
+            help="A table: what it calls our columns, and units of its times, as "
+            "rank=gpu,start=t0:us,end=t1:us."
+        ),
+    ] = None,
+    kinds: Annotated[
+        str | None,
+        typer.Option(help="A table: what it calls our kinds, as forward=FP,all_reduce=SYNC."),
+    ] = None,
+) -> Table:
+    """Return what the options say of a table."""
+    return Table(columns or "", kinds or "")
+
+
+def read_timeline(*files: Path, last: int = LAST, table: Table = NO_TABLE) -> Timeline:
     """Return the timeline of files, one or one of each rank, and remark what cannot be known of it.
 
     Args:
         files: the directory of a run alone; a timeline; or files of ranks.
         last: how many iterations of a run to read, the last ones.
+        table: what tables call their columns and kinds.
 
     Raises:
         ArtifactError: a file that holds no timeline, and no part of one.
         InvalidValueError: files that do not fit together.
     """
-    return read_recorded(*files, last=last)[0]
+    return read_recorded(*files, last=last, table=table)[0]
 
 
-def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]:
+def read_recorded(
+    *files: Path, last: int = LAST, table: Table = NO_TABLE
+) -> tuple[Timeline, Run | None]:
     """Return the same, and the run of a directory; None: what was given is none.
 
     Raises:
@@ -55,7 +88,8 @@ def read_recorded(*files: Path, last: int = LAST) -> tuple[Timeline, Run | None]
         if folders:
             timeline = foreign.read_directory(folders[0], last)
         else:
-            timeline = foreign.read_timeline(files)
+            told = foreign.mapped(*table) if any(table) else None
+            timeline = foreign.read_timeline(files, told)
     for text in remarks_of(timeline):
         note(text)
     return timeline, None
@@ -99,6 +133,23 @@ def last_of(timeline: Timeline, last: int) -> Timeline:
     kept = spans.iteration >= first
     note(f"the last {last} iterations are looked at, from iteration {first} on")
     return msgspec.structs.replace(timeline, spans=spans.take(kept))
+
+
+def of_those_there(timeline: Timeline) -> tuple[Timeline, tuple[int, ...]]:
+    """Return a timeline of the ranks that have spans alone, numbered from 0, and these ranks.
+
+    A few ranks of a large job say something of themselves and of each other, and nothing of the
+    others.
+    """
+    import numpy as np
+    from msgspec.structs import replace
+
+    spans = timeline.columns
+    there = np.unique(spans.rank)
+    if len(there) in (0, timeline.world_size):
+        return timeline, tuple(range(timeline.world_size))
+    own = spans.changed(rank=np.searchsorted(there, spans.rank).astype(spans.rank.dtype))
+    return replace(timeline, world_size=len(there), spans=own), tuple(there.tolist())
 
 
 def remarks_of(timeline: Timeline) -> tuple[str, ...]:

@@ -8,11 +8,16 @@ from syncopate.tracing.foreign.read import (
     read_timeline,
     recorded_paths,
 )
+from syncopate.tracing.foreign.tables.columns import Mapped, mapped
+from syncopate.tracing.foreign.tables.read import is_table
 
 __all__ = [
     "NOTE",
     "READABLE",
+    "Mapped",
     "is_document",
+    "is_table",
+    "mapped",
     "read_directory",
     "read_timeline",
     "recorded_paths",

@@ -6,19 +6,25 @@ of its iteration. So an iteration is one thing that ranks do together: a rank co
 last collective before its step, and is done with it when the step begins. What that says of clocks
 is [Note: offsets without round trips]. A clock that keeps within these bounds is left as it is; one
 that does not is moved to the nearest bound.
+
+The kernels of NCCL say more: all ranks end one together, up to microseconds. So clocks differ by
+what these ends do, in the median. Then the rank whose kernel was the shortest came last, and what
+the kernels of others lasted longer they waited for it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Hashable, Sequence
 
 from syncopate.timeline import Span
-from syncopate.tracing.foreign.iterations import iteration_at
+from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
 from syncopate.tracing.merge import ClockOffset, offset_bounds
 
 _TOGETHER = "wait"
+_ENDED_TOGETHER = ("all_reduce", "reduce_scatter", "all_gather")
 
 
 def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
@@ -28,16 +34,54 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
     """
     turns = [_turns(trace) for trace in traces]
     # As seconds since 1970, floats would lose tenths of a microsecond.
-    origin_ns = min((begin for mine in turns for begin, _ in mine.values()), default=0)
+    origin_ns = min(
+        (begin_ns for mine in turns for begin_ns, _ in mine.values()),
+        default=min((one.start_ns for trace in traces for one in trace.launches), default=0),
+    )
     spans = [_spans(mine, origin_ns) for mine in turns]
     bounds = offset_bounds(spans, (_TOGETHER,))
+    ends = [_ends(trace) for trace in traces]
     return tuple(
-        _offset(trace, traces[0], *between) for trace, between in zip(traces, bounds, strict=True)
+        _of_kernels(trace, traces[0], mine, ends[0]) or _offset(trace, traces[0], *between)
+        for trace, between, mine in zip(traces, bounds, ends, strict=True)
     )
 
 
+def _of_kernels(
+    own: RankTrace, first: RankTrace, ends: dict[Hashable, int], others: dict[Hashable, int]
+) -> ClockOffset | None:
+    """Return what the kernels of collectives say, which all ranks end together; None: nothing.
+
+    The error is the median of how far single ones are from their median.
+    """
+    if own is first or _share_a_clock(own, first):
+        return None
+    apart = [end_ns - others[key] for key, end_ns in ends.items() if key in others]
+    if not apart:
+        return None
+    middle_ns = statistics.median(apart)
+    off_ns = statistics.median(abs(one - middle_ns) for one in apart)
+    known = abs(middle_ns) > off_ns
+    return ClockOffset(middle_ns * 1e-9 if known else 0.0, max(off_ns, 1.0) * 1e-9)
+
+
+def _ends(trace: RankTrace) -> dict[Hashable, int]:
+    """Return when a GPU ended each collective that all ranks end together."""
+    if not trace.on_device:
+        return {}
+    return {
+        one.key: one.end_ns
+        for one in trace.launches
+        if one.key is not None and one.end_ns is not None and one.collective in _ENDED_TOGETHER
+    }
+
+
+def _share_a_clock(own: RankTrace, other: RankTrace) -> bool:
+    return bool(own.host) and own.host == other.host
+
+
 def _offset(own: RankTrace, first: RankTrace, low_s: float, high_s: float) -> ClockOffset:
-    if own is first or (own.host and own.host == first.host):
+    if own is first or _share_a_clock(own, first):
         return ClockOffset(0.0, 0.0)
     if not math.isfinite(low_s) or low_s > high_s:
         return ClockOffset(0.0, math.inf)
@@ -65,17 +109,20 @@ def _turns(trace: RankTrace) -> dict[int, tuple[int, int]]:
     steps: dict[int, int] = {}
     for work in trace.work:
         if work.lane == "update":
-            number = iteration_at(trace, work.start_ns)
+            number = iteration_of(trace, work)
             steps[number] = max(steps.get(number, 0), work.start_ns)
     last: dict[int, int] = {}
+    everybody = _everybody(trace)
     for launch in trace.launches:
-        if launch.collective in OF_ALL_RANKS and launch.group == _everybody(trace):
-            number = iteration_at(trace, launch.start_ns)
+        if launch.collective in OF_ALL_RANKS and launch.group.key == everybody:
+            number = iteration_of(trace, launch)
             if launch.start_ns <= steps.get(number, 0):
                 last[number] = max(last.get(number, 0), launch.start_ns)
     return {number: (last[number], steps[number]) for number in last}
 
 
-def _everybody(trace: RankTrace) -> str:
-    """Return the name of the group of all ranks: torch makes it first."""
-    return min((launch.group for launch in trace.launches), key=lambda g: (len(g), g), default="")
+def _everybody(trace: RankTrace) -> Hashable:
+    """Return the key of the group of all ranks; where ranks are not known, torch makes it first."""
+    groups = [launch.group for launch in trace.launches]
+    groups = [one for one in groups if len(one.ranks) in (0, trace.world_size)]
+    return min((one.key for one in groups), key=lambda k: (-k[2], len(k[0]), k[0]), default=None)

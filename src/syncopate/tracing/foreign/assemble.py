@@ -13,16 +13,22 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 
+from msgspec.structs import replace
+
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
+from syncopate.timeline import Group, Span, Timeline
 from syncopate.tracing.foreign.alignment import offsets
-from syncopate.tracing.foreign.iterations import iteration_at, iterations
+from syncopate.tracing.foreign.chrome.places import places_of
+from syncopate.tracing.foreign.iterations import iteration_of, iterations
 from syncopate.tracing.foreign.ranktrace import LANE_OF, OF_ALL_RANKS, Launch, RankTrace
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.units import format_seconds
 
 NOTE = "note: "
 """How the keys of metadata begin that say what cannot be known."""
+
+_SAID_S = 1e-6
+"""By how much clocks are off before that is worth a word."""
 
 
 def timeline_of(
@@ -58,19 +64,33 @@ def timeline_of(
     numbered = [_iterations(trace, found) for trace in traces]
     least = _least_ends(traces)
     exchange = _exchange(traces)
+    error_ns = round(max(_errors_s(clocks)) * 1e9)
+    places = places_of(traces, numbered, error_ns)
+    groups = _groups(traces)
+    channels = {group.key: channel for channel, group in enumerate(groups)}
     spans = [
-        [*_computation(trace), *_collectives(trace, numbers, least, exchange)]
-        for trace, numbers in zip(traces, numbered, strict=True)
+        [*_computation(trace), *_collectives(trace, numbers, own, least, (exchange, channels))]
+        for trace, numbers, own in zip(traces, numbered, places, strict=True)
     ]
     shown, cut = _shown(traces, spans, _first_whole(traces, numbered), last)
     by_rank: list[list[Span]] = [[] for _ in range(world_size)]
     for trace, own in zip(traces, spans, strict=True):
         by_rank[trace.rank] = [span for span in own if span.iteration in shown]
-    said = [*notes, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
+    theirs = dict.fromkeys(note for trace in traces for note in trace.notes)
+    said = [*notes, *theirs, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
     metadata = {"tool": traces[0].tool, "exchange": exchange}
     metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
     metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, said))}
-    return merge(by_rank, name=name, metadata=metadata)
+    made = merge(by_rank, name=name, metadata=metadata)
+    told = len(groups) > 1 or any(group.ranks or group.description for group in groups)
+    return replace(made, groups=groups) if told else made
+
+
+def _groups(traces: Sequence[RankTrace]) -> tuple[Group, ...]:
+    """Return the groups in which ranks communicated, that of all ranks first."""
+    used = {one.group.key: one.group for trace in traces for one in trace.launches}
+    rows = sorted(used.values(), key=lambda g: (-len(g.ranks), len(g.name), g.name, g.ranks[:1]))
+    return tuple(rows)
 
 
 def _shown(
@@ -104,10 +124,10 @@ def _world_size(traces: Sequence[RankTrace]) -> int:
     if again:
         rule = f"one of each rank; there are several of rank {again[0]}"
         raise InvalidValueError("the ranks of the files", [t.rank for t in traces], rule)
-    sizes = sorted({trace.world_size for trace in traces})
+    sizes = sorted({trace.world_size for trace in traces if trace.world_size})
     if len(sizes) > 1:
         raise InvalidValueError("the world sizes of the files", sizes, "the same in all")
-    return max(sizes[0], traces[-1].rank + 1)
+    return max(*sizes, traces[-1].rank + 1, 1)
 
 
 def _moved(trace: RankTrace, by_ns: int) -> RankTrace:
@@ -137,7 +157,7 @@ def _moments(traces: Sequence[RankTrace]) -> Iterator[int]:
 def _iterations(trace: RankTrace, found: dict[Hashable, int]) -> list[int]:
     """Return the iteration of each launch of a rank."""
     if trace.marks:
-        return [iteration_at(trace, launch.start_ns) for launch in trace.launches]
+        return [iteration_of(trace, launch) for launch in trace.launches]
     numbers, last = [], 0
     for launch in trace.launches:
         last = found.get(launch.key, last)
@@ -176,30 +196,42 @@ def _computation(trace: RankTrace) -> Iterator[Span]:
             rank=trace.rank,
             start_s=work.start_ns * 1e-9,
             end_s=work.end_ns * 1e-9,
-            iteration=iteration_at(trace, work.start_ns),
+            iteration=iteration_of(trace, work),
         )
 
 
 def _collectives(
-    trace: RankTrace, numbers: Sequence[int], least: dict[Hashable, int], exchange: str
+    trace: RankTrace,
+    numbers: Sequence[int],
+    places: Sequence[int],
+    least: dict[Hashable, int],
+    told: tuple[str, dict[tuple[str, int, int], int]],
 ) -> Iterator[Span]:
-    groups = sorted({launch.group for launch in trace.launches}, key=lambda g: (len(g), g))
-    count: Counter[tuple[int, str]] = Counter()
-    for launch, number in zip(trace.launches, numbers, strict=True):
+    """Yield the collectives of a rank.
+
+    Args:
+        trace: the rank.
+        numbers: the iteration of each.
+        places: which of its kind each is in its iteration and group.
+        least: when each ended at the earliest, by its key.
+        told: the exchange, and group -> channel.
+    """
+    exchange, channels = told
+    for launch, number, place in zip(trace.launches, numbers, places, strict=True):
         bucket = launch.collective == "all_reduce" and exchange == "allreduce"
         what = "bucket" if bucket else launch.collective
+        channel = channels[launch.group.key]
         yield Span(
-            name=f"{what} {count[number, what]}",
+            name=f"{what} {place}",
             lane=LANE_OF.get(launch.collective, "push"),
             rank=trace.rank,
             start_s=launch.start_ns * 1e-9,
             end_s=_end_ns(launch, least) * 1e-9,
             iteration=number,
-            channel=groups.index(launch.group),
+            channel=channel,
             nbytes=launch.nbytes,
             detail=launch.detail,
         )
-        count[number, what] += 1
 
 
 def _end_ns(launch: Launch, least: dict[Hashable, int]) -> int:
@@ -236,8 +268,26 @@ def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
         )
     missing = sorted(set(range(world_size)) - {trace.rank for trace in traces})
     if missing:
-        notes.append(f"no file of ranks {', '.join(map(str, missing))}, who may have been later")
+        one = len(missing) == 1
+        notes.append(
+            f"rank{'' if one else 's'} {spelled(missing)} {'has' if one else 'have'} no file, and "
+            "may have been later than those that are shown"
+        )
     return notes
+
+
+def spelled(numbers: Sequence[int]) -> str:
+    """Return rising numbers in words: ``"0, 2 and 4 to 7"``."""
+    rows: list[list[int]] = []
+    for number in numbers:
+        if rows and number == rows[-1][-1] + 1:
+            rows[-1].append(number)
+        else:
+            rows.append([number])
+    said = []
+    for row in rows:
+        said += [f"{row[0]} to {row[-1]}"] if len(row) > 2 else [str(number) for number in row]
+    return " and ".join([", ".join(said[:-1]), said[-1]] if len(said) > 1 else said)
 
 
 def _clock_notes(traces: Sequence[RankTrace], clocks: Sequence[ClockOffset]) -> list[str]:
@@ -245,11 +295,11 @@ def _clock_notes(traces: Sequence[RankTrace], clocks: Sequence[ClockOffset]) -> 
     moved = [str(trace.rank) for trace, clock in zip(traces, clocks, strict=True) if clock.seconds]
     if moved:
         notes.append(
-            f"the clocks of ranks {', '.join(moved)} were moved: no rank steps before all came to "
-            "its collectives"
+            f"the clocks of ranks {', '.join(moved)} were moved: no rank is done with a "
+            "collective before all came to it"
         )
     known = _errors_s(clocks)
-    if max(known) > 0:
+    if max(known) > _SAID_S:
         notes.append(f"clocks of hosts agree to {format_seconds(max(known))}")
     if len(known) < len(clocks):
         notes.append(

@@ -5,23 +5,37 @@ on the piece of computation before it, and a piece of computation on the one bef
 messages that had ended by then. Times are whole microseconds, and no wait is written: a replay
 waits for what a node depends on. Of a message a replay takes kind and bytes, not the duration.
 
+A parameter server's messages are sends and receives. Servers are ranks behind those of the
+training, with a file each: a server receives every push, and sends weights once it has what they
+depend on, the pushes of the same tensor by all ranks, or by the rank itself where servers wait for
+nobody.
+
 Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra, version 0.0.4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import NamedTuple
 
-from syncopate.timeline import Span, Timeline
+from syncopate.plan import SERVED
+from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
 from syncopate.tracing.foreign.protobuf import delimited, number, numbers, text
 
 VERSION = "0.0.4"
 
 _COMPUTATION = ("forward", "backward", "update")
 _COMMUNICATION = ("push", "pull")
-_COMP_NODE, _COMM_COLL_NODE = 4, 7
+_COMP_NODE, _SEND_NODE, _RECV_NODE, _COMM_COLL_NODE = 4, 5, 6, 7
+_SERVER = re.compile(r"s(\d+)")
+
+GROUPS = "comm_group.json"
+"""The file that says which ranks a group has, by what nodes call it (``pg_name``)."""
+
 _COLLECTIVES = {
     "all_reduce": 0,
     "reduce": 1,
@@ -45,11 +59,32 @@ class _Node(NamedTuple):
     after: tuple[int, ...]
 
 
-def to_chakra(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]:
-    """Return file name -> content, a file of each rank.
+class _Message(NamedTuple):
+    """One message between a rank and a server, which is a rank too, and its number."""
 
-    Messages to and from parameter servers are no collectives, and are written as computation of
-    their duration.
+    source: int
+    target: int
+    tag: int
+
+
+class _Told(NamedTuple):
+    """What is the same for all files.
+
+    Attributes:
+        timeline: it.
+        origin_s: when it begins.
+        kinds: spans of communication -> the collective each is part of.
+        messages: spans of communication -> the message to or from a server each is.
+    """
+
+    timeline: Timeline
+    origin_s: float
+    kinds: Mapping[Span, str]
+    messages: Mapping[Span, _Message]
+
+
+def to_chakra(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]:
+    """Return file name -> content: a file of each rank and server, and one of the groups, if any.
 
     Args:
         timeline: measured or simulated.
@@ -59,10 +94,61 @@ def to_chakra(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]
     by_rank: list[list[Span]] = [[] for _ in range(timeline.world_size)]
     for span in sorted(timeline.spans, key=lambda span: (span.start_s, span.end_s)):
         by_rank[span.rank].append(span)
-    return {
-        f"{_stem(timeline)}.{rank}.et": b"".join(_file(spans, origin_s, kinds))
-        for rank, spans in enumerate(by_rank)
+    served = timeline.metadata.get("exchange") == SERVED
+    messages = _messages(chain(*by_rank), timeline.world_size) if served else {}
+    told = _Told(timeline, origin_s, kinds, messages)
+    files = [_nodes(spans) for spans in by_rank]
+    if messages:
+        files += _servers(told)
+    made = {
+        f"{_stem(timeline)}.{rank}.et": b"".join(_file(nodes, rank, told))
+        for rank, nodes in enumerate(files)
     }
+    if any(len(group.ranks) not in (0, timeline.world_size) for group in timeline.groups):
+        groups = {str(at): list(group.ranks) for at, group in enumerate(timeline.groups, start=1)}
+        made[GROUPS] = json.dumps(groups, indent=1).encode() + b"\n"
+    return made
+
+
+def _messages(spans: Iterable[Span], world_size: int) -> dict[Span, _Message]:
+    """Return the messages to and from servers. A span's detail is its server, as ``"s1"``."""
+    found = {}
+    for tag, span in enumerate(one for one in spans if one.lane in _COMMUNICATION):
+        told = _SERVER.fullmatch(span.detail)
+        server = world_size + (int(told[1]) if told else 0)
+        ends = (span.rank, server) if span.lane == "push" else (server, span.rank)
+        found[span] = _Message(*ends, tag)
+    return found
+
+
+def _servers(told: _Told) -> list[list[_Node]]:
+    """Return the nodes of each server: pushes as they came, weights as they left."""
+    first = told.timeline.world_size
+    count = max(max(m.source, m.target) for m in told.messages.values()) - first + 1
+    together = told.timeline.metadata.get(SERVERS) == SYNCHRONOUS
+    nodes: list[list[_Node]] = [[] for _ in range(count)]
+    pushed: list[dict[str, dict[int, tuple[int, int]]]] = [defaultdict(dict) for _ in range(count)]
+    # Of a push the end counts, by when a server has it.
+    for span in sorted(told.messages, key=lambda span: (span.end_s, span.lane != "push")):
+        message = told.messages[span]
+        push = span.lane == "push"
+        server = (message.target if push else message.source) - first
+        own = nodes[server]
+        had = pushed[server][span.name]
+        after: tuple[int, ...] = ()
+        if push:
+            had[span.rank] = (span.iteration, len(own))
+        else:
+            after = tuple(
+                sorted(
+                    number
+                    for rank, (iteration, number) in had.items()
+                    if (together and iteration <= span.iteration) or rank == span.rank
+                )
+            )
+        at_s = span.end_s if push else span.start_s
+        own.append(_Node(len(own), span, at_s, span.end_s, after))
+    return nodes
 
 
 def _stem(timeline: Timeline) -> str:
@@ -70,10 +156,10 @@ def _stem(timeline: Timeline) -> str:
     return kept or "timeline"
 
 
-def _file(spans: Sequence[Span], origin_s: float, kinds: Mapping[Span, str]) -> Iterator[bytes]:
+def _file(nodes: Iterable[_Node], rank: int, told: _Told) -> Iterator[bytes]:
     yield delimited(text(1, VERSION))
-    for node in _nodes(spans):
-        yield delimited(_encoded(node, origin_s, kinds))
+    for node in nodes:
+        yield delimited(_encoded(node, rank, told))
 
 
 def _nodes(spans: Sequence[Span]) -> list[_Node]:
@@ -111,26 +197,41 @@ def _pieces(spans: Sequence[Span], cuts: Sequence[float]) -> Iterator[tuple[floa
             yield from ((a, b, span) for a, b in pairwise(edges))
 
 
-def _encoded(node: _Node, origin_s: float, kinds: Mapping[Span, str]) -> bytes:
+def _encoded(node: _Node, rank: int, told: _Told) -> bytes:
     span = node.span
-    start_us = round((node.start_s - origin_s) * 1e6)
-    duration_us = max(round((node.end_s - origin_s) * 1e6) - start_us, 0)
-    kind = kinds.get(span, "send") if span.lane in _COMMUNICATION else ""
-    collective = _COLLECTIVES.get(kind)
-    attributes = [_flag("is_cpu_op", False)]
-    if collective is not None:
-        attributes += [_integer("comm_type", collective), _integer("comm_size", span.nbytes)]
+    start_us = round((node.start_s - told.origin_s) * 1e6)
+    duration_us = max(round((node.end_s - told.origin_s) * 1e6) - start_us, 0)
+    kind, attributes = _said(span, rank, told)
     return b"".join(
         (
             number(1, node.id) if node.id else b"",
             text(2, f"{span.lane} {span.name} ({span.iteration})"),
-            number(3, _COMP_NODE if collective is None else _COMM_COLL_NODE),
+            number(3, kind),
             numbers(5, node.after),
             number(6, start_us) if start_us else b"",
             number(7, duration_us) if duration_us else b"",
-            *(text(10, attribute) for attribute in attributes),
+            *(text(10, one) for one in (_flag("is_cpu_op", False), *attributes)),
         )
     )
+
+
+def _said(span: Span, rank: int, told: _Told) -> tuple[int, list[bytes]]:
+    """Return the type of a node on a rank, and what its attributes say."""
+    if span.lane not in _COMMUNICATION:
+        return _COMP_NODE, []
+    size = _integer("comm_size", span.nbytes)
+    if message := told.messages.get(span):
+        ends = [_short("comm_src", message.source), _short("comm_dst", message.target)]
+        sends = rank == message.source
+        return _SEND_NODE if sends else _RECV_NODE, [size, *ends, _short("comm_tag", message.tag)]
+    collective = _COLLECTIVES.get(told.kinds.get(span, "send"))
+    if collective is None:
+        return _COMP_NODE, []
+    attributes = [_integer("comm_type", collective), size]
+    groups = told.timeline.groups
+    if span.channel < len(groups) and len(groups[span.channel].ranks) != told.timeline.world_size:
+        attributes.append(text(1, "pg_name") + text(29, str(span.channel + 1)))
+    return _COMM_COLL_NODE, attributes
 
 
 def _flag(name: str, value: bool) -> bytes:
@@ -139,3 +240,7 @@ def _flag(name: str, value: bool) -> bytes:
 
 def _integer(name: str, value: int) -> bytes:
     return text(1, name) + number(9, value)
+
+
+def _short(name: str, value: int) -> bytes:
+    return text(1, name) + number(7, value)

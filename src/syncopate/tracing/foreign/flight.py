@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any
 
 from syncopate.errors import ArtifactError
+from syncopate.timeline import Group
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
 from syncopate.tracing.foreign.recorded import RecordedRank
 from syncopate.tracing.foreign.turns import forwards_and_backwards
@@ -129,15 +130,25 @@ def _trace(document: Mapping[str, Any], path: str | os.PathLike[str], rank: Rank
         reason = f"version {version!r} of torch's flight recorder; expected 2"
         raise ArtifactError(path, reason, "$.version")
     launches = []
+    groups = {str(name): _group(str(name), one) for name, one in document["pg_config"].items()}
     for index, entry in enumerate(document["entries"]):
         try:
-            launches.append(_launch(entry))
+            launches.append(_launch(entry, groups))
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             reason = f"not an entry of torch's flight recorder: {error!r}"
             raise ArtifactError(path, reason, f"$.entries[{index}]") from None
     lost = min((int(entry["record_id"]) for entry in document["entries"]), default=0)
     launches.sort(key=lambda launch: launch.start_ns)
-    return rank._replace(launches=tuple(_numbered(launches)), lost=lost)
+    launched = tuple(_numbered(launches))
+    return rank._replace(launches=launched, lost=lost, groups=tuple(groups.values()))
+
+
+def _group(name: str, about: Any) -> Group:
+    """Return a group as torch describes it: its ranks are a text."""
+    if not isinstance(about, dict):
+        return Group(name=name)
+    ranks = tuple(int(one) for one in re.findall(r"\d+", str(about.get("ranks", ""))))
+    return Group(name=name, ranks=ranks, description=str(about.get("desc", "")))
 
 
 def _numbered(launches: Iterable[Launch]) -> Iterator[Launch]:
@@ -151,9 +162,13 @@ def _numbered(launches: Iterable[Launch]) -> Iterator[Launch]:
         seen[launch.key] += 1
 
 
-def _launch(entry: Mapping[str, Any]) -> Launch:
+def _launch(entry: Mapping[str, Any], groups: Mapping[str, Group]) -> Launch:
     collective = _collective(str(entry["profiling_name"]))
-    group = str(entry["process_group"][0])
+    name, description = (str(one) for one in entry["process_group"])
+    group = groups.get(name)
+    if group is None:  # that of all ranks has a name of its own in the configuration
+        ranks = groups[""].ranks if description == "default_pg" and "" in groups else ()
+        group = Group(name=name, ranks=ranks, description=description)
     done = entry.get("time_discovered_completed_ns") or None
     took_ms = entry.get("duration_ms")
     nbytes = sum(
@@ -162,7 +177,7 @@ def _launch(entry: Mapping[str, Any]) -> Launch:
     )
     start_ns = int(entry["time_created_ns"])
     return Launch(
-        None if entry["is_p2p"] else (group, int(entry["collective_seq_id"])),
+        None if entry["is_p2p"] else (group.key, int(entry["collective_seq_id"])),
         collective,
         group,
         start_ns,

@@ -12,16 +12,26 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from itertools import accumulate, pairwise
 
-from syncopate.tracing.foreign.ranktrace import Launch, RankTrace
+from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work
 
 _LONGEST = 512
 """Collectives of an iteration that are found by their repetition."""
 
 
 def iteration_at(trace: RankTrace, moment_ns: int) -> int:
-    """Return the iteration of a moment, by the marks of its rank."""
+    """Return the iteration of a moment, by the marks of its rank.
+
+    What is before the first mark is of the iteration before.
+    """
     place = bisect_left(trace.marks, (moment_ns, 0))
-    return trace.marks[place - 1][1] if place else 0
+    if place:
+        return trace.marks[place - 1][1]
+    return max(trace.marks[0][1] - 1, 0) if trace.marks else 0
+
+
+def iteration_of(trace: RankTrace, one: Launch | Work) -> int:
+    """Return the iteration of a collective or computation of a rank with marks."""
+    return one.iteration if one.iteration >= 0 else iteration_at(trace, one.start_ns)
 
 
 def iterations(traces: Sequence[RankTrace]) -> tuple[dict[Hashable, int], str]:
@@ -34,7 +44,7 @@ def iterations(traces: Sequence[RankTrace]) -> tuple[dict[Hashable, int], str]:
     if not unmarked:
         return {}, ""
     keys, launches = _sequence(unmarked)
-    begin, end, period = _repetition([(e.collective, e.group, e.nbytes) for e in launches])
+    begin, end, period = _repetition([(e.collective, e.group.key, e.nbytes) for e in launches])
     if period == 0:
         return dict.fromkeys(keys, 0), "no collectives repeat: all count as one iteration"
     gaps = _gaps(keys, unmarked)

@@ -2,15 +2,20 @@
 
 What is read, all by its name:
 
-    forward      ``DistributedDataParallel.forward`` or ``FullyShardedDataParallel.forward``
+    forward      ``DistributedDataParallel.forward`` or ``FullyShardedDataParallel.forward``, the
+                 outermost
     backward     from the first function that autograd evaluates after a forward to the last
     update       ``Optimizer.step#...``
     collectives  on a CPU from the call (``c10d::allreduce_``) to the end of ``gloo:all_reduce``; on
-                 a GPU the kernels that carry ``Collective name``
+                 a GPU the kernels of NCCL or RCCL (:mod:`syncopate.tracing.foreign.chrome.names`)
     iterations   ``ProfilerStep#N``, else the steps of the optimizer
 
 On a GPU the three kinds of computation are the kernels that they launched. Sizes are there when
-shapes were recorded (``record_shapes=True``), and always on a GPU.
+shapes were recorded (``record_shapes=True``), and always where a kernel carries its size.
+
+[Note: steps that end iterations] Several optimizers may step one after the other, and iterations
+may have several forwards and backwards. An iteration ends with the last step before the next
+forward or backward. Where optimizers of several kinds take turns, those of the first kind count.
 """
 
 from __future__ import annotations
@@ -19,123 +24,125 @@ import os
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import msgspec
 
 from syncopate.errors import ArtifactError
-from syncopate.tracing.foreign.iterations import iteration_at
+from syncopate.timeline import Group
+from syncopate.tracing.foreign.chrome import device
+from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
+from syncopate.tracing.foreign.chrome.names import collective_of_call
+from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
 
 TOOL = "torch.profiler"
 
-_CALLS = {
-    "c10d::allreduce_": "all_reduce",
-    "c10d::allreduce_coalesced_": "all_reduce",
-    "c10d::_reduce_scatter_base_": "reduce_scatter",
-    "c10d::reduce_scatter_": "reduce_scatter",
-    "c10d::_allgather_base_": "all_gather",
-    "c10d::allgather_": "all_gather",
-    "c10d::allgather_into_tensor_coalesced_": "all_gather",
-    "c10d::alltoall_": "all_to_all",
-    "c10d::alltoall_base_": "all_to_all",
-    "c10d::broadcast_": "broadcast",
-    "c10d::reduce_": "reduce",
-    "c10d::gather_": "gather",
-    "c10d::scatter_": "scatter",
-    "c10d::barrier": "barrier",
-    "c10d::send": "send",
-    "c10d::recv_": "recv",
-}
-_ON_DEVICE = {
-    "allreduce": "all_reduce",
-    "_allgather_base": "all_gather",
-    "allgather": "all_gather",
-    "_reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter": "reduce_scatter",
-    "all_to_all": "all_to_all",
-    "all_to_allv": "all_to_all",
-}
-"""``Collective name`` of a kernel -> collective; others are called what they are."""
-
 _FORWARDS = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 _EVALUATED = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"Optimizer\.step#(.+)\.step")
-_PROFILER_STEP = re.compile(r"ProfilerStep#(\d+)")
+_PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
+_ON_DEVICE = "gpu_user_annotation"
+_RUN = re.compile(r"gloo:(?:sparse_)?")
 
 
-class _Event(NamedTuple):
-    start_ns: int
-    end_ns: int
-    name: str
-    cat: str
-    args: Mapping[str, Any]
-
-
-def is_trace(document: Mapping[str, Any]) -> bool:
-    """Say whether a document is a trace of torch.profiler."""
-    return {"traceEvents", "schemaVersion"} <= document.keys()
-
-
-def read_trace(document: Mapping[str, Any], path: str | os.PathLike[str]) -> RankTrace:
-    """Return the rank that a trace is of.
+def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
+    """Return the rank that a trace is of; rank -1 and no ranks at all where it does not say which.
 
     Raises:
-        ArtifactError: an event lacks its time, or is no event.
+        ArtifactError: an event lacks its time, or is no event, or the file is damaged.
+        OSError: it cannot be read.
     """
-    events = _events(document, path)
-    about = document.get("distributedInfo") or {}
-    rank, world_size = int(about.get("rank", 0)), int(about.get("world_size", 1))
-    phases = sorted(_phases(events), key=lambda work: work.start_ns)
-    steps = list(_profiler_steps(events))
-    if any(event.cat == "kernel" for event in events):
-        kernels = _kernels(events)
-        launches = list(_on_device(kernels))
-        phases = list(_on_kernels(phases, kernels))
-        steps = [(_begun(kernels, moment), number) for moment, number in steps]
+    chrome = read_events(file, path, _wanted)
+    about = chrome.about.get("distributedInfo")
+    about = about if isinstance(about, dict) else {}
+    groups = _groups(about)
+    kernels = device.kernels_of(chrome.events)
+    phases = sorted(_phases(chrome.events), key=lambda work: work.start_ns)
+    marks = _marks(chrome.events, phases)
+    if kernels:
+        launches = list(device.launches_of(kernels, groups, marks))
+        phases = device.on_kernels(phases, kernels, marks)
+        begun = device.begun(kernels, [moment_ns for moment_ns, _ in marks])
+        marks = [(at - 1, number) for at, (_, number) in zip(begun, marks, strict=True)]
     else:
-        launches = list(_on_host(events))
+        launches = list(_on_host(chrome.events, groups))
+    ranks = [rank for group in groups.values() for rank in group.ranks]
+    ranks += [rank for launch in launches for rank in launch.group.ranks]
+    rank = _number(about.get("rank"), -1)
     trace = RankTrace(
         rank,
-        world_size,
+        max(_number(about.get("world_size"), 0), max(ranks, default=-1) + 1),
         TOOL,
         tuple(sorted(launches, key=lambda launch: launch.start_ns)),
         tuple(phases),
-        # A moment's own nanosecond still belongs to the iteration before it.
-        tuple((moment - 1, number) for moment, number in steps) or tuple(_by_updates(phases)),
-        host=str(document.get("host_name", "")),
+        tuple(marks),
+        numbered=any(_PROFILER_STEP.fullmatch(event.name) for event in chrome.events),
+        host=str(chrome.about.get("host_name") or ""),
+        on_device=bool(kernels),
+        groups=tuple(groups.values()),
+        notes=tuple(f"{count} events {what}" for what, count in chrome.odd.items()),
     )
-    return trace._replace(launches=tuple(_keyed(trace)))
+    if not (trace.launches or trace.work):
+        reason = (
+            f"none of its {chrome.total} events is a kernel, a collective, a step of an optimizer, "
+            "or a forward or backward by the name that torch gives it"
+        )
+        raise ArtifactError(path, reason, "$.traceEvents")
+    return keyed(_within(trace))
 
 
-def _events(document: Mapping[str, Any], path: str | os.PathLike[str]) -> list[_Event]:
-    """Return the complete events in the order of their starts, in nanoseconds since 1970."""
-    base_ns = int(document.get("baseTimeNanoseconds", 0))
-    found = []
-    for index, event in enumerate(document["traceEvents"]):
-        try:
-            if event["ph"] == "X":
-                start_ns = base_ns + round(event["ts"] * 1000)
-                end_ns = start_ns + round(event.get("dur", 0) * 1000)
-                cat, args = str(event.get("cat", "")), event.get("args") or {}
-                found.append(_Event(start_ns, end_ns, str(event["name"]), cat, args))
-        except (KeyError, TypeError) as error:
-            reason = f"not an event of a Chrome trace: {error!r}"
-            raise ArtifactError(path, reason, f"$.traceEvents[{index}]") from None
-    return sorted(found, key=lambda event: (event.start_ns, -event.end_ns))
+def _number(value: Any, otherwise: int) -> int:
+    """Return a number that a file may have as a text, or not at all."""
+    try:
+        return otherwise if value is None else int(value)
+    except (TypeError, ValueError):
+        return otherwise
 
 
-def _phases(events: Iterable[_Event]) -> Iterator[Work]:
+def _wanted(cat: str, name: str) -> bool:
+    """Say whether an event tells anything of phases, collectives or iterations."""
+    if cat == device.KERNEL or cat in device.LAUNCHES:
+        return True
+    return (
+        name in _FORWARDS
+        or name == "record_param_comms"
+        or name.startswith((_EVALUATED, "Optimizer.step#", "ProfilerStep"))
+        or collective_of_call(name) is not None
+    )
+
+
+def _groups(about: Mapping[str, Any]) -> dict[str, Group]:
+    """Return the process groups that a file describes, by name."""
+    found = {}
+    listed = about.get("pg_config")
+    for one in listed if isinstance(listed, list) else ():
+        if isinstance(one, dict) and "pg_name" in one:
+            name, kind = str(one["pg_name"]), str(one.get("pg_desc") or "")
+            ranks = device.ranks_of(one.get("ranks"))
+            found[name] = Group(name=name, ranks=ranks, description=kind.replace("undefined", ""))
+    return found
+
+
+def _phases(events: Iterable[Event]) -> Iterator[Work]:
     """Yield forwards, backwards and updates as the host saw them."""
     begun = 0
     backwards: dict[int, tuple[int, int]] = {}
+    forward_ns = -1
     for event in events:
-        if event.name in _FORWARDS and event.cat != "gpu_user_annotation":
-            begun += 1
-            yield Work("forward", "forward", event.start_ns, event.end_ns)
-        elif found := _STEP.fullmatch(event.name):
-            if event.cat != "gpu_user_annotation":
+        if event.cat == _ON_DEVICE:
+            continue
+        if event.name in _FORWARDS:
+            last = backwards.get(begun, (0, -1))
+            # Within another it is a part of the model; within backward it is computed once more.
+            if event.start_ns >= forward_ns and event.start_ns > last[1]:
                 begun += 1
-                yield Work(found[1], "update", event.start_ns, event.end_ns)
+                forward_ns = event.end_ns
+                yield Work("forward", "forward", event.start_ns, event.end_ns)
+        elif found := _STEP.fullmatch(event.name):
+            begun += 1
+            yield Work(found[1], "update", event.start_ns, event.end_ns)
         elif event.name.startswith(_EVALUATED):
             start_ns, end_ns = backwards.get(begun, (event.start_ns, event.end_ns))
             backwards[begun] = (start_ns, max(end_ns, event.end_ns))
@@ -143,100 +150,93 @@ def _phases(events: Iterable[_Event]) -> Iterator[Work]:
         yield Work("backward", "backward", start_ns, end_ns)
 
 
-def _profiler_steps(events: Iterable[_Event]) -> Iterator[tuple[int, int]]:
-    """Yield when each step of the profiler began on the host, and its number."""
+def _marks(events: Iterable[Event], phases: Sequence[Work]) -> list[tuple[int, int]]:
+    """Return right after which moments iterations began on the host, and their numbers."""
+    steps: dict[int, int] = {}
     for event in events:
         found = _PROFILER_STEP.fullmatch(event.name)
-        if found and event.cat != "gpu_user_annotation":
-            yield event.start_ns, int(found[1])
+        if found and event.cat != _ON_DEVICE:
+            # A moment's own nanosecond still belongs to the iteration before it.
+            # Files that are written here say it beside, where names count from 1.
+            number = _number(event.args.iteration, int(found[1]))
+            steps.setdefault(number, event.start_ns - 1)
+    if steps:
+        return sorted((start_ns, number) for number, start_ns in steps.items())
+    return list(by_updates(phases))
 
 
-def _by_updates(phases: Iterable[Work]) -> Iterator[tuple[int, int]]:
-    updates = (work.start_ns for work in phases if work.lane == "update")
-    return ((start_ns, number) for number, start_ns in enumerate(updates, start=1))
+def by_updates(phases: Sequence[Work]) -> Iterator[tuple[int, int]]:
+    """Yield right after which moments iterations began, by [Note: steps that end iterations]."""
+    ends: list[tuple[int, str]] = []
+    last = ""
+    for work in phases:
+        if work.lane == "update":
+            # What begins when a step ends is of the next iteration.
+            moment_ns = max(work.start_ns, work.end_ns - 1)
+            if last == "update":
+                ends[-1] = (max(moment_ns, ends[-1][0]), ends[-1][1])
+            else:
+                ends.append((moment_ns, work.name))
+        last = work.lane
+    counted = (moment_ns for moment_ns, name in ends if name == ends[0][1])
+    return ((moment_ns, number) for number, moment_ns in enumerate(counted, start=1))
 
 
-def _on_host(events: Iterable[_Event]) -> Iterator[Launch]:
+def _within(trace: RankTrace) -> RankTrace:
+    """Return a rank without what it did before the first iteration that the profiler numbered."""
+    if not (trace.numbered and trace.marks):
+        return trace
+    first = trace.marks[0][1]
+    return trace._replace(
+        launches=tuple(one for one in trace.launches if iteration_of(trace, one) >= first),
+        work=tuple(one for one in trace.work if iteration_of(trace, one) >= first),
+    )
+
+
+def _on_host(events: Iterable[Event], groups: Mapping[str, Group]) -> Iterator[Launch]:
     """Yield the collectives of a CPU: each call with the first run of its kind that follows it."""
-    runs: dict[str, list[_Event]] = defaultdict(list)
-    calls = []
+    runs: dict[str, list[Event]] = defaultdict(list)
+    calls: list[tuple[Event, str]] = []
+    told: list[tuple[int, Args]] = []
     for event in events:
-        if event.name in _CALLS and event.cat == "cpu_op":
-            calls.append((event, _CALLS[event.name]))
-        elif event.name.startswith("gloo:"):
-            runs[event.name.removeprefix("gloo:").removeprefix("sparse_")].append(event)
+        collective = collective_of_call(event.name)
+        if event.cat == "cpu_op" and event.name.startswith("c10d::") and collective:
+            calls.append((event, collective))
+        elif _RUN.match(event.name) and collective:
+            runs[collective].append(event)
+        elif event.args.group is not None:
+            told.append((event.start_ns, event.args))
+    moments = [moment_ns for moment_ns, _ in told]
     taken: Counter[str] = Counter()
     for call, collective in calls:
+        place = bisect_right(moments, call.end_ns) - 1
+        args = told[place][1] if place >= 0 and moments[place] >= call.start_ns else NOTHING
+        group = device.group_of(args, 0, groups)
+        launch = Launch(None, collective, group, call.start_ns, None, 0, None, call.name)
         waiting = runs[collective]
         while taken[collective] < len(waiting):
             run = waiting[taken[collective]]
             taken[collective] += 1
             if run.start_ns >= call.start_ns:
-                nbytes = _nbytes(run.args)
-                yield Launch(
-                    None, collective, "", call.start_ns, run.end_ns, nbytes, None, run.name
-                )
+                nbytes = _nbytes(run.args) or _nbytes(call.args)
+                launch = launch._replace(end_ns=run.end_ns, nbytes=nbytes, detail=run.name)
                 break
-        else:
-            yield Launch(None, collective, "", call.start_ns, None, 0, None, call.name)
+        yield launch
 
 
-def _nbytes(args: Mapping[str, Any]) -> int:
-    shapes, dtypes = args.get("Input Dims") or (), args.get("Input type") or ()
-    return sum(nbytes_of(shape, dtype) for shape, dtype in zip(shapes, dtypes, strict=False))
+def _nbytes(args: Args) -> int:
+    """Return the bytes of the tensors that an event was given."""
+    try:
+        dims = msgspec.json.decode(args.dims) or ()
+        types = msgspec.json.decode(args.types) or ()
+        return sum(nbytes_of(dim, kind) for dim, kind in zip(dims, types, strict=False))
+    except (ValueError, TypeError, AttributeError):
+        return 0
 
 
-def _kernels(events: Iterable[_Event]) -> list[tuple[_Event, int]]:
-    """Return the kernels, each with when the host launched it; -1: not known."""
-    launched = {
-        event.args["correlation"]: event.start_ns
-        for event in events
-        if event.cat in ("cuda_runtime", "cuda_driver") and "correlation" in event.args
-    }
-    return [
-        (event, launched.get(event.args.get("correlation"), -1))
-        for event in events
-        if event.cat == "kernel"
-    ]
-
-
-def _begun(kernels: Iterable[tuple[_Event, int]], moment_ns: int) -> int:
-    """Return when the device began what the host launched from a moment on."""
-    after = (kernel.start_ns for kernel, launched_ns in kernels if launched_ns >= moment_ns)
-    return max(min(after, default=moment_ns), moment_ns)
-
-
-def _on_device(kernels: Iterable[tuple[_Event, int]]) -> Iterator[Launch]:
-    """Yield the collectives of a GPU."""
-    for kernel, _ in kernels:
-        name = kernel.args.get("Collective name")
-        if name is None:
-            continue
-        dtype, number = str(kernel.args.get("dtype")), int(kernel.args.get("In msg nelems", 0))
-        yield Launch(
-            None,
-            _ON_DEVICE.get(str(name), str(name)),
-            str(kernel.args.get("Process Group Name", "")),
-            kernel.start_ns,
-            kernel.end_ns,
-            nbytes_of([number], dtype),
-            None,
-            kernel.name,
-        )
-
-
-def _on_kernels(phases: list[Work], kernels: Iterable[tuple[_Event, int]]) -> Iterator[Work]:
-    """Yield each phase as the kernels that it launched; a phase without any is left out."""
-    spans: dict[int, tuple[int, int]] = {}
-    starts = [work.start_ns for work in phases]
-    for kernel, launched_ns in kernels:
-        place = bisect_right(starts, launched_ns) - 1
-        collective = "Collective name" in kernel.args
-        if place >= 0 and launched_ns <= phases[place].end_ns and not collective:
-            start_ns, end_ns = spans.get(place, (kernel.start_ns, kernel.end_ns))
-            spans[place] = (min(start_ns, kernel.start_ns), max(end_ns, kernel.end_ns))
-    for place, (start_ns, end_ns) in sorted(spans.items()):
-        yield phases[place]._replace(start_ns=start_ns, end_ns=end_ns)
+def keyed(trace: RankTrace) -> RankTrace:
+    """Return a rank whose collectives have keys: the k-th of its kind in its iteration."""
+    return trace._replace(launches=tuple(_keyed(trace)))
 
 
 def _keyed(trace: RankTrace) -> Iterator[Launch]:
@@ -246,6 +246,6 @@ def _keyed(trace: RankTrace) -> Iterator[Launch]:
         if launch.collective in ("send", "recv"):
             yield launch
             continue
-        kind = (iteration_at(trace, launch.start_ns), launch.group, launch.collective)
+        kind = (iteration_of(trace, launch), launch.group.key, launch.collective)
         yield launch._replace(key=(*kind, seen[kind]))
         seen[kind] += 1

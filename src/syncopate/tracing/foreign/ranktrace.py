@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from syncopate.timeline import Group
+
 LANE_OF = {
     "all_reduce": "push",
     "reduce_scatter": "push",
@@ -49,31 +51,37 @@ class Launch(NamedTuple):
     Attributes:
         key: the same on every rank that takes part, and no other collective's; None: not known.
         collective: such as ``"all_reduce"``.
-        group: the name of its process group.
+        group: its process group.
         start_ns: when the rank came to it.
         end_ns: when the rank was done with it; None: not known.
         nbytes: what the rank gives; 0: not known.
         took_ns: how long it ran on the device; None: not known.
         detail: what else the tool says.
+        iteration: which; -1: the marks of its rank say it.
     """
 
     key: Hashable
     collective: str
-    group: str
+    group: Group
     start_ns: int
     end_ns: int | None = None
     nbytes: int = 0
     took_ns: int | None = None
     detail: str = ""
+    iteration: int = -1
 
 
 class Work(NamedTuple):
-    """One stretch of computation on one rank: forward, backward or update."""
+    """One stretch of computation on one rank: forward, backward or update.
+
+    Its iteration is -1 where the marks of the rank say it.
+    """
 
     name: str
     lane: str
     start_ns: int
     end_ns: int
+    iteration: int = -1
 
 
 class RankTrace(NamedTuple):
@@ -87,8 +95,12 @@ class RankTrace(NamedTuple):
         work: stretches of computation.
         marks: ``(moment, iteration)``: which iteration begins right after a moment, rising; empty:
             not known.
+        numbered: whether the tool itself numbered the iterations; else they count from 0.
         host: the name of its host; empty: not known.
+        on_device: whether collectives are kernels, which all ranks end together.
+        groups: its process groups, also those that it did not use.
         lost: how many collectives were forgotten before the first of ``launches``.
+        notes: what is odd about what the tool wrote.
     """
 
     rank: int
@@ -97,8 +109,12 @@ class RankTrace(NamedTuple):
     launches: tuple[Launch, ...]
     work: tuple[Work, ...] = ()
     marks: tuple[tuple[int, int], ...] = ()
+    numbered: bool = False
     host: str = ""
+    on_device: bool = False
+    groups: tuple[Group, ...] = ()
     lost: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def nbytes_of(shape: list[int], dtype: str) -> int:

@@ -18,12 +18,16 @@ from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.timeline import Timeline
 from syncopate.tracing.foreign import flight, profiler
 from syncopate.tracing.foreign.assemble import timeline_of
+from syncopate.tracing.foreign.chrome.events import EVENTS
+from syncopate.tracing.foreign.chrome.ranks import of_ranks
 from syncopate.tracing.foreign.ranktrace import RankTrace
 from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.tables.columns import Mapped
+from syncopate.tracing.foreign.tables.read import has_name_of_table, is_table, read_tables
 
 READABLE = (
-    "a timeline, files of `syncopate record`, dumps of torch's flight recorder, or traces of "
-    "torch.profiler"
+    "a timeline, files of `syncopate record`, dumps of torch's flight recorder, traces of "
+    "torch.profiler (Chrome's format), or a table"
 )
 
 RECORDED = "rank-*.json"
@@ -32,6 +36,9 @@ RECORDED = "rank-*.json"
 _GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
 _TIMELINE, _BEGIN_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:\s*"timeline"'), 256
 """How a timeline begins that is read in pieces, as its files may be long."""
+
+_ARRAY = re.compile(rb"\s*\[\s*(?:\{|\]|$)")
+_KIND, _LOOK_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:'), 1 << 14
 
 
 def is_document(path: str | os.PathLike[str]) -> bool:
@@ -45,16 +52,33 @@ def is_document(path: str | os.PathLike[str]) -> bool:
             begin = file.read(64)
     except OSError as error:
         raise ArtifactError(path, f"cannot be read: {error.strerror or error}") from None
-    return begin.startswith((_GZIP, _PICKLE)) or begin.lstrip()[:1] in (b"{", b"[")
+    if begin.startswith(_GZIP):
+        return not has_name_of_table(path)
+    if not begin and Path(path).suffix == ".json":
+        return True
+    return begin.startswith(_PICKLE) or begin.lstrip()[:1] in (b"{", b"[")
 
 
-def read_timeline(paths: Sequence[str | os.PathLike[str]]) -> Timeline:
+def read_timeline(paths: Sequence[str | os.PathLike[str]], table: Mapped | None = None) -> Timeline:
     """Return the timeline that files hold: one whole, or one file of each rank.
+
+    Args:
+        paths: the files.
+        table: what tables call their columns and kinds; given, all files are tables.
 
     Raises:
         ArtifactError: a file that cannot be read, or is none of :data:`READABLE`.
         InvalidValueError: files of several kinds, several timelines, or ranks that do not fit.
     """
+    if not paths:
+        raise InvalidValueError("FILE", [], "at least one")
+    name = Path(paths[0]).parent.resolve().name or "recorded"
+    tables = [path for path in paths if table is not None or _is_table(path)]
+    if tables:
+        other = next((path for path in paths if path not in tables), None)
+        if other is not None:
+            raise InvalidValueError("FILE", str(other), "a table too, or left out")
+        return timeline_of(read_tables(tables, table), name=name)
     found = [_read(path) for path in paths]
     whole = [one for one in found if isinstance(one, Timeline)]
     if whole and len(found) > 1:
@@ -68,7 +92,14 @@ def read_timeline(paths: Sequence[str | os.PathLike[str]]) -> Timeline:
     tools = sorted({rank.tool for rank in ranks})
     if len(tools) > 1:
         raise InvalidValueError("the files", tools, "of one tool")
-    return timeline_of(ranks, name=Path(paths[0]).parent.resolve().name or "recorded")
+    if tools == [profiler.TOOL]:
+        ranks = of_ranks(list(zip(paths, ranks, strict=True)))
+    return timeline_of(ranks, name=name)
+
+
+def _is_table(path: str | os.PathLike[str]) -> bool:
+    """Say whether a file is a table, by its name or its first line; JSON and pickles are none."""
+    return not is_document(path) and (has_name_of_table(path) or is_table(path))
 
 
 def recorded_paths(directory: str | os.PathLike[str]) -> list[Path]:
@@ -125,8 +156,12 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
             file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain) if packed else plain)
             begins = file.read(_BEGIN_BYTES)
             file.seek(0)
+            if not begins.strip():
+                raise ArtifactError(path, f"it is empty; expected {READABLE}")
             if _TIMELINE.match(begins):
                 return Timeline.from_file(file, path)
+            if _is_trace(file, begins):
+                return profiler.read_trace(file, path)
             data = file.read()
     except (OSError, EOFError, zlib.error) as error:
         raise ArtifactError(path, f"cannot be read: {error}") from None
@@ -139,9 +174,24 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
             return flight.read_recorded(RecordedRank.from_json(data, path), path)
         if flight.is_dump(document):
             return flight.read_dump(document, path)
-        if profiler.is_trace(document):
-            return profiler.read_trace(document, path)
     raise ArtifactError(path, f"{_described(document)}; expected {READABLE}")
+
+
+def _is_trace(file: IO[bytes], begins: bytes) -> bool:
+    """Say whether a file is in Chrome's trace format, and go back to its begin."""
+    if _ARRAY.match(begins):
+        return True
+    if begins.lstrip()[:1] != b"{" or _KIND.match(begins):
+        return False
+    found, text = False, b""
+    try:
+        while not found and (more := file.read(_LOOK_BYTES)):
+            text = text[-_BEGIN_BYTES:] + more
+            found = EVENTS.search(text) is not None
+    except (EOFError, zlib.error):
+        pass  # whoever reads it says so
+    file.seek(0)
+    return found
 
 
 class _Kind(msgspec.Struct):

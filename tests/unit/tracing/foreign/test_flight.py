@@ -131,7 +131,7 @@ def test_a_missing_rank_is_said(tmp_path):
     paths = write(tmp_path, "fr-", [dump(_training(), ranks=4)] * 2)
     timeline = read_timeline(paths)
     assert timeline.world_size == 4
-    assert any("no file of ranks 2, 3" in note for note in notes(timeline))
+    assert any("ranks 2 and 3 have no file" in note for note in notes(timeline))
 
 
 def test_what_is_no_dump_is_refused(tmp_path):

@@ -61,6 +61,17 @@ def test_hta_reads_the_overlap_that_is_there(read):
     assert read["hta"]["idle_us"] == {"0": 0, "1": 0}
 
 
+def test_every_function_of_hta_runs_on_it(read):
+    _require(read["hta"])
+    found = read["hta"]
+    assert found["failed"] == {}
+    assert (found["steps"], sorted(found["stragglers"])) == ([1], [0, 1])
+    assert found["communication_us"] == 40_000
+    # Kernels of one stream do not overlap, and none runs before its launch.
+    assert found["least_idle_ratio"] >= 0
+    assert found["least_queue"] >= 0
+
+
 def test_chakra_s_own_classes_read_every_node(read):
     if not SCHEMA.exists():
         pytest.skip("SYNCOPATE_TEST_SCHEMA names no et_def.proto")

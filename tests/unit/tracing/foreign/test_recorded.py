@@ -12,6 +12,8 @@ from syncopate.timeline import Timeline
 from syncopate.tracing.foreign import is_document, read_timeline
 from tests.unit.tracing.foreign.made import dump, entry, notes, profile, recorded, times_ms, write
 
+STEP = ("user_annotation", "Optimizer.step#SGD.step", 40, 45, {})
+
 
 def _rank(rank, clock_ms=0.0, host="one", first=1):
     """Two buckets of one size in each of three iterations, of which steps take 2 of 100 ms.
@@ -111,7 +113,7 @@ def test_ranks_that_do_not_fit_are_refused(tmp_path):
     with pytest.raises(InvalidValueError, match=r"world sizes of the files is \[2, 3\]"):
         read_timeline(write(tmp_path, "b", [_rank(0), larger]))
     with pytest.raises(InvalidValueError, match="of one tool"):
-        read_timeline(write(tmp_path, "c", [_rank(0), profile(1, [])]))
+        read_timeline(write(tmp_path, "c", [_rank(0), profile(1, [STEP])]))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +121,9 @@ def test_ranks_that_do_not_fit_are_refused(tmp_path):
     [
         ("[1]", "found a list at the top; expected a timeline, files of"),
         ('{"kind": "plan", "schema_version": 1}', "found a 'plan' artefact; expected a timeline"),
-        ('{"traceEvents": [], "otherData": {}}', "found an object of otherData, traceEvents"),
+        ('{"traceEvents": [], "otherData": {}}', "none of its 0 events is a kernel, a collective"),
+        ("[]", "none of its 0 events is a kernel, a collective"),
+        ("", "it is empty; expected a timeline"),
         ('{"kind": "timeli', "damaged or truncated"),
         ('{"kind": "timeline", "schema_version": 99}', "newer than this Syncopate reads"),
         ('{"kind": "recorded rank", "schema_version": 1, "rank": "a"}', r"at \$\.rank"),

@@ -1,0 +1,1 @@
+"""Tables: spans that anybody wrote as rows."""
