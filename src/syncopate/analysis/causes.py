@@ -277,6 +277,15 @@ def _lacks(timeline: Timeline, replay: Replay, played_s: float, recorded_s: floa
         yield f"nothing is recorded of ranks {', '.join(missing)}: record all ranks"
     if timeline.world_size > 1 and not replay.messages:
         yield "no push or pull is recorded: record a training that exchanges gradients"
+    elif timeline.world_size > 1 and (silent := sorted(there - set(replay.parts.rank.tolist()))):
+        ranks = ", ".join(map(str, silent))
+        yield f"no push or pull is recorded of ranks {ranks}: what they waited for is not known"
+    if replay.clocks_differ_s > TRUSTED * recorded_s:
+        yield (
+            "collectives are over on some ranks before others begin them: their clocks differ by "
+            f"{replay.clocks_differ_s / recorded_s:.0%} of an iteration at least; compare the "
+            "clocks of the hosts, or record by `syncopate.trace`, which does"
+        )
     if abs(played_s - recorded_s) > TRUSTED * recorded_s:
         yield (
             f"played again without a change, an iteration takes {played_s / recorded_s:.2f}x as "
@@ -372,9 +381,10 @@ class _Trial:
         while True:
             found = self._shared_out(groups)
             kept = [
-                one
-                for one, cause in zip(groups, found, strict=True)
+                group
+                for group, cause in zip(groups, found, strict=True)
                 if cause.gain_s > least_s * _TIMES.get(cause.kind, 1.0)
+                and (cause.kind != BATCHES or cause.low_s > 0)
             ]
             if len(kept) == len(groups):
                 break
@@ -408,9 +418,10 @@ class _Trial:
 
     def _groups(self) -> list[tuple[_Part, ...]]:
         """Return what is one cause each: ranks by themselves, or those of one kind together."""
-        kinds: dict[tuple[str, bool], list[_Part]] = defaultdict(list)
+        kinds: dict[tuple[str, bool, str], list[_Part]] = defaultdict(list)
         for one in self._parts:
-            kinds[one.kind, bool(one.ranks)].append(one)
+            lane = self._without.longest(one.ranks[0])[0] if one.kind == COMPUTE else ""
+            kinds[one.kind, bool(one.ranks), lane].append(one)
         found: list[tuple[_Part, ...]] = []
         (all_s,) = self._lasting([self._parts]).mean(axis=1).tolist()
         for same in kinds.values():

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from syncopate.analysis.arrivals import of_others
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
-from syncopate.analysis.intervals import Interval, intersection, length_s, near, union
+from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.analysis.work import INPUT, SEVERAL
 from syncopate.spans import LANES, Mask, Numbers, Times, coded
@@ -42,6 +42,9 @@ _LATER, _MOSTLY = 1.1, 0.75
 _TOGETHER, _VARIED, _EVERYWHERE = 0.5, 0.02, 0.5
 """Batches differ where half of the ranks vary by this part, and forward and backward of the median
 rank go together, by this correlation."""
+
+_TWO_SORTS = 0.3
+"""Ranks are of two sorts where the next takes longer by more than this part."""
 
 _MOST = 0.75
 """What so many of the ranks do, all do."""
@@ -145,8 +148,8 @@ class Counterfactuals:
             pauses = union(where)
             for at in np.flatnonzero(tasks.rank == rank).tolist():
                 begin_s, end_s = float(tasks.start_s[at]), float(tasks.end_s[at])
-                inside_s[at] = _common_s(pauses, (begin_s, end_s))
-                before_s[at] = _common_s(pauses, (begin_s - float(tasks.gap_s[at]), begin_s))
+                inside_s[at] = common_s(pauses, begin_s, end_s)
+                before_s[at] = common_s(pauses, begin_s - float(tasks.gap_s[at]), begin_s)
         return inside_s, before_s
 
     def _summed(self) -> Times:
@@ -208,7 +211,7 @@ class Counterfactuals:
 
     @property
     def apart(self) -> float:
-        """The standard deviation of batches over iterations, relative to their length."""
+        """The standard deviation of batches, relative to their length."""
         return float(np.median(self._pace[:, self._counted].std(axis=1)))
 
     def _found_even_pace(self) -> Times:
@@ -271,15 +274,25 @@ class Counterfactuals:
         return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
 
     def _found_slower(self) -> dict[int, list[int]]:
-        """Find who exceeds the median of the others, of two medians the lower."""
+        """Find who exceeds the median of the others, of two medians the lower.
+
+        Where ranks fall in two sorts that are far apart, those of the slower sort are compared with
+        the slowest of the faster one, however few these are.
+        """
         found: dict[int, list[int]] = defaultdict(list)
         usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
         for part in range(3):
             there = np.flatnonzero(self._there[:, part]).tolist()
             order = sorted(there, key=lambda at: (usual_s[at, part], at))
-            for place, at in enumerate(order if len(order) > 1 else ()):
+            if len(order) < 2:
+                continue
+            apart_s = np.diff(usual_s[order, part])
+            fast = int(apart_s.argmax())
+            two = apart_s[fast] > _TWO_SORTS * usual_s[order[fast], part]
+            for place, at in enumerate(order):
                 middle = (len(order) - 2) // 2  # of the others, which move up behind it
-                other = order[middle + (place <= middle)]
+                middle = middle + (place <= middle)
+                other = order[min(middle, fast) if two and place > fast else middle]
                 if self._exceeds(at, other, part, least_s):
                     found[at].append(part)
         return found
@@ -425,9 +438,8 @@ class Counterfactuals:
         totals_s = np.zeros((len(ranks), len(numbers)))
         np.add.at(totals_s, (rank, at), moved_s[rows])
         usual_s = np.median(totals_s, axis=1, keepdims=True)
-        computing_s = dict(
-            zip(self.ranks, self._usual_s[:, _COMPUTING].sum(axis=1).tolist(), strict=True)
-        )
+        own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
+        computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
         least_s = np.array([[_UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
         long = totals_s > np.maximum(_STRETCHED * usual_s, usual_s + least_s)
         factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
@@ -450,12 +462,8 @@ class Counterfactuals:
         later = moved_s > np.maximum(
             _LATER * others_s, others_s + self._replay.clocks_off_s, where=known, out=moved_s + 0.0
         )
-        found = []
-        for rank in self.ranks:
-            mine = later[known & (self._replay.parts.rank == rank)]
-            if len(mine) and mine.mean() > _MOSTLY:
-                found.append(rank)
-        return found
+        by_rank = ((rank, later[known & (self._replay.parts.rank == rank)]) for rank in self.ranks)
+        return [rank for rank, mine in by_rank if len(mine) and mine.mean() > _MOSTLY]
 
     def _usual_shares(self) -> tuple[Numbers, Times]:
         """Return which messages are alike, and how far computation usually has come, by rank."""
@@ -483,10 +491,6 @@ class Counterfactuals:
         theirs = shares[alike[rows]][:, list(ranks)]
         some: Mask = np.asarray(~np.isnan(theirs).all(axis=1))
         changed.durations.shares[rows[some]] = np.nanmedian(theirs[some], axis=1)
-
-
-def _common_s(disjoint: list[Interval], stretch: Interval) -> float:
-    return length_s(intersection(near(disjoint, *stretch), [stretch]))
 
 
 def free(changed: Changed) -> None:

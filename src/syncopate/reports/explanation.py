@@ -219,9 +219,7 @@ def explanation_report(
         parts.append(
             Text.assemble(
                 (f"\n{number}. {words['what']}\n", "bold"),
-                f"   without it: {format_seconds(words['iteration_s'])}, "
-                f"{format_seconds(cause.gain_s)} ({words['share']:.0%}) less\n",
-                *(f"   {said}\n" for said in _range(cause, found)),
+                *(f"   {said}\n" for said in _gain(cause, found)),
                 *(f"   {said}\n" for said in _late(cause, found, late_s)),
                 f"   to mend it: {words['fix']}",
                 f"\n   $ {words['command']}" if words["command"] else "",
@@ -241,16 +239,21 @@ def explanation_json(found: Explanation, files: tuple[str, str] | None = None) -
     return values
 
 
-def _range(cause: Cause, found: Explanation) -> Iterator[str]:
-    """Say how sure a gain is, and what the cause gives alone where that is something else."""
+def _gain(cause: Cause, found: Explanation) -> Iterator[str]:
+    """Say what a cause costs, how sure that is, and what it gives alone where others hide it."""
     worth_s = WORTH * found.iteration_s
+    gain = f"{format_seconds(cause.gain_s)} ({cause.gain_s / found.iteration_s:.0%})"
+    shared = cause.kind not in (TRANSFERS, SERVER, PLAN)
+    if shared and cause.gain_s - cause.alone_s >= worth_s:
+        yield f"its part of what all causes give together: {gain}"
+        alone_s = max(cause.alone_s, 0.0)
+        yield f"alone it gives {format_seconds(alone_s)}: the others hide it"
+    else:
+        left_s = found.iteration_s - cause.gain_s
+        yield f"without it: {format_seconds(left_s)}, {gain} less"
     if cause.high_s - cause.low_s >= worth_s:
         low, high = format_seconds(max(cause.low_s, 0.0)), format_seconds(cause.high_s)
         yield f"by how iterations vary, between {low} and {high}"
-    if cause.kind not in (TRANSFERS, SERVER, PLAN) and cause.gain_s - cause.alone_s >= worth_s:
-        yield (
-            f"alone it gives {format_seconds(max(cause.alone_s, 0.0))}: the other causes hide it"
-        )
 
 
 def _altogether(found: Explanation) -> Iterator[str]:

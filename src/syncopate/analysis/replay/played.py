@@ -125,6 +125,7 @@ class Replay:
         recorded: the durations as they were.
         iterations: those that count.
         clocks_off_s: by how much clocks may be wrong, by what is known of them.
+        clocks_differ_s: by how much at least they usually do.
 
     Raises:
         InvalidValueError: nothing was computed, or its times contradict each other.
@@ -137,12 +138,17 @@ class Replay:
     recorded: Durations = field(init=False)
     iterations: tuple[int, ...] = field(init=False)
     clocks_off_s: float = field(init=False)
+    clocks_differ_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         timeline, spans = self.timeline, self.timeline.columns
         self.messages = found = collectives(timeline)
         said_s = float(timeline.metadata.get("clock_error_s", 0.0))
-        self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s)
+        whole = np.isin(found.kinds, [found.names.index(n) for n in _ALL if n in found.names])
+        # No rank is done with these before the last has come, but by clocks that differ.
+        before_s = (found.arrived_s - found.least(spans.end_s))[whole & (found.sizes > 1)]
+        self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0
+        self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
         self._origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
         clocks = Clocks(self._origin_s, self.clocks_off_s)
         served = timeline.metadata.get(EXCHANGE) == SERVED
@@ -167,7 +173,6 @@ class Replay:
         moves_s = np.array(found.arrived_s, copy=True)
         for pull, push in pushed:
             moves_s[pull] = max(moves_s[pull], found.arrived_s[push])
-        whole = np.isin(found.kinds, [found.names.index(n) for n in _ALL if n in found.names])
         self._early = ~whole[found.of] & (self.parts.end_s < found.arrived_s[found.of])
         begun_s = np.where(self._early, self.parts.start_s, moves_s[found.of])
         self.recorded = Durations(

@@ -26,7 +26,7 @@ import numpy as np
 
 from syncopate.analysis import sweep
 from syncopate.analysis.collectives import Collectives
-from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
+from syncopate.analysis.intervals import Interval, common_s, near, union, without
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import COMPUTATION, stalling
 from syncopate.spans import LANES, Spans
@@ -144,8 +144,7 @@ class Rank:
         ends_s = [self._origin_s, *(piece.end_s for piece in self._pieces)]
         self._free_s: list[float] = np.maximum.accumulate(ends_s).tolist()
         self._stood = [
-            a < b and _common_s(stalls, (a, b)) > 0
-            for a, b in zip(self._free_s, self._start_s, strict=False)
+            common_s(stalls, a, b) > 0 for a, b in zip(self._free_s, self._start_s, strict=False)
         ]
         self.rows, self._messages, self._over_s = _messages(found, rank)
         gates = self._gates()
@@ -249,8 +248,8 @@ class Rank:
                     beside[at].append((begun_s, self._over_s[part]))
                 at -= 1
         for at, where in beside.items():
-            stretch = (self._start_s[at] - gaps_s[at], self._start_s[at])
-            gaps_s[at] -= _common_s(union(where), stretch)
+            start_s = self._start_s[at]
+            gaps_s[at] -= common_s(union(where), start_s - gaps_s[at], start_s)
 
     # -- how messages start --------------------------------------------------------------------
 
@@ -375,7 +374,3 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> list[_Piece]:
             [(piece.start_s, piece.end_s)], near(stalls, piece.start_s, piece.end_s)
         )
     )
-
-
-def _common_s(disjoint: list[Interval], stretch: Interval) -> float:
-    return length_s(intersection(near(disjoint, *stretch), [stretch]))
