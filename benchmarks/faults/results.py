@@ -19,7 +19,7 @@ from syncopate.units import format_seconds
 BOUND = 0.15
 """By how much a predicted gain may be off."""
 
-NOBODY = ("transfers", "plan", "server")
+NOBODY = ("transfers", "plan", "server", "batches")
 """Kinds of causes that blame no rank, link or moment."""
 
 

@@ -65,7 +65,7 @@ def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:
     counted = steady(np.unique(spans.iteration[one]).tolist())
     whole = (found.sizes == ranks) & np.isin(spans.iteration[one], counted)
     starts_s = spans.start_s[found.rows[whole[found.of]]].reshape(-1, ranks)
-    late_s = starts_s - _of_others(starts_s)
+    late_s = starts_s - of_others(starts_s)
     names = spans.name[one[whole]]
     usual_s = {
         spans.texts[name]: np.median(late_s[names == name], axis=0)
@@ -95,7 +95,7 @@ def handing_over_s(timeline: Timeline) -> tuple[float, float]:
     return each_s, each_s * len(turn) / (len(turn) - int(same.sum()))
 
 
-def _of_others(values: Times) -> Times:
+def of_others(values: Times) -> Times:
     """Return for each value the median of the others in its row."""
     count = values.shape[1]
     order = np.argsort(values, axis=1)

@@ -1,20 +1,30 @@
 """Counterfactuals: the durations of a replay with something in them removed.
 
-What is removed is said by :mod:`syncopate.analysis.causes`, which tries them.
+What is removed is said by :mod:`syncopate.analysis.causes`, which tries them. The time of a rank in
+an iteration has disjoint parts, so that several things can be removed at once, in any combination:
+
+    forward, backward, update    its tasks of that lane, with the rank's own time between them
+    input                        its own time before the first of them, and pauses of that name
+    pauses                       what wait spans of other names of PAUSES cover of these
 """
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from syncopate.analysis.evidence.noise import outstanding, spread_s
+import numpy as np
+from numpy.typing import NDArray
+
+from syncopate.analysis.arrivals import of_others
+from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
-from syncopate.analysis.intervals import Interval, intersection, length_s, near, union
-from syncopate.analysis.replay import Durations, Replay, Start
-from syncopate.analysis.work import INPUT, SEVERAL, Work, usual, works
+from syncopate.analysis.intervals import Interval, common_s, union
+from syncopate.analysis.replay import Durations, Replay
+from syncopate.analysis.work import INPUT, SEVERAL
+from syncopate.spans import LANES, Mask, Numbers, Times, coded
 from syncopate.timeline import PAUSES
 
 WORTH = 0.02
@@ -28,6 +38,24 @@ _FAR = 4.0
 
 _LATER, _MOSTLY = 1.1, 0.75
 """A link is slow where more than this part of its transfers takes this many times the others'."""
+
+_TOGETHER, _VARIED, _EVERYWHERE = 0.5, 0.02, 0.5
+"""Batches differ where half of the ranks vary by this part, and forward and backward of the median
+rank go together, by this correlation."""
+
+_TWO_SORTS = 0.3
+"""Ranks are of two sorts where the next takes longer by more than this part."""
+
+_MOST = 0.75
+"""What so many of the ranks do, all do."""
+
+_WIDELY = 0.08
+"""They also differ where most iterations differ by this part, whatever goes together."""
+
+_PARTS = ("forward", "backward", "update", INPUT)
+_FORWARD, _BACKWARD, _UPDATE, _INPUT = range(4)
+_COMPUTING, _PASSES = slice(0, 3), slice(0, 2)
+_PART_OF = np.array([_PARTS.index(lane) if lane in _PARTS else -1 for lane in LANES])
 
 
 class SlowLinks(NamedTuple):
@@ -44,6 +72,24 @@ class SlowLinks(NamedTuple):
     expected_bytes_per_s: float = 1.0
 
 
+class Changed:
+    """A replay of which something is being removed.
+
+    Args:
+        parts_s: seconds by rank, iteration and part.
+        durations: as recorded.
+
+    Attributes:
+        parts_s: what is left.
+        without: names of pauses, and the places of ranks that no longer have them.
+        durations: transfers and shares are changed here; tasks and gaps follow from the rest.
+    """
+
+    def __init__(self, parts_s: Times, durations: Durations) -> None:
+        self.parts_s, self.durations = parts_s.copy(), durations.copy()
+        self.without: dict[str, set[int]] = defaultdict(set)
+
+
 class Counterfactuals:
     """Durations of a replay with causes removed.
 
@@ -56,270 +102,398 @@ class Counterfactuals:
         ranks: those that computed.
         slow: as given.
         servers: as given.
+        uneven: whether batches are of unequal length.
+        pausing: the ranks whose unusual iterations are their own; None: they are anywhere.
+        slower: place of a rank -> the parts in which it computes longer than the others.
+        starved: the places of ranks that wait longer for input than the others.
+        linked: the ranks that usually have their messages later than the other ranks.
     """
 
     def __init__(self, replay: Replay, slow: SlowLinks, servers: Servers) -> None:
         self._replay = replay
         self.slow, self.servers = slow, servers
-        self._work: dict[int, dict[int, Work]] = defaultdict(dict)
-        for one in works(replay.timeline):
-            self._work[one.rank][one.iteration] = one
-        self.ranks = tuple(sorted(self._work))
-        self._late: list[int] | None = None
-        self._pausing: dict[int, list[tuple[int, str]]] = {}
-        self._usual_s: dict[tuple[int, str | None], float] = {}
-        pauses: dict[tuple[int, str], list[Interval]] = defaultdict(list)
-        for span in replay.timeline.spans:
-            if span.lane == "wait" and span.name in PAUSES:
-                pauses[span.rank, span.name].append((span.start_s, span.end_s))
-        self._pauses = {key: union(found) for key, found in pauses.items()}
-        self._alike: dict[tuple[str, str, int], list[Start]] = defaultdict(list)
-        for message, starts in zip(replay.messages, replay.starts, strict=True):
-            for rank, start in starts.items():
-                self._alike[message.lane, message.name, rank].append(start)
-        self._messages: dict[int, list[int]] = defaultdict(list)
-        for index, message in enumerate(replay.messages):
-            self._messages[message.iteration].append(index)
-        self._tasks: dict[int, list[int]] = defaultdict(list)
-        for number, task in enumerate(replay.tasks):
-            self._tasks[task.span.rank].append(number)
+        tasks = replay.tasks
+        ranks, self._rank = np.unique(tasks.rank, return_inverse=True)
+        self.ranks = tuple(ranks.tolist())
+        numbers, self._at = np.unique(tasks.iteration, return_inverse=True)
+        self._numbers = numbers
+        self._counted = np.flatnonzero(np.isin(numbers, replay.iterations))
+        self._lane = _PART_OF[tasks.lane]
+        self._before = np.where(tasks.opens, _INPUT, self._lane)
+        self._pauses = {
+            name: found for name in PAUSES if (found := self._covered(name)) is not None
+        }
+        self._tasks_s, self._gaps_s = replay.recorded.tasks_s.copy(), tasks.gap_s.copy()
+        self._input_s = np.zeros(len(self._rank))
+        for name, (inside_s, before_s) in self._pauses.items():
+            self._tasks_s -= inside_s
+            if name == INPUT:
+                self._input_s += inside_s
+            else:
+                self._gaps_s -= before_s
+        self._parts_s = self._summed()
+        self._find()
 
-    def usual_s(self, rank: int, lane: str | None = None) -> float:
-        """Return what a rank usually computes in an iteration, in a lane or in all."""
-        if (rank, lane) not in self._usual_s:
-            self._usual_s[rank, lane] = usual(
-                [
-                    one.computation_s if lane is None else one.computing_s.get(lane, 0.0)
-                    for one in self._counted(rank)
-                ]
-            )
-        return self._usual_s[rank, lane]
+    def _covered(self, name: str) -> tuple[Times, Times] | None:
+        """Return what pauses of a name cover of each task and of the gap before it; None: none."""
+        spans, tasks = self._replay.timeline.columns, self._replay.tasks
+        chosen = spans.take(np.flatnonzero(spans.in_lanes("wait") & spans.named((name,))))
+        if not len(chosen):
+            return None
+        found: dict[int, list[Interval]] = defaultdict(list)
+        for span in chosen:
+            found[span.rank].append((span.start_s, span.end_s))
+        inside_s, before_s = np.zeros((2, len(tasks.rank)))
+        for rank, where in found.items():
+            pauses = union(where)
+            for at in np.flatnonzero(tasks.rank == rank).tolist():
+                begin_s, end_s = float(tasks.start_s[at]), float(tasks.end_s[at])
+                inside_s[at] = common_s(pauses, begin_s, end_s)
+                before_s[at] = common_s(pauses, begin_s - float(tasks.gap_s[at]), begin_s)
+        return inside_s, before_s
 
-    def even(self, *, transfers: bool = True) -> Durations:
-        """Return durations without any cause but, where wanted, transfers."""
-        changed = self._replay.recorded.copy()
-        for rank in self.ranks:
-            for name in PAUSES:
-                self.without_pause(changed, rank, name)
-            self.as_usual(changed, rank)
-            self.without_input(changed, rank)
-            self.as_fast(changed, rank)
-        self.with_good_links(changed)
-        self.with_good_servers(changed)
-        self.flowing(changed)
-        if not transfers:
-            free(changed)
-        return changed
+    def _summed(self) -> Times:
+        """Return seconds by rank, iteration and part."""
+        parts_s = np.zeros((len(self.ranks), len(self._numbers), len(_PARTS)))
+        np.add.at(parts_s, (self._rank, self._at, self._lane), self._tasks_s)
+        # Where forward was not recorded, the gap before backward is not for input.
+        there = np.asarray((parts_s[..., _FORWARD] > 0).any(axis=1))
+        self._known = ~self._replay.tasks.opens | there[self._rank] | (not there.any())
+        gaps_s = np.where(self._known, self._gaps_s, 0.0)
+        np.add.at(parts_s, (self._rank, self._at, self._before), gaps_s)
+        np.add.at(parts_s[..., _INPUT], (self._rank, self._at), self._input_s)
+        return parts_s
 
-    def pausing_ranks(self) -> tuple[int, ...] | None:
-        """Return the ranks whose unusual iterations are their own; None: they are anywhere."""
-        lost_s: dict[int, float] = {}
-        when: dict[int, set[int]] = {}
-        for rank in self.ranks:
-            over_s = [self._over_s(rank, *where) for where in self.unusual(rank)]
-            lost_s[rank], when[rank] = sum(over_s), {i for i, _ in self.unusual(rank)}
-        return outstanding(lost_s, when)
+    # -- what is unusual -----------------------------------------------------------------------
 
-    def _over_s(self, rank: int, iteration: int, lane: str) -> float:
-        """Return by how much a rank's time in a lane of an iteration, or its input, is unusual."""
-        work = self._work[rank][iteration]
-        if lane == INPUT:
-            return work.input_s - usual([one.input_s for one in self._counted(rank)])
-        return work.computing_s[lane] - self.usual_s(rank, lane)
+    def _find(self) -> None:
+        """Find what ranks differ in."""
+        self._usual_s = self._median(self._parts_s)
+        self._pace = self._found_pace()
+        self.uneven = self._is_uneven()
+        level = self._parts_s.copy()
+        if self.uneven:
+            level[..., _PASSES] /= self._pace[..., None]
+        self._unusual = self._found_unusual(level)
+        self.pausing = self._found_pausing(level)
+        # Batches that differ by chance shall not look like ranks that surely differ.
+        usual_s = np.broadcast_to(self._usual_s[:, None], level.shape).copy()
+        if self.uneven:
+            usual_s[..., _PASSES] *= self._pace[..., None]
+        self._level = np.where(self._unusual, usual_s, self._parts_s)
+        self._there = np.asarray((self._parts_s > 0).any(axis=1))
+        self._there[:, _INPUT] = True
+        self.computing_s = statistics.median(self._usual_s[:, _COMPUTING].sum(axis=1).tolist())
+        self.slower = self._found_slower()
+        self._even_pace = self._found_even_pace()
+        self.starved = self._found_starved()
+        self._others_s = self._of_others()
+        self.linked = self._found_linked()
+        self._shares = self._usual_shares()
 
-    def computing(self, rank: int) -> list[float]:
-        """Return what a rank computed in each iteration that counts."""
-        return [one.computation_s for one in self._counted(rank)]
+    def _median(self, parts_s: Times) -> Times:
+        """Return what is usual of each rank: the median over iterations, of few the mean."""
+        of = parts_s[:, self._counted]
+        if len(self._counted) < SEVERAL:
+            return np.asarray(of.mean(axis=1))
+        return np.asarray(np.median(of, axis=1))
 
-    def with_good_links(self, durations: Durations) -> None:
-        """Let messages of slow links take as long as those of the others."""
-        if self.slow.ranks:
-            factor = self.slow.bytes_per_s / self.slow.expected_bytes_per_s
-            for mine in durations.transfers_s:
-                for rank in mine:
-                    mine[rank] *= factor
-            return
-        for rank in self.linked():
-            self.on_time(durations, rank)
+    def _found_pace(self) -> Times:
+        """Return how long the batch of each rank and iteration is, relative to what is usual.
 
-    def with_good_servers(self, durations: Durations) -> None:
-        """Let messages of slow servers take as long as those of the others."""
-        for server in self.servers.slow:
-            self.servers.like_others(durations, server)
+        Forward and backward both take as much longer; what one of them alone does is no batch.
+        """
+        usual_s = self._usual_s[:, None, _PASSES]
+        there = (usual_s > 0) & (self._parts_s[..., _PASSES] > 0)
+        pace = np.where(there, self._parts_s[..., _PASSES] / np.where(there, usual_s, 1.0), np.inf)
+        least = pace.min(axis=2)
+        return np.where(np.isfinite(least), least, 1.0)
 
-    def longest(self, rank: int) -> tuple[str, float, float]:
-        """Return the lane in which a rank exceeds the others most, its time and theirs there."""
-        found = []
-        for lane in {lane for one in self._counted(rank) for lane in one.computing_s}:
-            theirs_s = statistics.median(self.usual_s(r, lane) for r in self.ranks if r != rank)
-            found.append((lane, self.usual_s(rank, lane), theirs_s))
-        return max(found, key=lambda row: (row[1] - row[2], row[0]))
+    @property
+    def apart(self) -> float:
+        """The standard deviation of batches, relative to their length."""
+        return float(np.median(self._pace[:, self._counted].std(axis=1)))
 
-    def _counted(self, rank: int) -> list[Work]:
-        return [w for i, w in self._work[rank].items() if i in self._replay.iterations]
+    def _found_even_pace(self) -> Times:
+        """Return the same, relative to what ranks take that are not known to be slower."""
+        passes_s = self._level[..., _PASSES].sum(axis=2)
+        own_s = passes_s[:, self._counted].mean(axis=1)
+        alike = [at for at in range(len(own_s)) if at not in self.slower]
+        own_s[alike] = own_s[alike].mean() if alike else 1.0
+        own_s = own_s[:, None]
+        return np.where((own_s > 0) & (passes_s > 0), passes_s / np.maximum(own_s, 1e-30), 1.0)
 
-    def paused(self, rank: int, name: str) -> list[int]:
-        """Return the iterations in which a rank had a recorded pause."""
-        return [w.iteration for w in self._counted(rank) if w.paused_s.get(name, 0.0) > 0]
+    def _is_uneven(self) -> bool:
+        """Say whether batches are of unequal length: passes vary, and on most of the ranks."""
+        if len(self._counted) < SEVERAL or len(self.ranks) < 2:
+            return False
+        pace = self._pace[:, self._counted]
+        least = max(2, _EVERYWHERE * len(pace))
+        if (pace.std(axis=1) >= _VARIED).sum() < least:
+            return False
+        far = np.median(np.abs(pace - np.median(pace, axis=1, keepdims=True)), axis=1)
+        if (1.4826 * far >= _WIDELY).sum() >= least:
+            return True
+        both = self._parts_s[:, self._counted, _PASSES]
+        both = both - both.mean(axis=1, keepdims=True)
+        spread_s = np.sqrt((both**2).sum(axis=1))
+        product_s = (both[..., 0] * both[..., 1]).sum(axis=1)
+        together = product_s / np.maximum(spread_s.prod(axis=1), 1e-30)
+        return bool(np.median(together) >= _TOGETHER)
 
-    def _input_s(self, work: Work) -> float:
-        """Return how long an iteration waited for input; what is unusual is a pause instead."""
-        if (work.iteration, INPUT) in self.unusual(work.rank):
-            return usual([one.input_s for one in self._counted(work.rank)])
-        return work.input_s
+    def _found_unusual(self, level: Times) -> NDArray[np.bool_]:
+        """Return which parts of which ranks and iterations took unusually long."""
+        if len(self._counted) < SEVERAL:
+            return np.zeros(level.shape, bool)
+        of, usual_s = level[:, self._counted], self._median(level)[:, None]
+        spread_s = 1.4826 * np.median(np.abs(of - usual_s), axis=1, keepdims=True)
+        least_s = _UNUSUAL * usual_s[..., _COMPUTING].sum(axis=2, keepdims=True)
+        found = level > usual_s + np.maximum(least_s, _FAR * spread_s)
+        found[:, np.setdiff1d(np.arange(level.shape[1]), self._counted)] = False
+        return np.asarray(found)
+
+    def _found_pausing(self, level: Times) -> tuple[int, ...] | None:
+        over_s = np.where(self._unusual, level - self._usual_s[:, None], 0.0).sum(axis=2)
+        when = np.asarray(self._unusual.any(axis=2))
+        return outstanding(
+            dict(zip(self.ranks, over_s.sum(axis=1).tolist(), strict=True)),
+            {rank: self._numbers[when[at]].tolist() for at, rank in enumerate(self.ranks)},
+        )
 
     def unusual(self, rank: int) -> list[tuple[int, str]]:
         """Return the iterations and lanes, input among them, in which a rank took too long."""
-        if rank not in self._pausing:
-            self._pausing[rank] = self._found_unusual(rank)
-        return self._pausing[rank]
+        at, part = np.nonzero(self._unusual[self.ranks.index(rank)])
+        return [
+            (self._numbers[i].item(), _PARTS[p])
+            for i, p in zip(at.tolist(), part.tolist(), strict=True)
+        ]
 
-    def _found_unusual(self, rank: int) -> list[tuple[int, str]]:
-        mine = self._counted(rank)
-        if len(mine) < SEVERAL:
-            return []
-        least_s = _UNUSUAL * self.usual_s(rank)
-        inputs_s = [one.input_s for one in mine]
-        most_s = usual(inputs_s) + max(least_s, _FAR * spread_s(inputs_s))
-        found = [(w.iteration, INPUT) for w in mine if w.input_s > most_s]
-        for lane in {lane for one in mine for lane in one.computing_s}:
-            times_s = [one.computing_s.get(lane, 0.0) for one in mine]
-            most_s = self.usual_s(rank, lane) + max(least_s, _FAR * spread_s(times_s))
-            found += [(w.iteration, lane) for w in mine if w.computing_s.get(lane, 0.0) > most_s]
+    def _exceeds(self, rank: int, other: int, part: int, least_s: float) -> bool:
+        """Say whether a rank surely exceeds another, by their places, in a part, by so much."""
+        more_s = (self._level[rank, :, part] - self._level[other, :, part])[self._counted]
+        return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
+
+    def _found_slower(self) -> dict[int, list[int]]:
+        """Find who exceeds the median of the others, of two medians the lower.
+
+        Where ranks fall in two sorts that are far apart, those of the slower sort are compared with
+        the slowest of the faster one, however few these are.
+        """
+        found: dict[int, list[int]] = defaultdict(list)
+        usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
+        for part in range(3):
+            there = np.flatnonzero(self._there[:, part]).tolist()
+            order = sorted(there, key=lambda at: (usual_s[at, part], at))
+            if len(order) < 2:
+                continue
+            apart_s = np.diff(usual_s[order, part])
+            fast = int(apart_s.argmax())
+            two = apart_s[fast] > _TWO_SORTS * usual_s[order[fast], part]
+            for place, at in enumerate(order):
+                middle = (len(order) - 2) // 2  # of the others, which move up behind it
+                middle = middle + (place <= middle)
+                other = order[min(middle, fast) if two and place > fast else middle]
+                if self._exceeds(at, other, part, least_s):
+                    found[at].append(part)
         return found
+
+    def _found_starved(self) -> list[int]:
+        """Find who waits for input longer than all do.
+
+        All wait as long as the rank that waits least. Where weights come while ranks wait for
+        input, some are held up by these instead: then what three quarters do, all do.
+        """
+        waits_s = self._level[..., _INPUT]
+        order = waits_s[:, self._counted].mean(axis=1).argsort(kind="stable").tolist()
+        for least in (order[0], order[(len(order) - 1) // 2]):
+            self._common_s = np.minimum(waits_s[least], waits_s)
+            least_s = float(waits_s[least, self._counted].mean())
+            least_s = WORTH / 2 * (self.computing_s + least_s)
+            found = [at for at in order if self._exceeds(at, least, _INPUT, least_s)]
+            if len(found) < _MOST * len(order) or not self._replay.pulls:
+                break
+        if least == order[0]:
+            self._common_s = np.broadcast_to(waits_s.min(axis=0), waits_s.shape)
+        else:
+            others = [at for at in order if at not in found]
+            self._common_s[others] = waits_s[others]
+        return sorted(found)
+
+    def paused(self, rank: int, name: str) -> list[int]:
+        """Return the iterations in which a rank had a recorded pause."""
+        if name not in self._pauses:
+            return []
+        had = np.add(*self._pauses[name]) > 0
+        mine = self._replay.tasks.iteration[had & (self._replay.tasks.rank == rank)]
+        return [number for number in np.unique(mine).tolist() if number in self._replay.iterations]
+
+    def longest(self, rank: int) -> tuple[str, float, float]:
+        """Return the lane in which a rank exceeds the others most, its time and theirs there."""
+        at = self.ranks.index(rank)
+        found = []
+        for part in self.slower[at]:
+            theirs_s = np.median(self._usual_s[self._healthy(part), part])
+            found.append((_PARTS[part], float(self._usual_s[at, part]), float(theirs_s)))
+        return max(found, key=lambda row: (row[1] - row[2], row[0]))
+
+    def _healthy(self, part: int) -> list[int]:
+        return [
+            at
+            for at in np.flatnonzero(self._there[:, part]).tolist()
+            if part not in self.slower.get(at, ())
+        ]
 
     # -- one thing different -------------------------------------------------------------------
 
-    def as_fast(self, durations: Durations, rank: int) -> None:
-        """Let a rank compute as fast as the median of the others."""
-        others = [other for other in self.ranks if other != rank]
-        if not others:
-            return
-        factors: dict[str, float] = {}
-        for lane in {lane for one in self._counted(rank) for lane in one.computing_s}:
-            own_s = self.usual_s(rank, lane)
-            theirs_s = statistics.median(self.usual_s(other, lane) for other in others)
-            factors[lane] = min(theirs_s / own_s, 1.0) if own_s > 0 else 1.0
-        for number in self._tasks[rank]:
-            lane = self._replay.tasks[number].span.lane
-            durations.tasks_s[number] *= factors.get(lane, 1.0)
-        for index, starts in enumerate(self._replay.starts):
-            if rank in starts and factors.get(self._follows(starts[rank]), 1.0) < 1 - WORTH:
-                theirs = [s for other, s in starts.items() if other != rank]
-                self._start_like(durations, index, rank, theirs)
+    def begin(self) -> Changed:
+        """Return everything as recorded, to change."""
+        return Changed(self._parts_s, self._replay.recorded)
 
-    def as_usual(self, durations: Durations, rank: int) -> None:
+    def durations(self, changed: Changed, *, gaps: bool = True) -> Durations:
+        """Return the durations that a change comes to, where wanted without the gaps left."""
+        before_s, after_s = self._parts_s, changed.parts_s
+        factors = np.where(before_s > 0, after_s / np.where(before_s > 0, before_s, 1.0), 1.0)
+        found, rank, at = changed.durations, self._rank, self._at
+        found.tasks_s = self._tasks_s * factors[rank, at, self._lane]
+        found.tasks_s += self._input_s * factors[rank, at, _INPUT]
+        left = np.where(self._known, factors[rank, at, self._before], 1.0)
+        found.gaps_s = self._gaps_s * left * gaps
+        for name, (inside_s, before_s) in self._pauses.items():
+            if name != INPUT:
+                kept = ~np.isin(rank, list(changed.without[name]))
+                found.tasks_s += inside_s * kept
+                found.gaps_s += before_s * kept
+        return found
+
+    def balanced(self, changed: Changed) -> None:
+        """Let all ranks have batches of equal length in each iteration."""
+        even = self._even_pace.mean(axis=0) / self._even_pace
+        changed.parts_s[..., _PASSES] *= even[..., None]
+
+    def as_usual(self, changed: Changed, rank: int) -> None:
         """Let no iteration of a rank take unusually long."""
-        for iteration, lane in self.unusual(rank):
-            work = self._work[rank][iteration]
-            if lane == INPUT:
-                over_s = self._over_s(rank, iteration, lane)
-                self._shorten_gap(durations, rank, iteration, over_s)
-                continue
-            factor = self.usual_s(rank, lane) / work.computing_s[lane]
-            for number in self._tasks[rank]:
-                span = self._replay.tasks[number].span
-                if (span.iteration, span.lane) == (iteration, lane):
-                    durations.tasks_s[number] *= factor
-            for index in self._messages[iteration]:
-                start = self._replay.starts[index].get(rank)
-                if start is not None and self._follows(start) == lane:
-                    message = self._replay.messages[index]
-                    like = self._alike[message.lane, message.name, rank]
-                    self._start_like(durations, index, rank, like)
+        at = self.ranks.index(rank)
+        where = self._unusual[at]
+        level = self._parts_s[at].copy()
+        if self.uneven:
+            level[:, _PASSES] /= self._pace[at, :, None]
+        factor = self._usual_s[at] / np.where(level > 0, level, 1.0)
+        changed.parts_s[at] *= np.where(where, factor, 1.0)
+        parts = self._replay.parts
+        mine = np.flatnonzero((parts.rank == rank) & (parts.task >= 0))
+        task = parts.task[mine]
+        mine = mine[where[self._at[task], self._lane[task]]]
+        self._start_like(changed, mine, [at])
 
-    def _follows(self, start: Start) -> str:
-        """Return the lane of the computation that a message follows; empty: none."""
-        return self._replay.tasks[start.task].span.lane if start.task >= 0 else ""
+    def as_fast(self, changed: Changed, rank: int) -> None:
+        """Let a rank compute no longer than the others do in that iteration, in their median."""
+        at = self.ranks.index(rank)
+        parts = self._replay.parts
+        mine = np.flatnonzero((parts.rank == rank) & (parts.task >= 0))
+        lane = self._lane[parts.task[mine]]
+        for part in self.slower.get(at, ()):
+            others = self._healthy(part)
+            most_s = np.median(changed.parts_s[others, :, part], axis=0)
+            changed.parts_s[at, :, part] = np.minimum(changed.parts_s[at, :, part], most_s)
+            self._start_like(changed, mine[lane == part], others)
 
-    def _start_like(
-        self, durations: Durations, index: int, rank: int, others: Iterable[Start]
-    ) -> None:
-        """Let a message start as far into its computation as others of its kind do."""
-        lane = self._follows(self._replay.starts[index][rank])
-        shares = [other.share for other in others if self._follows(other) == lane]
-        if shares:
-            durations.shares[index][rank] = statistics.median(shares)
+    def like_others(self, changed: Changed, rank: int) -> None:
+        """Let a rank wait for input no longer than all do."""
+        at = self.ranks.index(rank)
+        more_s = self._level[at, :, _INPUT] - self._common_s[at]
+        left_s = changed.parts_s[at, :, _INPUT] - more_s
+        changed.parts_s[at, :, _INPUT] = np.maximum(left_s, 0.0)
 
-    def without_input(self, durations: Durations, rank: int) -> None:
-        """Let a rank wait for no input."""
-        for work in self._work[rank].values():
-            self._shorten_gap(durations, rank, work.iteration, self._input_s(work))
+    def without_input(self, changed: Changed) -> None:
+        """Let no rank wait for input as long as all do."""
+        left_s = changed.parts_s[..., _INPUT] - self._common_s
+        changed.parts_s[..., _INPUT] = np.maximum(left_s, 0.0)
 
-    def like_others(self, durations: Durations, rank: int) -> None:
-        """Let a rank wait for input no longer than the median of the others."""
-        for work in self._work[rank].values():
-            theirs = [self._work[o].get(work.iteration) for o in self.ranks if o != rank]
-            waited_s = [self._input_s(other) for other in theirs if other is not None]
-            over_s = self._input_s(work) - statistics.median(waited_s) if waited_s else 0.0
-            self._shorten_gap(durations, rank, work.iteration, max(over_s, 0.0))
-
-    def _shorten_gap(self, durations: Durations, rank: int, iteration: int, by_s: float) -> None:
-        for number in self._tasks[rank]:
-            task = self._replay.tasks[number]
-            if task.opens and task.span.iteration == iteration:
-                durations.gaps_s[number] = max(durations.gaps_s[number] - by_s, 0.0)
-
-    def without_pause(self, durations: Durations, rank: int, name: str) -> None:
+    def without_pause(self, changed: Changed, rank: int, name: str) -> None:
         """Let a recorded pause not happen."""
-        pauses = self._pauses.get((rank, name), [])
-        for number in self._tasks[rank] if pauses else ():
-            task = self._replay.tasks[number]
-            start_s, end_s = task.span.start_s, task.span.end_s
-            inside_s = _common_s(pauses, (start_s, end_s))
-            before_s = _common_s(pauses, (start_s - task.gap_s, start_s))
-            durations.tasks_s[number] = max(durations.tasks_s[number] - inside_s, 0.0)
-            durations.gaps_s[number] = max(durations.gaps_s[number] - before_s, 0.0)
+        changed.without[name].add(self.ranks.index(rank))
 
-    def on_time(self, durations: Durations, rank: int) -> None:
+    def on_time(self, changed: Changed, rank: int) -> None:
         """Let a rank have its messages when the others have them."""
-        for mine in durations.transfers_s:
-            theirs = [lasts_s for other, lasts_s in mine.items() if other != rank]
-            if rank in mine and theirs:
-                mine[rank] = min(mine[rank], statistics.median(theirs))
+        moved_s = changed.durations.transfers_s
+        mine = (self._replay.parts.rank == rank) & ~np.isnan(self._others_s)
+        moved_s[mine] = np.minimum(moved_s[mine], self._others_s[mine])
 
-    def linked(self) -> list[int]:
-        """Return the ranks that usually have their messages later than the other ranks."""
-        if self._late is None:
-            later: dict[int, list[bool]] = defaultdict(list)
-            for mine in self._replay.recorded.transfers_s:
-                for rank, lasts_s in mine.items():
-                    theirs = [other_s for other, other_s in mine.items() if other != rank]
-                    if theirs:
-                        later[rank].append(lasts_s > _LATER * statistics.median(theirs))
-            self._late = [
-                rank for rank in self.ranks if sum(later[rank]) > _MOSTLY * len(later[rank])
-            ]
-        return self._late
+    def with_good_links(self, changed: Changed) -> None:
+        """Let messages of links that are known to be slow take as long as those of the others."""
+        changed.durations.transfers_s *= self.slow.bytes_per_s / self.slow.expected_bytes_per_s
 
-    def flowing(self, durations: Durations) -> tuple[int, ...]:
+    def with_good_server(self, changed: Changed, server: int) -> None:
+        """Let messages of a slow server take as long as those of the others."""
+        self.servers.like_others(changed.durations, server)
+
+    def flowing(self, changed: Changed) -> tuple[int, ...]:
         """Shorten transfers of iterations that have unusually long ones; return these."""
-        rows: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-        for index, message in enumerate(self._replay.messages):
-            if message.iteration in self._replay.iterations:
-                for rank in durations.transfers_s[index]:
-                    rows[rank][message.iteration].append(index)
-        where: set[int] = set()
-        for rank, row in rows.items():
-            totals_s = {
-                iteration: sum(durations.transfers_s[index][rank] for index in indices)
-                for iteration, indices in row.items()
-            }
-            usual_s = usual(list(totals_s.values()))
-            least_s = _UNUSUAL * self.usual_s(rank) if rank in self._work else 0.0
-            for iteration, total_s in totals_s.items() if len(row) >= SEVERAL else ():
-                if total_s > max(_STRETCHED * usual_s, usual_s + least_s):
-                    where.add(iteration)
-                    for index in row[iteration]:
-                        durations.transfers_s[index][rank] *= usual_s / total_s
-        return tuple(sorted(where))
+        parts, moved_s = self._replay.parts, changed.durations.transfers_s
+        rows = np.flatnonzero(np.isin(parts.iteration, self._replay.iterations))
+        ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
+        numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
+        if len(numbers) < SEVERAL:
+            return ()
+        totals_s = np.zeros((len(ranks), len(numbers)))
+        np.add.at(totals_s, (rank, at), moved_s[rows])
+        usual_s = np.median(totals_s, axis=1, keepdims=True)
+        own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
+        computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
+        least_s = np.array([[_UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
+        long = totals_s > np.maximum(_STRETCHED * usual_s, usual_s + least_s)
+        factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
+        moved_s[rows] *= factors[rank, at]
+        return tuple(numbers[long.any(axis=0)].tolist())
+
+    def _of_others(self) -> Times:
+        """Return of each part of a message what the others take, in the median; NaN: nobody."""
+        moved_s, found = self._replay.recorded.transfers_s, self._replay.messages
+        others_s = np.full(len(moved_s), np.nan)
+        for size in np.unique(found.sizes).tolist():
+            if size > 1:
+                rows = found.first[found.sizes == size][:, None] + np.arange(size)
+                others_s[rows] = of_others(moved_s[rows])
+        return others_s
+
+    def _found_linked(self) -> list[int]:
+        moved_s, others_s = self._replay.recorded.transfers_s, self._others_s
+        known = ~np.isnan(others_s)
+        later = moved_s > np.maximum(
+            _LATER * others_s, others_s + self._replay.clocks_off_s, where=known, out=moved_s + 0.0
+        )
+        by_rank = ((rank, later[known & (self._replay.parts.rank == rank)]) for rank in self.ranks)
+        return [rank for rank, mine in by_rank if len(mine) and mine.mean() > _MOSTLY]
+
+    def _usual_shares(self) -> tuple[Numbers, Times]:
+        """Return which messages are alike, and how far computation usually has come, by rank."""
+        parts = self._replay.parts
+        if not len(parts.rank):
+            return np.zeros(0, np.int64), np.zeros((0, len(self.ranks)))
+        lane = np.where(parts.task >= 0, self._lane[parts.task], -1)
+        channel = self._replay.messages.spans.channel[self._replay.messages.rows]
+        _, alike = np.unique(coded([parts.lane, parts.name, channel, lane]), return_inverse=True)
+        places = {rank: at for at, rank in enumerate(self.ranks)}
+        at = np.array([places.get(rank, -1) for rank in parts.rank.tolist()])
+        shares = np.full((int(alike.max()) + 1, len(self.ranks)), np.nan)
+        order = np.lexsort((at, alike))
+        key = alike[order] * len(self.ranks) + at[order]
+        bounds = np.flatnonzero(np.diff(key, prepend=-1))
+        for rows in np.split(order, bounds[1:]):
+            if at[rows[0]] >= 0:
+                usual = np.median(self._replay.recorded.shares[rows])
+                shares[alike[rows[0]], at[rows[0]]] = usual
+        return alike, shares
+
+    def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
+        """Let messages start as far into computation as those like them do on some ranks."""
+        alike, shares = self._shares
+        theirs = shares[alike[rows]][:, list(ranks)]
+        some: Mask = np.asarray(~np.isnan(theirs).all(axis=1))
+        changed.durations.shares[rows[some]] = np.nanmedian(theirs[some], axis=1)
 
 
-def _common_s(disjoint: list[Interval], stretch: Interval) -> float:
-    return length_s(intersection(near(disjoint, *stretch), [stretch]))
-
-
-def free(durations: Durations) -> None:
+def free(changed: Changed) -> None:
     """Let transfers take no time."""
-    for mine in durations.transfers_s:
-        mine.update(dict.fromkeys(mine, 0.0))
+    moved_s = changed.durations.transfers_s
+    np.minimum(moved_s, 0.0, out=moved_s)

@@ -58,6 +58,13 @@ def near(disjoint: list[Interval], start: float, end: float) -> list[Interval]:
     return disjoint[first : bisect_right(disjoint, end, lo=first, key=lambda one: one[0])]
 
 
+def common_s(disjoint: list[Interval], start: float, end: float) -> float:
+    """Return how much of a stretch is in sorted, disjoint intervals, in seconds."""
+    return (
+        length_s(intersection(near(disjoint, start, end), [(start, end)])) if start < end else 0.0
+    )
+
+
 def length_s(disjoint: Iterable[Interval]) -> float:
     """Return the total length of disjoint intervals in seconds."""
     return sum(end - start for start, end in disjoint)

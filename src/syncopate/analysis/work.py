@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from syncopate.analysis import sweep
-from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
+from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
 from syncopate.spans import LANES, Spans
@@ -156,9 +156,9 @@ def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
         ends_s = max(end_s for where in mine.values() for _, end_s in where)
         idle = union([*near(stalls, starts_s, ends_s), *near(paused, starts_s, ends_s)])
         lanes = {lane: without(union(mine[lane]), idle) for lane in COMPUTATION}
-        paused_s = {name: _part_s(where, begins_s, ends_s) for name, where in pauses.items()}
+        paused_s = {name: common_s(where, begins_s, ends_s) for name, where in pauses.items()}
         gap_s = max(starts_s - begins_s, 0.0)
-        paused_s[INPUT] += gap_s - _part_s(taken, begins_s, starts_s)
+        paused_s[INPUT] += gap_s - common_s(taken, begins_s, starts_s)
         found.append(
             Work(
                 rank=rank,
@@ -172,9 +172,3 @@ def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
         )
         begins_s = max(begins_s, ends_s)
     return found
-
-
-def _part_s(disjoint: list[Interval], start_s: float, end_s: float) -> float:
-    """Return how much of a stretch is in sorted, disjoint intervals."""
-    stretch = [(start_s, end_s)] if start_s < end_s else []
-    return length_s(intersection(near(disjoint, start_s, end_s), stretch))

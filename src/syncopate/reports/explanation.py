@@ -15,6 +15,7 @@ from rich.text import Text
 
 from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import (
+    BATCHES,
     CONGESTION,
     PLAN,
     SLOW_SERVER,
@@ -79,6 +80,12 @@ _WORDS = {
         "see its link, its port and its processor; if it has to be so, calibrate, and plan for it",
         "syncopate calibrate -o cluster.json",
     ),
+    BATCHES: (
+        "ranks compute unequally long, now one and now another: batches of unequal length{detail}",
+        "batches of equal length on all ranks in each step: sort or bucket samples by length, or "
+        "cut batches by tokens",
+        "",
+    ),
     CONGESTION: (
         "transfers took more than 1.5x as long as usual{when}",
         "see who else used the network then: other jobs, storage, backups",
@@ -136,7 +143,15 @@ def verdict(found: Explanation) -> str:
     if best_s < WORTH * found.iteration_s:
         return f"nothing worth doing: {found.of_bound:.0%} of the bound"
     first = told(found.causes[0], found)
-    return f"{first['what']}: {first['share']:.0%} of an iteration"
+    said = f"{first['what']}: {first['share']:.0%} of an iteration"
+    if (count := len(_several(found))) > 1:
+        said += f"; {count} causes together {found.together_s / found.iteration_s:.0%}"
+    return said
+
+
+def _several(found: Explanation) -> list[Cause]:
+    """Return the causes that can be mended: exposed transfers are what a network could save."""
+    return [cause for cause in found.causes if cause.kind not in (TRANSFERS, SERVER)]
 
 
 def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -204,13 +219,13 @@ def explanation_report(
         parts.append(
             Text.assemble(
                 (f"\n{number}. {words['what']}\n", "bold"),
-                f"   without it: {format_seconds(words['iteration_s'])}, "
-                f"{format_seconds(cause.gain_s)} ({words['share']:.0%}) less\n",
+                *(f"   {said}\n" for said in _gain(cause, found)),
                 *(f"   {said}\n" for said in _late(cause, found, late_s)),
                 f"   to mend it: {words['fix']}",
                 f"\n   $ {words['command']}" if words["command"] else "",
             )
         )
+    parts += [Text(f"\n{said}") for said in _altogether(found)]
     return Group(*parts, Text())
 
 
@@ -222,6 +237,41 @@ def explanation_json(found: Explanation, files: tuple[str, str] | None = None) -
     for row, cause in zip(values["causes"], found.causes, strict=True):
         row.update(told(cause, found, files))
     return values
+
+
+def _gain(cause: Cause, found: Explanation) -> Iterator[str]:
+    """Say what a cause costs, how sure that is, and what it gives alone where others hide it."""
+    worth_s = WORTH * found.iteration_s
+    gain = f"{format_seconds(cause.gain_s)} ({cause.gain_s / found.iteration_s:.0%})"
+    shared = cause.kind not in (TRANSFERS, SERVER, PLAN)
+    if shared and cause.gain_s - cause.alone_s >= worth_s:
+        yield f"its part of what all causes give together: {gain}"
+        alone_s = max(cause.alone_s, 0.0)
+        yield f"alone it gives {format_seconds(alone_s)}: the others hide it"
+    else:
+        left_s = found.iteration_s - cause.gain_s
+        yield f"without it: {format_seconds(left_s)}, {gain} less"
+    if cause.high_s - cause.low_s >= worth_s:
+        low, high = format_seconds(max(cause.low_s, 0.0)), format_seconds(cause.high_s)
+        yield f"by how iterations vary, between {low} and {high}"
+
+
+def _altogether(found: Explanation) -> Iterator[str]:
+    """Say what causes come to together, and what is left."""
+    if not found.causes:
+        return
+    if len(_several(found)) > 1:
+        left_s = found.iteration_s - found.together_s
+        yield (
+            f"without all of these but transfers: {format_seconds(left_s)}, "
+            f"{format_seconds(found.together_s)} "
+            f"({found.together_s / found.iteration_s:.0%}) less"
+        )
+    if found.left_s >= WORTH * found.iteration_s:
+        yield (
+            f"left without a cause: {format_seconds(found.left_s)} "
+            f"({found.left_s / found.iteration_s:.0%}) in which ranks that others wait for are idle"
+        )
 
 
 def _late(
@@ -307,6 +357,8 @@ def _detail(cause: Cause) -> str:
     if cause.kind == COMPUTE and cause.lane:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} of {cause.lane}, where they take {others}"
+    if cause.kind == BATCHES and cause.own:
+        return f", by {cause.own:.0%} from iteration to iteration"
     if cause.kind == SLOW_SERVER:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} a slice in '{cause.lane}', where others take {others}"

@@ -17,6 +17,7 @@ SURE = 3.0
 _SPREAD, _OF_MEDIAN = 1.4826, 1.2533
 _SIMILAR = 0.5
 _SAME, _FEW = 0.75, 0.25
+_OFTEN, _HALF, _LITTLE = 3, 0.5, 0.25
 
 
 def spread_s(values_s: Sequence[float]) -> float:
@@ -47,13 +48,35 @@ def exceeds(own_s: Sequence[float], others_s: Iterable[Sequence[float]]) -> bool
     return statistics.median(own_s) - middle_s > SURE * doubt_s
 
 
+def surely_positive(values_s: Sequence[float]) -> bool:
+    """Say whether the mean of values, one for each iteration, is above 0 by more than its error."""
+    if not values_s:
+        return False
+    error = statistics.stdev(values_s) / math.sqrt(len(values_s)) if len(values_s) > 1 else 0.0
+    return statistics.fmean(values_s) > SURE * error
+
+
+def interval_s(values_s: Sequence[float]) -> tuple[float, float]:
+    """Return the 95% interval of the mean of values, one for each iteration.
+
+    Student's quantile is taken by the first terms of its expansion.
+    """
+    mean_s, free = statistics.fmean(values_s), len(values_s) - 1
+    if free < 1:
+        return mean_s, mean_s
+    quantile = 1.96 + 2.372 / free + 2.823 / free**2
+    doubt_s = quantile * statistics.stdev(values_s) / math.sqrt(len(values_s))
+    return mean_s - doubt_s, mean_s + doubt_s
+
+
 def outstanding(
     lost_s: Mapping[int, float], when: Mapping[int, Iterable[int]]
 ) -> tuple[int, ...] | None:
     """Return the ranks whose pauses are their own, or None where pauses are anywhere: noise.
 
-    They are their own where a quarter of the ranks, or a single one, have most of them, or where
-    nearly all ranks have them, in the same iterations.
+    They are their own where a quarter of the ranks, or a single one, have most of them; where half
+    of the ranks have them often, and the others next to none; or where nearly all ranks have them,
+    in the same iterations.
 
     Args:
         lost_s: rank -> what it lost to pauses, 0 of those that lost nothing.
@@ -62,6 +85,10 @@ def outstanding(
     most_s = max(lost_s.values(), default=0.0)
     if most_s <= 0:
         return ()
+    often = tuple(r for r, s in sorted(lost_s.items()) if s > 0 and len(set(when[r])) >= _OFTEN)
+    rest_s = sum(s for rank, s in lost_s.items() if rank not in often)
+    if 0 < len(often) <= _HALF * len(lost_s) and rest_s <= _LITTLE * most_s:
+        return often
     much = tuple(rank for rank, s in sorted(lost_s.items()) if s >= _SIMILAR * most_s)
     if sum(s for rank, s in lost_s.items() if rank not in much) >= most_s:
         return None

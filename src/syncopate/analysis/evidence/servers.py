@@ -21,6 +21,7 @@ from typing import NamedTuple
 from syncopate.analysis.evidence.noise import exceeds
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.analysis.trips import STAGES, Trip, journeys
+from syncopate.spans import LANES
 
 _ITS_OWN = tuple(stage for stage in STAGES if stage not in ("other workers", "request"))
 """Stages of a trip that a server, or the way to it, can be blamed for."""
@@ -109,10 +110,13 @@ class Servers:
         stages = journeys(trip for trip in trips if trip.iteration in counted)
         self._stages = {one.server: dict(zip(STAGES, one.stages_s, strict=True)) for one in stages}
         self._replay = replay
-        self._messages: dict[_Message, list[int]] = defaultdict(list)
-        for index, message in enumerate(replay.messages):
-            span = message.spans[0]
-            self._messages[span.lane, span.name, span.rank, span.iteration].append(index)
+        self._parts: dict[_Message, list[int]] = defaultdict(list)
+        parts, texts = replay.parts, replay.messages.spans.texts
+        columns = (parts.lane, parts.name, parts.rank, parts.iteration)
+        for part, (lane, text, rank, iteration) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True) if trips else ()
+        ):
+            self._parts[LANES[lane], texts[text], rank, iteration].append(part)
         self._came = {turn: _ways(its, "queued_s", "came_s") for turn, its in self._trips.items()}
         self._back = {turn: _ways(its, "pulled_s", "back_s") for turn, its in self._trips.items()}
         self.slow = tuple(self._found_slow(counted))
@@ -165,16 +169,15 @@ class Servers:
 
     def _end_s(self, message: _Message, otherwise_s: float) -> float:
         """Return when a message ended."""
-        indices = self._messages.get(message, ())
-        return max((self._replay.messages[i].spans[0].end_s for i in indices), default=otherwise_s)
+        ends_s = self._replay.parts.end_s[self._parts.get(message, [])]
+        return float(ends_s.max()) if len(ends_s) else otherwise_s
 
     def _shorten(self, durations: Durations, message: _Message, by_s: float) -> None:
         """Let a message end sooner, by so much of what it was recorded to last."""
-        rank = message[2]
-        for index in self._messages.get(message, ()):
-            lasted_s = self._replay.recorded.transfers_s[index][rank]
+        for part in self._parts.get(message, ()):
+            lasted_s = self._replay.recorded.transfers_s[part]
             if lasted_s > 0:
-                durations.transfers_s[index][rank] *= max(1 - by_s / lasted_s, 0.0)
+                durations.transfers_s[part] *= max(1 - by_s / lasted_s, 0.0)
 
     def _found_slow(self, counted: Iterable[int]) -> Iterable[int]:
         """Yield the servers that surely have their slices there later than the others would."""

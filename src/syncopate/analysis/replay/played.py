@@ -1,0 +1,344 @@
+"""A timeline as tasks and messages with the durations that were recorded, to be played again.
+
+* A task waits for the rank's task before, and for messages by kind
+  (:mod:`syncopate.analysis.replay.rank`).
+* A message starts on a rank when the rank's computation has come as far as it had, and the one
+  before it on its channel is over; a pull also waits for the rank's own push of the same name.
+* It moves when all of its ranks have started, and takes on each as long as it did from there.
+* With servers that update synchronously a pull moves when all ranks have started to push what it is
+  of, and a rank updates when all have ended their backward: they tell each other what it reached.
+
+A message that had to wait for its channel may have been ready long before. Where a timeline does
+not say when (``launched_s`` or ``ready_s`` of a span), a push is taken to have been ready at the
+end of backward at the latest, so that a gain is rather too small than too large.
+
+[Note: computation keeps its pace] Computation that was slowed by a message beside it stays so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from syncopate.analysis.arrivals import arrivals
+from syncopate.analysis.collectives import EXCHANGE, Collectives, collectives
+from syncopate.analysis.replay.events import Events
+from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Start, Task
+from syncopate.analysis.replay.rank import Times as Clocks
+from syncopate.analysis.work import steady
+from syncopate.errors import InvalidValueError
+from syncopate.plan import SERVED
+from syncopate.spans import Mask, Numbers, Times
+from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
+
+_ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that no rank is done with before all have arrived."""
+
+_AT_ONCE = 1 << 24
+"""Numbers that are held at once while changes are tried."""
+
+
+class Tasks(NamedTuple):
+    """Tasks of all ranks, by rank, then start: a column for each field of a task."""
+
+    rank: Numbers
+    iteration: Numbers
+    lane: Numbers
+    start_s: Times
+    end_s: Times
+    gap_s: Times
+    opens: Mask
+    previous: Numbers
+
+
+class Parts(NamedTuple):
+    """A message on each of its ranks, as the collectives have their rows; each field is a column.
+
+    Attributes:
+        message: which.
+        rank: where.
+        iteration: which it belongs to.
+        lane: a place in :data:`~syncopate.spans.LANES`.
+        name: a place in the texts of the timeline's columns.
+        start_s: when it started.
+        end_s: when it was over for what waits for it.
+        task: the computation that it follows; -1 where there is none before.
+        share: how far that has come, in [0, 1].
+        delay_s: from there to when the message is ready.
+        after: the part that its start waits for; -1: none.
+        handover_s: from when it is ready and may start to its start.
+    """
+
+    message: Numbers
+    rank: Numbers
+    iteration: Numbers
+    lane: Numbers
+    name: Numbers
+    start_s: Times
+    end_s: Times
+    task: Numbers
+    share: Times
+    delay_s: Times
+    after: Numbers
+    handover_s: Times
+
+
+@dataclass
+class Durations:
+    """What can be changed: seconds of each task, of the gap before it, and of each transfer.
+
+    Attributes:
+        tasks_s: by task.
+        gaps_s: by task.
+        transfers_s: by part: from the last start, or from its own where the rank was done before.
+        shares: by part: how far the computation that it follows has come when it is ready, in
+            [0, 1].
+    """
+
+    tasks_s: Times
+    gaps_s: Times
+    transfers_s: Times
+    shares: Times
+
+    def copy(self) -> Durations:
+        """Return a copy to change."""
+        return Durations(
+            self.tasks_s.copy(), self.gaps_s.copy(), self.transfers_s.copy(), self.shares.copy()
+        )
+
+
+@dataclass
+class Replay:
+    """A timeline as tasks and messages.
+
+    Args:
+        timeline: measured or simulated.
+
+    Attributes:
+        messages: its collectives.
+        tasks: of all ranks.
+        parts: of the messages, on each rank.
+        recorded: the durations as they were.
+        iterations: those that count.
+        clocks_off_s: by how much clocks may be wrong, by what is known of them.
+        clocks_differ_s: by how much at least they usually do.
+
+    Raises:
+        InvalidValueError: nothing was computed, or its times contradict each other.
+    """
+
+    timeline: Timeline
+    messages: Collectives = field(init=False)
+    tasks: Tasks = field(init=False)
+    parts: Parts = field(init=False)
+    recorded: Durations = field(init=False)
+    iterations: tuple[int, ...] = field(init=False)
+    clocks_off_s: float = field(init=False)
+    clocks_differ_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        timeline, spans = self.timeline, self.timeline.columns
+        self.messages = found = collectives(timeline)
+        said_s = float(timeline.metadata.get("clock_error_s", 0.0))
+        whole = np.isin(found.kinds, [found.names.index(n) for n in _ALL if n in found.names])
+        # No rank is done with these before the last has come, but by clocks that differ.
+        before_s = (found.arrived_s - found.least(spans.end_s))[whole & (found.sizes > 1)]
+        self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0
+        self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
+        self._origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
+        clocks = Clocks(self._origin_s, self.clocks_off_s)
+        served = timeline.metadata.get(EXCHANGE) == SERVED
+        tasks: list[Task] = []
+        starts: list[Start | None] = [None] * len(found.rows)
+        gates: list[tuple[int, int]] = []
+        for number in np.unique(spans.rank).tolist():
+            rank = Rank(number, found, clocks, len(tasks), served=served)
+            tasks += rank.tasks
+            gates += rank.gates
+            for row, start in zip(rank.rows, rank.starts, strict=True):
+                starts[row] = start
+        self.iterations = steady([task.iteration for task in tasks])
+        if not self.iterations:
+            rule = "a timeline with computation in at least one iteration"
+            raise InvalidValueError(timeline.name, f"{len(spans)} spans", rule)
+        self.tasks = Tasks(*map(np.array, zip(*tasks, strict=True)))
+        self.parts = _parts(found, [start for start in starts if start is not None])
+        meetings = list(self._meetings()) if _synchronous(timeline) else []
+        pushed = _pushed(timeline, found, self.parts)
+        self._gates, self._others, self._pushed = map(_pairs, (gates, meetings, pushed))
+        moves_s = np.array(found.arrived_s, copy=True)
+        for pull, push in pushed:
+            moves_s[pull] = max(moves_s[pull], found.arrived_s[push])
+        self._early = ~whole[found.of] & (self.parts.end_s < found.arrived_s[found.of])
+        begun_s = np.where(self._early, self.parts.start_s, moves_s[found.of])
+        self.recorded = Durations(
+            self.tasks.end_s - self.tasks.start_s,
+            self.tasks.gap_s,
+            self.parts.end_s - begun_s,
+            self.parts.share,
+        )
+        self._events = Events(*self._edges(), self._count, timeline.name)
+
+    # -- what it takes -------------------------------------------------------------------------
+
+    def iteration_s(self, durations: Durations | None = None) -> float:
+        """Return how long an iteration takes when played, in the mean over those that count."""
+        return float(self.lasting_s([durations or self.recorded]).mean())
+
+    def lasting_s(self, several: Sequence[Durations]) -> Times:
+        """Return how long each iteration that counts takes when played; a row for each change."""
+        size = max(_AT_ONCE // self._events.numbers, 1)
+        rows = [
+            self._lasting_s(self._played(several[at : at + size]))
+            for at in range(0, len(several), size)
+        ]
+        return np.concatenate(rows)
+
+    @property
+    def pulls(self) -> bool:
+        """Whether ranks wait for weights, or gradients, that are pulled."""
+        return bool((self.parts.lane == PULL).any())
+
+    @property
+    def recorded_s(self) -> float:
+        """How long an iteration took, likewise."""
+        pushes = self.parts.lane == PUSH
+        numbers = np.concatenate([self.tasks.iteration, self.parts.iteration[pushes]])
+        ends_s = np.concatenate([self.tasks.end_s, self.parts.end_s[pushes]]) - self._origin_s
+        return float(self._lasting_s((numbers, ends_s[:, None])).mean())
+
+    def _lasting_s(self, ends: tuple[Numbers, Times]) -> Times:
+        numbers, at = np.unique(ends[0], return_inverse=True)
+        last_s = np.full((len(numbers), ends[1].shape[1]), -np.inf)
+        np.maximum.at(last_s, at, ends[1])
+        first = int(np.searchsorted(numbers, self.iterations[0]))
+        begun_s = last_s[:first].max(axis=0, initial=0.0)
+        counted = last_s[np.searchsorted(numbers, self.iterations)]
+        return np.diff(counted, axis=0, prepend=begun_s[None]).T
+
+    def _played(self, several: Sequence[Durations]) -> tuple[Numbers, Times]:
+        """Return the iteration of each task and push, and when each ends, by change."""
+        at_s = self._events.played(np.stack([self._weights(one) for one in several], axis=1))
+        pushes = self.parts.lane == PUSH
+        tasks_s = np.stack([one.tasks_s for one in several], axis=1)
+        moved_s = np.stack([one.transfers_s[pushes] for one in several], axis=1)
+        numbers = np.concatenate([self.tasks.iteration, self.parts.iteration[pushes]])
+        done_s = at_s[self._done[pushes]] + moved_s
+        return numbers, np.concatenate([at_s[: len(tasks_s)] + tasks_s, done_s])
+
+    # -- events and edges ----------------------------------------------------------------------
+
+    def _edges(self) -> tuple[Numbers, Numbers]:
+        """Return from and to which event each edge goes, in the order of the weights.
+
+        [Note: events and edges] Events are the begins of tasks, the moves of messages, the starts
+        of parts that are over before their message moves, and the origin, in this order.
+        """
+        tasks, parts, first = self.tasks, self.parts, len(self.tasks.rank)
+        early = np.flatnonzero(self._early)
+        self._done = first + parts.message
+        self._done[early] = first + len(self.messages) + np.arange(len(early))
+        self._count = first + len(self.messages) + len(early) + 1
+        origin, starts = self._count - 1, self._done  # a part starts where it is done from
+        self._later = np.flatnonzero(parts.after >= 0)
+        gates, others, pushed = self._gates, self._others, self._pushed + first
+        follows = np.where(parts.task >= 0, parts.task, origin)
+        source = (
+            np.where(tasks.previous >= 0, tasks.previous, origin),
+            self._done[gates[:, 1]],
+            others[:, 1],
+            follows,
+            self._done[parts.after[self._later]],
+            self._done[early],
+            pushed[:, 1],
+        )
+        target = (
+            np.arange(first),
+            gates[:, 0],
+            others[:, 0],
+            starts,
+            starts[self._later],
+            first + parts.message[early],
+            pushed[:, 0],
+        )
+        self._plain = len(early) + len(pushed)
+        return np.concatenate(source), np.concatenate(target)
+
+    def _weights(self, of: Durations) -> Times:
+        """Return the weight of each edge."""
+        tasks, parts, gates, others = self.tasks, self.parts, self._gates, self._others
+        lasts_s = np.append(of.tasks_s, 0.0)  # what is not there takes no time
+        return np.concatenate(
+            (
+                lasts_s[tasks.previous] + of.gaps_s,
+                of.transfers_s[gates[:, 1]] + of.gaps_s[gates[:, 0]],
+                of.tasks_s[others[:, 1]] + of.gaps_s[others[:, 0]],
+                of.shares * lasts_s[parts.task] + parts.delay_s + parts.handover_s,
+                of.transfers_s[parts.after[self._later]] + parts.handover_s[self._later],
+                np.zeros(self._plain),
+            )
+        )
+
+    def _meetings(self) -> Iterator[tuple[int, int]]:
+        """Let the first update of each rank in an iteration wait for the backward of all others."""
+        ended: dict[int, dict[int, int]] = defaultdict(dict)
+        updates: dict[tuple[int, int], int] = {}
+        columns = (self.tasks.iteration, self.tasks.rank, self.tasks.lane)
+        for number, (iteration, rank, lane) in enumerate(
+            zip(*(column.tolist() for column in columns), strict=True)
+        ):
+            if lane == BACKWARD:
+                ended[iteration][rank] = number
+            elif lane == UPDATE:
+                updates.setdefault((iteration, rank), number)
+        for (iteration, rank), number in updates.items():
+            others = [n for other, n in ended[iteration].items() if other != rank]
+            gap_s = self.tasks.start_s[number] - self.tasks.end_s[others].max(initial=0.0)
+            if others and gap_s >= 0:
+                self.tasks.gap_s[number] = min(gap_s, self.tasks.gap_s[number])
+                yield from ((number, other) for other in others)
+
+
+def _parts(found: Collectives, starts: Sequence[Start]) -> Parts:
+    spans = found.spans.take(found.rows)
+    columns = zip(*starts, strict=True) if starts else [()] * len(Start._fields)
+    end_s, task, share, delay_s, after, handover_s = map(np.array, columns)
+    return Parts(
+        found.of, spans.rank.astype(np.int64), spans.iteration, spans.lane.astype(np.int64),
+        spans.name.astype(np.int64), spans.start_s, end_s, task.astype(np.int64), share, delay_s,
+        after.astype(np.int64), handover_s,
+    )  # fmt: skip
+
+
+def _pairs(found: Sequence[tuple[int, int]]) -> Numbers:
+    return np.array(found, np.int64).reshape(-1, 2)
+
+
+def _synchronous(timeline: Timeline) -> bool:
+    """Say whether servers update when the pushes of all ranks are there."""
+    return timeline.metadata.get(SERVERS) == SYNCHRONOUS
+
+
+def _pushed(timeline: Timeline, found: Collectives, parts: Parts) -> list[tuple[int, int]]:
+    """Return the pulls from synchronous servers, and the pushes of all ranks that each waits for.
+
+    Where weights came before, they were others than these pushes made, and it waits for none.
+    """
+    if not _synchronous(timeline):
+        return []
+    pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    first = found.first.tolist()
+    keys = [(int(parts.iteration[row]), int(parts.name[row])) for row in first]
+    for index, row in enumerate(first):
+        if parts.lane[row] == PUSH:
+            pushes[keys[index]].append(index)
+    rows: list[tuple[int, int]] = []
+    for index, row in enumerate(first):
+        mine = pushes.get(keys[index], [])
+        if parts.lane[row] == PULL and (found.arrived_s[mine] <= parts.end_s[row]).all():
+            rows += [(index, push) for push in mine]
+    return rows
