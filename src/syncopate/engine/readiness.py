@@ -370,6 +370,7 @@ class Readiness:
             self._kept[:] = bytes(len(self._kept))
             if missing:
                 self.exchange.restore(missing)
+            self.exchange.handed_out()
         self._heed(said)
 
     def _heed(self, said: Said) -> None:
@@ -418,6 +419,7 @@ class Readiness:
         """Wait for an exchange whose averages nobody here needs."""
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
+        self.exchange.handed_out()
         if said.appeared:
             self._module_buffers.wake()
 
