@@ -84,6 +84,7 @@ class Engine:
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
+        self.forward_alone = torch.compiler.disable(self.forward_alone)  # type: ignore
         self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
         self._optimizers = sound.optimizers
@@ -362,6 +363,11 @@ class Engine:
         self._stepped.clear()
         self._inside = True
         return True
+
+    def forward_alone(self) -> None:
+        """Begin a forward without gradients, which meets no other rank."""
+        if not self._inside:
+            self._readiness.forward_alone()
 
     def forward_ends(self, output: Any) -> None:
         """Watch what a forward returned for the backward to come."""

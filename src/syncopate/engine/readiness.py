@@ -198,7 +198,14 @@ class Readiness:
         self._step.called = self._stamp()
         if self._counted:
             self._exchange_buffers()
+        else:
+            self.forward_alone()
         self._step.forward_start = self._stamp()
+
+    def forward_alone(self) -> None:
+        """Begin a forward that meets no other rank."""
+        if not self.paused and torch._C._current_graph_task_id() == -1:
+            self._module_buffers.put_late()
 
     def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
         """Watch what ``forward`` returned for the backward to come; local where it was bypassed."""

@@ -264,6 +264,8 @@ def _exchanging(original: type) -> Callable[..., Any]:
         if not torch.is_grad_enabled() or _transformed():
             if torch._C._is_tracing():
                 engine.ready()  # a trace holds what is there, and no waits
+            elif not _transformed():
+                engine.forward_alone()
             return original.__call__(self, *args, **kwargs)
         outermost = engine.forward_begins(self.training)
         try:
