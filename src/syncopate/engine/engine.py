@@ -386,6 +386,15 @@ class Engine:
         """Note that the outermost forward is over, well or badly."""
         self._inside = False
 
+    @property
+    def synchronises(self) -> bool:
+        """Whether gradients of the forwards to come are exchanged; may be set."""
+        return not self._readiness.paused
+
+    @synchronises.setter
+    def synchronises(self, on: bool) -> None:
+        self._readiness.paused = not on
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let gradients of forwards inside accumulate locally (``no_sync``)."""

@@ -34,6 +34,22 @@ def accumulated(run: Run) -> None:
     run.end(model, optimizer)
 
 
+def accumulated_by_a_switch(run: Run) -> None:
+    """An attribute of DDP's says which backward averages, in the place of ``no_sync``."""
+    model = net()
+    optimizer = adamw(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        for part in range(3):
+            wrapped.require_backward_grad_sync = part == 2
+            (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
+            run.see("gradient", model[0].weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    run.see("on", wrapped.require_backward_grad_sync)
+    run.end(model, optimizer)
+
+
 def accumulated_in_sync(run: Run) -> None:
     model = net()
     optimizer = adamw(model)
@@ -210,6 +226,7 @@ def gradients_for_a_part(run: Run) -> None:
 
 PROGRAMS: list[Program] = [
     accumulated,
+    accumulated_by_a_switch,
     accumulated_in_sync,
     never_zeroed,
     decayed_instead_of_zeroed,
