@@ -447,6 +447,10 @@ class Readiness:
         self.complete()
         self._abandon()
 
+    def shadow_forward(self) -> None:
+        """Exchange buffers with the others' forward, where the exchange does."""
+        self.exchange.refresh_buffers()
+
     def shadow(self) -> None:
         """Add zeros to the gradients of the others' backward."""
         announce, self.announce = self.announce, None

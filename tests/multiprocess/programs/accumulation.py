@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.multiprocess.programs.base import (
     STEPS,
@@ -121,6 +121,20 @@ def zeroed_after_forward(run: Run) -> None:
     run.end(model, optimizer)
 
 
+def inputs_run_out(run: Run) -> None:
+    """Rank 1 has more inputs than the others; a model of statistics meets in forward."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    with wrapped.join():
+        for step in range(STEPS - (run.rank != 1)):
+            optimizer.zero_grad()
+            loss_of(wrapped(run.batch(step))).backward()
+            optimizer.step()
+    for name, weight in model.named_parameters():
+        run.see(f"weight {name}", weight)
+
+
 def two_backwards(run: Run) -> None:
     """Two forwards, then two backwards, then a step."""
     model = net()
@@ -233,6 +247,7 @@ PROGRAMS: list[Program] = [
     zeroed_and_kept,
     zeroed_behind_the_step,
     zeroed_after_forward,
+    inputs_run_out,
     two_backwards,
     hooks_of_gradients,
     hooks_behind_accumulation,
