@@ -467,12 +467,17 @@ class Engine:
         self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
-        """Use ``plan``, which every rank is known to have and which fits, with the delay."""
+        """Use ``plan``, which every rank is known to have and which fits, with the delay.
+
+        Raises:
+            EngineError: the last backward failed, on whatever rank.
+        """
         delay = None if plan.delay or plan.local_sgd else self.delay
         if delay is not None and plan.exchange in delay.EXCHANGES:
             plan = plan.delayed(delay)
         self._readiness.require_between()
         if self._exchange is not None:
+            self._readiness.complete()
             self._exchange.leave()
         self._exchange = exchange_for(
             plan,
