@@ -58,7 +58,7 @@ class DeferredUpdate(Update):
         self._kinds: set[Any] = set()
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
-        # Its compiled code reads parameters unseen.
+        # What reads parameters unseen has them from the step on.
         self._opaque = weights.read_below_torch(layout.buffers.model)
         self._stand_ins: dict[int, nn.Parameter] = {}
         storages: dict[int, list[int]] = defaultdict(list)
@@ -101,7 +101,7 @@ class DeferredUpdate(Update):
     def begin(self, optimizer: Optimizer) -> None:
         """Take their gradients from parameters whose step is left for later: it passes them by."""
         self.put_back()
-        if self._compiled or not self._defers.get(id(optimizer)):
+        if self._compiled or self._opaque or not self._defers.get(id(optimizer)):
             self._flights.ready()
             return
         deferred: dict[int, list[int]] = defaultdict(list)
@@ -213,8 +213,6 @@ class DeferredUpdate(Update):
     def forward_begins(self) -> None:
         """Forget a step that raised: a script that goes on has zeroed its gradients."""
         self._forget()
-        if self._opaque:
-            self._flights.ready()
 
     def _forget(self) -> None:
         self._stepper, self._deferred = None, {}
