@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.multiprocess.harness import run_ranks
-from tests.multiprocess.programs.base import PLANS, failures_of
+from tests.multiprocess.programs.base import IN_TURNS, PLANS, failures_of
 
 THEMES = (
     "optimizers",
@@ -53,8 +53,8 @@ ALLOWED |= dict.fromkeys(
 BY_BITS = ("storages", "printed")
 """Programs that look at bytes or digits: they are run on two ranks, where bits are the same."""
 
-NOT_BY = {"buffers_between_steps": "all-reduced"}
-"""Program -> the plan by which it sees something else.
+NOT_BY = {"buffers_between_steps": {"all-reduced", IN_TURNS}}
+"""Program -> the plans by which it sees something else.
 
 All-reduced buckets bring rank 0's buffers to all ranks with the gradients, DDP with the next
 forward.
@@ -68,13 +68,13 @@ def _programs(theme: str) -> list[Any]:
 
 def _plans(place: int, name: str, ranks: int) -> list[str]:
     """Return the plans by which a program runs: every one has its turn, two at a time."""
-    plans = list(PLANS)
+    plans = [*PLANS, IN_TURNS]
     chosen = (
         set(plans)
         if asked
         else {plans[place % len(plans)], plans[(3 * place + ranks) % len(plans)]}
     )
-    return sorted(chosen - {NOT_BY.get(name, "")})
+    return sorted(chosen - NOT_BY.get(name, set()))
 
 
 asked = os.environ.get("PROGRAMS", "").split(",") if os.environ.get("PROGRAMS") else []

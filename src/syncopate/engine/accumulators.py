@@ -42,7 +42,7 @@ class Accumulators:
     def __init__(self, parameters: Sequence[Tensor], hooks: Sequence[Hook]) -> None:
         self._parameters = list(parameters)
         self._hooks = list(hooks)
-        self._nodes: list[Any] = [_accumulator(parameter) for parameter in self._parameters]
+        self._nodes: list[Any] = [accumulator(parameter) for parameter in self._parameters]
         self._handles: list[RemovableHandle] = [
             node.register_hook(hook) for node, hook in zip(self._nodes, self._hooks, strict=True)
         ]
@@ -67,7 +67,7 @@ class Accumulators:
         for place, parameter in enumerate(self._parameters):
             if not parameter.requires_grad:
                 frozen = True  # it shows no node, and may have another one
-            elif (node := _accumulator(parameter)) is not self._nodes[place]:
+            elif (node := accumulator(parameter)) is not self._nodes[place]:
                 self._handles[place].remove()
                 self._nodes[place] = node
                 self._handles[place] = node.register_hook(self._hooks[place])
@@ -82,9 +82,14 @@ class Accumulators:
         self._note()
 
 
-def _accumulator(parameter: Tensor) -> Any:
-    """Return the node that adds to the gradient of ``parameter``."""
+def accumulator(parameter: Tensor) -> Any:
+    """Return the node that adds to the gradient of ``parameter``, frozen or not."""
+    frozen = not parameter.requires_grad
     with torch.inference_mode(False), torch.enable_grad():
+        if frozen:
+            parameter.requires_grad_()
         function = parameter.view_as(parameter).grad_fn
+        if frozen:
+            parameter.requires_grad_(False)
     assert function is not None
     return function.next_functions[0][0]

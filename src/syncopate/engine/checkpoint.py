@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from syncopate.engine.exchange.seen.state import own
 from syncopate.errors import EngineError, InvalidValueError
 
 if TYPE_CHECKING:
@@ -39,7 +40,11 @@ _Copies = dict[tuple[Any, ...], Tensor]
 
 
 def watch(optimizer: Optimizer, engine: Engine) -> list[RemovableHandle]:
-    """Let ``optimizer`` save and load whole state only; return the hooks that see to it."""
+    """Let ``optimizer`` save and load whole state only; return the hooks that see to it.
+
+    What it is loaded from stays the script's alone.
+    """
+    own(optimizer)
     _trained_by.setdefault(optimizer, []).append(weakref.ref(engine))
     return [
         optimizer.register_state_dict_pre_hook(_refuse_pieces),
@@ -155,6 +160,7 @@ def _refuse_pieces(optimizer: Optimizer) -> None:
 
 
 def _cut(optimizer: Optimizer) -> None:
+    own(optimizer)
     for state in _states(optimizer):
         if not state.is_plain(optimizer):
             state.cut(optimizer)

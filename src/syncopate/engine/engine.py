@@ -84,6 +84,7 @@ class Engine:
         # torch.compile has no business in here.
         self.forward_begins = torch.compiler.disable(self.forward_begins)  # type: ignore
         self.forward_ends = torch.compiler.disable(self.forward_ends)  # type: ignore
+        self.forward_alone = torch.compiler.disable(self.forward_alone)  # type: ignore
         self.forward_bypassed = torch.compiler.disable(self.forward_bypassed)  # type: ignore
         # They keep the engine at work as long as the optimizer is, whatever becomes of the model.
         self._optimizers = sound.optimizers
@@ -363,6 +364,11 @@ class Engine:
         self._inside = True
         return True
 
+    def forward_alone(self) -> None:
+        """Begin a forward without gradients, which meets no other rank."""
+        if not self._inside:
+            self._readiness.forward_alone()
+
     def forward_ends(self, output: Any) -> None:
         """Watch what a forward returned for the backward to come."""
         self._readiness.forward_ends(modules.output_tensors(output))
@@ -379,6 +385,15 @@ class Engine:
     def forward_leaves(self) -> None:
         """Note that the outermost forward is over, well or badly."""
         self._inside = False
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether gradients of the forwards to come are exchanged; may be set."""
+        return not self._readiness.paused
+
+    @synchronises.setter
+    def synchronises(self, on: bool) -> None:
+        self._readiness.paused = not on
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -452,12 +467,17 @@ class Engine:
         self._plan_before = self._plan
 
     def adopt(self, plan: Plan) -> None:
-        """Use ``plan``, which every rank is known to have and which fits, with the delay."""
+        """Use ``plan``, which every rank is known to have and which fits, with the delay.
+
+        Raises:
+            EngineError: the last backward failed, on whatever rank.
+        """
         delay = None if plan.delay or plan.local_sgd else self.delay
         if delay is not None and plan.exchange in delay.EXCHANGES:
             plan = plan.delayed(delay)
         self._readiness.require_between()
         if self._exchange is not None:
+            self._readiness.complete()
             self._exchange.leave()
         self._exchange = exchange_for(
             plan,

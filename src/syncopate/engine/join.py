@@ -125,7 +125,7 @@ class Join:
             self._note(active)
             kinds = {moves[rank] for rank in active}
             if kinds == {Move.FORWARD}:
-                self._buffers.refresh(self._communicator)
+                self._readiness.shadow_forward()
             elif kinds == {Move.BACKWARD}:
                 self._readiness.shadow()
         if len(self._active) < self._communicator.world_size:

@@ -198,7 +198,14 @@ class Readiness:
         self._step.called = self._stamp()
         if self._counted:
             self._exchange_buffers()
+        else:
+            self.forward_alone()
         self._step.forward_start = self._stamp()
+
+    def forward_alone(self) -> None:
+        """Begin a forward that meets no other rank."""
+        if not self.paused and torch._C._current_graph_task_id() == -1:
+            self._module_buffers.put_late()
 
     def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
         """Watch what ``forward`` returned for the backward to come; local where it was bypassed."""
@@ -370,6 +377,7 @@ class Readiness:
             self._kept[:] = bytes(len(self._kept))
             if missing:
                 self.exchange.restore(missing)
+            self.exchange.handed_out()
         self._heed(said)
 
     def _heed(self, said: Said) -> None:
@@ -418,6 +426,7 @@ class Readiness:
         """Wait for an exchange whose averages nobody here needs."""
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
+        self.exchange.handed_out()
         if said.appeared:
             self._module_buffers.wake()
 
@@ -437,6 +446,10 @@ class Readiness:
         """Finish a backward that raised half-way; the next forward would do it otherwise."""
         self.complete()
         self._abandon()
+
+    def shadow_forward(self) -> None:
+        """Exchange buffers with the others' forward, where the exchange does."""
+        self.exchange.refresh_buffers()
 
     def shadow(self) -> None:
         """Add zeros to the gradients of the others' backward."""

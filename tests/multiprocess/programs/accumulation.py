@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.multiprocess.programs.base import (
     STEPS,
@@ -31,6 +31,22 @@ def accumulated(run: Run) -> None:
             else:
                 (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
         optimizer.step()
+    run.end(model, optimizer)
+
+
+def accumulated_by_a_switch(run: Run) -> None:
+    """An attribute of DDP's says which backward averages, in the place of ``no_sync``."""
+    model = net()
+    optimizer = adamw(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        for part in range(3):
+            wrapped.require_backward_grad_sync = part == 2
+            (loss_of(wrapped(run.batch(10 * step + part))) / 3).backward()
+            run.see("gradient", model[0].weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+    run.see("on", wrapped.require_backward_grad_sync)
     run.end(model, optimizer)
 
 
@@ -103,6 +119,20 @@ def zeroed_after_forward(run: Run) -> None:
         loss.backward()
         optimizer.step()
     run.end(model, optimizer)
+
+
+def inputs_run_out(run: Run) -> None:
+    """Rank 1 has more inputs than the others; a model of statistics meets in forward."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    with wrapped.join():
+        for step in range(STEPS - (run.rank != 1)):
+            optimizer.zero_grad()
+            loss_of(wrapped(run.batch(step))).backward()
+            optimizer.step()
+    for name, weight in model.named_parameters():
+        run.see(f"weight {name}", weight)
 
 
 def two_backwards(run: Run) -> None:
@@ -210,12 +240,14 @@ def gradients_for_a_part(run: Run) -> None:
 
 PROGRAMS: list[Program] = [
     accumulated,
+    accumulated_by_a_switch,
     accumulated_in_sync,
     never_zeroed,
     decayed_instead_of_zeroed,
     zeroed_and_kept,
     zeroed_behind_the_step,
     zeroed_after_forward,
+    inputs_run_out,
     two_backwards,
     hooks_of_gradients,
     hooks_behind_accumulation,

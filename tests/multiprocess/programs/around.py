@@ -148,6 +148,8 @@ def scripted_layer(run: Run) -> None:
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
         optimizer.step()
+        with torch.no_grad():
+            run.see("evaluated", wrapped(run.batch(99)))
     run.end(model, optimizer)
 
 

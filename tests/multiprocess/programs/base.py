@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine.distribute import distribute
+from syncopate.engine.engine import Engine
+from syncopate.engine.step import Step
 from syncopate.plan import DECOUPLED, Plan
 from tests.multiprocess.engine_cases import data, in_parts, plan_of, replicating
 
@@ -55,6 +57,9 @@ PLANS: dict[str, MakePlan] = {
 }
 """Name -> the plan of a model on so many ranks."""
 
+IN_TURNS = "plans in turns"
+"""What a training goes through while it measures itself: another plan in every step."""
+
 
 @dataclass
 class Run:
@@ -64,12 +69,14 @@ class Run:
         rank: this rank.
         ranks: how many there are.
         plan: makes the plan; None: DDP.
+        turns: make plans that take turns after it, one a step.
         seen: name of an observation -> its value, and values of the same name in order.
     """
 
     rank: int
     ranks: int
     plan: MakePlan | None = None
+    turns: Sequence[MakePlan] = ()
     seen: dict[str, list[Any]] = field(default_factory=dict)
     _models: list[Any] = field(default_factory=list)
 
@@ -104,6 +111,8 @@ class Run:
         plan = self.plan if optimizers else PLANS["all-reduced"]
         distribute(model, given, plan=plan(model, self.ranks), timeout_s=TIMEOUT_S, **known)
         self._models.append(model)
+        if self.turns and optimizers:
+            _take_turns(model.syncopate, [make(model, self.ranks) for make in self.turns])
         return model
 
     def batch(self, step: int, *shape: int) -> Tensor:
@@ -132,6 +141,25 @@ class Run:
         """Give all models back."""
         for model in self._models:
             model.syncopate.detach()
+
+
+def run_by(name: str, rank: int, ranks: int) -> Run:
+    """Return a run by one of :data:`PLANS`, or by several of them :data:`IN_TURNS`."""
+    if name != IN_TURNS:
+        return Run(rank, ranks, PLANS[name])
+    turns = [PLANS[each] for each in ("all-reduced", "native", "first buckets replicated")]
+    return Run(rank, ranks, PLANS["one by one"], [*turns, PLANS["one by one"]])
+
+
+def _take_turns(engine: Engine, plans: Sequence[Plan]) -> None:
+    """Let each step of training end with another plan, and every third be held."""
+
+    def next_turn(step: Step) -> None:
+        turn = step.number + 1
+        engine.adopt(plans[step.number % len(plans)])
+        engine.readiness.held = turn % 3 == 2
+
+    engine.readiness.listeners.append(next_turn)
 
 
 def kept(value: Any) -> Any:
@@ -263,7 +291,7 @@ def failures_of(
         program: what to run.
         rank: this rank.
         ranks: how many there are.
-        plans: names in :data:`PLANS`.
+        plans: names in :data:`PLANS`, or :data:`IN_TURNS`.
         allowed: observations that may be off by so much, and what their names begin with.
     """
     name, found = program.__name__, []
@@ -271,7 +299,7 @@ def failures_of(
     if error := _tried(program, reference):
         return [f"{name} by DDP: {error}"]
     for plan in plans:
-        run = Run(rank, ranks, PLANS[plan])
+        run = run_by(plan, rank, ranks)
         if error := _tried(program, run):
             found.append(f"{name} by plan {plan!r}: {error}")
             continue

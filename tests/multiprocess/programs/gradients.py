@@ -186,6 +186,61 @@ def gradients_change_places(run: Run) -> None:
             first.grad, second.grad = second.grad, first.grad
 
 
+def on_one_flat_memory(run: Run) -> None:
+    """Gradients are views of one tensor, made before the training, which scripts clip as one."""
+    model = net()
+    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    start = 0
+    for parameter in model.parameters():
+        parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        flat.zero_()
+        loss_of(wrapped(run.batch(step))).backward()
+        run.see("flat", flat)
+        flat.clamp_(-0.01, 0.01)
+        optimizer.step()
+    run.end(model, optimizer)
+
+
+def on_one_flat_memory_midway(run: Run) -> None:
+    model = net()
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    for step in range(STEPS + 2):
+        if step == 2:
+            start = 0
+            for parameter in model.parameters():
+                parameter.grad = flat[start : start + parameter.numel()].view_as(parameter)
+                start += parameter.numel()
+        optimizer.zero_grad(set_to_none=step < 2 or step > 5)
+        loss_of(wrapped(run.batch(step))).backward()
+        run.see("flat", flat)
+        optimizer.step()
+    run.end(model, optimizer)
+
+
+def made_by_the_script(run: Run) -> None:
+    """Gradients are there before the training, and the script holds on to them."""
+    model = net()
+    optimizer = sgd(model)
+    held = []
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        held.append(parameter.grad)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad(set_to_none=False)
+        loss_of(wrapped(run.batch(step))).backward()
+        run.see("held", held)
+        run.see("same", all(p.grad is h for p, h in zip(model.parameters(), held, strict=True)))
+        optimizer.step()
+    run.end(model, optimizer)
+
+
 def centralised(run: Run) -> None:
     for _, model, _, _ in trained(run):
         for parameter in model.parameters():
@@ -323,6 +378,9 @@ PROGRAMS: list[Program] = [
     some_replaced,
     some_set_to_none,
     gradients_change_places,
+    on_one_flat_memory,
+    on_one_flat_memory_midway,
+    made_by_the_script,
     centralised,
     normalised,
     hidden_behind_data,

@@ -188,6 +188,22 @@ def rate_is_a_tensor_filled_anew(run: Run) -> None:
     run.end(model, optimizer)
 
 
+def betas_are_tensors_filled_anew(run: Run) -> None:
+    decay = torch.tensor(0.9)
+    model = net()
+    rate = torch.tensor(0.01)
+    optimizer = OPTIM.AdamW(
+        model.parameters(), lr=rate, betas=(decay, torch.tensor(0.99)), foreach=False
+    )
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        decay.fill_(0.5 + 0.05 * step)
+    run.end(model, optimizer)
+
+
 def a_group_is_added(run: Run) -> None:
     model = net()
     layers = list(model.children())
@@ -275,6 +291,22 @@ def steps_again_later(run: Run) -> None:
     for _, model, optimizer, _ in trained(run, optimize=sgd):
         optimizer.step()
         run.see("norm", model[0].weight.norm())
+
+
+def steps_again_without_a_backward(run: Run) -> None:
+    """Two steps are on their way when the gradients are dropped."""
+    model = net()
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        if step % 2 == 0:
+            optimizer.zero_grad()
+            loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        if step == 3:
+            optimizer.zero_grad()
+            optimizer.step()
+    run.end(model, optimizer)
 
 
 def skips_a_step(run: Run) -> None:
@@ -443,6 +475,7 @@ PROGRAMS: list[Program] = [
     *(_named(name, _scheduled, make) for name, make in _SCHEDULES.items()),
     groups_with_rates_of_their_own,
     rate_is_a_tensor_filled_anew,
+    betas_are_tensors_filled_anew,
     a_group_is_added,
     muon_and_adamw,
     two_networks_in_turns,
@@ -450,6 +483,7 @@ PROGRAMS: list[Program] = [
     two_optimizers_step_in_other_steps,
     steps_twice,
     steps_again_later,
+    steps_again_without_a_backward,
     skips_a_step,
     closure_of_sgd,
     l_bfgs,

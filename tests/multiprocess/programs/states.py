@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import defaultdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,6 +69,29 @@ def state_is_replaced(run: Run) -> None:
             optimizer.state = copy.copy(optimizer.state)
         if step == 4:
             optimizer.state.clear()
+
+
+def state_is_replaced_behind_the_step(run: Run) -> None:
+    """Nothing is looked at: what the step made goes, and the step had it."""
+    model = net()
+    optimizer = adamw(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        if step == 2:
+            optimizer.state = defaultdict(dict)
+        if step == 4:
+            optimizer.state.clear()
+    run.end(model, optimizer)
+
+
+def momentum_begins_midway(run: Run) -> None:
+    """The step that first needs state makes it, in its order."""
+    for _, _, optimizer, step in trained(run, optimize=partial(sgd, momentum=0.0)):
+        if step == 3:
+            optimizer.param_groups[0]["momentum"] = 0.9
 
 
 def state_of_another_is_taken(run: Run) -> None:
@@ -179,6 +204,8 @@ PROGRAMS: list[Program] = [
     state_is_reset_behind_the_step,
     state_is_looked_at,
     state_is_replaced,
+    state_is_replaced_behind_the_step,
+    momentum_begins_midway,
     state_of_another_is_taken,
     hooks_of_the_step,
     weights_are_normed_in_a_hook_before_distribute,

@@ -49,8 +49,45 @@ def buffers_between_steps(run: Run) -> None:
         run.see("behind the step", dict(model.named_buffers()))
         model.eval()
         with torch.no_grad():
-            run.see("evaluated", model(run.batch(99)))
+            run.see("evaluated", wrapped.module(run.batch(99)))
         model.train()
+    run.end(model, optimizer)
+
+
+def normalisation_is_evaluated_on_all_ranks(run: Run) -> None:
+    """An evaluation begins with rank 0's statistics on every rank."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    for epoch in range(3):
+        wrapped.train()
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(wrapped(run.batch(10 * epoch + step))).backward()
+            optimizer.step()
+        wrapped.eval()
+        with torch.inference_mode() if epoch == 1 else torch.no_grad():
+            own = loss_of(wrapped(run.batch(99))).clone()
+        run.see("own", own)
+        run.see("behind", dict(model.named_buffers()))
+    run.end(model, optimizer)
+
+
+def statistics_are_changed_and_evaluated_on_rank_0(run: Run) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = sgd(model)
+    wrapped = run.wrap(model, optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        if run.rank == 0:
+            model.eval()
+            model[1].running_mean.zero_()
+            with torch.no_grad():
+                run.see("evaluated", model(run.batch(99)))
+            model.train()
+    wrapped(run.batch(9))
     run.end(model, optimizer)
 
 
@@ -189,6 +226,8 @@ def pruned(run: Run) -> None:
 PROGRAMS: list[Program] = [
     evaluated_on_one_rank,
     buffers_between_steps,
+    normalisation_is_evaluated_on_all_ranks,
+    statistics_are_changed_and_evaluated_on_rank_0,
     evaluated_in_inference_mode,
     evaluated_between_backward_and_step,
     evaluated_with_gradients_on,

@@ -221,6 +221,10 @@ class Exchange:
         """Leave gradients untouched that no rank reached, and hand out the others' averages."""
         self._gradients.restore(missing)
 
+    def handed_out(self) -> None:
+        """Note that every parameter has the gradient that the backward leaves it."""
+        self._gradients.handed_out()
+
     # -- the optimizer's step -------------------------------------------------------------------
 
     def step_begins(self, optimizer: Optimizer) -> None:

@@ -48,11 +48,17 @@ class InForwardAside(InForward):
         super().__init__(layout)
         self._channel = layout.plan.channels if layout.buffers.exchanged else 0
         layout.communicator.widen(self._channel + 1)
-        layout.lend(layout.notes, "puts", _never)
+        layout.lend(layout.notes, "puts", self._note)
 
     def forward_begins(self) -> None:
         """Exchange buffers with all ranks, which begin a forward too."""
         agree(self._layout, self._channel)
+
+    def _note(self) -> bool:
+        """Let what came be found by the next forward, and by nobody before."""
+        buffers = self._layout.buffers
+        buffers.late = self._layout.communicator.rank != buffers.source
+        return False
 
 
 class InStep(ModelBuffers):
@@ -76,8 +82,3 @@ class Kept(ModelBuffers):
 
     def __init__(self, layout: Layout) -> None:
         """Need nothing of the layout."""
-
-
-def _never() -> bool:
-    """Buffers get what rode along with the next forward."""
-    return False

@@ -108,12 +108,21 @@ def copy_for(
     copy = object.__new__(type(optimizer))
     vars(copy).update(vars(optimizer) if attributes is None else attributes)
     copy.param_groups = [
-        {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in items}
+        {key: _as_it_is_now(value) for key, value in items if key != "params"}
         | {"params": list(own)}
         for items, own in zip((g.items() for g in optimizer.param_groups), parameters, strict=True)
         if own
     ]
     return copy
+
+
+def _as_it_is_now(value: Any) -> Any:
+    """Return a value of a group that no schedule fills anew: a tensor, or some in a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) in (tuple, list):
+        return type(value)(map(_as_it_is_now, value))
+    return value
 
 
 class Trained(NamedTuple):

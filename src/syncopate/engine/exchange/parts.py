@@ -88,6 +88,9 @@ class Gradients(ABC):
     def averaged(self) -> None:
         """Note that gradients are averages from now on."""
 
+    def handed_out(self) -> None:
+        """Note that every parameter has the gradient that the backward leaves it."""
+
 
 class Update:
     """Updates weights in an optimizer's step.

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from syncopate.engine.engine import Engine
 
 _ENGINE = "_syncopate_engine"
+_SWITCH = "require_backward_grad_sync"
 _classes: dict[tuple[type, Any], type] = {}
 """The original class, and how it is called -> the class that stands for it."""
 
@@ -131,6 +132,19 @@ class _Offered:
             if self._name in model.__dict__[kept]:
                 return model.__dict__[kept][self._name]
         return self._get(model)
+
+
+class _Switch:
+    """``model.require_backward_grad_sync``: whether gradients of forwards to come are exchanged.
+
+    Scripts that accumulate gradients set it where they could enter ``no_sync``.
+    """
+
+    def __get__(self, model: Any, owner: type | None = None) -> Any:
+        return self if model is None else syncopate(model).synchronises
+
+    def __set__(self, model: Any, on: bool) -> None:
+        syncopate(model).synchronises = bool(on)
 
 
 def syncopate(model: Any) -> Engine:
@@ -264,6 +278,8 @@ def _exchanging(original: type) -> Callable[..., Any]:
         if not torch.is_grad_enabled() or _transformed():
             if torch._C._is_tracing():
                 engine.ready()  # a trace holds what is there, and no waits
+            elif not _transformed():
+                engine.forward_alone()
             return original.__call__(self, *args, **kwargs)
         outermost = engine.forward_begins(self.training)
         try:
@@ -316,6 +332,8 @@ def _extend(original: type, call: Callable[..., Any]) -> type:
     for get in _OFFERED:
         if not hasattr(original, get.__name__):
             body[get.__name__] = _Offered(get)
+    if not hasattr(original, _SWITCH):
+        body[_SWITCH] = _Switch()
     meta = type(original)
     same = _SameClass if meta is type else type(meta.__name__, (_SameClass, meta), {})
     made: type = same(original.__name__, (DistributedModule, original), body)

@@ -11,6 +11,9 @@ became of rank 0's buffers no other rank can know: rank 0 says it at the beginni
 in a broadcast of a few bytes, and what changed follows. So the usual step, whose buffers rode
 along, pays that one small message, and large constants (masks, tables) never travel.
 
+A forward that meets no other rank, an evaluation, begins with what rode along, if it is the first
+one behind the step: so all ranks evaluate alike, as under DDP.
+
 Inside ``no_sync`` nothing is exchanged, so that ranks may run different numbers of micro-batches
 there: every rank goes on with its own.
 """
@@ -76,6 +79,7 @@ class Buffers:
         source: the rank whose values count.
         kept: the source's values, by name, as they were last agreed on.
         carried: names of those that ride along with the last bucket.
+        late: whether those came, and wait in :attr:`kept` for the next forward.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Buffers:
     ) -> None:
         self.source = 0
         self.carried: tuple[str, ...] = ()
+        self.late = False
         self.kept: dict[str, Tensor] = {}
         self.model = model
         self._device = torch.device(device)
@@ -132,6 +137,7 @@ class Buffers:
         Raises:
             CollectiveError: a rank is lost or late.
         """
+        self.late = False
         if not self._forms or communicator.world_size == 1:
             return
         here = communicator.rank == self.source
@@ -160,6 +166,12 @@ class Buffers:
             self._conform(forms)
         else:
             self.put(self.kept, replace=True)
+
+    def put_late(self) -> None:
+        """Give this rank's buffers what came along with the last gradients, if nobody has yet."""
+        if self.late:
+            self.late = False
+            self.put(self.carried)
 
     def wake(self) -> None:
         """Exchange buffers from now on: some :attr:`appeared` at the source."""

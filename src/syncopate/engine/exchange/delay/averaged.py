@@ -180,6 +180,10 @@ class OwnGradients(parts.Gradients):
         """Leave a gradient untouched that no rank reached; hand out the others."""
         self._whole.restore(missing)
 
+    def handed_out(self) -> None:
+        """Let gradients of the script's own have the averages."""
+        self._whole.handed_out()
+
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them in the warm-up; a gradient of this rank's own stays as it is."""
         return () if self._averages.local else self._whole.missing(indices)

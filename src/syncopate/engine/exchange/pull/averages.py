@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from syncopate.engine.accumulators import accumulator
 from syncopate.engine.buckets import FlatBuffer, Message, Trainable
 from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.notes import SentNotes
@@ -114,10 +115,7 @@ class PulledAverages(Pull):
 
     def _guard(self, trainable: Trainable) -> None:
         """Let no backward add to a gradient that is on its way, wherever it enters the model."""
-        parameter = trainable.parameter
-        with torch.enable_grad():
-            node: Any = parameter.view_as(parameter).grad_fn
-        accumulates = node.next_functions[0][0]
+        accumulates = accumulator(trainable.parameter)
         # The garbage collector does not see through a node to its hooks.
         waiter = Waiter(self._flights, self._flights.key_of(trainable.index))
         self._layout.ending.callback(accumulates.register_prehook(waiter).remove)

@@ -45,17 +45,19 @@ class AwaitedGradients(Gradients):
         self._main = threading.get_ident()
         self._flights.ready()
         self._holders.let_go()
+        self._holders.look()
         self._index_views()
 
     def hears_now(self, missing: bool) -> bool:
         """Whether the end of backward waits for what the ranks say.
 
         It does where this rank reached fewer parameters than others may have: their gradients
-        appear. Parameters that no optimizer here trains have their averages then, as under DDP.
+        appear. Parameters that no optimizer here trains have their averages then, as under DDP, and
+        so have gradients of the script's own.
         """
         for key in self._untrained:
             self._flights.arrive(key)
-        return missing
+        return missing or bool(self._holders.own)
 
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them with their gradients, which the sums will overwrite."""
@@ -69,6 +71,12 @@ class AwaitedGradients(Gradients):
                 self._layout.trainables[index].parameter.grad = self._layout.grads[index]
             elif before is not None:
                 self.later(index, partial(self.memory_of(index).copy_, before))
+
+    def handed_out(self) -> None:
+        """Let gradients of the script's own have the averages."""
+        for index in self._holders.own:
+            self._flights.arrive(self._flights.key_of(index))
+        self._holders.hand_back()
 
     # -- what ``averages`` asks ------------------------------------------------------------------
 

@@ -235,21 +235,24 @@ def _restore(optimizer: Optimizer, state: SeenState) -> None:
 
 
 def watch(optimizer: Optimizer, watcher: Watcher) -> None:
-    """Let looks at the state of ``optimizer`` call ``watcher`` before.
-
-    What the script holds of it becomes the optimizer's own.
-    """
+    """Let looks at the state of ``optimizer`` call ``watcher`` before."""
     state = _seen(optimizer)
-    if watcher in state.watchers:
-        return
-    for key in state.plain:
-        # What it was loaded from is often kept, and need not wait.
-        if aliases.is_held(state.plain, key):
-            entry = state.plain[key].items()
-            state.plain[key] = {
+    if watcher not in state.watchers:
+        state.watchers.append(watcher)
+
+
+def own(optimizer: Optimizer) -> None:
+    """Let the optimizer have copies of what the script holds of its state.
+
+    What it was loaded from is often kept, and no step should wait for that.
+    """
+    plain = raw_state(optimizer)
+    for key in plain:
+        if isinstance(plain[key], dict) and aliases.is_held(plain, key):
+            entry = plain[key].items()
+            plain[key] = {
                 k: value.clone() if isinstance(value, Tensor) else value for k, value in entry
             }
-    state.watchers.append(watcher)
 
 
 def unwatch(optimizer: Optimizer, watcher: Watcher) -> None:

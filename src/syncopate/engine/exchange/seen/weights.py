@@ -150,8 +150,20 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def read_below_torch(model: nn.Module) -> bool:
-    """Say whether some module reads weights without asking torch ([Note: compiled code])."""
-    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules())
+    """Say whether something reads weights unseen ([Note: compiled code]).
+
+    That is a scripted module; or a parameter of a class that is asked first what torch does with it
+    and with others, some of which may be on their way.
+    """
+    return any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()) or any(
+        _is_asked(type(parameter)) for parameter in model.parameters()
+    )
+
+
+def _is_asked(kind: type) -> bool:
+    """Say whether a class of parameters has a ``__torch_function__`` of its own."""
+    defined = next(each for each in kind.__mro__ if "__torch_function__" in vars(each))
+    return defined not in (nn.Parameter, Tensor)
 
 
 def renew(parameters: Sequence[nn.Parameter]) -> Sequence[nn.Parameter]:

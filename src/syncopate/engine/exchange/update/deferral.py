@@ -9,8 +9,9 @@ all flights have arrived.
 
 [Note: first steps]
 The first step of an optimizer on a parameter, and the first with other flags (``foreach``,
-``maximize``), waits for all flights and is the optimizer's own. So what torch refuses it refuses in
-the step, and entries of the state come in the order in which it makes them.
+``maximize``, a momentum that is not zero any more), waits for all flights and is the optimizer's
+own. So what torch refuses it refuses in the step, and entries of the state come in the order in
+which it makes them.
 
 [Note: memory that others hold]
 A look at a parameter is seen, and one at ``optimizer.state``; a look at their memory is not. So a
@@ -24,6 +25,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import defaultdict
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -56,7 +58,7 @@ class DeferredUpdate(Update):
         self._kinds: set[Any] = set()
         self._deferred: dict[int, list[int]] = {}
         self._compiled = False
-        # Its compiled code reads parameters unseen.
+        # What reads parameters unseen has them from the step on.
         self._opaque = weights.read_below_torch(layout.buffers.model)
         self._stand_ins: dict[int, nn.Parameter] = {}
         storages: dict[int, list[int]] = defaultdict(list)
@@ -99,7 +101,7 @@ class DeferredUpdate(Update):
     def begin(self, optimizer: Optimizer) -> None:
         """Take their gradients from parameters whose step is left for later: it passes them by."""
         self.put_back()
-        if self._compiled or not self._defers.get(id(optimizer)):
+        if self._compiled or self._opaque or not self._defers.get(id(optimizer)):
             self._flights.ready()
             return
         deferred: dict[int, list[int]] = defaultdict(list)
@@ -107,8 +109,7 @@ class DeferredUpdate(Update):
         held = ""
         state = seen.raw_state(optimizer)
         for group in optimizer.param_groups:
-            flags = (value for value in group.values() if value is None or isinstance(value, bool))
-            kinds.add(tuple(flags))
+            kinds.add(_flags(group))
             for parameter in group["params"]:
                 index = self._layout.index.get(id(parameter))
                 if index is None or parameter.grad is not self._layout.grads[index]:
@@ -212,11 +213,15 @@ class DeferredUpdate(Update):
     def forward_begins(self) -> None:
         """Forget a step that raised: a script that goes on has zeroed its gradients."""
         self._forget()
-        if self._opaque:
-            self._flights.ready()
 
     def _forget(self) -> None:
         self._stepper, self._deferred = None, {}
+
+
+def _flags(group: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return what decides which state a step makes: flags, and which numbers are zero."""
+    values = (value for value in group.values() if isinstance(value, int | float | None))
+    return tuple(v if v is None or isinstance(v, bool) else v == 0 for v in values)
 
 
 def _updates_each_by_itself(optimizer: Optimizer) -> bool:

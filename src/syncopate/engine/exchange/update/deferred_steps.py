@@ -42,7 +42,8 @@ class DeferredStep:
         indices: set[int],
         gradients: Mapping[int, Tensor],
     ) -> None:
-        self._optimizer = optimizer
+        # The script may give the optimizer another state before this is done.
+        self._state = raw_state(optimizer)
         self._pairs: list[tuple[Tensor, nn.Parameter, Tensor]] = []
         standing: list[list[nn.Parameter]] = []
         for parameters in parameters_of(optimizer):
@@ -55,7 +56,7 @@ class DeferredStep:
     @torch.no_grad()
     def __call__(self) -> None:
         """Update the parameters, on any thread."""
-        state = raw_state(self._optimizer)
+        state = self._state
         known: dict[Tensor, Any] = {
             stand_in: state[p] for p, stand_in, _ in self._pairs if p in state
         }
