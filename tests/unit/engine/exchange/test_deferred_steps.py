@@ -15,7 +15,15 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Muon, Optimizer
 
 from syncopate.engine.exchange.seen import aliases
-from syncopate.engine.exchange.seen.state import SeenState, join, part, raw_state, unwatch, watch
+from syncopate.engine.exchange.seen.state import (
+    SeenState,
+    join,
+    own,
+    part,
+    raw_state,
+    unwatch,
+    watch,
+)
 from syncopate.engine.exchange.update.deferred_steps import DeferredStep
 from syncopate.errors import EngineError
 
@@ -254,7 +262,7 @@ def test_what_a_state_was_loaded_from_is_not_its_memory_any_more() -> None:
     optimizer.step()
     kept = optimizer.state_dict()
     assert all(aliases.is_held(optimizer.state, p) for p in model.parameters())
-    watch(optimizer, lambda: None)
+    own(optimizer)
     plain = raw_state(optimizer)
     assert not any(aliases.is_held(plain, p) for p in model.parameters())
     assert torch.equal(kept["state"][0]["exp_avg"], plain[model.weight]["exp_avg"])
