@@ -71,7 +71,7 @@ def test_a_slow_rank_is_named_first(tmp_path: Path) -> None:
     assert (first["kind"], first["ranks"]) == ("compute", [SLOW]), first
     assert first["what"].startswith("rank 1 computes longer than the others"), first
     # What it costs, less what the transfers would take anyway; loosely, for busy machines.
-    assert 0.05 < first["gain_s"] < 0.45
+    assert 0.1 < first["gain_s"] < 0.4
 
 
 def test_a_slow_link_is_named_first(tmp_path: Path) -> None:

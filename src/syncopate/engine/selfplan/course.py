@@ -80,7 +80,7 @@ UNMEASURED_STEPS = 3
 LATELY = 12
 """So many steps by the faster plan tell whether it still is."""
 
-AT_ONCE, AT_LEAST = 50, 8
+AT_ONCE, AT_LEAST = 64, 8
 """Steps that are taken before ranks agree again whether enough is earned.
 
 To agree, ranks wait for what is under way, which may cost more than some steps earn.
@@ -176,9 +176,16 @@ class SelfPlanner(Stepwise):
 
     def _afford(self, cost_s: float) -> Course[None]:
         """Train on until ``cost_s`` may be spent, by the best plan known so far."""
-        least = AT_LEAST
-        while count := self._agreed(min(self._budget.steps_until(cost_s), AT_ONCE)):
+        least, asking_s = AT_LEAST, 0.0
+        while True:
+            spent_s = self._budget.spent_s
+            # What it takes to agree again has to be earned as well.
+            count = self._budget.steps_until(cost_s)
+            count = count and min(self._budget.steps_until(cost_s + asking_s), AT_ONCE)
+            if not (count := self._agreed(count)):
+                return
             yield from self._train(max(count, least))
+            asking_s = self._budget.spent_s - spent_s
             least = min(2 * least, AT_ONCE)
 
     def _train(self, count: int) -> Course[None]:
