@@ -2,10 +2,16 @@
 
 The public names, each loaded from its module when it is first used: importing this package loads
 neither torch nor scipy, so planning for a cluster starts in a blink on any laptop.
+
+[Note: loaded beside torch] A program that has loaded torch, or that a launcher started as a rank,
+is going to train. There :func:`distribute` is loaded with the package, as a program's libraries
+are, and not when all ranks of a host stand before it at the same time.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -108,3 +114,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+# [Note: loaded beside torch]
+if "torch" in sys.modules or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+    import_module(f"{__name__}.{_MODULES['distribute']}")

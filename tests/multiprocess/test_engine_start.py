@@ -77,25 +77,27 @@ rank, port = map(int, sys.argv[1:])
 store = dist.TCPStore("127.0.0.1", port, None, is_master=False)
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 
+import syncopate
 from tests.multiprocess.start_cases import keep, started
 
 def loaded(*names):
     return sorted(m for m in sys.modules if any(f"{m}.".startswith(f"{n}.") for n in names))
 
 plan = keep()
+before = loaded("syncopate")
 model = started()
+assert loaded("syncopate") == before, "distribute and its modules are loaded with the package"
 assert model.syncopate.plan == plan, model.syncopate.plan
 planning = loaded(
-    "scipy", "syncopate.planning", "syncopate.costs", "syncopate.simulation",
-    "syncopate.calibration", "syncopate.profiling", "syncopate.engine.selfplan.course",
-    "syncopate.engine.selfplan.contest", "syncopate.engine.selfplan.proposals",
+    "scipy", "syncopate.planning", "syncopate.costs.papers", "syncopate.costs.decide.decisions",
+    "syncopate.simulation", "syncopate.calibration", "syncopate.profiling.profile",
+    "syncopate.engine.selfplan.proposals",
 )
 assert planning == [], planning
 model.syncopate.detach()
 model = started(cache=False)
 assert model.syncopate.planning
-course = ["syncopate.engine.selfplan.course"]
-assert loaded(*course) == course
+assert loaded("syncopate") == before
 planning = loaded("syncopate.planning", "syncopate.simulation", "syncopate.calibration")
 assert planning == [], "they are loaded when the training has earned it, or in another process"
 assert "scipy.optimize" not in sys.modules

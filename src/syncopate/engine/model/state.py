@@ -155,13 +155,15 @@ class Buffers:
         tensors = [self.kept[name] for name in names]
         broadcast_tensors(communicator, tensors, self.source, channel)
         if not here:
-            self.restore()
+            self._restore(forms)
 
     def restore(self) -> None:
-        """Give this rank's buffers the values and forms that were last agreed on; asks nobody."""
-        if not self._forms:
-            return
-        forms = self._look()
+        """Give this rank's buffers the values and forms that were last agreed on; asks no rank."""
+        if self._forms:
+            self._restore(self._look())
+
+    def _restore(self, forms: Forms) -> None:
+        """Do so, where this rank's buffers have ``forms``."""
         if forms != self._forms:
             self._conform(forms)
         else:

@@ -1,9 +1,4 @@
-"""Start: the first plan of a training, which an earlier run kept or which is safe.
-
-[Note: loaded when planned]
-What measures and plans takes longer to load than all else that a training needs. So it is loaded
-where planning begins, before the first step: a run that starts with a kept plan does without.
-"""
+"""Start: the first plan of a training, which an earlier run kept or which is safe."""
 
 from __future__ import annotations
 
@@ -11,22 +6,20 @@ import hashlib
 import statistics
 from collections.abc import Sequence
 from importlib import metadata
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
+from syncopate.engine.selfplan.course import SelfPlanner
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.plan import ALLREDUCE, SERVED, SHARDED, Plan
 from syncopate.units import format_seconds
 from syncopate.workload import Workload
-
-if TYPE_CHECKING:
-    from syncopate.engine.selfplan.course import SelfPlanner
 
 CHECKED = 8
 DIFFERENT = 1.25
@@ -89,9 +82,6 @@ def start(engine: Engine, wishes: Wishes, hosts: Sequence[str]) -> First:
         if communicator.rank == 0:
             console.log(words.DETERMINISTIC)
         return First(safe)
-    # [Note: loaded when planned]
-    from syncopate.engine.selfplan.course import SelfPlanner  # noqa: PLC0415
-
     return First(safe, SelfPlanner(engine, wishes, facts))
 
 

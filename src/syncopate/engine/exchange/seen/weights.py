@@ -37,7 +37,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.callback import callback_handler, on_compile_start
 
 from syncopate.errors import CollectiveError
 
@@ -180,8 +179,7 @@ def expect(tensors: Iterable[Tensor], waiter: Waiter, kind: type[Pending] = Pend
         waiter: waits for them.
         kind: what is mixed into their classes until then.
     """
-    if _compilation_begins not in callback_handler.start_callbacks:  # torch._dynamo.reset()
-        on_compile_start(_compilation_begins)
+    _hear_compilations()
     for tensor in tensors:
         original = tensor._original if isinstance(tensor, Pending) else type(tensor)
         if (kind, original) not in _classes:
@@ -209,6 +207,14 @@ def release(tensors: Iterable[Tensor]) -> None:
 def tell_of_compilers(party: Any) -> None:
     """Call ``party.compilation_begins()`` whenever a compilation begins, while it lives."""
     _told.add(party)
+    _hear_compilations()
+
+
+def _hear_compilations() -> None:
+    """Have the compiler call before it begins, also where it was reset meanwhile."""
+    # Loading it takes seconds, and the first optimizer has loaded it by now.
+    from torch._dynamo.callback import callback_handler, on_compile_start  # noqa: PLC0415
+
     if _compilation_begins not in callback_handler.start_callbacks:
         on_compile_start(_compilation_begins)
 
