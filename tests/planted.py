@@ -230,7 +230,7 @@ PLANTED: tuple[Planted, ...] = (
         ("tests/unit/paramserver/test_outbox.py",),
     ),
     Planted(
-        "who did not arrive is said with the shortest wait",
+        "a rank that did not arrive is reported with the shortest wait",
         "collectives/health/blame.py",
         "waited_s = max(notice.waited_s for notice in failed.values())",
         "waited_s = min(notice.waited_s for notice in failed.values())",
@@ -244,7 +244,7 @@ PLANTED: tuple[Planted, ...] = (
         ("tests/unit/collectives/health/test_detector.py",),
     ),
     Planted(
-        "who looks at weights does not wait for their pulls",
+        "a read of weights does not wait for their pulls",
         "engine/exchange/flat_weights.py",
         "self._await(pending, self._parts[key])",
         "pass",

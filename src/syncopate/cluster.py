@@ -200,7 +200,7 @@ class Handling(Record, frozen=True, kw_only=True):
             other entries say.
         call_s: start and end of a collective: when the last rank begins, after the first.
         round_s: a round in which every rank waits for its message.
-        stream_s: a message, where nobody has to wait for them one by one.
+        stream_s: a message, where they are not waited for one by one.
         addition_s: a reduction, however short.
         byte_s: a byte.
         burst_byte_s: a byte of one message alone that a link's burst lets through at once.

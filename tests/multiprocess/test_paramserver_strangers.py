@@ -1,4 +1,4 @@
-"""Strangers: without the key nothing is read or written, and nonsense stops nobody."""
+"""Strangers: without the key nothing is read or written, and nonsense stops no process."""
 
 from __future__ import annotations
 

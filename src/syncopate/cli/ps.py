@@ -179,7 +179,7 @@ def local(
         raise InvalidValueError("--restarts", restarts, "0 without --state")
     if restarts < 0:
         raise InvalidValueError("--restarts", restarts, "0 or more")
-    # Nobody else on this machine knows the name, and so nobody else joins.
+    # No other process on this machine knows the name, and so none joins.
     name = f"local-{secrets.token_hex(16)}"
     loss = on_worker_loss or ""
     job = Job(
@@ -202,7 +202,7 @@ def local(
 def make_key(
     *, path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.")]
 ) -> None:
-    """Make a job key: copy it to every host of the job, and let nobody else read it.
+    """Make a job key: copy it to every host of the job, and keep it secret.
 
     For example:
 

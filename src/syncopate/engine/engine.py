@@ -377,7 +377,7 @@ class Engine:
         """Let gradients of what a forward without communication returned stay this rank's own.
 
         Raises:
-            EngineError: somebody else exchanges their gradients.
+            EngineError: DDP or another engine exchanges their gradients.
         """
         ownership.require_alone(self, self._trainables)
         self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
@@ -470,7 +470,7 @@ class Engine:
         """Use ``plan``, which every rank is known to have and which fits, with the delay.
 
         Raises:
-            EngineError: the last backward failed, on whatever rank.
+            EngineError: the last backward failed on some rank.
         """
         delay = None if plan.delay or plan.local_sgd else self.delay
         if delay is not None and plan.exchange in delay.EXCHANGES:

@@ -11,7 +11,7 @@ variable                          what it says
 ``DMLC_NODE_HOST``                a server's own address, where the others reach it
 ``DMLC_RANK``                     the rank that a server or worker wants; else by arrival
 ``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
-``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, nobody else is let in
+``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
 ``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, whatever the workers' scripts say
 ================================  ==================================================================

@@ -58,10 +58,10 @@ class Scheduler:
         """Schedule until the job is over.
 
         Args:
-            progress: called when somebody comes or goes.
+            progress: called when a node comes or goes.
 
         Raises:
-            ParameterServerError: somebody was lost or failed; the message names it.
+            ParameterServerError: a node was lost or failed; the message names it.
         """
         shown: dict[str, int] = {}
         refusals = RefusalLog("the scheduler")

@@ -28,7 +28,7 @@ from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096
 """How many messages are kept of those who come before this server knows who is who, and how long
-they may be: who belongs here says hello, and nothing else."""
+they may be: a worker says hello, and nothing else."""
 
 
 class ParameterServer:

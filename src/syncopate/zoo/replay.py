@@ -102,7 +102,7 @@ class _Tail(torch.autograd.Function):
 class _Part(nn.Module):
     """One module of the replayed model: called in forward, as the model would call it.
 
-    So whoever waits for weights before the module that needs them waits where it would there.
+    So a wait for weights before the module that needs them is where it would be there.
     """
 
     def forward(self, token: Tensor, replay: Replay, links: _Links) -> Tensor:

@@ -4,7 +4,7 @@
 has had, and asks ranks that are not in it to take part. So ranks whose channels make their groups
 in another order would meet in the wrong ones. A subgroup is named by the group it is part of and by
 its ranks, in the store that the job has anyway; its ranks alone take part. torch does not know of
-it: whoever makes it closes it.
+it: its maker closes it.
 """
 
 from __future__ import annotations

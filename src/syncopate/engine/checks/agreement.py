@@ -1,4 +1,4 @@
-"""Agreement: a check that fails on one rank fails on all of them, and nobody is left waiting.
+"""Agreement: a check that fails on one rank fails on all of them, and no rank is left waiting.
 
 [Note: one exchange for many checks]
 Ranks meet once for a whole row of checks. Each goes through the row by itself, up to its first
@@ -147,7 +147,7 @@ def explained(error: CollectiveError) -> CollectiveError:
     reason = str(error).removeprefix(f"{error.collective}: ")
     if DIFFERENT not in reason:
         return error
-    if "all_gather (" in reason:  # weights, after a step, or gradients that somebody read
+    if "all_gather (" in reason:  # weights, after a step, or gradients that the script read
         said = (
             "A rank in an all-gather ends an optimizer's step(), or reads a gradient; one in a "
             "reduce-scatter or an all-reduce is in its backward. Where ranks own parts (any "

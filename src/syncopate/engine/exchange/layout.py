@@ -115,7 +115,7 @@ class Layout:
     Attributes:
         plan, trainables, communicator, buffers, optimizers: as given.
         index: identity of a parameter -> its place in ``trainables``.
-        owner: says who owns what.
+        owner: says which rank owns which elements.
         notes: carries what the ranks say besides.
         buckets: in launch order, with their memory.
         parts: their flat buffers.
@@ -124,7 +124,7 @@ class Layout:
         pulled_in: buckets of the plan in the order in which they are pulled.
         traffic: what the iteration launched.
         scale: averages are sums times this.
-        complete: finishes the exchange of gradients that is under way; set by who uses this.
+        complete: finishes the exchange of gradients that is under way; set by the exchange.
         ending: what ends threads and takes hooks away, and waits for no rank.
     """
 
@@ -195,7 +195,7 @@ class Layout:
 
     @property
     def trained(self) -> tuple[Trained, ...]:
-        """Per parameter who updates it, and how.
+        """Per parameter its optimizer, and how that updates it.
 
         Raises:
             EngineError: it is not known how an optimizer may be spread over ranks.
@@ -240,4 +240,4 @@ def always() -> bool:
 
 
 def _nothing() -> None:
-    """No exchange is under way before anybody uses it."""
+    """No exchange is under way before the first backward."""

@@ -55,7 +55,7 @@ class InForwardAside(InForward):
         agree(self._layout, self._channel)
 
     def _note(self) -> bool:
-        """Let what came be found by the next forward, and by nobody before."""
+        """Let the next forward put the buffers that came in place; until then they stay."""
         buffers = self._layout.buffers
         buffers.late = self._layout.communicator.rank != buffers.source
         return False

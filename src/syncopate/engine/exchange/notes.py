@@ -1,8 +1,9 @@
 """Notes: what the ranks say along with their gradients, and hear of each other.
 
-Whose backward failed, whom it reached, and the buffers that ride along: ``engine/tail.py``. Where
-a sum arrives on every rank the note rides behind the last bucket and costs no message. Where it
-arrives at an owner alone, the note is a small all-reduce of its own behind the last push.
+Which backward failed, which gradients it reached, and the buffers that ride along:
+``engine/tail.py``. Where a sum arrives on every rank the note rides behind the last bucket and
+costs no message. Where it arrives at an owner alone, the note is a small all-reduce of its own
+behind the last push.
 """
 
 from __future__ import annotations

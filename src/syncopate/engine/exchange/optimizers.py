@@ -1,6 +1,6 @@
 """Optimizers: which of them may update a part of a parameter by itself.
 
-Those of torch are in a table (:mod:`syncopate.workload`); what is not in it says so by
+Those of torch are in a table (:mod:`syncopate.workload`); any other says so by
 :func:`declare_optimizer`.
 """
 

@@ -161,7 +161,7 @@ class Behind:
 
 
 class LatePush(Push):
-    """Reduces gradients to their owners, whom no step waits for that has no need to."""
+    """Reduces gradients to their owners; a step waits for the sums only where it uses them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._reduced = layout, Reduced(layout)
@@ -212,7 +212,7 @@ class LatePush(Push):
         return said
 
     def _hears_at_once(self) -> bool:
-        # See `deferred`, [Note: who launches the pulls].
+        # See `deferred`, [Note: launching pulls].
         meets = self._layout.buffers.exchanged or not self._behind.aside
         pulls = meets and self._stages.any_will_pull()
         return not self._stages.here or bool(self._gradients.absent) or pulls

@@ -21,7 +21,7 @@ the global weights or pulls them, and the step does not count, as on the rank th
 are in step again. It is too late to refuse the step: a rank that has not failed is warned, and its
 local update stays.
 
-[Note: who launches the pulls] Pulls that no step waits for are launched behind the step, too, once
+[Note: launching pulls] Pulls that no step waits for are launched behind the step, too, once
 all ranks are known to be sound: they come behind its pushes, and before those of the next backward,
 which waits for the end of the step. So a late rank holds up no other in one step. In a
 model with buffers the ranks meet in a step that pulls, for it brings rank 0's buffers, and pulls
@@ -86,7 +86,7 @@ class Shadow:
 
 
 class Due:
-    """A pull that the end of a step launches; see [Note: who launches the pulls].
+    """A pull that the end of a step launches; see [Note: launching pulls].
 
     Args:
         launch: launches it.

@@ -67,7 +67,7 @@ class Stages:
 
     Attributes:
         delay: that of the plan.
-        masters: has the global weights; set by who composes the exchange.
+        masters: has the global weights; set when the exchange is composed.
         here: identity of a flat buffer -> what is kept of it, where it holds local weights.
         parts: the flat buffers whose weights are pulled.
         own_buffers: whether the model's buffers are this rank's own.

@@ -1,4 +1,4 @@
-"""Flights: averages on their way to this rank, and who waits for them.
+"""Flights: averages on their way to this rank, and the waits for them.
 
 A *flight* is one flat buffer on its way, with what is to be done when it has arrived.
 
@@ -159,7 +159,7 @@ class Flights:
 
 
 class Waiter:
-    """Waits for a flight, as long as anybody trains the model."""
+    """Waits for a flight, as long as the model or an optimizer lives."""
 
     def __init__(self, flights: Flights, key: int) -> None:
         self._flights = weakref.ref(flights)
@@ -167,7 +167,7 @@ class Waiter:
 
     @property
     def exchange(self) -> averages.Owner:
-        """Who answers what is asked of the gradient."""
+        """The exchange that brings this gradient's average."""
         return self._alive().owner
 
     def _alive(self) -> Flights:

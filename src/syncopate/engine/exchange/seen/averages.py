@@ -57,7 +57,7 @@ class AwaitedAverage(weights.Pending):
 
 
 def _on_its_way(tensor: Any) -> tuple[Owner, int] | None:
-    """Return who brings the average of this gradient, and its index; None where it is there."""
+    """Return the exchange that brings this gradient's average, and its index; None once it came."""
     if not isinstance(tensor, AwaitedAverage):
         return None
     waiter: Any = weights.waiter_of(tensor)  # type: ignore[arg-type]

@@ -103,7 +103,7 @@ class Partial:
 
 
 def _nothing(gradient: PartialGradient) -> None:
-    """A gradient travels in its bucket, which is here again before anybody looks."""
+    """A gradient travels in its bucket, which is back before the script can read it."""
 
 
 class PartialGradients(Gradients):
@@ -149,8 +149,8 @@ class PartialGradients(Gradients):
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them with the gradients they had, and let others' averages be seen there.
 
-        A rank learns whom the others reached when the averages arrive. Who lists the gradients
-        before, as clipping does, must list the same ones on every rank.
+        A rank learns which gradients the others reached when the averages arrive. Code that lists
+        gradients before, as clipping does, must list the same ones on every rank.
         """
         self._held.absent = set(indices)
         found: list[tuple[int, Tensor | None]] = []

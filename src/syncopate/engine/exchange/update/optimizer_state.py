@@ -6,7 +6,7 @@ state travels as weights do, by the recipes of the pulls. *Cutting* takes this r
 state, and asks no other rank. Whole state is what a plain optimizer has, so that it depends neither
 on a plan, nor on an exchange, nor on the number of ranks.
 
-[Note: what is spread and what is not]
+[Note: which entries are spread]
 A tensor of its piece's shape has a value for each element, and is spread as the weights are. All
 else, such as the number of steps, belongs to the parameter as a whole: every rank that owns a part
 of the parameter has it, all alike, and whole state has it from any of them.
@@ -14,7 +14,8 @@ of the parameter has it, all alike, and whole state has it from any of them.
 [Note: the mark]
 An optimizer whose state is in pieces has an entry without content, under a key of the exchange. It
 tells pieces from whole state on ranks that own nothing too, vanishes when the script replaces the
-state, and keeps that state from looking empty: who finds it empty may take the optimizer for new.
+state, and keeps that state from looking empty: a script that finds it empty may take the optimizer
+for new.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class OwnedState:
     """The state of optimizers on one exchange; of its layout.
 
     Attributes:
-        finish: waits for an update that is under way, before anybody looks at state.
+        finish: waits for an update that is under way, before state is read.
         mark: see [Note: the mark].
     """
 
@@ -296,7 +297,7 @@ def _nothing() -> None:
 
 
 def _kept(piece: Tensor, key: str, value: Any) -> _Kept:
-    """Return what is to be said of one entry ([Note: what is spread and what is not])."""
+    """Return what is to be said of one entry ([Note: which entries are spread])."""
     if not isinstance(value, Tensor):
         return _Kept(None, value)
     if value.shape == piece.shape and key != _STEP:
