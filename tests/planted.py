@@ -217,17 +217,17 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "ZeroMQ gets payloads without a limit of their number",
-        "paramserver/outbox.py",
+        "paramserver/wire/outbox.py",
         "return few and count < IN_FLIGHT_MESSAGES",
         "return few",
-        ("tests/unit/paramserver/test_outbox.py",),
+        ("tests/unit/paramserver/wire/test_outbox.py",),
     ),
     Planted(
         "ZeroMQ gets payloads without a limit of their bytes",
-        "paramserver/outbox.py",
+        "paramserver/wire/outbox.py",
         "return few and count < IN_FLIGHT_MESSAGES",
         "return count < IN_FLIGHT_MESSAGES",
-        ("tests/unit/paramserver/test_outbox.py",),
+        ("tests/unit/paramserver/wire/test_outbox.py",),
     ),
     Planted(
         "a rank that did not arrive is reported with the shortest wait",

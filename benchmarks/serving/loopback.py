@@ -40,9 +40,9 @@ from syncopate import KVStore
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
-from syncopate.paramserver.security import make_key
 from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tensors import keep_freed_memory, tensor_of
+from syncopate.paramserver.wire.security import make_key
 
 try:
     from torch.distributed import rpc

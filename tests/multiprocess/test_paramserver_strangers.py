@@ -7,7 +7,7 @@ import random
 import msgspec
 import zmq
 
-from syncopate.paramserver.security import load_key, make_key
+from syncopate.paramserver.wire.security import load_key, make_key
 from syncopate.protocol import messages as msg
 from syncopate.units import MIB
 from tests.multiprocess import test_paramserver as case

@@ -131,8 +131,8 @@ def server(
 
       syncopate ps server --host 10.0.0.1 --key job.key --state /var/lib/train/server-0
     """
-    from syncopate.paramserver.faults import faults_from
     from syncopate.paramserver.server import ParameterServer
+    from syncopate.paramserver.wire.faults import faults_from
 
     job = _job("server", place | ({} if own_host is None else {"host": own_host}))
     ParameterServer(
@@ -208,7 +208,7 @@ def make_key(
 
       syncopate ps key job.key
     """
-    from syncopate.paramserver import security
+    from syncopate.paramserver.wire import security
 
     security.make_key(path)
     _remark(f"wrote {path}")

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action

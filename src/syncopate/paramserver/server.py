@@ -10,15 +10,15 @@ import msgspec
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
-from syncopate.paramserver.security import load_key
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
-from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import keep_freed_memory
-from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.faults import Faults
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
-from syncopate.paramserver.faults import faults_from
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
-from syncopate.paramserver.security import load_key
-from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import frame_of, name_of, part_of, receiving, sending
-from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.paramserver.wire.faults import faults_from
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import Arrival, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action

@@ -28,11 +28,11 @@ from typing import NamedTuple
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.faults import Faults
-from syncopate.paramserver.job import endpoint, is_local, numeric
-from syncopate.paramserver.outbox import Outbox, Parcel
-from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, watch_listener
-from syncopate.paramserver.tap import Tap
+from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
+from syncopate.paramserver.wire.faults import Faults
+from syncopate.paramserver.wire.outbox import Outbox, Parcel
+from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
 from syncopate.protocol.messages import MALFORMED, Message, Refusal, decode, encode
