@@ -138,11 +138,6 @@ class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Expected duration, the :func:`robust_mean` of the samples."""
         return robust_mean(self.samples_s)
 
-    @property
-    def standard_error_s(self) -> float:
-        """How uncertain the expected duration is; see :func:`standard_error`."""
-        return standard_error(self.samples_s)
-
 
 class CollectiveCurve(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What one algorithm of one collective cost on this cluster.

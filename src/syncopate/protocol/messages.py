@@ -277,6 +277,7 @@ FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refu
 ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState
 FromServer = Welcome | HelloWanted | Ack | Weights | State | Abort | Refused
 
+# Why messages are refused; the counts of refusals have these names.
 MALFORMED = "malformed"
 OVERSIZED = "oversized"
 WRONG_SIZE = "wrong size"
@@ -284,15 +285,13 @@ REPLAYED = "replayed"
 EARLY = "early"
 UNKNOWN = "unknown"
 OTHER_RUN = "other run"
-REASONS = (MALFORMED, OVERSIZED, WRONG_SIZE, REPLAYED, EARLY, UNKNOWN, OTHER_RUN)
-"""Why messages are refused; what the counts of refusals are called."""
 
 
 class Refusal(Exception):  # noqa: N818  # no error of the user: it is counted, and the sender told
     """A message that is not accepted.
 
     Args:
-        kind: one of :data:`REASONS`.
+        kind: :data:`MALFORMED` or another of the reasons beside it.
         reason: a sentence for the sender.
     """
 

@@ -204,7 +204,7 @@ def require_possible(iteration_s: float, bound_s: float, what: str) -> None:
 
     Args:
         iteration_s: the prediction.
-        bound_s: of :func:`iteration_bound_s`.
+        bound_s: of :func:`plan_bound_s`.
         what: whose prediction.
 
     Raises:

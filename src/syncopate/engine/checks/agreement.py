@@ -9,7 +9,7 @@ they met after every check: the earliest check in the row that failed anywhere d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from syncopate.collectives import Communicator
@@ -81,19 +81,6 @@ def agree(
         if len(set(digests)) > 1:
             raise _different(communicator, facts[place], digests)
     return result, [told.beside for told in everyone]
-
-
-def together(communicator: Communicator, check: Callable[[], T]) -> T:
-    """Run ``check`` on every rank and return its result, or raise on every rank.
-
-    Arguments and errors as in :func:`agree`, for one check without facts.
-    """
-
-    def alone() -> Checks[T]:
-        yield from ()
-        return check()
-
-    return agree(communicator, alone())[0]
 
 
 def require_same(communicator: Communicator, facts: Sequence[Fact]) -> None:

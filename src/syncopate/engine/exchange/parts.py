@@ -227,13 +227,6 @@ class Whole(Update):
         """Need nothing of the layout."""
 
 
-class Nothing(Pull):
-    """Every rank has updated all weights: nothing is pulled."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""
-
-
 class Alike(Local):
     """Every rank has the same weights."""
 
