@@ -132,8 +132,8 @@ def test_a_pull_waits_for_the_update_that_ends_behind_its_step(meets: bool) -> N
 
 def trained(rank: int, world_size: int, make: Any, at_once: bool, delay: Delay = K4) -> Any:
     """Return all weights and states of a training whose rate follows a schedule."""
-    may = module.has_shadow
-    module.has_shadow = (lambda _: False) if at_once else may
+    may = module.may_go_on_behind
+    module.may_go_on_behind = (lambda _: False) if at_once else may
     ended, go_on = [], Ending.go_on
 
     def counting(*told: Any) -> None:
@@ -158,7 +158,7 @@ def trained(rank: int, world_size: int, make: Any, at_once: bool, delay: Delay =
         found += [parameter.detach() for parameter in model.parameters()]
         return [each for each in found if each is not None], len(ended)
     finally:
-        module.has_shadow, Ending.go_on = may, go_on  # type: ignore[method-assign]
+        module.may_go_on_behind, Ending.go_on = may, go_on  # type: ignore[method-assign]
 
 
 def adam(model: Any) -> torch.optim.Optimizer:

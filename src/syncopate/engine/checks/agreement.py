@@ -9,7 +9,8 @@ they met after every check: the earliest check in the row that failed anywhere d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from syncopate.collectives import Communicator
@@ -129,7 +130,20 @@ def _first_difference(here: dict[str, Hashable], there: dict[str, Hashable]) -> 
     return "the same parts stand in another order"
 
 
-def explained(error: CollectiveError) -> CollectiveError:
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Say of a collective that fails in the block what it means here.
+
+    Raises:
+        CollectiveError: a rank is lost or late, or ranks met in different collectives.
+    """
+    try:
+        yield
+    except CollectiveError as error:
+        raise _explained(error) from error
+
+
+def _explained(error: CollectiveError) -> CollectiveError:
     """Return ``error`` with what it means here, where ranks met in different collectives."""
     reason = str(error).removeprefix(f"{error.collective}: ")
     if DIFFERENT not in reason:

@@ -25,11 +25,10 @@ from syncopate.engine.buckets import (
     Trainable,
     build_buckets,
 )
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-from syncopate.errors import CollectiveError
 from syncopate.plan import Plan, pulled_in
 
 if TYPE_CHECKING:
@@ -145,7 +144,7 @@ class Layout:
         self.index = {id(trainable.parameter): trainable.index for trainable in trainables}
         self.traffic = Traffic()
         self.scale = 1.0 / communicator.world_size
-        self.complete: Callable[[], None] = _nothing
+        self.complete: Callable[[], None] = nothing
         self.ending = ExitStack()
         self._servers = servers
         self._shared: dict[Any, Any] = {}
@@ -228,10 +227,8 @@ def arrived(handle: Work) -> None:
     Raises:
         CollectiveError: a rank is lost or late; says what that means for the training.
     """
-    try:
+    with explaining():
         handle.wait()
-    except CollectiveError as error:
-        raise explained(error) from error
 
 
 def always() -> bool:
@@ -239,5 +236,5 @@ def always() -> bool:
     return True
 
 
-def _nothing() -> None:
-    """No exchange is under way before the first backward."""
+def nothing() -> None:
+    """Do nothing, where no part says otherwise."""

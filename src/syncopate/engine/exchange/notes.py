@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import BucketBuffers, dtype_name
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, always, arrived
 from syncopate.engine.tail import Said, Tail
-from syncopate.errors import CollectiveError
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
 
 
@@ -183,10 +182,8 @@ class Ranks:
         ranks = self._layout.communicator
         table = values.new_zeros(ranks.world_size, values.numel())
         table[ranks.rank] = values
-        try:
+        with explaining():
             ranks.run(self._recipe, table.view(-1))
-        except CollectiveError as error:
-            raise explained(error) from error
         return table
 
     def meet(self) -> None:

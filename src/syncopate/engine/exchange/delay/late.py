@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Message, in_turn
 from syncopate.engine.exchange import groups, parts
-from syncopate.engine.exchange.delay.behind import Held
+from syncopate.engine.exchange.delay.deferred import Held
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of

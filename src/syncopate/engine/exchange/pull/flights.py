@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.seen import averages, weights
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class Flight:
@@ -118,11 +118,9 @@ class Flights:
             if flight is None or flight.landing:
                 return
             began_s = time.perf_counter()
-            try:
+            with explaining():
                 for wait in flight.works:
                     wait()
-            except CollectiveError as error:
-                raise explained(error) from error
             if self._under_way.get(key) is not flight:  # [Note: signal handlers]
                 return
             flight.landing = True

@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, Trainable
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
 from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.exchange.shares import Shares
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class Partial:
@@ -93,12 +93,10 @@ class Partial:
         if id(gradient.whole) in self.gathered:
             return
         part, ranks = self.around(gradient), self._layout.communicator
-        try:
+        with explaining():
             for message in part.messages:
                 if message.pull is not None:
                     ranks.run(message.pull, message.gradients, bounds=message.bounds)
-        except CollectiveError as error:
-            raise explained(error) from error
         self.gathered.update(map(id, part.views))
 
 

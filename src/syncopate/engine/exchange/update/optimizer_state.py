@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Trainable, view_like
-from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.checks.agreement import explaining
+from syncopate.engine.exchange.layout import Layout, nothing
 from syncopate.engine.exchange.seen import state as seen
 from syncopate.engine.exchange.update.pieces import Piece, Pieces
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 State = dict[str, Any]
 """What an optimizer knows of one parameter."""
@@ -80,7 +80,7 @@ class OwnedState:
         self._pieces = layout.shared(Pieces).of
         # [Note: the mark]
         self.mark: Tensor = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.finish: Callable[[], None] = _nothing
+        self.finish: Callable[[], None] = nothing
         self._cut: list[weakref.ref[Optimizer]] = []
         self._plain: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -274,13 +274,11 @@ class OwnedState:
                 for piece in self._pieces[trainable.index] if travels else ():
                     own = view_like(piece.parameter, flat, offset + piece.start)
                     own.copy_(optimizer.state[piece.parameter][key])
-            try:
+            with explaining():
                 for message in part.messages:
                     if message.pull is not None:
                         held = flat[message.start : message.stop]
                         self._communicator.run(message.pull, held, bounds=message.bounds)
-            except CollectiveError as error:
-                raise explained(error) from error
             yield key, flat
 
     def _forget(self, optimizer: Optimizer) -> None:
@@ -290,10 +288,6 @@ class OwnedState:
         for _, pieces in self._everything():
             for piece in pieces:
                 optimizer.state.pop(piece.parameter, None)
-
-
-def _nothing() -> None:
-    """No update is under way where steps end before they return."""
 
 
 def _kept(piece: Tensor, key: str, value: Any) -> _Kept:
