@@ -137,7 +137,7 @@ class Session:
         """Take turns; what cannot run says so, and the others go on.
 
         Raises:
-            KeyboardInterrupt: somebody ended the hosts; all turns before are kept.
+            KeyboardInterrupt: the user ended the hosts; all turns before are kept.
             SyncopateError: a host failed, and no turn alone.
         """
         planner = served.Planner(self._options.rate)
@@ -223,7 +223,7 @@ class Session:
 
 
 def _predicted_s(turn: served.Turn) -> float | None:
-    """Return what a step was expected to take; None of asynchronous servers, which nobody plays."""
+    """Return what a step was expected to take; None of asynchronous servers, without a model."""
     if turn.case.method == ALONE:
         return turn.workload.compute_s
     if turn.case.method == ASGD or turn.plan is None or turn.plan.prediction is None:

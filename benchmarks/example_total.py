@@ -9,7 +9,7 @@ in turns: with ``--ddp``; with an empty cache, so that self-planning measures; a
 that the run before filled. Times count from before the model is built and wrapped, testing after
 each epoch included. What is printed is the median over turns after some numbers of steps; the time
 to start Python and torch, alike for all, is left out. After each turn of all three come short ones
-of DDP and of the plan that was kept, in turns: who leads from the first step.
+of DDP and of the plan that was kept, in turns: which one leads from the first step.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ A run trains for 30 steps on two servers that keep state and two workers. Server
 to three times and started again, must leave no trace: synchronous runs end with the bits of an
 undisturbed one, and asynchronous ones, which add whole numbers, with their exact sum. A killed
 worker ends the job with an error that names it, or the other goes on: it has the same data, so the
-weights are the same, whoever is there. A third of the runs also lose, double and delay messages.
-Anything else is a violation, such as a process that goes on after a minute; then the exit code
-is 1.
+weights are the same, whichever workers are there. A third of the runs also lose, double and delay
+messages. Anything else is a violation, such as a process that goes on after a minute; then the exit
+code is 1.
 
 Seed and number of a run say all that happens in it. Every run is kept in the file as soon as it is
 over; one that was stopped goes on where it was.

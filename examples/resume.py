@@ -80,7 +80,7 @@ def restarts() -> int:
 
 
 def write(path: Path, state: dict[str, object]) -> None:
-    """Write a checkpoint; whoever reads meanwhile finds the one before."""
+    """Write a checkpoint; a reader meanwhile finds the one before."""
     torch.save(state, path.with_suffix(".new"))
     path.with_suffix(".new").replace(path)
 

@@ -5,7 +5,7 @@ worker runs). Every node captures its messages, and ``syncopate convert --to dlc
 of each. All figures are read off these traces, and a file keeps them: sizes of messages, and of
 every overhead its distribution over iterations.
 
-The first iteration does not count: its memory is new to everybody.
+The first iteration does not count: its memory is new to all processes.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Parameter(NamedTuple):
     Attributes:
         name: as MXNet calls it.
         numel: its elements.
-        operations: multiply-adds of one image forward; 0 where nobody needs them.
+        operations: multiply-adds of one image forward; 0 where they are not needed.
     """
 
     name: str

@@ -168,12 +168,12 @@ class Workload:
     Attributes:
         title: in tables.
         smaller: by how much it is smaller than the paper's.
-        seeds: how many, unless somebody asks for fewer.
+        seeds: how many, unless fewer are asked for.
         rows: of the study.
         build: makes the model from a seed.
         loss: of output and targets.
         batches: one rank's batches: ``batches(size, epoch, rank, ranks)``.
-        accuracy: on what is not trained on, in [0, 1].
+        accuracy: on the test set, in [0, 1].
     """
 
     title: str

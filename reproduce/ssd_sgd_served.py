@@ -1,8 +1,8 @@
 """ASGD for SSD-SGD's accuracy study: every rank a worker of a parameter server of this machine.
 
-A worker pushes its gradient and pulls what the weights have become by then, and waits for nobody.
-The server updates them with each push by itself, K pushes where SSGD has one update, so that its
-learning rate is a K-th: a sample moves the weights as far as in the other rows.
+A worker pushes its gradient and pulls what the weights have become by then, and waits for no other
+worker. The server updates them with each push by itself, K pushes where SSGD has one update, so
+that its learning rate is a K-th: a sample moves the weights as far as in the other rows.
 
 What comes of it depends on who is when ready: no two runs are alike.
 """

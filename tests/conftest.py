@@ -18,7 +18,8 @@ settings.load_profile("syncopate")
 # Plans of tests are kept for no other run, and tests get none of the user's.
 os.environ["SYNCOPATE_CACHE"] = "off"
 
-# Who starts in the background of a script ignores interrupts, and so would all that tests start.
+# A process started in the background of a script ignores interrupts, and so would all that tests
+# start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

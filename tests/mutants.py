@@ -327,7 +327,7 @@ def described(mutant: Mutant) -> Mutant:
 
 
 def report(scores: Sequence[Score], sample: Sequence[Mutant]) -> list[Table | str]:
-    """Return a table of the rooms, and the mutants that nobody noticed."""
+    """Return a table of the rooms, and the mutants that survived."""
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("room")
     for title in ("mutants", "sample", "judged", "noticed", "score"):

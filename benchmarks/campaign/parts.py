@@ -65,7 +65,7 @@ def chosen(names: Sequence[str]) -> tuple[Part, ...]:
 def by_lab(parts: Sequence[Part]) -> list[tuple[Part, ...]]:
     """Return the parts in groups that share the ranks of a lab, which are started once.
 
-    Parts that end their ranks share them with nobody.
+    Parts that end their ranks share them with no other part.
     """
     groups: dict[tuple[str, bool], list[Part]] = {}
     for part in parts:

@@ -123,7 +123,7 @@ def managed() -> Iterator[Any]:
         stack.callback(manager.shutdown)
         manager.start_quorum()  # connects, before any clock runs
         yield manager
-        dist.barrier()  # nobody's manager goes while others are at their last step
+        dist.barrier()  # no rank's manager goes while others are at their last step
 
 
 class Trained:

@@ -30,7 +30,7 @@ class Cell(Record, frozen=True, kw_only=True):
 
     Attributes:
         turns: of each, every worker's counted steps in seconds.
-        predicted_s: what the plan promises of a step; None where nobody does.
+        predicted_s: what the plan promises of a step; None where there is no plan.
         missing: why there is no (further) turn; empty where nothing is wrong.
     """
 

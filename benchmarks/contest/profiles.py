@@ -12,7 +12,7 @@ from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import VGG11, AlexNet, ResNet50
 
 RESNET50_S = 1.0
-"""What an iteration of the replayed ResNet-50 computes unless somebody says otherwise."""
+"""What an iteration of the replayed ResNet-50 computes by default."""
 
 ALEXNET_S = 0.25
 VGG11_S = 1.85

@@ -53,8 +53,8 @@ class Turn(Record, frozen=True, kw_only=True):
         digests: rank -> hash of all weights after the last step.
         off: how far the weights are from the reference's, over how far training moved those; None
             where weights are not compared.
-        busy: the share of all processors' time that was not idle in the counted steps, by whatever
-            program; None where the system does not tell.
+        busy: the share of all processors' time that was not idle in the counted steps, by
+            all programs; None where the system does not tell.
     """
 
     steps_s: tuple[tuple[float, ...], ...]
@@ -204,7 +204,7 @@ def still_to_do(
 ) -> list[Place]:
     """Return the turns that are missing, one model after the other, its variants in turns.
 
-    A variant that was not available is tried again; whoever comes back may have installed it.
+    A variant that was not available is tried again: its package may have been installed since.
     """
     return [
         Place(index, work, variant)

@@ -81,7 +81,7 @@ class Session:
         """Take turns; what cannot run says so, and the others go on.
 
         Raises:
-            KeyboardInterrupt: somebody ended the ranks; all turns before are kept.
+            KeyboardInterrupt: the user ended the ranks; all turns before are kept.
             UnavailableError: a model could not be profiled, or the lab not be calibrated.
         """
         failed: set[tuple[str, str]] = set()
@@ -148,7 +148,7 @@ class Session:
         cluster = self.results.cluster
         assert cluster is not None
         if not WORKS[name].real:
-            # Who sleeps is not slowed down by those who communicate.
+            # A rank that sleeps is not slowed down by those that communicate.
             cluster = structs.replace(cluster, interference=Interference())
         optimizer = self.results.setting.optimizer or WORKS[name].optimizer
         delay = variant.delay(OPTIMIZERS[optimizer][0])

@@ -251,7 +251,7 @@ def _train(job: Job) -> Told:
     model, optimizer = VARIANTS[job.variant].build(_asked(job, trained.model))
     step = stepper(trained, model, optimizer, clip=job.setting.clip)
     several = 1 if job.setting.quick else works.WORKS[job.work].steps
-    # Not later: what is still on its way after a step must not get time that nobody counts.
+    # Not later: what is still on its way after a step must not get uncounted time.
     dist.barrier()
     warmup, counted = VARIANTS[job.variant].steps(
         job.setting.warmup * several, job.setting.iterations * several
@@ -267,7 +267,7 @@ def _train(job: Job) -> Told:
     busy = _busy(spent, _processors())
     peak_bytes = _peak_bytes()
     engine = getattr(model, "syncopate", None)
-    # Whoever looks at a weight gets it up to date, or is refused.
+    # A read of a weight gets it up to date, or is refused.
     with engine.global_weights() if engine is not None else nullcontext():
         digest = _digest(trained.model)
     told = Told(

@@ -59,9 +59,9 @@ class Work(NamedTuple):
     Attributes:
         name: on the command line.
         title: in reports.
-        optimizer: a name in ``OPTIMIZERS``, unless somebody asks for another.
+        optimizer: a name in ``OPTIMIZERS``; the default.
         profile: of a replayed model, by its computation; None where it computes for real.
-        compute_s: of a replayed model, unless somebody asks for a ratio.
+        compute_s: of a replayed model, unless a ratio is given.
         steps: how many of its steps count as one, because a single one is over in milliseconds.
         make: makes a real model on a rank: ``make(rank, world_size, quick)``.
     """

@@ -19,7 +19,7 @@ from syncopate.protocol.rules import Rules
 SERVER, COUNTED = "server, ssgd", "server, asgd"
 ABORT, CONTINUE = "worker, abort", "worker, continue"
 CASES = (SERVER, COUNTED, SERVER, ABORT, CONTINUE)
-"""Who is killed, and under which rules; run n has case n modulo their number."""
+"""Which processes are killed, and under which rules; run n has case n modulo their number."""
 
 SAME_BITS = "all went on, same bits"
 WENT_ON = "the others went on, same bits"
@@ -173,7 +173,7 @@ def judged(run: Run, found: _Found, expected: str) -> tuple[str, str]:
 
 
 def _wrong(found: _Found, expected: str) -> str:
-    """Return what must never happen, whoever was killed."""
+    """Return what must never happen, whichever process was killed."""
     for rank, outcome in found.workers.items():
         if outcome.kind == "late":
             return f"worker {rank} hangs"
@@ -193,7 +193,7 @@ def _without(run: Run, found: _Found, finished: bool) -> str:
     """Return the outcome of a run that lost a worker; empty: none of the good ones."""
     victim = run.kills[0].rank
     if finished:
-        # Whose pushes were all over is missed by nobody, if its last words were heard.
+        # A worker whose pushes were all over is not missed, if its last words were heard.
         moot = found.moot or found.progress[victim] >= processes.END
         went_on = WENT_ON if run.case == CONTINUE else ""
         return MOOT if moot else went_on
@@ -212,7 +212,7 @@ def _said(workers: Mapping[int, Outcome]) -> str:
 
 
 def _happened(run: Run, state: Path) -> _Found:
-    """Start everybody, kill whom the plan says, and wait for the end."""
+    """Start all processes, kill those that the plan names, and wait for the end."""
     until_s = time.monotonic() + LIMIT_S
     with SmallJob(rules_of(run.case), state) as job:
         if run.case == COUNTED:

@@ -3,7 +3,7 @@
 - ``syncopate``: one worker, one server.
 - ``encrypted``: the same job with a key, so with CURVE, which several hosts have by default.
 - ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a slice in each message;
-  a push is over when the last message is acknowledged, and nobody adds or copies anything.
+  a push is over when the last message is acknowledged, and nothing is added or copied.
 - ``unix``: the same over a Unix socket, which ``syncopate`` takes on one machine; on Linux alone.
 - ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
   what is pushed to its weights, the worker copies what is pulled into its tensors.
@@ -40,9 +40,9 @@ from syncopate import KVStore
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
-from syncopate.paramserver.security import make_key
 from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tensors import keep_freed_memory, tensor_of
+from syncopate.paramserver.wire.security import make_key
 
 try:
     from torch.distributed import rpc

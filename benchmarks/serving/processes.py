@@ -20,11 +20,11 @@ from torch import Tensor, nn
 
 from syncopate import KVStore
 from syncopate.errors import SyncopateError
-from syncopate.paramserver import faults
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
 from syncopate.paramserver.server import ParameterServer
+from syncopate.paramserver.wire import faults
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import SGD, Rules
 
@@ -32,7 +32,7 @@ WORKERS, SERVERS, STEPS = 2, 2, 30
 LIMITS = Limits(
     heartbeat_s=0.1, silence_s=4.0, join_s=30.0, restart_s=20.0, retry_s=0.3, slice_bytes=4096
 )
-"""Small slices, so that each server has several; who is lost is noticed soon."""
+"""Small slices, so that each server has several; a loss is noticed soon."""
 
 JOINED, DECLARED = 1, 2
 """Progress of a worker: it is in the job; ``init`` is over; then one more for every step."""
@@ -194,7 +194,7 @@ def train(store: KVStore, progress: Any, alike: bool) -> str:
         store: of this worker.
         progress: of all workers.
         alike: whether all workers have the same data: then the mean of their gradients has the
-            same bits whoever is there.
+            same bits whichever workers are there.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 10))

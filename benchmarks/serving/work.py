@@ -30,7 +30,7 @@ LARGE, SMALL = "large", "small"
 LARGE_BYTES = 16 * MIB
 SMALL_BYTES = 4
 LIMITS = Limits(silence_s=60.0)
-"""The machine may be so busy that somebody is silent for long; nobody is lost for that."""
+"""The machine may be so busy that a process is silent for long; none counts as lost for that."""
 
 RULES = Rules(mode="ssgd", optimizer=SGD(lr=0.1))
 OPERATIONS = ("push", "pull", "step")

@@ -138,11 +138,6 @@ class CurvePoint(Record, frozen=True, kw_only=True, omit_defaults=True):
         """Expected duration, the :func:`robust_mean` of the samples."""
         return robust_mean(self.samples_s)
 
-    @property
-    def standard_error_s(self) -> float:
-        """How uncertain the expected duration is; see :func:`standard_error`."""
-        return standard_error(self.samples_s)
-
 
 class CollectiveCurve(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What one algorithm of one collective cost on this cluster.
@@ -200,7 +195,7 @@ class Handling(Record, frozen=True, kw_only=True):
             other entries say.
         call_s: start and end of a collective: when the last rank begins, after the first.
         round_s: a round in which every rank waits for its message.
-        stream_s: a message, where nobody has to wait for them one by one.
+        stream_s: a message, where they are not waited for one by one.
         addition_s: a reduction, however short.
         byte_s: a byte.
         burst_byte_s: a byte of one message alone that a link's burst lets through at once.

@@ -194,7 +194,7 @@ def _replace(target: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             if before is not None:
-                with contextlib.suppress(OSError):  # not everybody may give files away
+                with contextlib.suppress(OSError):  # not every user may give files away
                     os.fchown(file.fileno(), before.st_uid, before.st_gid)
                 os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
             os.fsync(file.fileno())

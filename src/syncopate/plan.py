@@ -83,7 +83,7 @@ EXCHANGES: dict[str, ExchangeKind] = {
 """The ways of training a plan can ask for."""
 
 SERVERLESS = tuple(name for name, kind in EXCHANGES.items() if not kind.asks_servers)
-"""Those that need nobody but the ranks."""
+"""Those that need no other processes than the ranks."""
 
 LIKE_DDP = tuple(name for name in SERVERLESS if EXCHANGES[name].updates_whole)
 """Those under which a program does what it does under DDP: ``distribute`` chooses among them."""
@@ -214,7 +214,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         model: the workload's name, for reports.
         fingerprint: the workload's fingerprint; a plan fits no other model.
         world_size: the rank count it was made for; it fits no other.
-        policy: who made it, such as ``"optimal"``.
+        policy: what made it, such as ``"optimal"``.
         buckets: in launch order; together they hold every gradient exactly once.
         exchange: one of ``EXCHANGES``.
         channels: concurrent collectives.
@@ -231,7 +231,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
             those that are not pulled somewhere among them; empty for the reverse of their order,
             which is what forward needs where it uses the parameters in the reverse of the order in
             which backward leaves them.
-        reason: why it was chosen, in a line, where whoever made it had a choice of exchanges.
+        reason: why it was chosen, in a line, where there was a choice of exchanges.
         delay: what ranks train on between pulls, with some exchanges; None for none.
         pulled_behind: of ``sharded`` with a delay, how many of the last pulls are launched behind
             the pushes of the next backward, to arrive in the forward after it.
@@ -408,7 +408,7 @@ class Plan(Artifact, frozen=True, kw_only=True):
         sizes = {name: numel * dtype_bytes(dtype) for name, numel, dtype in here}
         differences = self._differences(sizes)
         if fingerprint(here) == self.fingerprint:
-            # Whoever edits a plan leaves the fingerprint as it was, so that it proves nothing.
+            # A plan edited by hand keeps its fingerprint, so that it proves nothing.
             if differences:
                 raise PlanError(f"this plan is damaged: {differences}. Plan again")
             self._require_bytes(sizes, {name: numel for name, numel, _ in here})

@@ -104,7 +104,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def columns(self) -> Spans:
-        """The spans as columns, for whoever looks at all of them."""
+        """The spans as columns, for code that reads all of them."""
         return Spans.of(self.spans)
 
     @property

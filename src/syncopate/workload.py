@@ -80,8 +80,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
         whole: indices of the tensors that the optimizer looks at whole, ascending. Where ranks own
             shards, one rank has all of such a tensor, and shards are unequal.
         buffers_nbytes: bytes that the model's buffers take beside its gradients in every iteration,
-            as elements of a float32 sum; None where nobody looked, and then nothing that travels
-            beside gradients is counted.
+            as elements of a float32 sum; None where it was not measured, and then nothing that
+            travels beside gradients is counted.
         metadata: device, batch, versions, clock, how many ranks were profiled at once, in all and
             on a host: whatever makes the figures reproducible.
     """
@@ -132,7 +132,7 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def beside_nbytes(self, world_size: int) -> int:
         """Return the bytes that travel beside the gradients: flags and buffers, as float32.
 
-        None, where nobody looked at the model's buffers, and where a rank is alone.
+        None, where the model's buffers were not measured, and where a rank is alone.
         """
         if self.buffers_nbytes is None or world_size == 1:
             return 0

@@ -66,7 +66,7 @@ def causes(topology: Topology, folder: Path, *, slow_s: float = 0.08) -> list[di
 
 def test_a_slow_rank_is_named_first(tmp_path: Path) -> None:
     found = causes(FOUR, tmp_path / "slow", slow_s=0.4)
-    # On busy processors transfers take long as well, and nobody is to blame for them.
+    # On busy processors transfers take long as well, and no rank is to blame for them.
     first = next(cause for cause in found if cause["kind"] != "transfers")
     assert (first["kind"], first["ranks"]) == ("compute", [SLOW]), first
     assert first["what"].startswith("rank 1 computes longer than the others"), first

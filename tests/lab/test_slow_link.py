@@ -1,4 +1,4 @@
-"""Ranks that only run collectives find out whose link is slow, and accuse nobody where none is."""
+"""Ranks that only run collectives find out whose link is slow, and accuse no rank where none is."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def raises_alone(model: Any, optimizer: Any, failing: int, steps: int) -> None:
 
 @contextmanager
 def failing_backward(module: nn.Module) -> Iterator[None]:
-    """A backward through ``module`` raises in this block, and whoever asked for it is told."""
+    """A backward through ``module`` raises in this block, and its caller is told."""
 
     def fails(*_: Any) -> None:
         raise ValueError("no gradient")

@@ -17,11 +17,11 @@ import msgspec
 import torch
 
 from syncopate.errors import SyncopateError
-from syncopate.paramserver import faults
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
 from syncopate.paramserver.server import ParameterServer
+from syncopate.paramserver.wire import faults
 from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules

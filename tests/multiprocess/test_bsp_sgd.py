@@ -288,7 +288,7 @@ def _algorithm_1_overlaps_both_ways(rank: int, world_size: int) -> None:
 
 
 def _on_the_way(layers: list[nn.Module]) -> list[int]:
-    """Layers whose weights have been launched and waited for by nobody."""
+    """Layers whose weights have been launched and not waited for."""
     return [index for index, layer in enumerate(layers) if type(layer.weight) is not nn.Parameter]
 
 

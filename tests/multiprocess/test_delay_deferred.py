@@ -114,7 +114,7 @@ def pulls_wait(rank: int, world_size: int, meets: bool) -> None:
     pulls = model.syncopate.exchange.pulls
     assert len(pulls) == len(model.syncopate.plan.buckets)
     assert not any(one.handle.done() for one in pulls)
-    # Where ranks have not met, nobody launches a pull before all are known to be sound.
+    # Where ranks have not met, none launches a pull before all are known to be sound.
     assert not any(isinstance(one.handle, Due) for one in pulls if meets)
     assert all(math.isnan(one.handle.launched_s) for one in pulls if not meets)
     loss = loss_of(model, rank, 8)
@@ -132,8 +132,8 @@ def test_a_pull_waits_for_the_update_that_ends_behind_its_step(meets: bool) -> N
 
 def trained(rank: int, world_size: int, make: Any, at_once: bool, delay: Delay = K4) -> Any:
     """Return all weights and states of a training whose rate follows a schedule."""
-    may = module.has_shadow
-    module.has_shadow = (lambda _: False) if at_once else may
+    may = module.may_go_on_behind
+    module.may_go_on_behind = (lambda _: False) if at_once else may
     ended, go_on = [], Ending.go_on
 
     def counting(*told: Any) -> None:
@@ -158,7 +158,7 @@ def trained(rank: int, world_size: int, make: Any, at_once: bool, delay: Delay =
         found += [parameter.detach() for parameter in model.parameters()]
         return [each for each in found if each is not None], len(ended)
     finally:
-        module.has_shadow, Ending.go_on = may, go_on  # type: ignore[method-assign]
+        module.may_go_on_behind, Ending.go_on = may, go_on  # type: ignore[method-assign]
 
 
 def adam(model: Any) -> torch.optim.Optimizer:
@@ -184,7 +184,7 @@ def test_weights_and_state_have_the_same_bits_whenever_pushes_end() -> None:
 
 
 def reads(rank: int, world_size: int) -> None:
-    """Who looks at gradients, before or after a step, sees averages of it; steps go on alike."""
+    """A read of gradients, before or after a step, gives averages of it; steps go on alike."""
     model, optimizer = delayed(model := odd64(), two_groups(model), world_size, K4)
     iterate(model, optimizer, rank, range(4))
     behind = model.syncopate.exchange.layout.shared(module.Behind)

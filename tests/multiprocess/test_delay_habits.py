@@ -221,7 +221,7 @@ def leaves_out(rank: int, world_size: int) -> None:
     model, optimizer = delayed(model, sgd(model.parameters()), world_size, delay, sizes=[4])
     frozen = model.frozen.weight.clone()
     for num in range(12):
-        # In 5 and 10 nobody comes by, in 6 and 9 rank 0 alone.
+        # In 5 and 10 no rank comes by, in 6 and 9 rank 0 alone.
         both = num not in (5, 10) and (num not in (6, 9) or rank == 0)
         before = model.sometimes.weight.detach().clone()
         model(batch(rank, num, 4, 5), both).square().mean().backward()

@@ -1,4 +1,4 @@
-"""One rank goes another way than the others, who hear what it did."""
+"""One rank goes another way than the others; they hear what it did."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _ends_by_itself(rank: int, world_size: int, exchange: str, ending: int) -> s
         for step in range(3):
             model(data(rank, step, 4, 8)).sum().backward()
     except EngineError as error:
-        # What Python does with what nobody catches.
+        # As Python does with an uncaught exception.
         sys.excepthook(type(error), error, error.__traceback__)
         os._exit(1)
     except CollectiveError as error:

@@ -284,7 +284,7 @@ def _ignored(rank: int) -> None:
     assert model.steps.tolist() == [rank, rank]
     assert model.body[1].running_mean.tolist() == [rank] * 6
     identical_everywhere([model.frozen.bias, model.tied.weight, model.body[0].weight])
-    model.frozen.weight.requires_grad_(True)  # nobody else's business
+    model.frozen.weight.requires_grad_(True)  # on this rank alone
     for step in range(2):
         model.tied.bias.grad = None
         optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""What the engine refuses: one clear error on every rank, and nobody hangs."""
+"""What the engine refuses: one clear error on every rank, and no rank hangs."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def _survives(rank: int, world_size: int) -> None:
         _Bomb.armed = False
         _step(model, optimizer, rank, 2)
         identical_everywhere([*model.parameters(), *model.buffers()])
-        # One rank fails: the others learn which, and nobody steps on half a gradient.
+        # One rank fails: the others learn which, and no rank steps on half a gradient.
         _Bomb.armed = rank == 1
         before = [p.detach().clone() for p in model.parameters()]
         error = _error_of(partial(_step, model, optimizer, rank, 3))
@@ -385,7 +385,7 @@ def _unfreezing(rank: int, world_size: int) -> None:
     model[0].requires_grad_(False)
     model, optimizer = _distribute(model, plan=plan_of(model, world_size))
     _step(model, optimizer, rank, 0)
-    model[2].requires_grad_(False)  # frozen later: exchanged no more, and nobody hangs
+    model[2].requires_grad_(False)  # frozen later: exchanged no more, and no rank hangs
     _step(model, optimizer, rank, 1)
     assert model[2].weight.grad is None
     identical_everywhere(model.parameters())

@@ -1,4 +1,4 @@
-"""Uneven inputs: who runs out goes on taking part, as with DDP's join, and nobody waits."""
+"""Uneven inputs: a rank that runs out goes on taking part, as with DDP's join; none waits."""
 
 from __future__ import annotations
 

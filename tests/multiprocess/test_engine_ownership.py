@@ -1,6 +1,6 @@
 """Whose gradient it is: one engine's, of the parameters that were distributed, or an error.
 
-Every case here trained on wrong gradients once, or on gradients that nobody exchanged.
+Every case here trained on wrong gradients once, or on gradients that were not exchanged.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _the_same_parameters_elsewhere(rank: int) -> None:
     assert model.body.weight.grad is None
     identical_everywhere([model.head[1].weight.grad])
     model.body.requires_grad_(True)
-    # Tensors that stand in for a call are trained by nobody, and what they come from is averaged.
+    # Tensors that stand in for a call are not trained, and what they come from is averaged.
     model.zero_grad()
     doubled = {name: 2 * parameter for name, parameter in model.named_parameters()}
     torch.func.functional_call(model, doubled, (x,)).sum().backward()
@@ -345,7 +345,7 @@ def _dropped_models(rank: int) -> None:
             time.sleep(0.05)
         assert now[0] <= threads, now
         assert now[1] <= files + 2, now
-    # A layer that outlives its model says that nobody exchanges its gradients, ...
+    # A layer that outlives its model says that its gradients are not exchanged, ...
     body = nn.Linear(8, 8)
     _planned(_Net(body))
     gc.collect()

@@ -1,4 +1,4 @@
-"""Servers that update at every push: nobody waits for another rank, and all end with one model."""
+"""Servers that update at every push: no rank waits for another, and all end with one model."""
 
 from __future__ import annotations
 

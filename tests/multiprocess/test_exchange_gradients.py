@@ -142,7 +142,7 @@ def whole(run: Run) -> None:
         gradient.abs().max().item(),
     ]
     assert torch.equal(gradient, gradient)
-    # What is here whole stays whole, whoever changes it.
+    # What is here whole stays whole, also where a script changes it.
     assert gradient.mul_(0.5) is gradient
     run.seen += gradient.view(-1).tolist()
     # In place by what other gradients are, and by what looks at several elements.
@@ -154,7 +154,7 @@ def whole(run: Run) -> None:
 
 
 def moved(run: Run) -> None:
-    """A gradient stays in the memory that the plan exchanges, whatever it is given."""
+    """A gradient stays in the memory that the plan exchanges, also where it is given other."""
     gradient = run.model.first.weight.grad
     gradient.data = torch.arange(35.0).view(7, 5)
     gradient.data /= 35

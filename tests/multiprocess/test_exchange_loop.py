@@ -290,7 +290,7 @@ def rebound(run: Run) -> None:
 
 
 def given(run: Run) -> None:
-    """Gradients that somebody made are stepped on, where they are the same on every rank."""
+    """Gradients that the script made are stepped on, where they are the same on every rank."""
     for number in range(2):
         run.optimizer.zero_grad()
         run.backward(squares(number))

@@ -106,7 +106,7 @@ def check(plan: Plan, rounds: list[Events]) -> None:
         stepped = events.index(("step",))
         waits = [place for place, event in enumerate(events) if event[:2] == ("wait", kind.push)]
         assert len(waits) == len(plan.buckets)
-        # Nobody needs an average before the step.
+        # No average is needed before the step.
         assert min(waits) > max(p for p, e in enumerate(events) if e[0] == "ready")
         pulled = [p for p, e in enumerate(events) if e[:2] == ("launch", kind.pull)]
         if averages:  # nothing that a script does behind its backward is a collective
@@ -261,7 +261,7 @@ def everything(rank: int, world_size: int) -> int:
 
 
 def steps_again(rank: int, world_size: int, exchange: str) -> None:
-    """Two steps between which nobody looks at weights: the second waits for pulls of the first."""
+    """Two steps between which no weight is read: the second waits for pulls of the first."""
     events: Events = []
     plan = plan_of(chain(), world_size, [2, 1, 2], exchange=exchange, channels=2)
     model, optimizer = watched_chain(plan, events)

@@ -1,4 +1,4 @@
-"""Whoever reads weights between a step and the next forward reads those of the step."""
+"""A read of weights between a step and the next forward is one of those of the step."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ READS: dict[str, Callable[[Any], list[Any]]] = {
 class Held:
     """A communicator whose collectives are waited for no sooner than it is told.
 
-    What is on its way is written only when somebody waits: who does not reads old values.
+    What is on its way is written only by a wait: a read without one has old values.
     """
 
     def __init__(self, communicator: Any) -> None:
@@ -264,7 +264,7 @@ def layers_alone(model: Any, backend: str) -> Any:
 def compiled(rank: int, world_size: int) -> None:
     ways = (whole, in_place, a_layer, a_function, layers_alone)
     for exchange in OWNED:
-        # What is on its way looks the same to a compiler, whoever sends it.
+        # What is on its way looks the same to a compiler in every exchange.
         for compile_it in ways if exchange == "sharded" else (whole, layers_alone):
             backend = "eager" if compile_it is whole else "aot_eager"
             torch._dynamo.reset()

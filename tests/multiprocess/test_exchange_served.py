@@ -381,7 +381,7 @@ def watched(rank, _world, job):
                 optimizer.zero_grad()
                 loss_of(model, batch(step, rank)).backward()
                 optimizer.step()
-        assert waits == []  # who listens does not wait for weights that nobody needs yet
+        assert waits == []  # the listener does not wait for weights that are not needed yet
         model.syncopate.ready()
         timeline = model.syncopate.timeline()
         whole = model.syncopate.state_dict(optimizer, everywhere=True)

@@ -236,7 +236,7 @@ def refused(rank: int, world_size: int) -> None:
 
 
 def untold(rank: int, world_size: int) -> None:
-    """An optimizer which nobody was told of reads whole gradients, and updates on every rank."""
+    """An optimizer unknown to the engine reads whole gradients, and updates on every rank."""
     for exchange in OWNED:
 
         def script(run: Run) -> None:

@@ -83,7 +83,7 @@ class Lamb(Optimizer):
 
 
 class Unknown(Optimizer):
-    """Nobody said what it looks at."""
+    """It does not say what it looks at."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {})
@@ -139,7 +139,7 @@ def optimizers_of(given: Any) -> Sequence[Optimizer]:
 
 
 class Twins:
-    """A model that all ranks train, and beside it one that this rank trains on everybody's data.
+    """A model that all ranks train, and beside it one that this rank trains on all ranks' data.
 
     Args:
         rank: this rank.

@@ -1,4 +1,4 @@
-"""Servers and workers that die: training goes on, or everybody hears who is to blame."""
+"""Servers and workers that die: training goes on, or all processes hear which one is to blame."""
 
 from __future__ import annotations
 

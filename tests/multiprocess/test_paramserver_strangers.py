@@ -1,4 +1,4 @@
-"""Strangers: without the key nothing is read or written, and nonsense stops nobody."""
+"""Strangers: without the key nothing is read or written, and nonsense stops no process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import random
 import msgspec
 import zmq
 
-from syncopate.paramserver.security import load_key, make_key
+from syncopate.paramserver.wire.security import load_key, make_key
 from syncopate.protocol import messages as msg
 from syncopate.units import MIB
 from tests.multiprocess import test_paramserver as case

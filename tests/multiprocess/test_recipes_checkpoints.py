@@ -43,7 +43,7 @@ RESUMED = (
     *((DDP, name) for name in OURS),
     *((name, DDP) for name in OURS),
 )
-"""Who wrote a checkpoint, and who goes on from it."""
+"""The run that wrote a checkpoint, and the run that goes on from it."""
 CALL = r"On every rank call model\.syncopate\.state_dict\(optimizer\)"
 
 

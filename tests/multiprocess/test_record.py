@@ -148,7 +148,7 @@ def test_a_sleep_in_backward_shows_as_late_arrivals_from_its_bucket_on(tmp_path)
 
 
 def _python(folder, script, *arguments):
-    """Run a script as whoever has installed the package and set the variable does."""
+    """Run a script as a user does who has installed the package and set the variable."""
     (folder / "train.py").write_text(textwrap.dedent(script))
     (folder / "sitecustomize.py").write_text(
         f"import site; site.addsitedir({str(REPOSITORY / 'src')!r})"

@@ -20,6 +20,7 @@ from syncopate.cluster import (
     Level,
     LinearFit,
     robust_mean,
+    standard_error,
 )
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from tests.unit import strategies
@@ -222,7 +223,7 @@ def test_files_from_before_there_were_warnings_have_none():
 
 def test_the_uncertainty_of_an_expected_duration():
     def error_s(*samples_s):
-        return CurvePoint(nbytes=1, samples_s=samples_s).standard_error_s
+        return standard_error(samples_s)
 
     assert error_s(1.0) == 0.0
     assert error_s(1.0, 3.0) == pytest.approx(1.0)

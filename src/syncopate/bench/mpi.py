@@ -43,7 +43,7 @@ def load_mpi() -> Any:
 
     Left to itself mpi4py makes that call whenever a process ends, and a rank that failed would wait
     in it for ranks that wait for it. Without it ``mpirun`` sees that the rank broke off, and ends
-    the others. Who succeeds calls ``MPI.Finalize()``.
+    the others. A rank that succeeds calls ``MPI.Finalize()``.
 
     Raises:
         CalibrationError: mpi4py or the MPI library that it was built for is not installed.

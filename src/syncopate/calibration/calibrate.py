@@ -73,7 +73,8 @@ def calibrate(
         racks: a text file with a line ``host rack`` for every host, which rank 0 reads; see
             :mod:`syncopate.calibration.racks.table`. Left out, racks are searched for.
         budget_s: about how long to take. A short one means fewer samples and smaller sizes.
-        interference: whether to measure it, beside a computation of our own. Who measures it on the
+        interference: whether to measure it, beside a computation of our own. A caller that measures
+        it on the
             training itself leaves it out: then it is ideal, and its time goes to the curves.
         progress: called with what is measured and how much of the whole is done.
 

@@ -17,7 +17,7 @@ disturbance hits all of them alike.
 so that a short budget gives a coarse curve of the whole range rather than a fine one of its
 beginning, from which nothing could be said about buckets.
 
-[Note: who is measured] A long message takes a budget's second or more, so it is for those alone
+[Note: what is measured] A long message takes a budget's second or more, so it is for those alone
 that stand a chance. What an algorithm is expected to take is its price on the links just measured,
 corrected by how its nearest measured size compares with its price there; the backend's own has no
 price, and is taken to cost what the cheapest of the others does. From ``HOPELESS_FROM_BYTES`` on,
@@ -72,7 +72,7 @@ sizes and yet the best at large ones."""
 
 CHANCE = 2.0
 """An algorithm expected to take this many times the best is not measured at a long message, see
-[Note: who is measured]."""
+[Note: what is measured]."""
 
 ALWAYS_MEASURED = 3
 """How many sizes are measured however short the budget is."""
@@ -213,7 +213,7 @@ def measure_curves(
         communicator: the ranks; all of them must call this. One rank alone has nothing to measure.
         collective: such as ``"all_reduce"``.
         options: the algorithms to measure, and at every size, a multiple of 4, their options.
-        expected: their prices, see [Note: who is measured].
+        expected: their prices, see [Note: what is measured].
         budget_s: about how long to take; the first few sizes are measured whatever they cost.
         shared_clock: whether all ranks read one clock, see [Note: what one sample is].
         progress: called before every size.
@@ -387,7 +387,7 @@ def _ratio_if_hopeless(name: str, points: Points) -> float | None:
 
 
 def promising(names: Sequence[str], points: Points, nbytes: int, expected: Prices) -> list[str]:
-    """Return those of ``names`` that stand a chance at ``nbytes``; see [Note: who is measured]."""
+    """Return those of ``names`` that stand a chance at ``nbytes``; see [Note: what is measured]."""
     if nbytes < HOPELESS_FROM_BYTES:
         return list(names)
     here_s = {n: _expected_s(points[n], nbytes, expected.get(n, {})) for n in names}

@@ -113,7 +113,7 @@ class _Bench:
         """Make the calls once, by ascending size; return those before they become too long.
 
         Each size, of which the next takes in proportion, may take half the budget. The sizes up to
-        ``_SMALL_BYTES`` are called whatever they take.
+        ``_SMALL_BYTES`` are measured however long they take.
         """
         spent_s, before, done = 0.0, 0, 0
         for nbytes, some in itertools.groupby(self._probes, key=lambda probe: probe[-1]):

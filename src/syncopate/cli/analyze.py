@@ -99,7 +99,7 @@ def _run(directory: Path, last: int, json: bool) -> None:
     from syncopate.reports.serving import serving_json, serving_report
 
     served = run.served
-    if run.first:  # versions are no iterations where servers wait for nobody
+    if run.first:  # versions are no iterations where servers wait for no worker
         shown = (work for work in served.work if work.start_s >= run.origin_s)
         served = served._replace(work=tuple(shown))
     messages, computed = messages_in(run), [*computed_of(served)]

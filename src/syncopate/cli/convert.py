@@ -64,7 +64,7 @@ def convert(
 
     A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
     flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
-    standard error says what is not.
+    standard error says what the source does not tell.
 
     A cluster becomes rules that NCCL's or Open MPI's own tuning reads. Where the best algorithm has
     no counterpart there, a note says what stands for it. Needs no ranks and no torch.

@@ -131,8 +131,8 @@ def server(
 
       syncopate ps server --host 10.0.0.1 --key job.key --state /var/lib/train/server-0
     """
-    from syncopate.paramserver.faults import faults_from
     from syncopate.paramserver.server import ParameterServer
+    from syncopate.paramserver.wire.faults import faults_from
 
     job = _job("server", place | ({} if own_host is None else {"host": own_host}))
     ParameterServer(
@@ -179,7 +179,7 @@ def local(
         raise InvalidValueError("--restarts", restarts, "0 without --state")
     if restarts < 0:
         raise InvalidValueError("--restarts", restarts, "0 or more")
-    # Nobody else on this machine knows the name, and so nobody else joins.
+    # No other process on this machine knows the name, and so none joins.
     name = f"local-{secrets.token_hex(16)}"
     loss = on_worker_loss or ""
     job = Job(
@@ -202,13 +202,13 @@ def local(
 def make_key(
     *, path: Annotated[Path, typer.Argument(metavar="FILE", help="A file that is not there yet.")]
 ) -> None:
-    """Make a job key: copy it to every host of the job, and let nobody else read it.
+    """Make a job key: copy it to every host of the job, and keep it secret.
 
     For example:
 
       syncopate ps key job.key
     """
-    from syncopate.paramserver import security
+    from syncopate.paramserver.wire import security
 
     security.make_key(path)
     _remark(f"wrote {path}")

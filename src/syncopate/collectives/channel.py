@@ -71,7 +71,7 @@ class Channel:
         """
         with self._changed:
             if self._closed:
-                return False  # the thread may have ended, and nobody would ever run it
+                return False  # the thread may have ended, and it would never run
             inline = not (background or self._running or self._jobs)
             if inline:
                 self._running = True
@@ -86,7 +86,7 @@ class Channel:
     def rest(self, timeout_s: float) -> bool:
         """Wait until no job is left; say whether that was in time."""
         with self._changed:
-            self._resting = True  # otherwise nobody is to be woken by the last job's end
+            self._resting = True  # otherwise the last job's end wakes no waiter
             return self._changed.wait_for(lambda: not (self._running or self._jobs), timeout_s)
 
     def close(self, timeout_s: float) -> bool:

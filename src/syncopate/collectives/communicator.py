@@ -333,7 +333,7 @@ class Communicator:
                 float16 (:mod:`syncopate.collectives.mesh.narrow`); as they are when left out.
 
         Raises:
-            InvalidValueError: a ``wire_dtype`` for what is not such a sum, or no such one.
+            InvalidValueError: a ``wire_dtype`` for another collective, or an unknown one.
         """
         channel = recipe.channel
         form = form_of(recipe.collective, tensor, self._world_size, bounds, wire_dtype)
@@ -486,7 +486,7 @@ def _end_threads(channels: list[Channel], detector: FailureDetector | None) -> N
 def _give_up(
     channels: list[Channel], detector: FailureDetector | None, runners: list[Runner]
 ) -> None:
-    """Free what a communicator has that nobody holds any more, without a goodbye to the peers.
+    """Free what a communicator without references has, without a goodbye to the peers.
 
     A rank that raised drops its communicator, too, and the others are to learn that it failed.
     """

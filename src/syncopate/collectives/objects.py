@@ -22,7 +22,7 @@ Run = Callable[[Schedule, torch.Tensor], None]
 
 _BARRIER, _BROADCAST, _ALL_GATHER = "recursive_doubling", "mst", "recursive"
 _BARRIER_BYTES = 5
-"""The all-reduce that a barrier is, of a size that nobody else uses."""
+"""The all-reduce that a barrier is, of a size that no other all-reduce has."""
 
 _SHORT_BYTES = 246
 """What travels along with its own length, which a longer object is sent after."""
@@ -55,7 +55,7 @@ class Objects:
         if self._run is None:
             self._native.barrier(self._device)
             return
-        # Nobody has everybody's sum before everybody came.
+        # No rank has the sum of all before all came.
         meeting = registry.build("all_reduce", _BARRIER, self._native.world_size)
         self._run(meeting, torch.zeros(_BARRIER_BYTES, dtype=torch.uint8))
 

@@ -1,7 +1,7 @@
 """Shards: buffers in the shape and dtype that backends want them, and back.
 
 Backends cut a buffer into equal shards; this package's may be of any length, and differ by up to
-one element where nobody says how long. And backends add fewer dtypes than a gradient may have.
+one element where no lengths are given. And backends add fewer dtypes than a gradient may have.
 """
 
 from __future__ import annotations

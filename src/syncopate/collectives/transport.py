@@ -84,9 +84,9 @@ def break_connections(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[i
 def hang_up(group: dist.ProcessGroup, peers: Iterable[int]) -> tuple[int, ...]:
     """Close the Gloo connections of ``group``; messages already sent still arrive.
 
-    Gloo has no call for it, and destroying a group closes nothing while anybody holds a reference
+    Gloo has no call for it, and destroying a group closes nothing while there is a reference
     to it. But a group gives up all its connections once one of its receives passes its time limit:
-    so receives are posted that nobody answers. The peers see the connections close.
+    so receives are posted that no peer answers. The peers see the connections close.
 
     Returns:
         The peers whose connection turned out to be closed by them already.
@@ -126,7 +126,7 @@ def failure_kind(error: BaseException) -> Kind:
 def new_group(group: dist.ProcessGroup | None, timeout_s: float) -> dist.ProcessGroup:
     """Return a further process group over the ranks of ``group``, of the same backends.
 
-    Every rank of ``group`` must call this in the same order, and nobody else.
+    Every rank of ``group`` must call this in the same order, and no other rank.
 
     Raises:
         RuntimeError: not every rank arrived in time.
@@ -192,7 +192,7 @@ class Seat(NamedTuple):
 
 
 def make_backend(kind: str, seat: Seat) -> Any:
-    """Return a backend, one of :data:`MADE_HERE`; all its ranks must call this, and nobody else.
+    """Return a backend, one of :data:`MADE_HERE`; all its ranks must call this, and no others.
 
     Raises:
         RuntimeError: Gloo did not find the other ranks in time. NCCL looks for them at the first

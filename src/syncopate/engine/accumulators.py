@@ -5,15 +5,15 @@ that node runs after the hooks on the parameter (``register_hook``,
 ``register_post_accumulate_grad_hook``), whenever those were registered. So what a user's hook makes
 of a gradient is what is exchanged, as with DDP, whose reducer hooks the same node.
 
-[Note: Who keeps a node]
+[Note: What keeps a node alive]
 A parameter refers to its accumulator weakly, and an accumulator to its parameter strongly. Without
-somebody who holds the node, the hook would go with the first graph. :class:`Accumulators` holds it.
+another reference to the node, the hook would go with the first graph. :class:`Accumulators` has it.
 
 [Note: Another node]
 ``parameter.data = value`` of another dtype or on another device makes autograd forget the
 accumulator, also where a second assignment takes it back. Looking at the node takes autograd two
 microseconds a parameter, so it is looked at where the parameter has other memory than before. An
-address alone does not tell that, for memory is used again: while somebody holds a weak reference to
+address alone does not tell that, for memory is used again: while there is a weak reference to
 a storage, the storage is either alive or says that it has expired.
 """
 
@@ -28,7 +28,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.hooks import RemovableHandle
 
 Hook = Callable[[object, object], None]
-"""Called with what autograd gives every hook of a node, which nobody needs here."""
+"""Called with what autograd gives every hook of a node; unused here."""
 
 
 class Accumulators:

@@ -1,7 +1,7 @@
 """Checkpoint: the state of a training as one process would have it, whatever the exchange.
 
 Where ranks own parts of parameters, an optimizer holds the state of this rank's parts alone. What
-it would give away then is no state that anybody could load, so that ``optimizer.state_dict()``
+it would give away then is no state that could be loaded, so that ``optimizer.state_dict()``
 refuses, and names what to call instead. Loading is as ever: what is loaded is whole, on every rank,
 and each keeps its own part.
 

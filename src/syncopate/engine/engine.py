@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.delay.iterations import count_iteration
 from syncopate.engine.exchange.kinds import exchange_for
-from syncopate.engine.exchange.optimizers import trained_by
+from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.exchange.serving.servers import Servers
 from syncopate.engine.join import Join
 from syncopate.engine.model import module as modules
@@ -377,7 +377,7 @@ class Engine:
         """Let gradients of what a forward without communication returned stay this rank's own.
 
         Raises:
-            EngineError: somebody else exchanges their gradients.
+            EngineError: DDP or another engine exchanges their gradients.
         """
         ownership.require_alone(self, self._trainables)
         self._readiness.forward_ends(modules.output_tensors(output), bypassed=True)
@@ -424,31 +424,29 @@ class Engine:
     @property
     def shardable(self) -> bool:
         """Whether the optimizers' steps may be spread over the ranks."""
-        try:
-            trained_by(self._trainables, self._optimizers)
-        except EngineError:
-            return False
         if self._closures or self._readiness.announce is not None:
             return False  # a step runs backward; or some ranks may leave, within join()
-        return bool(self._optimizers) and not any(
+        return self._trained() is not None and not any(
             trainable.parameter.is_complex() for trainable in self._trainables
         )
 
     @property
     def defers(self) -> bool:
         """Whether steps may be left to the next forward: each optimizer is known to allow it."""
-        try:
-            trained_by(self._trainables, self._optimizers)
-        except EngineError:
-            return False
-        return bool(self._optimizers) and not self._closures
+        return self._trained() is not None and not self._closures
+
+    def _trained(self) -> tuple[Trained, ...] | None:
+        """Return how each parameter is updated; None without optimizers, or of an unknown one."""
+        with suppress(EngineError):
+            return trained_by(self._trainables, self._optimizers) if self._optimizers else None
+        return None
 
     @property
     def kept_whole(self) -> frozenset[str]:
         """Names of the parameters that their optimizer looks at whole; none unless shardable."""
-        if not self.shardable:
+        trained = self._trained() if self.shardable else None
+        if trained is None:
             return frozenset()
-        trained = trained_by(self._trainables, self._optimizers)
         pairs = zip(self._trainables, trained, strict=True)
         return frozenset(trainable.name for trainable, by in pairs if by.kind == TENSOR)
 
@@ -470,7 +468,7 @@ class Engine:
         """Use ``plan``, which every rank is known to have and which fits, with the delay.
 
         Raises:
-            EngineError: the last backward failed, on whatever rank.
+            EngineError: the last backward failed on some rank.
         """
         delay = None if plan.delay or plan.local_sgd else self.delay
         if delay is not None and plan.exchange in delay.EXCHANGES:

@@ -7,7 +7,7 @@ the update is the last of them, and the one after it the first.
 
 [Note: How the order is kept]
 Torch calls the global hooks before a step first, and then goes through the optimizer's own. So a
-global hook puts the own ones in order before anybody goes through them, by moving the engine's to
+global hook puts the own ones in order before torch goes through them, by moving the engine's to
 the end and to the front of the dictionaries that torch keeps. Hooks stay registered where they
 were, so that their handles remove them, and copies of the optimizer have none of ours.
 """

@@ -2,8 +2,8 @@
 
 Within the block every rank says before each exchange what it is about to do; a rank that has left
 its loop says that, and then does what the others say: it begins a forward with them, where the
-model has buffers, or adds zeros to their gradients, bucket by bucket. The block ends when nobody
-trains any more, and whoever stopped early gets the parameters of a rank that trained to the end.
+model has buffers, or adds zeros to their gradients, bucket by bucket. The block ends when no rank
+trains any more, and ranks that stopped early get the parameters of a rank that trained to the end.
 """
 
 from __future__ import annotations

@@ -21,12 +21,12 @@ end is the real one.
 [Note: A model that is dropped]
 Hooks do not hold this object: the garbage collector does not see through a parameter to its hooks,
 and would keep buffers and sockets for ever. Model and optimizer hold it. Where both are gone and a
-layer is trained on all the same, a hook of its own says that nobody exchanges its gradients.
+layer is trained on all the same, a hook of its own says that its gradients are not exchanged.
 
 [Note: A backward that raises]
 The other ranks launch all their buckets and wait. The failed rank notices at its next forward (or
 backward): it launches what it had not launched, marked as failed, so that all ranks stay in step;
-the others raise an error that names it, and nobody steps on half a gradient. A forward that is
+the others raise an error that names it, and no rank steps on half a gradient. A forward that is
 refused on one rank alone is made up for in the same way.
 
 [Note: A backward that never began]
@@ -417,13 +417,13 @@ class Readiness:
             self._fail()
 
     def _fail(self) -> None:
-        """Launch what is not launched, marked as failed."""
+        """Launch the buckets that are left, marked as failed."""
         while self._next < len(self._buckets):
             self._push(self._buckets[self._next], failed=True, empty=True)
         self._settle_alone()
 
     def _settle_alone(self) -> None:
-        """Wait for an exchange whose averages nobody here needs."""
+        """Wait for an exchange whose averages this rank does not need."""
         said = self.exchange.wait()
         self._kept[:] = bytes(len(self._kept))
         self.exchange.handed_out()
@@ -497,7 +497,7 @@ class Readiness:
             self._report()
 
     def _report(self) -> None:
-        """Hand the step that is over to whoever listens."""
+        """Hand the step that is over to the listener."""
         step, self._step = self._step, Step(number=self._step.number + 1)
         step.waits, step.updates = self.exchange.traffic.taken()
         if not self.exchange.ends_with_backward:

@@ -68,7 +68,7 @@ class Recording:
         self._model = 0
         self._plan: Plan | None = None
 
-    # -- for whoever asks -----------------------------------------------------------------------
+    # -- for a reader -----------------------------------------------------------------------
 
     def record(self, on: bool) -> None:
         """Start or stop noting steps; a new start forgets the old record."""

@@ -14,7 +14,7 @@ from syncopate.tracing.clocks import Clock
 from syncopate.tracing.recorder import Event, Recorder
 
 _MOST_PENDING = 32
-"""Steps of which something may be on its way; what is not over by then is dropped."""
+"""Steps of which something may be on its way; what is under way then is dropped."""
 
 _UNKNOWN_S = float("nan")
 
@@ -97,7 +97,7 @@ class Step:
         called: the model was called, before ranks met; :attr:`forward_start` is after that.
         number: counts the synchronised backwards, from 0.
         arrived: when the last gradient of a bucket was there, by launch order; kept where
-            somebody listens.
+            there is a listener.
         waits: ``(bucket, start_s, end_s)`` of waits for weights, by ``time.perf_counter``.
         updates: ``(bucket, start_s, end_s)`` of updates that were left to the forward, likewise.
         whole: whether it is a step; else only the update that closes one that was noted before.
@@ -166,7 +166,7 @@ class StepRecorder:
 
         Args:
             wait: for what is on its way. Otherwise a step of which something is, is left out: it is
-                as if nobody had listened to it, and does not count as dropped.
+                as if there were no listener, and does not count as dropped.
 
         Raises:
             CollectiveError: a rank is lost or late; only where it waits.
@@ -213,7 +213,7 @@ class StepRecorder:
                 handle, recipe = sent.handle, sent.recipe
                 start_s, end_s = handle.started_s, handle.finished_s
                 if not end_s >= start_s:
-                    continue  # it failed, and nobody knows when it ended
+                    continue  # it failed, and its end is not known
                 ready_s = _UNKNOWN_S if sent.ready is None else self._host_s(sent.ready)
                 yield Event(
                     lane, start_s, end_s, step.number, sent.bucket, recipe.channel, sent.nbytes,

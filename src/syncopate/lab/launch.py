@@ -72,10 +72,10 @@ def _tune_tcp() -> None:
 
 
 def _let_sends_end() -> None:
-    """Keep whoever a packet wakes from taking the core of the rank that is sending it.
+    """Keep the process that a packet wakes from taking the core of the rank that is sending it.
 
-    Between hosts a packet wakes nobody near its sender. Here it does, before the send is over, and
-    Gloo sends while it holds a lock for which its own thread then spins until the next tick: a
+    Between hosts a packet wakes no process near its sender. Here it does, before the send is over,
+    and Gloo sends while it holds a lock for which its own thread then spins until the next tick: a
     round of small messages took 1.1 ms among four hosts on two cores, and takes 0.2 ms like this.
     """
     with suppress(OSError):

@@ -19,7 +19,7 @@ class LineSink(Protocol):
         """Take one line.
 
         Args:
-            rank: who wrote it.
+            rank: the one that wrote it.
             stream: ``"stdout"`` or ``"stderr"``.
             line: without its end.
         """

@@ -88,7 +88,7 @@ class Outcome(Record, frozen=True, kw_only=True):
         return code if code > 0 else 128 - code
 
     def summary(self) -> str:
-        """Return one sentence: who failed, where and how, and what became of the others."""
+        """Return one sentence: which rank failed, where and how, and what became of the others."""
         count = format_count(len(self.ranks), "rank")
         stopped = sum(result.stopped for result in self.ranks)
         others = f"; ended {stopped} that still ran" if stopped else ""
@@ -124,7 +124,7 @@ class _Running:
     def send(self, number: int) -> None:
         """Signal the rank and its process group, unless the rank has ended already.
 
-        Then its number may be someone else's; what it left running ends with the lab.
+        Then its number may be another process's; what it left running ends with the lab.
         """
         if self.process.poll() is None:
             os.killpg(self.process.pid, number)

@@ -93,7 +93,7 @@ def record(run_id: str, topology: Topology, *, standing: bool = False) -> int:
     try:
         FOLDER.mkdir(mode=0o755, parents=True, exist_ok=True)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        # Locked before it has its name: nobody can find it unlocked while the owner lives.
+        # Locked before it has its name: it is never unlocked while the owner lives.
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.write(descriptor, state.to_json())
         temporary.rename(state_file(run_id))
@@ -173,7 +173,7 @@ def clean() -> list[str]:
         The run ids that were removed.
     """
     # Namespaces first, records second: a record is older than its namespaces, so one without any
-    # record belongs to nobody.
+    # record has no owner.
     orphans = _lab_namespaces()
     removed = set()
     for path in FOLDER.glob("*.json"):
@@ -192,7 +192,7 @@ def _is_standing(path: Path) -> bool:
     try:
         return LabState.load(path).standing
     except ArtifactError:
-        return False  # a damaged record, or one of another version, is of no use to anybody
+        return False  # a damaged record, or one of another version, is of no use
 
 
 @contextmanager

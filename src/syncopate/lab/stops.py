@@ -48,7 +48,7 @@ class Stops:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let signals wait for the length of the block; raise after it what nobody took."""
+        """Hold signals back for the length of the block; raise what came after it."""
         self._deferring += 1
         try:
             yield

@@ -1,16 +1,13 @@
 """Parameter server: servers keep the weights, workers push gradients and pull weights.
 
-What everybody says, and when, is :mod:`syncopate.protocol`'s; here are sockets, tensors, disks and
+The messages and their order are :mod:`syncopate.protocol`'s; here are sockets, tensors, disks and
 threads. Nothing is imported along with the package, so that a scheduler starts without torch.
 
 ===============  ===================================================================================
 file             what it does
 ===============  ===================================================================================
 ``job``          where the scheduler is, how many take part: the environment's DMLC variables
-``security``     the job's key, CURVE keys derived from it, and who is let in
-``faults``       for tests: messages dropped, doubled or late
-``outbox``       what waits to be sent to one peer, by priority, so many bytes at a time
-``wire``         the ZeroMQ sockets of one process
+``wire/``        how messages travel: sockets, keys, queues, and what the trace notes
 ``node``         what server and worker share: wire, membership, a loop
 ``tensors``      tensors as frames, frames as tensors
 ``optimizers``   SGD and Adam on a slice

@@ -1,6 +1,6 @@
 """Driver: which thread drives a worker's sockets, and the handles that wait for what comes.
 
-[Note: who drives] Sockets and machine belong to one thread at a time: to whoever has the turn. A
+[Note: who drives] Sockets and machine belong to one thread at a time: the one with the turn. A
 caller that submits something takes the turn if it is free, and sends by itself. A caller that waits
 takes it, and receives by itself: so a short push or pull needs no other thread, and no switch to
 one and back. Where callers do something else, a thread in the background has the turn as long as
@@ -26,7 +26,7 @@ from syncopate.paramserver.tensors import tensor_of
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002
-"""How long nobody has driven before the thread in the background does."""
+"""How long no thread has driven before the one in the background does."""
 
 
 class Driven(NamedTuple):
@@ -57,7 +57,7 @@ class Driver:
         """Start the thread in the background, called ``name``."""
         self._driven = driven
         self._turn = threading.Lock()
-        # Whoever has it waits for something, and has the turn or is about to.
+        # The thread that has it waits for something, and has the turn or is about to.
         self._waiter = threading.Lock()
         self._times = 0
         self._asleep = False
@@ -69,7 +69,7 @@ class Driver:
         self._thread.start()
 
     def submit(self) -> None:
-        """Let what was submitted be done: here, or by whoever has the turn."""
+        """Let what was submitted be done: here, or by the thread with the turn."""
         if self._turn.acquire(blocking=False):
             try:
                 if not self._driven.over():
@@ -130,7 +130,7 @@ class Driver:
                 self._rest(waited_for)
 
     def _rest(self, waited_for: bool) -> None:
-        """Sleep until something is under way and nobody drives; at times take in what came."""
+        """Sleep until something is under way and no thread drives; at times take in what came."""
         self._nudge.clear()
         self._asleep = True
         idle = self._waiter.locked() if waited_for else not self._driven.busy()
@@ -191,7 +191,7 @@ class Handle:
         while not self._over:
             # A limit lets Ctrl-C through on every platform.
             if not self._driver.drive(self.done) and self._waiting.acquire(timeout=_POLL_S):
-                self._waiting.release()  # for the next who waits
+                self._waiting.release()  # for the next thread that waits
         if self._error is not None:
             raise self._error
 
@@ -216,7 +216,7 @@ class Handle:
 
 
 class Call(NamedTuple):
-    """What whoever drives shall do, and who waits for it."""
+    """The work for the driving thread, and the waits for it."""
 
     function: Callable[[], None]
     handle: Handle | None = None
@@ -234,7 +234,7 @@ Taken = Callable[[Tensor, tuple[str, ...]], object]
 
 
 class Pulled(NamedTuple):
-    """Who takes what a slice's pull brings."""
+    """What takes the weights that a slice's pull brings."""
 
     take: Taken
     handle: Handle
@@ -244,7 +244,7 @@ class Pending:
     """What a worker submitted and is not over.
 
     Attributes:
-        calls: what is not done yet.
+        calls: the work that is left.
         pushed: by slice and sequence number.
         pulled: by request.
         room: the bytes of pushes.
@@ -257,7 +257,7 @@ class Pending:
         self.room = Room()
 
     def call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
-        """Note that whoever drives shall call ``function``, and who waits for what it begins."""
+        """Let the driving thread call ``function``; note the waits for what it begins."""
         self.calls.append(Call(function, handle))
 
     def pushes(self, number: tuple[int, int], data: Tensor, handle: Handle) -> None:
@@ -269,7 +269,7 @@ class Pending:
         self.pushed.pop(number).handle.part_done()
 
     def pulls(self, request: int, take: Taken, handle: Handle) -> None:
-        """Note who takes what a slice's pull brings, by its request."""
+        """Note what takes the weights of a slice's pull, by its request."""
         self.pulled[request] = Pulled(take, handle)
 
     def fills(self, request: int, part: Tensor, handle: Handle) -> None:
@@ -283,7 +283,7 @@ class Pending:
         pulled.handle.part_done()
 
     def fail(self, error: ParameterServerError) -> None:
-        """Tell all who wait that it will never be over."""
+        """Tell all waits that it will never be over."""
         for pushed in self.pushed.values():
             pushed.handle.fail(error)
         for pulled in self.pulled.values():

@@ -11,7 +11,7 @@ variable                          what it says
 ``DMLC_NODE_HOST``                a server's own address, where the others reach it
 ``DMLC_RANK``                     the rank that a server or worker wants; else by arrival
 ``SYNCOPATE_PS_JOB``              the job's name; processes of another job are refused
-``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, nobody else is let in
+``SYNCOPATE_PS_KEY``              the job's key file: everything is encrypted, no other is let in
 ``SYNCOPATE_PS_INSECURE``         ``1``: no key is asked for where addresses are not local
 ``SYNCOPATE_PS_ON_WORKER_LOSS``   ``abort`` or ``continue``, whatever the workers' scripts say
 ================================  ==================================================================
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 
 import msgspec
 
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.paramserver.wire.addresses import endpoint, is_local
 from syncopate.protocol.rules import ON_WORKER_LOSS, Rules
 
 ROLES = ("scheduler", "server", "worker")
@@ -143,34 +143,6 @@ def job_from(environment: Mapping[str, str], role: str) -> Job:
         insecure=environment.get("SYNCOPATE_PS_INSECURE", "0") != "0",
         on_worker_loss=environment.get("SYNCOPATE_PS_ON_WORKER_LOSS", ""),
     )
-
-
-def endpoint(host: str, port: int) -> str:
-    """Return the ZeroMQ address of a host and port."""
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-
-
-def is_local(host: str) -> bool:
-    """Say whether ``host`` is this machine, for this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def numeric(host: str) -> str:
-    """Return the address of a host name, as sockets are bound to it.
-
-    Raises:
-        InvalidValueError: it has none.
-    """
-    try:
-        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
-    except OSError as error:
-        rule = f"the name or address of a host ({error.strerror or error})"
-        raise InvalidValueError("host", host, rule) from None
 
 
 def own_host(job: Job) -> str:

@@ -229,7 +229,7 @@ class LocalJob:
         return self.job.on_worker_loss == CONTINUE and child in self._children and bool(others)
 
     def _blame(self, first: _Child) -> Ended:
-        """Say who failed: of those that end now, whom the scheduler names, or else the first."""
+        """Say which failed: of those that end now, the one the scheduler names, or the first."""
         everybody = [*self._children, *self._helpers]
         until_s = time.monotonic() + _STOP_S
         while time.monotonic() < until_s and any(c.exit_code() is None for c in everybody):
@@ -271,7 +271,7 @@ def _terminal() -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on right now."""
+    """Return a port that no process listens on right now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

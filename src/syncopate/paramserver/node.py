@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import Callable
 
-from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.paramserver.wire.sockets import Arrival, Wire
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
@@ -26,7 +26,7 @@ TICK_S = 0.05
 
 
 def new_token() -> str:
-    """Return a random number that nobody else has."""
+    """Return a random number that no other node has."""
     return secrets.token_hex(16)
 
 
@@ -63,7 +63,7 @@ class Node:
 
         Args:
             do: carries out what membership asks for.
-            take: takes in what came from anybody but the scheduler.
+            take: takes in what came from other nodes than the scheduler.
             tick: called now and then with the time.
         """
         self.wire.flush()

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.node import TICK_S, new_token
-from syncopate.paramserver.security import load_key
-from syncopate.paramserver.tap import Tap
-from syncopate.paramserver.wire import RefusalLog, Wire
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import RefusalLog, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
@@ -58,10 +58,10 @@ class Scheduler:
         """Schedule until the job is over.
 
         Args:
-            progress: called when somebody comes or goes.
+            progress: called when a node comes or goes.
 
         Raises:
-            ParameterServerError: somebody was lost or failed; the message names it.
+            ParameterServerError: a node was lost or failed; the message names it.
         """
         shown: dict[str, int] = {}
         refusals = RefusalLog("the scheduler")

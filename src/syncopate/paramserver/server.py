@@ -10,15 +10,15 @@ import msgspec
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.job import Job, own_host
 from syncopate.paramserver.node import Node, new_token
-from syncopate.paramserver.security import load_key
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder
-from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import keep_freed_memory
-from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.faults import Faults
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
@@ -28,7 +28,7 @@ from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096
 """How many messages are kept of those who come before this server knows who is who, and how long
-they may be: who belongs here says hello, and nothing else."""
+they may be: a worker says hello, and nothing else."""
 
 
 class ParameterServer:

@@ -41,7 +41,7 @@ class Shard:
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {key: {} for key in self._specs}
         self._backups: dict[int, dict[int, Tensor]] = {key: {} for key in self._specs}
-        # Weights that ZeroMQ sends lie where they are: who changes them has to know.
+        # Weights that ZeroMQ sends lie where they are: code that changes them has to know.
         self._sending: dict[int, list[zmq.MessageTracker]] = {}
 
     @property

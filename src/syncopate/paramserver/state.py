@@ -40,7 +40,7 @@ _IDENTITY = "server.json"
 
 
 class Identity(Artifact, frozen=True, kw_only=True):
-    """Who a server is, and what it keeps."""
+    """A server's identity, and what it keeps."""
 
     KIND = "parameter_server"
 
@@ -94,7 +94,7 @@ class StateFolder:
         return len(self._sizes) > 1 and sum(self._sizes.values()) > _SLACK * counts
 
     def identity(self) -> Identity | None:
-        """Read who the server is; None where the folder says nothing.
+        """Read the server's identity; None where the folder has none.
 
         Raises:
             ArtifactError: the file cannot be trusted.
@@ -103,7 +103,7 @@ class StateFolder:
         return Identity.load(path) if path.exists() else None
 
     def save_identity(self, identity: Identity) -> None:
-        """Write who the server is."""
+        """Write the server's identity."""
         identity.save(self._path / _IDENTITY)
 
     def load(self, run: str) -> dict[int, Record]:

@@ -1,6 +1,6 @@
 """Worker: the key-value store that a training script uses.
 
-Whoever waits sends and receives. Besides, each store has a thread that does so while nobody waits,
+A thread that waits sends and receives. Each store also has a thread that does so while none waits,
 and says that this worker is alive, so that backward goes on while gradients travel.
 """
 
@@ -20,14 +20,14 @@ from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
 from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
-from syncopate.paramserver.faults import faults_from
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
-from syncopate.paramserver.security import load_key
-from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import frame_of, name_of, part_of, receiving, sending
-from syncopate.paramserver.wire import Arrival, Wire
+from syncopate.paramserver.wire.faults import faults_from
+from syncopate.paramserver.wire.security import load_key
+from syncopate.paramserver.wire.sockets import Arrival, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
@@ -191,8 +191,8 @@ class KVStore:
     def pull_many(self, outs: Mapping[str, Tensor], priority: int = 0) -> Handle:
         """Receive weights, with all in them that this worker pushed before, as one submission.
 
-        In mode ``ssgd``: with exactly as many pushes of every worker. Who pushes on before the
-        handle is done, and loses the connection to a server meanwhile, may get more.
+        In mode ``ssgd``: with exactly as many pushes of every worker. A worker that pushes on
+        before the handle is done, and loses the connection to a server meanwhile, may get more.
 
         Args:
             outs: by name, one or more, as declared; not to be used until the handle is done.
@@ -310,7 +310,7 @@ class KVStore:
         each: Callable[[WorkerMachine, Slice], list[Action]],
         handle: Handle,
     ) -> None:
-        """Let whoever drives do what ``each`` says of each slice."""
+        """Let the driving thread do what ``each`` says of each slice."""
 
         def submit() -> None:
             assert self._machine is not None
@@ -336,14 +336,14 @@ class KVStore:
         return found
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
-        """Let whoever drives call ``function``; at once if nobody does."""
+        """Let the driving thread call ``function``; at once if none drives."""
         if self._error is not None:
             raise self._error
         if self._over:
             raise ParameterServerError("this store is closed")
         self._pending.call(function, handle)
         self._driver.submit()
-        if self._over:  # perhaps just before, and then nobody looked at it
+        if self._over:  # perhaps just before, and then no thread looked at it
             raise self._error or ParameterServerError("this store is closed")
 
     def _end_by(self, function: Callable[[], None]) -> None:
@@ -357,7 +357,7 @@ class KVStore:
         machine, joined = self._machine, self._roster is not None
         return joined and not self._pending.calls and (machine is None or machine.idle)
 
-    # What whoever drives does.
+    # What the driving thread does.
 
     def _submitted(self) -> None:
         try:
@@ -367,7 +367,7 @@ class KVStore:
                 # Only now: until then close() must not take this worker for idle.
                 if self._pending.calls and self._pending.calls[0] is call:
                     self._pending.calls.popleft()
-        except BaseException as error:  # whoever waits has to hear of it
+        except BaseException as error:  # the waits have to hear of it
             self._broken(error)
 
     def _step(self, timeout_s: float) -> None:
@@ -379,7 +379,7 @@ class KVStore:
         except BaseException as error:
             self._broken(error)
         try:
-            self._wire.wait(timeout_s)  # who is interrupted here may go on
+            self._wire.wait(timeout_s)  # a caller interrupted here may go on
         except zmq.ZMQError as error:
             self._broken(error)
         try:
@@ -488,7 +488,7 @@ class KVStore:
             self._give_up(ParameterServerError(action.reason, action.ranks))
 
     def _give_up(self, error: ParameterServerError) -> None:
-        """Let everybody who waits know that it is over."""
+        """Let all waits know that it is over."""
         self._do(self._node.member.fail(str(error)))
         self._error = error
         self._over = True

@@ -3,7 +3,7 @@
 A *grain* is the most that a message of such a tensor carries: one of n bytes travels as the fewest
 equal parts of no more than that. Which grains are worth playing, the costs tell: those of which the
 parts of the largest tensor cost less together than the whole. That second channels hide start-ups
-is no reason to add some: what a message costs beyond its price, nobody predicts.
+is no reason to add some: what a message costs beyond its price is not predicted.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ which the modules that own them began first, in the last iteration on rank 0. Ba
 the reverse way; but a module that also ran earlier without gradients was needed then. A parameter
 whose module never ran was used by another one, and stands where backward has it: behind the one
 that it preceded in ready order. So do those of one module, which needs them at once. What has no
-gradient and never ran is needed by nobody, and last.
+gradient and never ran is never needed, and last.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _forward_order(
     Args:
         ready: tensors in ready order.
         unused: those that were never ready, behind them.
-        used: tensors in the order in which modules that ran began; none where nobody looked.
+        used: tensors in the order in which modules that ran began; none where it was not measured.
     """
     if not used:
         return ()

@@ -57,5 +57,5 @@ def _kind_of(optimizer_class: type) -> str:
 
 
 def _step_of(optimizer_class: Any) -> Any:
-    """Return the ``step`` that somebody wrote; torch wraps that of the first class to be used."""
+    """Return the ``step`` of the user's class; torch wraps that of the first class to be used."""
     return inspect.unwrap(optimizer_class.step)

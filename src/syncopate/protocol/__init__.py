@@ -10,7 +10,7 @@ file             what it decides
 ``layout``       how tensors are cut into slices, and which server keeps each
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``limits``       times, sizes and windows
-``actions``      what a machine asks of whoever runs it
+``actions``      what a machine asks of its caller
 ``member``       a server's or worker's side of membership: join, heartbeats, a silent scheduler
 ``scheduler``    the scheduler's side: ranks, addresses, who is lost, when the job is over
 ``slice``        one slice at its server: which pushes count, when to update, which pulls to answer

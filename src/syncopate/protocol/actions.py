@@ -1,4 +1,4 @@
-"""Actions: what a machine asks of whoever runs it, to be done in their order."""
+"""Actions: what a machine asks of its caller, to be done in their order."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Forget(Action, frozen=True):
 
 
 class Told(Action, frozen=True):
-    """The scheduler said who is where: everybody, or who was lost, left or moved."""
+    """The scheduler's news: all nodes with addresses, or one that was lost, left or moved."""
 
     message: Roster | Lost | Left | Moved
 

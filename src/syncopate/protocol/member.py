@@ -2,8 +2,8 @@
 
 [Note: last words] A connection that is closed may take what was said last with it, though it had
 left: TCP drops what the other side has not read when something comes that this side will not read.
-So last words are answered, and said again until they are. Whoever leaves or fails waits for the
-answer, for a moment; the scheduler waits for everybody's before it ends.
+So last words are answered, and said again until they are. A node that leaves or fails waits for the
+answer, for a moment; the scheduler waits for those of all nodes before it ends.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class MemberMachine:
     """What a server or worker says to the scheduler, and makes of what it hears.
 
     Attributes:
-        roster: who everybody is; None until the job is complete.
+        roster: all nodes; None until the job is complete.
         over: whether the job is over for this process.
         out: whether it also has nothing more to say.
     """
 
     def __init__(self, register: msg.Register, limits: Limits, scheduler: str) -> None:
-        """Begin as nobody.
+        """Begin without a rank.
 
         Args:
             register: how this process introduces itself.
@@ -90,14 +90,14 @@ class MemberMachine:
         return self._say_last(msg.Leave(self._register.token))
 
     def fail(self, reason: str) -> list[Action]:
-        """Tell the scheduler that nobody should go on, unless it knows."""
+        """Tell the scheduler that the job should end, unless it knows."""
         if self.over:
             return []
         return self._say_last(msg.Failed(self._register.token, reason[:4096]))
 
     def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True
-        self.out = self._heard_s is None  # nobody is there to hear it
+        self.out = self._heard_s is None  # no scheduler is there to hear it
         self._last_words = message
         return [act.Send(SCHEDULER, message)]
 

@@ -84,7 +84,7 @@ class Register(Message, frozen=True):
 
 
 class Roster(Message, frozen=True):
-    """Everybody is there: who the receiver is, where the servers are, who the workers are."""
+    """All nodes are there: the receiver's rank, the servers' addresses, the workers."""
 
     run: Token
     rank: Rank
@@ -129,7 +129,7 @@ class Finish(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The sender cannot go on, and nobody else should."""
+    """The sender cannot go on, and the job should end."""
 
     token: Token
     reason: Text
@@ -224,7 +224,7 @@ class Ack(Message, frozen=True):
 class Query(Message, frozen=True):
     """A worker that waits for long asks what the server has of a slice.
 
-    [Note: queries] Whoever is slow has lost nothing: a server may have seconds of weights to send.
+    [Note: queries] A slow answer is no lost one: a server may have seconds of weights to send.
     So what was not answered for long is not sent again, but asked for. What goes one way over a
     connection arrives in its order, and a query goes behind all that waits to be sent, and so does
     its answer. So whatever came before them came, or is lost; only that is sent again.
@@ -277,6 +277,7 @@ FromScheduler = Roster | Heartbeat | Lost | Left | Moved | Finish | Abort | Refu
 ToServer = Hello | Declare | Push | Begin | Query | Pull | PullState
 FromServer = Welcome | HelloWanted | Ack | Weights | State | Abort | Refused
 
+# Why messages are refused; the counts of refusals have these names.
 MALFORMED = "malformed"
 OVERSIZED = "oversized"
 WRONG_SIZE = "wrong size"
@@ -284,15 +285,13 @@ REPLAYED = "replayed"
 EARLY = "early"
 UNKNOWN = "unknown"
 OTHER_RUN = "other run"
-REASONS = (MALFORMED, OVERSIZED, WRONG_SIZE, REPLAYED, EARLY, UNKNOWN, OTHER_RUN)
-"""Why messages are refused; what the counts of refusals are called."""
 
 
 class Refusal(Exception):  # noqa: N818  # no error of the user: it is counted, and the sender told
     """A message that is not accepted.
 
     Args:
-        kind: one of :data:`REASONS`.
+        kind: :data:`MALFORMED` or another of the reasons beside it.
         reason: a sentence for the sender.
     """
 

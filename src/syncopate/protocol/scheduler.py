@@ -1,7 +1,7 @@
-"""Scheduler: who takes part, which rank each has, who is lost, and when the job is over.
+"""Scheduler: which nodes take part, their ranks, which are lost, and when the job is over.
 
-[Note: strangers] Who is refused is told what is wrong, and neither the job's name nor the run's:
-without a key, who knows the one may join, and who knows the other may take a server's place.
+[Note: strangers] A refused process is told what is wrong, and neither the job's name nor the run's:
+without a key, a process that knows the one may join, and with the other take a server's place.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class SchedulerMachine:
 
     @property
     def complete(self) -> bool:
-        """Whether everybody came."""
+        """Whether all nodes came."""
         return self._complete
 
     def receive(self, peer: Peer, message: msg.Message, now_s: float) -> list[Action]:
@@ -131,7 +131,7 @@ class SchedulerMachine:
         return found
 
     def abort(self, reason: str) -> list[Action]:
-        """End the job; tell everybody why."""
+        """End the job; tell all nodes why."""
         told = {t: m.peer for t, m in self._members.items() if m.state == "here"}
         return [*self._end(msg.Abort(reason[:4096]), told), act.Fail(reason)]
 
@@ -143,7 +143,7 @@ class SchedulerMachine:
         return [act.Send(peer, last_words) for peer in told.values()]
 
     def _part(self, peer: Peer, message: msg.Message) -> list[Action]:
-        """Answer whoever did not hear that the job is over."""
+        """Answer nodes that did not hear that the job is over."""
         token = getattr(message, "token", "")
         if token not in self._members:
             raise Refusal(msg.OTHER_RUN, "the job is over")
@@ -187,9 +187,9 @@ class SchedulerMachine:
     def _has_turn(self, register: msg.Register, now_s: float) -> bool:
         """Say whether a server may enter now, in the place of one that is gone if there is one.
 
-        Who comes from the address of one that is here, or wants its rank, may be the same that was
-        killed while the job gathers. By the rank alone that is open until the one that is here is
-        heard again, and so is another, or was silent for long, and so is gone.
+        A node that comes from the address of one that is here, or wants its rank, may be the same
+        that was killed while the job gathers. By the rank alone that is open until the one that is
+        here is heard again, and so is another, or was silent for long, and so is gone.
         """
         alike = [
             member

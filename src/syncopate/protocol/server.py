@@ -18,7 +18,7 @@ from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """Who a server is.
+    """A server's identity.
 
     Attributes:
         roster: of the run.
@@ -211,7 +211,7 @@ class ServerMachine:
         except Refusal as refusal:
             if refusal.kind == msg.WRONG_SIZE:
                 raise
-            # Whoever sends again missed the answer.
+            # A worker that sends again missed the answer.
             self.refused[refusal.kind] += 1
             return [self._ack(worker, slice_)]
         after = slice_.position.applied

@@ -23,7 +23,7 @@ class Position(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Workers(msgspec.Struct):
-    """Who takes part: shared by the slices of a server.
+    """The workers that take part: shared by the slices of a server.
 
     Attributes:
         here: ranks that push and pull.
@@ -58,7 +58,7 @@ class SliceMachine:
         Args:
             spec: which slice it is.
             rules: how it is updated.
-            workers: who takes part.
+            workers: those that take part.
             position: what is in the weights.
         """
         self.spec = spec

@@ -102,7 +102,7 @@ class WorkerMachine:
         """Begin with nothing pushed.
 
         Args:
-            roster: who is who.
+            roster: all nodes.
             token: of this process.
             layout: slices and their servers.
             rules: what to declare.

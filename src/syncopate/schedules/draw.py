@@ -19,7 +19,7 @@ def draw(schedule: Schedule, width: int = 100) -> str:
     takes them over; the range is left out where the buffer is a single chunk.
 
     Args:
-        schedule: any schedule; of thousands of transfers nobody reads the picture.
+        schedule: any schedule; a picture of thousands of transfers is not readable.
         width: longest line, in characters.
 
     Example:

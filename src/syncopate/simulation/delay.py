@@ -3,7 +3,7 @@
 Buckets stay as they were planned for synchronous training: their pushes decide, and pulls have a
 whole iteration to hide behind. Where forward is too short for all of them, the last ones go behind
 the pushes of the next backward, which they would hold up else, and have the forward after it. What
-a k does to accuracy nobody predicts; so the smallest is proposed whose prediction is within noise
+a k does to accuracy is not predicted; so the smallest is proposed whose prediction is within noise
 of the best.
 """
 

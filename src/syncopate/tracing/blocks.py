@@ -102,7 +102,7 @@ def walk(file: BinaryIO) -> Iterator[tuple[bool, bytes]]:
     file.readline()
     while data := file.read(_FRAME.size):
         fields = _frame_at(data, 0)
-        if fields is None:  # somebody else wrote into it
+        if fields is None:  # another program wrote into it
             data += file.read()
             found = _first(data, 1)
             if found is None:

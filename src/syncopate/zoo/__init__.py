@@ -5,7 +5,7 @@ from syncopate.zoo.char_gpt import CharGPT, char_gpt
 from syncopate.zoo.data import Digits, digits
 from syncopate.zoo.googlenet import GoogLeNet, googlenet
 from syncopate.zoo.lenet5 import LeNet5, lenet5
-from syncopate.zoo.replay import Delivered, Replay, ReplayOptimizer, replay
+from syncopate.zoo.replay import Replay, ReplayOptimizer, replay
 from syncopate.zoo.resnet import ResNet20, ResNet50, resnet20, resnet50
 from syncopate.zoo.task import Task
 from syncopate.zoo.text import Text, python_text
@@ -15,7 +15,6 @@ __all__ = [
     "VGG11",
     "AlexNet",
     "CharGPT",
-    "Delivered",
     "Digits",
     "GoogLeNet",
     "LeNet5",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,23 +22,6 @@ _SHORTEST_SLEEP_S = 50e-6
 _LARGEST_DEBT_S = 0.05
 
 
-@dataclass(frozen=True)
-class Delivered:
-    """The time a :class:`Replay` has taken since it was built or last reset.
-
-    Attributes:
-        iterations: forward passes.
-        forward_s: time inside forward, sum over the iterations.
-        backward_s: time inside backward, hooks and communication of others left out.
-        update_s: time inside the updates.
-    """
-
-    iterations: int = 0
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    update_s: float = 0.0
-
-
 class _Sleeper:
     """Sleeps so that the total is right although every single sleep overshoots.
 
@@ -51,14 +33,13 @@ class _Sleeper:
     def __init__(self) -> None:
         self.debt_s = 0.0
 
-    def spend(self, duration_s: float, started_s: float) -> float:
-        """Return at ``started_s + duration_s``, on average; return the seconds since the start."""
+    def spend(self, duration_s: float, started_s: float) -> None:
+        """Return at ``started_s + duration_s``, on average."""
         remaining_s = started_s + duration_s - self.debt_s - time.perf_counter()
         if remaining_s > _SHORTEST_SLEEP_S:
             time.sleep(remaining_s)
         elapsed_s = time.perf_counter() - started_s
         self.debt_s = min(self.debt_s + elapsed_s - duration_s, _LARGEST_DEBT_S)
-        return elapsed_s
 
 
 class _Layer(torch.autograd.Function):
@@ -102,7 +83,7 @@ class _Tail(torch.autograd.Function):
 class _Part(nn.Module):
     """One module of the replayed model: called in forward, as the model would call it.
 
-    So whoever waits for weights before the module that needs them waits where it would there.
+    So a wait for weights before the module that needs them is where it would be there.
     """
 
     def forward(self, token: Tensor, replay: Replay, links: _Links) -> Tensor:
@@ -179,7 +160,6 @@ class Replay(nn.Module):
         self._forward_s = _shares(workload.forward_s, [t.forward_s for t in tensors])
         self._backward_s = _shares(workload.backward_s, [t.backward_s for t in tensors])
         self._sleeper = _Sleeper()
-        self.reset()
 
     def forward(self, inputs: Any = None) -> Tensor:
         """Take the forward time and return the loss, 0; ``inputs`` are not looked at."""
@@ -193,13 +173,12 @@ class Replay(nn.Module):
             for index, name in reversed(list(enumerate(self._names))):
                 token = _Layer.apply(token, self.get_parameter(name), self, index)  # type: ignore[no-untyped-call]
         self._take_forward(len(self.workload.tensors))
-        self._iterations += 1
         loss: Tensor = token
         return loss
 
     def update(self) -> None:
         """Take the update time of one iteration; :meth:`optimizer` calls it in every step."""
-        self._update_taken_s += self._sleeper.spend(self.workload.update_s, time.perf_counter())
+        self._sleeper.spend(self.workload.update_s, time.perf_counter())
 
     def optimizer(self) -> ReplayOptimizer:
         """Return an optimizer whose step takes ``update_s`` and leaves the parameters alone."""
@@ -209,21 +188,6 @@ class Replay(nn.Module):
         """Return the replay as a task, to be profiled or trained like any other."""
         return Task(model=self, inputs=(), name=self.workload.model)
 
-    @property
-    def delivered(self) -> Delivered:
-        """The time taken since the module was built or last reset."""
-        return Delivered(
-            self._iterations,
-            self._forward_taken_s,
-            self._backward_taken_s,
-            self._update_taken_s,
-        )
-
-    def reset(self) -> None:
-        """Start counting the delivered time anew."""
-        self._iterations = 0
-        self._forward_taken_s = self._backward_taken_s = self._update_taken_s = 0.0
-
     def _use(self, parameter: Tensor, index: int) -> None:
         # A layer computes with its weights; where they are on their way it waits for them here.
         parameter.detach()
@@ -231,12 +195,10 @@ class Replay(nn.Module):
 
     def _take_forward(self, index: int) -> None:
         if self._forward_s[index] > 0:
-            self._forward_taken_s += self._sleeper.spend(
-                self._forward_s[index], time.perf_counter()
-            )
+            self._sleeper.spend(self._forward_s[index], time.perf_counter())
 
     def _take_backward(self, index: int, started_s: float) -> None:
-        self._backward_taken_s += self._sleeper.spend(self._backward_s[index], started_s)
+        self._sleeper.spend(self._backward_s[index], started_s)
 
 
 class ReplayOptimizer(torch.optim.Optimizer):

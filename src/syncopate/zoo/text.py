@@ -67,7 +67,7 @@ def python_text(characters: int | None = None) -> Text:
 
     Tokens depend on the Python version, as the text does.
     """
-    # 700 KB of source, which nobody else needs.
+    # 700 KB of source, which no other model needs.
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     text = "\n".join(topics[name] for name in sorted(topics))[:characters]

@@ -1,9 +1,9 @@
 """What a program is, and how it runs by DDP and by Syncopate.
 
 A program is a function of a :class:`Run`: it builds a model and optimizers, lets ``run.wrap`` make
-them distributed, trains some steps with other data on each rank, and gives to ``run.see`` whatever
-it looks at on the way. What it sees on a rank is what it sees there under DDP: the same bits on two
-ranks, the same to rounding on more, where sums have another order.
+them distributed, trains some steps with other data on each rank, and gives to ``run.see`` the
+values that it looks at. What it sees on a rank is what it sees there under DDP: the same bits on
+two ranks, the same to rounding on more, where sums have another order.
 """
 
 from __future__ import annotations

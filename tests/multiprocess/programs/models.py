@@ -103,7 +103,7 @@ def other_ways_on_other_ranks(run: Run) -> None:
 
 
 def other_ways_with_gradients_kept(run: Run) -> None:
-    """Gradients are zeroed in place: who is not reached keeps zeros, and momentum moves it."""
+    """Gradients are zeroed in place: a branch not reached keeps zeros, and momentum moves it."""
     model = Branches()
     optimizer = sgd(model)
     wrapped = run.wrap(model, optimizer, unused=True)

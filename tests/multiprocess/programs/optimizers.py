@@ -34,7 +34,7 @@ OPTIM = torch.optim
 
 
 class SignDescent(OPTIM.Optimizer):
-    """An optimizer nobody has heard of; its updates depend on all gradients together."""
+    """An optimizer of the user's own; its updates depend on all gradients together."""
 
     def __init__(self, params: Any, lr: float = 0.01) -> None:
         super().__init__(params, {"lr": lr})

@@ -175,7 +175,7 @@ def test_the_exchange_says_what_a_message_is(exchange, expected):
     timeline = Timeline(name="t", source="measured", world_size=2, spans=spans, metadata=metadata)
     found = collectives(timeline)
     assert {one.lane: one.collective for one in found} == expected
-    # Who sends to servers waits for no other rank.
+    # A rank that sends to servers waits for no other rank.
     assert len(found) == (4 if exchange == "served" else 2)
 
 

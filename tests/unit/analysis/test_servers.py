@@ -77,7 +77,7 @@ def test_of_three_the_two_slow_ones_are_one_cause(tmp_path):
 
 
 def test_a_server_has_time_for_the_bytes_that_it_has_more(tmp_path):
-    """Server 0 has two of three slices, and is as fast: nobody is slow."""
+    """Server 0 has two of three slices, and is as fast: none is slow."""
     run = read_run(trained(tmp_path / "a", {}, keys=3))
     assert Servers(trips_of(run), Replay(run.timeline)).slow == ()
 

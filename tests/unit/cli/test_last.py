@@ -1,4 +1,4 @@
-"""``--last``: iterations count that are there, whatever their numbers."""
+"""``--last``: it counts the iterations that are there, not their numbers."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_a_channel_that_closes_drains_and_takes_nothing_new() -> None:
 
 
 def test_what_is_queued_behind_a_blocking_job_is_drained_too() -> None:
-    """The channel's thread does not end because somebody else's job is running."""
+    """The channel's thread does not end because another thread's job is running."""
     channel, done = Channel(0), []
     began, end = threading.Event(), threading.Event()
 

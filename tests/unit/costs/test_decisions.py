@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit, standard_error
 from syncopate.costs.decide import decisions as decisions_module
 from syncopate.costs.decide.decisions import (
     Decision,
@@ -267,7 +267,7 @@ def test_whatever_was_measured(samples: list[list[list[float]]]) -> None:
         assert isinstance(chosen, CurveCost)
         assert isinstance(native, CurveCost)
         points = chosen.point(nbytes), native.point(nbytes)
-        error_s = math.hypot(*(point.standard_error_s for point in points))
+        error_s = math.hypot(*(standard_error(point.samples_s) for point in points))
         lead = float(chosen(nbytes)) - float(native(nbytes))
         assert lead <= max(NOISE * float(native(nbytes)), 2 * error_s)
 

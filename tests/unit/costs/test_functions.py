@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
+from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, standard_error
 from syncopate.costs.model.functions import (
     FREE,
     CurveCost,
@@ -153,6 +153,6 @@ def test_a_curve_knows_the_options_it_was_measured_with() -> None:
 def test_the_uncertainty_of_a_curve_is_that_of_the_nearest_size() -> None:
     cost = CurveCost(curve({10: [1.0], 100: [2.0, 4.0], 1000: [5.0, 5.0, 5.0]}))
     assert [cost.point(n).nbytes for n in (1, 90, 1e6)] == [10, 100, 1000]
-    uncertain = [cost.point(n).standard_error_s for n in (1, 90, 1e6)]
+    uncertain = [standard_error(cost.point(n).samples_s) for n in (1, 90, 1e6)]
     assert uncertain == [0.0, pytest.approx(1.0), 0.0]
     assert cost.sizes == (10, 100, 1000)

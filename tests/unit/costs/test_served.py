@@ -34,7 +34,7 @@ def hosts(ranks: int = 2, count: int = 4) -> Cluster:
 @pytest.mark.parametrize(
     ("ranks", "servers", "expected"),
     [
-        (2, 1, 8 / GB),  # one link takes everybody's gradients
+        (2, 1, 8 / GB),  # one link takes all gradients
         (2, 4, 2 / GB),  # a host's link carries those of two ranks
         (2, 100, 2 / GB),
         (20, 8, 20 / GB),
@@ -82,7 +82,7 @@ def test_a_plan_says_how_many_servers_and_what_they_make_of_it():
     assert few.prediction.bound_s <= few.prediction.iteration_s
     options = {repr(recipe.options) for bucket in many.buckets for _, recipe in bucket.recipes}
     assert options == {"{'servers': 8}"}
-    # A plan alone says what it takes: nobody has to repeat the number.
+    # A plan alone says what it takes: the number is not repeated.
     again = predict(examples.workload(), few, examples.cluster())
     assert again == few.prediction
     timeline = simulate(examples.workload(), few, examples.cluster(), iterations=3)

@@ -1,4 +1,4 @@
-"""Accumulators: hooks behind every other, on whatever node adds to a gradient."""
+"""Accumulators: hooks behind every other, on the node that adds to a gradient."""
 
 from __future__ import annotations
 

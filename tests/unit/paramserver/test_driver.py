@@ -1,4 +1,4 @@
-"""Who drives: whoever waits, else a thread in the background; one at a time, and never nobody."""
+"""The driver: a thread that waits, else one in the background; one at a time, and always one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs, keys and faults: what the environment and files may say."""
+"""Jobs: what the environment may say."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
-from syncopate.paramserver.faults import VARIABLE, Faults, faults_from
-from syncopate.paramserver.job import Job, endpoint, is_local, job_from, own_host
-from syncopate.paramserver.security import load_key, make_key
+from syncopate.errors import SyncopateError
+from syncopate.paramserver.job import Job, job_from, own_host
 from syncopate.protocol.rules import Rules
 
 
@@ -83,86 +81,5 @@ def test_addresses_elsewhere_need_no_key_when_the_user_says_so():
     assert job_from(environment, "worker").require_valid().insecure
 
 
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.8.0.1", True),
-        ("localhost", True),
-        ("::1", True),
-        ("10.0.0.1", False),
-        ("0.0.0.0", False),
-        ("node7", False),
-    ],
-)
-def test_what_is_local(host, local):
-    assert is_local(host) == local
-
-
-def test_addresses_are_written_as_zeromq_reads_them():
-    assert endpoint("::1", 5) == "tcp://[::1]:5"
+def test_a_process_on_the_schedulers_machine_has_its_address():
     assert own_host(Job()) == "127.0.0.1"
-
-
-def test_a_key_is_its_owners_alone_and_all_derive_the_same(tmp_path):
-    path = tmp_path / "keys" / "job.key"
-    make_key(path)
-    assert path.stat().st_mode & 0o777 == 0o600
-    one, two = load_key(path), load_key(path)
-    assert one == two
-    assert one.listener != one.caller
-    assert all(len(part) == 40 for pair in one for part in pair)
-    make_key(tmp_path / "other.key")
-    assert load_key(tmp_path / "other.key") != one
-    assert load_key(None) is None
-
-
-def test_a_key_is_not_replaced_and_not_read_where_others_may_read_it(tmp_path):
-    path = tmp_path / "job.key"
-    make_key(path)
-    with pytest.raises(ArtifactError, match="exists already"):
-        make_key(path)
-    path.chmod(0o640)
-    with pytest.raises(ArtifactError, match="chmod 600"):
-        load_key(path)
-
-
-@pytest.mark.parametrize("text", ["", "syncopate-job-key-1 abc", "syncopate-job-key-2 " + "0" * 64])
-def test_what_is_no_key_is_refused(tmp_path, text):
-    path = tmp_path / "job.key"
-    path.touch(mode=0o600)
-    path.write_text(text)
-    with pytest.raises(ArtifactError, match="no job key"):
-        load_key(path)
-    with pytest.raises(ArtifactError, match="cannot read"):
-        load_key(tmp_path / "missing.key")
-
-
-def test_faults_are_off_unless_asked_for():
-    assert faults_from({}) is None
-    assert Faults().delays() == [0.0]
-
-
-def test_faults_happen_as_often_as_asked_for():
-    faults = faults_from({VARIABLE: "drop=0.3,duplicate=0.5,delay=2,seed=4"})
-    copies = [faults.delays() for _ in range(2000)]
-    assert 500 < sum(not copy for copy in copies) < 700
-    assert 600 < sum(len(copy) == 2 for copy in copies) < 800
-    delays = [delay for copy in copies for delay in copy]
-    assert 0 <= min(delays) < 0.1
-    assert 1.9 < max(delays) <= 2
-    again = faults_from({VARIABLE: "drop=0.3,duplicate=0.5,delay=2,seed=4"})
-    assert [again.delays() for _ in range(2000)] == copies
-
-
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ("lose=0.1", UnknownNameError),
-        ("drop=often", InvalidValueError),
-        ("drop=1.5", InvalidValueError),
-    ],
-)
-def test_faults_that_make_no_sense_are_refused(text, error):
-    with pytest.raises(error):
-        faults_from({VARIABLE: text})

@@ -1,4 +1,4 @@
-"""Layouts: every element on one server, bytes balanced, the same whoever computes it."""
+"""Layouts: every element on one server, bytes balanced, the same on every node."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def bucket(name: str, *, replicated: bool = False) -> Bucket:
 
 
 def costs(push_s: float, pull_s: float) -> dict[str, Envelope]:
-    """Messages of 100 bytes take so long, whatever their number."""
+    """Messages of 100 bytes take so long, however many there are."""
     took = {"reduce_scatter": push_s, "all_gather": pull_s, "all_reduce": push_s + pull_s}
     return {
         name: Envelope({"ring": LinearCost(LinearFit(a_s=0.0, b_s_per_byte=seconds / 100))})

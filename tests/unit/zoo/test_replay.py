@@ -105,19 +105,14 @@ class TestGradients:
 
 
 class TestTime:
-    def test_totals_are_delivered(self, clock: Clock) -> None:
+    def test_totals_are_taken(self, clock: Clock) -> None:
         names = [f"layer{i}.weight" for i in range(50)]
         given = workload(*names, part_s=2e-4, forward_s=0.03, backward_s=0.04)
         module = replay_function(given)
         for _ in range(5):
             module().backward()
-        delivered = module.delivered
-        assert delivered.iterations == 5
-        assert delivered.forward_s + delivered.backward_s == pytest.approx(clock.now_s)
         # Uncompensated, some 500 sleeps would overshoot by 150 ms.
         assert clock.now_s == pytest.approx(5 * 0.07, abs=2 * clock.overshoot_s)
-        module.reset()
-        assert module.delivered.iterations == 0
 
     def test_time_in_hooks_is_not_absorbed(self, clock: Clock) -> None:
         names = [f"layer{i}.weight" for i in range(10)]
@@ -129,7 +124,6 @@ class TestTime:
         loss.backward()
         expected_s = 10 * (2e-3 + 5e-3)
         assert clock.now_s - start_s == pytest.approx(expected_s, abs=2 * clock.overshoot_s)
-        assert module.delivered.backward_s == pytest.approx(0.02, abs=2 * clock.overshoot_s)
 
     def test_the_real_clock(self) -> None:
         module = replay(workload(*(f"layer{i}.weight" for i in range(50)), part_s=2e-4))

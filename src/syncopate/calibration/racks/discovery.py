@@ -4,9 +4,9 @@ Where the racks are known, nothing is searched for: what is left to measure is w
 carry, which takes many pairs at once, and whether a host is slow.
 
 [Note: a second look] A host whose processor was busy with something else exchanges slowly for a
-while, and a search may end within that while. Nobody is named for it: hosts that seem slow exchange
-data again, each with a fast one, a few times and with others every time. A disturbance only ever
-slows, so the best repetition counts; a slow link stays slow.
+while, and a search may end within that while. No host is named for it: hosts that seem slow
+exchange data again, each with a fast one, a few times and with others every time. A disturbance
+only ever slows, so the best repetition counts; a slow link stays slow.
 """
 
 from __future__ import annotations

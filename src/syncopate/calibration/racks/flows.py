@@ -1,6 +1,6 @@
 """Flows: what pairs of hosts exchange while other pairs do the same, and each pair's rate.
 
-[Note: all at once] A rate tells of shared links only while everybody is busy. A flow that began
+[Note: all at once] A rate tells of shared links only while all hosts are busy. A flow that began
 late, or goes on when others have ended, finds links idle and reads too high. So flows end after a
 time and not after a size, the same time for all pairs whatever their rates, and what counts is a
 window within it: without the beginning, when ranks leave the barrier one after the other and token

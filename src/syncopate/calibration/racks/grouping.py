@@ -81,7 +81,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What is best and what is not refuted.
+    """The best grouping, and those that are not refuted.
 
     Attributes:
         best: the hypothesis with the least misfit.
@@ -175,8 +175,8 @@ def _suggested(observed: Observed) -> list[Hypothesis]:
     """Return what pairs suggest: groups joined on evidence, or on the lack of any against it.
 
     The latter is in which order one likes, so there are some of them. Groups that are far from
-    right fit best with uplinks that hold nobody up, from where no search leads anywhere; so uplinks
-    are guessed from the round in which slow pairs carried most: each passed two of them.
+    right fit best with uplinks that slow no host down, from where no search leads anywhere; so
+    uplinks are guessed from the round in which slow pairs carried most: each passed two of them.
     """
     evidence = _evidence(observed)
     found = [_agglomerated(evidence, least) for least in (0.3, 1.5)]
@@ -277,7 +277,7 @@ def _descended(start: Hypothesis, observed: Observed, *, joining: bool = True) -
         rows = _together(labels, others[better[np.argsort(losses[better])]])
         losses = losses_of(rows)
         labels, loss = rows[np.argmin(losses)], float(losses.min())
-        # Labels that nobody has any more would make the arrays wider than need be.
+        # Labels that no host has any more would make the arrays wider than need be.
         labels = _renumbered(labels)
     return labels
 

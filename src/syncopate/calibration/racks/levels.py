@@ -13,7 +13,7 @@ and a fair share of the busier uplink across groups. The better hypothesis is th
 expectations were met. The misfit of a hypothesis is minus its log-likelihood: squared errors of the
 logarithm of rates over twice the noise, none counted more than an outlier; what it takes to write
 the groups down (hosts times the logarithm of the number of groups), so that no group stands for
-noise; and a charge for every uplink as wide as its hosts together, which holds nobody up and so
+noise; and a charge for every uplink as wide as its hosts together, which slows no host down and so
 makes no group.
 
 Everything here is arithmetic on rates: it knows neither ranks nor sockets.
@@ -134,7 +134,7 @@ class Observed:
 
     @property
     def slow_hosts(self) -> tuple[int, ...]:
-        """Hosts that are slow whomever they exchange with."""
+        """Hosts that are slow with every partner."""
         limit = SLOW_SHARE * self.typical_bytes_per_s
         return tuple(int(host) for host in np.flatnonzero(self.best_bytes_per_s < limit))
 

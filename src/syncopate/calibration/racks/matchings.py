@@ -57,7 +57,7 @@ def second_look(observed: Observed, look: int) -> Matching:
     slow = observed.slow_hosts
     order = np.argsort(-observed.best_bytes_per_s, kind="stable").tolist()
     fast = [host for host in order if host not in slow]
-    # Below a share of the median are fewer than half: nobody is left without a fast one.
+    # Below a share of the median are fewer than half: no host is left without a fast one.
     return tuple((host, fast[(i + look) % len(fast)]) for i, host in enumerate(slow))
 
 
@@ -85,7 +85,7 @@ def opening(hosts: int) -> tuple[Matching, ...]:
 
 
 def _apart(hosts: int, distance: int) -> Matching:
-    """Return hosts matched with those ``distance`` on; who is left over is matched in order."""
+    """Return hosts matched with those ``distance`` on; the hosts left over are matched in order."""
     partners = [(h, h + distance) for h in range(hosts) if h // distance % 2 == 0]
     pairs = [pair for pair in partners if pair[1] < hosts]
     matched_hosts = {host for pair in pairs for host in pair}
@@ -117,7 +117,7 @@ def across(labels: Sequence[int], randomness: random.Random, inside: int = 0) ->
             chosen = randomness.choice(large)
             pairs.append((chosen.pop(), chosen.pop()))
     while len(groups := [group for group in groups if group]) > 1:
-        # Nobody is left alone with his group as long as the largest gives first.
+        # No host is left alone with its group as long as the largest gives first.
         randomness.shuffle(groups)
         largest = max(groups, key=len)
         others = [group for group in groups if group is not largest]

@@ -30,7 +30,7 @@ class Racks:
     Attributes:
         groups: the hosts of each rack, ascending; a single one where the network is flat or
             nothing was found out.
-        slow: hosts that are slow whomever they exchange with.
+        slow: hosts that are slow with every partner.
         best_bytes_per_s: the best rate of each host.
         resolved: whether it is certain.
         rounds: how many matchings were run.

@@ -1,4 +1,4 @@
-"""Rack table: which hosts share a rack, as a text file says, so that nobody has to find out.
+"""Rack table: which hosts share a rack, as a text file says, so that no search is needed.
 
 The file has a line ``host rack`` for each host, as Hadoop's table mapping has. What follows a ``#``
 is a comment; blank lines are nothing. It may hold more hosts than the job has, those of a whole

@@ -74,7 +74,7 @@ def against_the_best(
     # that now one rank is the last and now another.
     beyond_s = max(found.bound_s - found.compute_s, 0.0)
     found = replace(found, bound_s=max(found.bound_s, plan.prediction.bound_s))
-    # Of more buckets than were recorded nobody knows what they cost: as those, since the bytes are.
+    # The cost of more buckets than were recorded is not known: as of those, since the bytes are.
     each_s, plan_s = handing_over_s(timeline)
     best_s = plan.prediction.iteration_s + min(each_s * len(plan.buckets), plan_s)
     gain_s = found.even_s - best_s - beyond_s

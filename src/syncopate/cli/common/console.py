@@ -91,13 +91,13 @@ def require_one_writer(json: bool, *outputs: tuple[str, Path | None]) -> None:
 
 
 def _terminal() -> bool | None:
-    """Say that nobody watches under mpirun, which lends ranks terminals of its own; else ask."""
+    """Say no under mpirun, which lends ranks terminals of its own; else ask the system."""
     return False if LAUNCHER in os.environ else None
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[ProgressFunction]:
-    """Show a progress bar on rank 0 while the block runs, if somebody is looking.
+    """Show a progress bar on rank 0 while the block runs, on a terminal.
 
     Yields:
         A function ``(what, fraction done)`` that moves the bar.

@@ -57,8 +57,8 @@ _KNOWN = (
 def adopt(environment: MutableMapping[str, str]) -> None:
     """Add torchrun's variables to ``environment`` where another launcher started several ranks.
 
-    Where torchrun's are set already nothing changes. One process alone is no rank: whoever wants
-    one rank alone says so with ``--local 1``.
+    Where torchrun's are set already nothing changes. One process alone is no rank: a caller that
+    wants one rank alone says so with ``--local 1``.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return

@@ -3,8 +3,8 @@
 ``torch.distributed``'s functions take only groups that torch has registered; a group of some ranks
 of the job, and a subgroup of those, are not (see :mod:`syncopate.collectives.transport`). The
 objects have the same methods, whether they are process groups or backends, and that is what those
-functions call. What is not for ``later``, NCCL runs on the current stream itself, and the order of
-that stream is all there is to wait for.
+functions call. Calls other than those for ``later`` NCCL runs on the current stream itself, and the
+order of that stream is all there is to wait for.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class Narrow:
 
         Args:
             own: this rank's share in its own dtype; shape (k,).
-            wire: this rank's contributions to everybody's; shape (n,).
+            wire: this rank's contributions to the shards of all ranks; shape (n,).
             cuts: where the shares begin.
         """
         begin, end = cuts[self._rank : self._rank + 2]

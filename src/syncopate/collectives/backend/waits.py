@@ -1,6 +1,6 @@
 """Waits: waits for Gloo that end when the communicator breaks.
 
-[Note: what Gloo forgets] When a connection of Gloo's closes, whoever waits for a message on it
+[Note: what Gloo forgets] When a connection of Gloo's closes, a rank that waits for a message on it
 fails, but for the message that is being read or written at that moment: Gloo waits for the rest of
 it until the group's time limit. So it goes with a large message that a dead or silent rank leaves
 half sent, and Gloo offers nothing to end it. So the rank does not wait for Gloo itself, but for
@@ -88,7 +88,7 @@ class GlooWaits:
         def carry_out() -> None:
             try:
                 action()
-            except BaseException as error:  # raised again by whoever waits
+            except BaseException as error:  # raised again by the wait
                 errors.append(error)
             finally:
                 ended.set()

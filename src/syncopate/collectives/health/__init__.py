@@ -8,13 +8,13 @@ every rank also holds an idle connection to rank 0, on which the kernels of thei
 other (:mod:`.keepalive`). It closes when a process dies, and fails when a host goes silent. Rank 0
 tells the others.
 
-**Announced.** Whoever fails closes its connections, so that its neighbours end too, and theirs.
+**Announced.** A rank that fails closes its connections, so that its neighbours end too, and theirs.
 Before that it leaves a notice in the group's store: what it was doing, whom it waited for, and how
 it ended (:mod:`.notices`). A rank that is found closed and has left a notice is not to blame.
 
 **Ended.** A rank that waits for some other rank than the lost one would wait on. Each communicator
 has a thread (:mod:`.monitor`) that looks twice a second: has a collective of this rank taken long,
-and does the keep-alive know of a loss, or has anybody left a notice? Then it breaks the
+and does the keep-alive know of a loss, or has a rank left a notice? Then it breaks the
 communicator from this side: it closes the connections of Gloo and of the mesh, and what waits for
 them raises.
 

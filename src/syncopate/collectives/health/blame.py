@@ -105,7 +105,7 @@ class PeerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who is held responsible.
+    """The ranks held responsible.
 
     Attributes:
         ranks: group ranks, ascending; empty when it could not be found out.
@@ -123,7 +123,7 @@ def blame(
 
     Follows *waiting on* from ``rank`` to the ranks that did not fail themselves. A native
     collective does not say whom it waits for; then every rank without a notice is meant. A rank
-    that died without a notice comes first, unless somebody sat out a whole time limit: whom that
+    that died without a notice comes first, unless a rank sat out a whole time limit: whom that
     one waited for was late long before.
 
     Args:

@@ -5,7 +5,7 @@ dies, rank 3 fails at once, but rank 0, which waits for rank 3, would sit out it
 So a rank that fails closes all its connections, which fails its neighbours, and theirs. A rank that
 the chain does not reach learns it from the notices or by the keep-alive connections, see
 :mod:`syncopate.collectives.health.monitor`, and closes the connections from its side. Whoever
-closes them has said so before, in a notice and to rank 0: see [Note: who closes says so first].
+closes them has said so before, in a notice and to rank 0: see [Note: a notice before closing].
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class FailureDetector:
         self._disconnect()
 
     def _announce(self, notice: Notice) -> None:
-        """Say what happened here, before the others see it; [Note: who closes says so first]."""
+        """Say what happened here, before the others see it; [Note: a notice before closing]."""
         self._monitor.say_failed()
         if not self._monitor.store_unreachable:
             call_store(lambda: self._notices.put(notice), STORE_LIMIT_S)
@@ -261,7 +261,7 @@ class FailureDetector:
         text = _first_line(error) if kind == "error" else ""
         notice = Notice(call, kind, peers, waited_s, text, self._in_flight.before(call))
         if kind == "closed":
-            # Where rank 0 died its keep-alive connection ends a moment later, and then nobody asks
+            # Where rank 0 died its keep-alive connection ends a moment later, and then no rank asks
             # its store: for every call to a store that is gone torch prints a page.
             time.sleep(_POLL_S)
         known = self._monitor.known() or self._monitor.store_is_gone()
@@ -280,7 +280,7 @@ class FailureDetector:
         """Return what the notices or the keep-alive say; None when neither says anything."""
         consulted = StoreCall(lambda: self._judge(notice))
         began_s = time.monotonic()
-        # Where the store's host went silent, nobody answers. A neighbour may have found
+        # Where the store's host went silent, there is no answer. A neighbour may have found
         # that out, and closed its connections, a moment before this rank does. And where the store
         # is gone with rank 0, the keep-alive has yet to bring what rank 0 said, or that it died.
         limit_s = max(GRACE_S + STORE_LIMIT_S, self._monitor.limit_s)
@@ -319,7 +319,7 @@ class _SayUncaught:
     ) -> None:
         if isinstance(error, Exception):
             for detector in list(_detectors):
-                with suppress(Exception):  # whatever it is, the user's own error is to be seen
+                with suppress(Exception):  # the user's own error must be shown
                     detector.say_ended(error)
         self._previous(kind, error, trace)
 

@@ -11,12 +11,12 @@ down or cut off does not. It costs a few packets per rank and second, and no tim
 The hub learns who is silent and tells the others; they learn from their own connection when the
 hub is silent, or died. A rank that was silent and comes back connects again. When the hub gives a
 collective up it says why before it raises, for its end takes the rendezvous store along, from
-which the others would have learnt it. Whoever leaves in good order says so, and whoever ends
+which the others would have learnt it. A rank that leaves in good order says so, and one that ends
 because a collective failed says that: of all ranks whose connection closes, only those that said
 nothing are lost.
 
 The hub lets in whom :mod:`syncopate.collectives.mesh.admission` lets in, and says so: until then a
-rank whose connection closes tries again. Only where nobody listens any more has the hub died.
+rank whose connection closes tries again. Only where its address no longer listens has the hub died.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ class _Line:
             return []
 
     def write(self, news: News) -> None:
-        """Send; what the kernel does not take at once is of no use to anybody."""
+        """Send; what the kernel does not take at once would come too late."""
         with suppress(OSError):
             self.connection.send(msgspec.json.encode(news) + b"\n")
 
@@ -434,7 +434,7 @@ class Spoke(Unconnected):
         """Return a connection to the hub, which has been told who calls.
 
         Raises:
-            OSError: nobody listens there.
+            OSError: no process listens there.
         """
         assert self._meeting is not None
         hello = self._secret.hello(

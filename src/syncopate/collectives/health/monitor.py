@@ -3,7 +3,7 @@
 Twice a second it takes note of what the keep-alive connections found out
 (:mod:`syncopate.collectives.health.keepalive`). While a collective takes long it also reads the
 notices: has another rank failed, is another rank in a different collective? It does not act on
-silence or death while no collective waits: a network that is back before anybody needs it did no
+silence or death while no collective waits: a network that is back before it is needed did no
 harm.
 
 Once per communicator, when a collective has taken half a minute, it logs whom the ranks wait for.
@@ -215,7 +215,7 @@ class Monitor:
 
     @property
     def losses(self) -> Losses:
-        """Who died, as far as the keep-alive has found out."""
+        """The ranks that died, as far as the keep-alive has found out."""
         hosts = {rank: host for rank, (host, _) in self._keepalive.lost.items()}
         return Losses(hosts, self._keepalive.connected)
 
@@ -276,7 +276,7 @@ class Monitor:
                 self._warn(*max(collectives, key=lambda item: item[0]))
 
     def _lost(self) -> Verdict | None:
-        """Return who died, once everybody has had the time to end what goes on without them."""
+        """Return the dead ranks, once all others had the time to end what goes on without them."""
         before_s = time.monotonic() - (self._silence_s or keepalive.SILENCE_S)
         dead = {
             rank: host for rank, (host, at_s) in self._keepalive.lost.items() if at_s < before_s

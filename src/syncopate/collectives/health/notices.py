@@ -5,7 +5,7 @@ number of ranks, except after a failure and on rank 0, which mostly hosts the st
 rank's entry every few seconds while its mesh is in use: it serves a few requests per rank and
 second at most.
 
-[Note: who closes says so first] A rank whose collective fails closes its connections, and whoever
+[Note: a notice before closing] A rank whose collective fails closes its connections, and whoever
 sees a connection close must not take that rank for the one that was lost. So it leaves a notice
 before it closes, whatever it closes for, and a rank that is found closed and has left one is not to
 blame. As a notice may be late on a busy store, a closed connection alone is no proof either: those
@@ -187,7 +187,7 @@ def judge(
 ) -> Verdict:
     """Return the group's verdict, or come to one with the notices that appear within ``grace_s``.
 
-    Ends early once nobody is left who could still leave one. See [Note: who closes says so first].
+    Ends early once no rank is left that could leave one. See [Note: a notice before closing].
 
     Args:
         notices: the group's.

@@ -26,8 +26,8 @@ _ending = threading.Event()
 class StoreCall(Generic[_Answer]):
     """An action on a store, under way on a thread of its own.
 
-    A store client blocks without limit when the store's host goes silent. Whoever must not hang
-    calls it this way, and goes on without the answer.
+    A store client blocks without limit when the store's host goes silent. A caller that must not
+    hang calls it this way, and goes on without the answer.
 
     Args:
         action: what to do; a ``RuntimeError`` means that the store refused.

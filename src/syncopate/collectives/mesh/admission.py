@@ -1,14 +1,14 @@
-"""Admission: who may connect to a rank: the ranks of this run, and nobody else.
+"""Admission: only ranks of this run may connect to a rank.
 
 [Note: one secret per run] The first rank that needs it draws a secret and leaves it in the
-rendezvous store, where all others find it. Who connects says in one *hello* which rank it is, and
-proves by the secret that it belongs to this run (HMAC-SHA256 over what it says and a number that
-the listener drew). Strangers, ranks of an earlier run, and hellos that were overheard and said
+rendezvous store, where all others find it. A rank that connects says in one *hello* which rank it
+is, and proves by the secret that it belongs to this run (HMAC-SHA256 over what it says and a number
+that the listener drew). Strangers, ranks of an earlier run, and hellos that were overheard and said
 again are turned away. The links themselves are neither encrypted nor signed: see
 ``docs/security.md``.
 
-[Note: side by side] Whoever has connected and not said all of its hello waits beside the others and
-keeps nobody waiting. It has a few seconds, and where too many wait the oldest one has to go.
+[Note: side by side] A connection that has not said all of its hello waits beside the others and
+keeps none of them waiting. It has a few seconds, and where too many wait the oldest one has to go.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Store(Protocol):
 
 
 class Secret:
-    """What the ranks of a run know and nobody else.
+    """What only the ranks of a run know.
 
     Args:
         key: random bytes.
@@ -73,7 +73,7 @@ class Secret:
 
         Args:
             nonce: the listener's number.
-            rank: who says it.
+            rank: the one that says it.
             text: what else it says; cut after some 250 bytes.
         """
         said = text.encode()[:_LONGEST]
@@ -95,7 +95,7 @@ class Secret:
 
 
 def secret_of(store: Store) -> Secret:
-    """Return the secret of the run that ``store`` belongs to; drawn here if nobody has done it."""
+    """Return the secret of the run that ``store`` belongs to; drawn here if no rank has done it."""
     key = store.compare_set("secret", "", secrets.token_hex(32))
     return Secret(bytes.fromhex(key.decode()))
 

@@ -2,7 +2,7 @@
 
 Every rank listens where its peers find it, tells all of them the address and a number that it drew,
 calls the ranks below it and answers those above. All calls and all answers go on at once, so that
-nobody who connects and says nothing keeps a rank waiting. Who may connect is for
+a connection that says nothing keeps no rank waiting. Who may connect is for
 :mod:`syncopate.collectives.mesh.admission` to say.
 """
 

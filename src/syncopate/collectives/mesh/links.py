@@ -85,7 +85,7 @@ class _Send:
 
 
 class _Receive:
-    """A message that somebody waits for."""
+    """A message that is waited for."""
 
     __slots__ = ("done", "mesh", "peer", "tag", "view")
 
@@ -112,7 +112,7 @@ class _Link:
         self.early: dict[int, deque[bytearray]] = {}
         self.head = bytearray(_HEADER.size)
         self.rest = memoryview(self.head)
-        self.payload: _Receive | bytearray | None = None  # being read; bytes where nobody posted
+        self.payload: _Receive | bytearray | None = None  # being read; bytes: no receive posted yet
         self.tag = 0
         self.low_water = 1
         self.poll = select.poll()
@@ -242,7 +242,7 @@ class Mesh:
         return ready
 
     def interrupt(self) -> None:
-        """End all connections; whoever waits, here or at the other end, fails now."""
+        """End all connections; waits, here and at the other end, fail now."""
         self._interrupted = True
         for link in self._links.values():
             with contextlib.suppress(OSError):

@@ -105,7 +105,7 @@ def listener(host: str) -> socket.socket:
 
 
 def answers(address: tuple[str, int], limit_s: float) -> bool:
-    """Say whether somebody listens at ``address``, within ``limit_s`` seconds."""
+    """Say whether a socket listens at ``address``, within ``limit_s`` seconds."""
     try:
         with socket.create_connection(address, timeout=limit_s):
             return True

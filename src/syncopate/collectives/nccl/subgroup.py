@@ -4,7 +4,7 @@
 has had, and asks ranks that are not in it to take part. So ranks whose channels make their groups
 in another order would meet in the wrong ones. A subgroup is named by the group it is part of and by
 its ranks, in the store that the job has anyway; its ranks alone take part. torch does not know of
-it: whoever makes it closes it.
+it: its maker closes it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from syncopate.collectives import transport
 from syncopate.collectives.backend import calls
 from syncopate.collectives.backend.calls import Work
 
-BACKENDS = transport.MADE_HERE
-"""Backends that can join some ranks of a group."""
-
 
 class Subgroup:
     """Collectives among some ranks of a group, on tensors of one type of device.
@@ -33,7 +30,7 @@ class Subgroup:
     Args:
         group: a group of this package's own, all of whose ranks live.
         ranks: ranks of ``group``, this one among them; the subgroup counts them in this order.
-        device: such as ``"cuda"``; one that a backend of :data:`BACKENDS` serves.
+        device: such as ``"cuda"``; one that a backend of ``transport.MADE_HERE`` serves.
         timeout_s: how long its collectives may take.
 
     Raises:

@@ -100,7 +100,7 @@ def decisions(
         return (Decision(0, None, Recipe(collective)),)
     measured = [c.algorithm for c in cluster.curves if c.collective == collective]
     if among is None:
-        # A file may hold curves of algorithms that somebody registered and this process did not.
+        # A file may hold curves of algorithms that another process registered and this one did not.
         known = (NATIVE, *algorithms(collective))
         among = tuple(name for name in measured if name in known) or None
     costs = collective_costs(cluster, collective, among)

@@ -14,7 +14,7 @@ n with a single root, and as little as (u-1)/u n where they are spread.
 
 [Note: of servers] Where parameter servers hold the weights, every worker sends all gradients and
 receives all weights, over a link that does both at once; so does each server with its share of
-everybody's. The bound is that of one direction, however seldom the other is used.
+all others'. The bound is that of one direction, however seldom the other is used.
 
 [Note: line rate] The rate of a line is that of the level's links, which calibration measures by
 long messages between pairs. Collectives correct it only where an algorithm's long ones, the median
@@ -204,7 +204,7 @@ def require_possible(iteration_s: float, bound_s: float, what: str) -> None:
 
     Args:
         iteration_s: the prediction.
-        bound_s: of :func:`iteration_bound_s`.
+        bound_s: of :func:`plan_bound_s`.
         what: whose prediction.
 
     Raises:

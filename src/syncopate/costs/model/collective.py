@@ -8,7 +8,7 @@ with the options that suit the cluster and the size (:func:`variants`).
 largest sample a curve's own extrapolation counts only above what is known otherwise:
 
 * The bytes that the schedule puts on the busiest link take their time at line rate; for the
-  backend's own, whose schedule nobody knows, the fewest bytes that the collective needs.
+  backend's own, whose schedule is not known, the fewest bytes that the collective needs.
 * The schedule's price, where all samples are short (less than ``LONG_BYTES``) and say nothing about
   bytes, or where another algorithm was measured further: that one was worth measuring. For a fair
   comparison prices are raised by as much as the others took more than theirs, and by
@@ -163,7 +163,7 @@ def _end(curve: CollectiveCurve) -> int:
 
 
 def _schedule(cluster: Cluster, curve: CollectiveCurve) -> Schedule | None:
-    """Return what a curve would run beyond its largest size; None where nobody knows."""
+    """Return what a curve would run beyond its largest size; None where it is not known."""
     if (curve.collective, curve.algorithm) not in ALGORITHMS:
         return None
     options: dict[str, Any] = dict(curve.points[-1].options)

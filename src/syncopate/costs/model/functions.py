@@ -220,7 +220,7 @@ class VariantCost(PiecewiseCost):
         super().__init__(lower_envelope([cost.pieces for _, cost in variants]))
         self._variants = tuple(variants)
         self._price = price
-        # Piece 0 is the message of no bytes, which nobody sends.
+        # Piece 0 is the message of no bytes, which is never sent.
         owners, uppers = self.pieces.owner[1:].tolist(), self.pieces.upper_bytes[1:].tolist()
         self.option_ranges = tuple(
             (upper, variants[owner][0])
@@ -344,7 +344,7 @@ class Envelope(PiecewiseCost):
         """What can carry a bucket of several dtypes: every algorithm with each of its options.
 
         Its name, its cost, and its cost alone, which decides where what every byte costs is all
-        that can be seen. Who never costs less than another, alone either, is left out.
+        that can be seen. One that never costs less than another, alone either, is left out.
         """
         found: list[tuple[str, CostFunction, CostFunction]] = []
         for name, cost in self.costs.items():

@@ -12,17 +12,16 @@ another one idles. On four hosts at 1 Gbit/s, recursive and hierarchical ones of
 (``benchmarks/one_after_another.py``). So on a measured cluster a byte of theirs takes
 ``_AFTER_ANOTHER`` times its share of the bound.
 
-[Note: collectives nobody measured] Calibration measures all-reduces unless told to measure more. A
-reduce-scatter or all-gather that was not measured is believed to take its schedule's price, times
-what the measured ring all-reduce takes over its own price at that size. The ring is a
+[Note: collectives without measurements] Calibration measures all-reduces unless told to measure
+more. A reduce-scatter or all-gather that was not measured is believed to take its schedule's price,
+times what the measured ring all-reduce takes over its own price at that size. The ring is a
 reduce-scatter and an all-gather by the same messages, one after the other, so what its price leaves
 out, the work of processors and how well a link is filled, its halves share. Reduces and broadcasts
 are chains and trees of the same executor on the same links; the same factor is the best guess there
-is.
-Beyond the ring's sizes the factor stays what it was at the last. Without a ring another schedule
-that was measured stands in for it. Where the backend's own all-reduce alone was measured, the
-backend carries the other collectives too, and its time is in proportion to the bytes that each must
-send.
+is. Beyond the ring's sizes the factor stays what it was at the last. Without a ring another
+schedule that was measured stands in for it. Where the backend's own all-reduce alone was measured,
+the backend carries the other collectives too, and its time is in proportion to the bytes that each
+must send.
 
 [Note: beside gradients] Every backward ends with what ranks have to tell each other: a flag for
 each parameter and some for each rank, and the small buffers of the model. Under ``allreduce`` they
@@ -163,7 +162,7 @@ def plan_costs(cluster: Cluster, nbytes: int, plan: Plan) -> Costs:
 def weight_sync_s(cluster: Cluster, nbytes: int, costs: Costs | None = None) -> float:
     """Return what a broadcast of rank 0's weights takes, beside which nothing else goes on.
 
-    It is priced as one message. The backend's own carries it; where nobody measured that, the
+    It is priced as one message. The backend's own carries it; where that was not measured, the
     cheapest there is stands in for it.
 
     Args:

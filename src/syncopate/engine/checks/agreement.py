@@ -1,4 +1,4 @@
-"""Agreement: a check that fails on one rank fails on all of them, and nobody is left waiting.
+"""Agreement: a check that fails on one rank fails on all of them, and no rank is left waiting.
 
 [Note: one exchange for many checks]
 Ranks meet once for a whole row of checks. Each goes through the row by itself, up to its first
@@ -9,7 +9,8 @@ they met after every check: the earliest check in the row that failed anywhere d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 from syncopate.collectives import Communicator
@@ -83,19 +84,6 @@ def agree(
     return result, [told.beside for told in everyone]
 
 
-def together(communicator: Communicator, check: Callable[[], T]) -> T:
-    """Run ``check`` on every rank and return its result, or raise on every rank.
-
-    Arguments and errors as in :func:`agree`, for one check without facts.
-    """
-
-    def alone() -> Checks[T]:
-        yield from ()
-        return check()
-
-    return agree(communicator, alone())[0]
-
-
 def require_same(communicator: Communicator, facts: Sequence[Fact]) -> None:
     """Refuse ranks that differ.
 
@@ -142,12 +130,25 @@ def _first_difference(here: dict[str, Hashable], there: dict[str, Hashable]) -> 
     return "the same parts stand in another order"
 
 
-def explained(error: CollectiveError) -> CollectiveError:
+@contextmanager
+def explaining() -> Iterator[None]:
+    """Say of a collective that fails in the block what it means here.
+
+    Raises:
+        CollectiveError: a rank is lost or late, or ranks met in different collectives.
+    """
+    try:
+        yield
+    except CollectiveError as error:
+        raise _explained(error) from error
+
+
+def _explained(error: CollectiveError) -> CollectiveError:
     """Return ``error`` with what it means here, where ranks met in different collectives."""
     reason = str(error).removeprefix(f"{error.collective}: ")
     if DIFFERENT not in reason:
         return error
-    if "all_gather (" in reason:  # weights, after a step, or gradients that somebody read
+    if "all_gather (" in reason:  # weights, after a step, or gradients that the script read
         said = (
             "A rank in an all-gather ends an optimizer's step(), or reads a gradient; one in a "
             "reduce-scatter or an all-reduce is in its backward. Where ranks own parts (any "

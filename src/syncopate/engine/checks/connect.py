@@ -29,7 +29,7 @@ def require_process_group(model: object, timeout_s: float | None) -> None:
     ``timeout_s`` the group's time limit is torch's own.
 
     Raises:
-        EngineError: another launcher started several processes and nobody joined them.
+        EngineError: another launcher started several processes and did not join them.
     """
     if dist.is_initialized():
         return

@@ -31,7 +31,7 @@ def require_fit(
     optimizers: Sequence[torch.optim.Optimizer],
     world_size: int,
 ) -> None:
-    """Refuse a plan that cannot train these parameters; asks nobody.
+    """Refuse a plan that cannot train these parameters; no communication.
 
     Raises:
         InvalidValueError: it is no plan, or an option has no such value.

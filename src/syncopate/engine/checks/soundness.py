@@ -7,9 +7,9 @@ found fit goes on as one record.
 [Note: Several modules, one optimizer]
 A module with parameters of its own is distributed by a call of its own; a loss with parameters is
 one. An optimizer that trains several is given to each call. It may hold parameters that are
-distributed only later, so that a parameter which nobody averages is refused at the optimizer's
-first step and not before. An optimizer without any parameter of the model is refused at once:
-it was built from another copy. So are the models of a GAN distributed, one by one.
+distributed only later, so that a parameter whose gradient is not averaged is refused at the
+optimizer's first step and not before. An optimizer without any parameter of the model is refused at
+once: it was built from another copy. So are the models of a GAN distributed, one by one.
 """
 
 from __future__ import annotations

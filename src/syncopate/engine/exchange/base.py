@@ -237,7 +237,7 @@ class Exchange:
         self._update.begin(optimizer)
 
     def step_ends(self, optimizer: Optimizer) -> None:
-        """Bring the updated weights to those who need them.
+        """Bring the updated weights to the ranks that need them.
 
         Raises:
             CollectiveError: a rank is lost or late.

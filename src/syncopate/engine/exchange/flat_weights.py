@@ -60,7 +60,7 @@ class FlatWeights:
         """Wait for weights, and bring parameters that were given other memory back into ours.
 
         What is still on its way out must not change. Of other memory torch does not tell, and a
-        step would update what is not used any more.
+        step would update memory that the model no longer uses.
 
         Args:
             keys: identities of the flat buffers to look into.
@@ -134,7 +134,7 @@ class FlatWeights:
 
 
 class _Waiter:
-    """Waits for the weights of a flat buffer, as long as anybody trains the model."""
+    """Waits for the weights of a flat buffer, as long as the model or an optimizer lives."""
 
     def __init__(self, flat: FlatWeights, key: int) -> None:
         self._flat = weakref.ref(flat)

@@ -60,6 +60,12 @@ def put_back(optimizer: torch.optim.Optimizer) -> None:
             group["params"] = parameters
 
 
+def trained_ids(*optimizers: torch.optim.Optimizer) -> set[int]:
+    """Return the identities of the parameters that these optimizers train."""
+    held = (parameters for each in optimizers for parameters in parameters_of(each))
+    return {id(parameter) for parameters in held for parameter in parameters}
+
+
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[list[Tensor]]:
     """Return per group the parameters that ``optimizer`` trains; also while it holds pieces."""
     if optimizer in _held:

@@ -25,11 +25,10 @@ from syncopate.engine.buckets import (
     Trainable,
     build_buckets,
 )
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-from syncopate.errors import CollectiveError
 from syncopate.plan import Plan, pulled_in
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ class Layout:
     Attributes:
         plan, trainables, communicator, buffers, optimizers: as given.
         index: identity of a parameter -> its place in ``trainables``.
-        owner: says who owns what.
+        owner: says which rank owns which elements.
         notes: carries what the ranks say besides.
         buckets: in launch order, with their memory.
         parts: their flat buffers.
@@ -124,7 +123,7 @@ class Layout:
         pulled_in: buckets of the plan in the order in which they are pulled.
         traffic: what the iteration launched.
         scale: averages are sums times this.
-        complete: finishes the exchange of gradients that is under way; set by who uses this.
+        complete: finishes the exchange of gradients that is under way; set by the exchange.
         ending: what ends threads and takes hooks away, and waits for no rank.
     """
 
@@ -145,7 +144,7 @@ class Layout:
         self.index = {id(trainable.parameter): trainable.index for trainable in trainables}
         self.traffic = Traffic()
         self.scale = 1.0 / communicator.world_size
-        self.complete: Callable[[], None] = _nothing
+        self.complete: Callable[[], None] = nothing
         self.ending = ExitStack()
         self._servers = servers
         self._shared: dict[Any, Any] = {}
@@ -195,7 +194,7 @@ class Layout:
 
     @property
     def trained(self) -> tuple[Trained, ...]:
-        """Per parameter who updates it, and how.
+        """Per parameter its optimizer, and how that updates it.
 
         Raises:
             EngineError: it is not known how an optimizer may be spread over ranks.
@@ -228,10 +227,8 @@ def arrived(handle: Work) -> None:
     Raises:
         CollectiveError: a rank is lost or late; says what that means for the training.
     """
-    try:
+    with explaining():
         handle.wait()
-    except CollectiveError as error:
-        raise explained(error) from error
 
 
 def always() -> bool:
@@ -239,5 +236,5 @@ def always() -> bool:
     return True
 
 
-def _nothing() -> None:
-    """No exchange is under way before anybody uses it."""
+def nothing() -> None:
+    """Do nothing, where no part says otherwise."""

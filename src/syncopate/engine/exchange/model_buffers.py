@@ -7,10 +7,9 @@ rank keeps its own.
 
 from __future__ import annotations
 
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import ModelBuffers, Stepped
-from syncopate.errors import CollectiveError
 
 
 def agree(layout: Layout, channel: int = 0) -> None:
@@ -19,10 +18,8 @@ def agree(layout: Layout, channel: int = 0) -> None:
     Raises:
         CollectiveError: a rank is lost or late.
     """
-    try:
+    with explaining():
         layout.buffers.refresh(layout.communicator, channel)
-    except CollectiveError as error:
-        raise explained(error) from error
 
 
 class InForward(ModelBuffers):
@@ -55,7 +52,7 @@ class InForwardAside(InForward):
         agree(self._layout, self._channel)
 
     def _note(self) -> bool:
-        """Let what came be found by the next forward, and by nobody before."""
+        """Let the next forward put the buffers that came in place; until then they stay."""
         buffers = self._layout.buffers
         buffers.late = self._layout.communicator.rank != buffers.source
         return False

@@ -1,8 +1,9 @@
 """Notes: what the ranks say along with their gradients, and hear of each other.
 
-Whose backward failed, whom it reached, and the buffers that ride along: ``engine/tail.py``. Where
-a sum arrives on every rank the note rides behind the last bucket and costs no message. Where it
-arrives at an owner alone, the note is a small all-reduce of its own behind the last push.
+Which backward failed, which gradients it reached, and the buffers that ride along:
+``engine/tail.py``. Where a sum arrives on every rank the note rides behind the last bucket and
+costs no message. Where it arrives at an owner alone, the note is a small all-reduce of its own
+behind the last push.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import BucketBuffers, dtype_name
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout, always, arrived
 from syncopate.engine.tail import Said, Tail
-from syncopate.errors import CollectiveError
 from syncopate.recipe import NATIVE, Recipe, wire_dtype_of
 
 
@@ -182,10 +182,8 @@ class Ranks:
         ranks = self._layout.communicator
         table = values.new_zeros(ranks.world_size, values.numel())
         table[ranks.rank] = values
-        try:
+        with explaining():
             ranks.run(self._recipe, table.view(-1))
-        except CollectiveError as error:
-            raise explained(error) from error
         return table
 
     def meet(self) -> None:

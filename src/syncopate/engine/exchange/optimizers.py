@@ -1,6 +1,6 @@
 """Optimizers: which of them may update a part of a parameter by itself.
 
-Those of torch are in a table (:mod:`syncopate.workload`); what is not in it says so by
+Those of torch are in a table (:mod:`syncopate.workload`); any other says so by
 :func:`declare_optimizer`.
 """
 
@@ -98,7 +98,9 @@ def copy_for(
 ) -> Any:
     """Return a copy of ``optimizer`` that steps on other parameters, with the values of now.
 
-    A schedule changes the values of groups later, and fills those that are tensors anew.
+    [Note: a copy of the optimizer] A step that is left for later, or goes on aside, is the
+    optimizer's own, called on a copy of it. A schedule changes the values of groups meanwhile, and
+    fills those that are tensors anew; ``parameter.grad`` stays as it is.
 
     Args:
         optimizer: of which the copy has the class and the state.
@@ -116,6 +118,25 @@ def copy_for(
     return copy
 
 
+@torch.no_grad()
+def step_with(
+    copy: torch.optim.Optimizer, gradients: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Let a copy of an optimizer step, on any thread.
+
+    Args:
+        copy: of :func:`copy_for`.
+        gradients: parameters of the copy, each with the gradient that it has for the step.
+    """
+    for parameter, gradient in gradients:
+        parameter.grad = gradient
+    try:
+        step_of(type(copy))(copy)
+    finally:
+        for parameter, _ in gradients:
+            parameter.grad = None
+
+
 def _as_it_is_now(value: Any) -> Any:
     """Return a value of a group that no schedule fills anew: a tensor, or some in a tuple."""
     if isinstance(value, torch.Tensor):
@@ -126,7 +147,7 @@ def _as_it_is_now(value: Any) -> Any:
 
 
 class Trained(NamedTuple):
-    """Who updates a parameter, and how.
+    """The optimizer of a parameter, and how it updates it.
 
     Attributes:
         optimizer: the place of its optimizer among those of the model; 0 where none trains it.
@@ -140,7 +161,7 @@ class Trained(NamedTuple):
 def trained_by(
     trainables: Sequence[Trainable], optimizers: Sequence[torch.optim.Optimizer]
 ) -> tuple[Trained, ...]:
-    """Return for each of some parameters who updates it.
+    """Return for each of some parameters its optimizer, and how that updates it.
 
     A parameter of several optimizers counts as the first one's.
 

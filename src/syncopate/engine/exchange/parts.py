@@ -41,7 +41,7 @@ class Stepped(NamedTuple):
 
 
 class Push(ABC):
-    """Brings gradients to who updates by them."""
+    """Brings gradients to the ranks that update by them."""
 
     def begin(self) -> None:
         """Make ready for a backward that is exchanged."""
@@ -200,7 +200,7 @@ class Row(NamedTuple):
     """What an exchange is composed of: each part as what makes it from a layout.
 
     Attributes:
-        owner: says who owns what of the gradients' sums, and of the weights.
+        owner: says which rank owns which sums of gradients, and which weights.
         push: brings gradients there.
         update: updates weights.
         pull: brings weights back, or averages.
@@ -222,13 +222,6 @@ class Row(NamedTuple):
 
 class Whole(Update):
     """Every rank updates all weights in the optimizer's own step."""
-
-    def __init__(self, layout: Layout) -> None:
-        """Need nothing of the layout."""
-
-
-class Nothing(Pull):
-    """Every rank has updated all weights: nothing is pulled."""
 
     def __init__(self, layout: Layout) -> None:
         """Need nothing of the layout."""

@@ -1,1 +1,1 @@
-"""What becomes of the user's model: what it is made of, who owns it, its state, its new face."""
+"""What becomes of the user's model: its parts, its one engine, its state, its class."""

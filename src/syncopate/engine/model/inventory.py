@@ -2,7 +2,7 @@
 
 The engine's hooks sit on parameter objects and its buffers have their dtypes and sizes. A layer
 that is replaced, a checkpoint loaded with ``assign=True``, ``.double()`` or a block more leave it
-with gradients that nobody exchanges, so every forward looks first.
+with gradients that are not exchanged, so every forward looks first.
 
 [Note: What a look costs]
 ``named_parameters()`` takes a millisecond for a thousand tensors. The look compares the modules'
@@ -12,7 +12,7 @@ rearranged, so that the same parameters stand elsewhere, is as good as before, a
 
 [Note: Tensors that stand in]
 ``torch.func.functional_call`` puts plain tensors where parameters were for the length of a call.
-Only parameters of their own are trained by anybody, so only those are refused.
+Only parameters of their own are trained, so only those are refused.
 """
 
 from __future__ import annotations

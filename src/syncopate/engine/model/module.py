@@ -52,7 +52,7 @@ class _Held:
 
     Attributes:
         engine: the engine.
-        bypass: the model without communication, once somebody has asked for it.
+        bypass: the model without communication, once it was asked for.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -295,7 +295,7 @@ def _exchanging(original: type) -> Callable[..., Any]:
 
 
 def _transformed() -> bool:
-    """Whether a trace or a transform computes (``torch.func.grad``), which nobody exchanges."""
+    """Whether a trace or a transform computes (``torch.func.grad``), not exchanged."""
     return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
 
 

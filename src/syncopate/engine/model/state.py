@@ -6,10 +6,10 @@ at the end of each synchronised backward (:mod:`syncopate.engine.tail`), and eve
 of them. What happens to a buffer afterwards is found by comparing it with the copy, byte by byte:
 an evaluation in training mode, a reset, a forward without a backward, a tensor of another shape or
 none in its place. Version counters would not do, because batch normalisation does not count its
-own writes. A rank puts its copy back where its own buffers differ, and needs nobody for that. What
-became of rank 0's buffers no other rank can know: rank 0 says it at the beginning of the forward,
-in a broadcast of a few bytes, and what changed follows. So the usual step, whose buffers rode
-along, pays that one small message, and large constants (masks, tables) never travel.
+own writes. A rank puts its copy back where its own buffers differ, and needs no other rank for
+that. What became of rank 0's buffers no other rank can know: rank 0 says it at the beginning of the
+forward, in a broadcast of a few bytes, and what changed follows. So the usual step, whose buffers
+rode along, pays that one small message, and large constants (masks, tables) never travel.
 
 A forward that meets no other rank, an evaluation, begins with what rode along, if it is the first
 one behind the step: so all ranks evaluate alike, as under DDP.
@@ -158,7 +158,7 @@ class Buffers:
             self._restore(forms)
 
     def restore(self) -> None:
-        """Give this rank's buffers the values and forms that were last agreed on; asks no rank."""
+        """Give this rank's buffers the values and forms last agreed on; no communication."""
         if self._forms:
             self._restore(self._look())
 
@@ -170,7 +170,7 @@ class Buffers:
             self.put(self.kept, replace=True)
 
     def put_late(self) -> None:
-        """Give this rank's buffers what came along with the last gradients, if nobody has yet."""
+        """Give this rank's buffers what came along with the last gradients, once."""
         if self.late:
             self.late = False
             self.put(self.carried)

@@ -85,7 +85,7 @@ class Aside:
         _settle(future, answer)
 
     def close(self) -> None:
-        """End the process, whatever it does."""
+        """End the process, also amid an answer."""
         if self._process is None:
             return
         self._process.kill()
@@ -120,7 +120,7 @@ def _answer(work: str, arguments: tuple[object, ...]) -> Answer:
 
 
 def serve(questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more questions, or nobody who reads the answers."""
+    """Answer until there are no more questions, or no reader of the answers."""
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
             work, arguments = pickle.load(questions)

@@ -121,7 +121,7 @@ def winner(contenders: Sequence[Contender], exchange: str | None = None) -> Cont
 
 
 def steps_of(contenders: int) -> int:
-    """Return how many steps a contest of so many takes, as long as nobody joins."""
+    """Return how many steps a contest of so many takes, as long as no contender joins."""
     total, others = 0, contenders - 1
     for turns, counted in ROUNDS:
         total += (1 + others) * turns * (UNCOUNTED + counted)

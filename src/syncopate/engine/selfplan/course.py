@@ -13,9 +13,9 @@ All of them train as any other step does; what is measured is what they do anywa
    (``interference``), and a plan made for it joins.
 6. The fastest beyond noise stays, is kept for the next run (``cache``), and one line says so.
 
-Whatever costs time waits until the training has earned it (``payback``); what fits and plans runs
-beside it (``aside``). A run for which a plan is kept begins with it (``start``), and takes none of
-these steps.
+A step that costs time waits until the training has earned it (``payback``); what fits and plans
+runs beside it (``aside``). A run for which a plan is kept begins with it (``start``), and takes
+none of these steps.
 
 [Note: loaded when needed]
 What probes the network takes as long to load as a step of a small model. So it is loaded when the
@@ -500,7 +500,7 @@ class SelfPlanner(Stepwise):
                 _OF_SHARDED, best, turns, self._engine.workload, self._cluster
             )
         except PlanError:
-            return []  # nobody asked for it
+            return []  # it was not asked for
         return [words.of_sharded(gain_s)] if gain_s else []
 
     def _announce(self, step_s: float) -> None:

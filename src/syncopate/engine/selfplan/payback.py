@@ -1,7 +1,7 @@
 """Payback: what measuring may cost a training, what it did, and when a better plan has repaid it.
 
 [Note: a share of the time]
-Whatever its length, a run takes at most a tenth longer than with DDP's buckets. So measuring spends
+A run of any length takes at most a tenth longer than with DDP's buckets. So measuring spends
 what training has earned: before anything that costs time, such as a held step or the turn of a plan
 that may be slower, the training goes on until all of it is within :data:`SHARE` of the time so far.
 Where training goes on by a plan that is faster than DDP's buckets, half of what that gains may be

@@ -1,6 +1,6 @@
 """Portions: work that communicates, done a little after every step of training.
 
-The work runs on a thread of its own, but never beside the training: whoever calls :meth:`resume`
+The work runs on a thread of its own, but never beside the training: the caller of :meth:`resume`
 waits while it goes on, until it has had its portion. It pauses where it reports its progress, which
 every rank does at the same points; rank 0's clock decides for all of them.
 """

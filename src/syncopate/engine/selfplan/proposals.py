@@ -205,7 +205,7 @@ def with_interference(
     """Return the contenders as a measured interference expects them, and the plan made for it.
 
     Args:
-        running: who still competes.
+        running: the contenders that are left.
         workload: as measured.
         cluster: with curves and the interference measured.
         asked: what the user wants.
@@ -227,7 +227,7 @@ def explained(
     """Return a contender as the others' turns let expect it; see [Note: unexplained time].
 
     Args:
-        one: who is to be predicted.
+        one: the contender to predict.
         everyone: all that took turns.
         workload: as measured.
         cluster: with curves and the interference measured.
@@ -273,7 +273,7 @@ def _beyond_s(everyone: Sequence[Contender], workload: Workload, cluster: Cluste
 
 
 def distinct(contenders: Sequence[Contender]) -> list[Contender]:
-    """Leave out whoever trains like one that stands before."""
+    """Leave out a contender that trains as an earlier one does."""
     found: list[Contender] = []
     for one in contenders:
         if not any(alike(one.plan, other.plan) for other in found):

@@ -16,7 +16,7 @@ class Asked:
     """What the user asked of a plan.
 
     Attributes:
-        policy: who makes it; None for whichever is best.
+        policy: what makes it; None: the best of all.
         channels: how many collectives at once; None for whatever is best.
         exchange: one of :data:`PLANNED`; None for whichever of those like DDP is best.
     """

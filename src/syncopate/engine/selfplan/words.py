@@ -98,7 +98,7 @@ def of_servers(servers: int, mode: str) -> str:
 
 
 def _of_early_glu(delay: Delay) -> str:
-    """Say that GLU's steps may diverge, where it begins early and nobody chose its rate."""
+    """Say that GLU's steps may diverge, where it begins early and its rate is the default."""
     if delay.local_update != GLU or delay.loc_lr is not None or delay.wp + 1 >= LEAST_WARM_UP:
         return ""
     return (

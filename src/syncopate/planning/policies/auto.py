@@ -3,7 +3,7 @@
 Every exchange is planned on every number of channels that may be chosen. Predictions within
 ``NEAR`` of the best are not told apart; of them the first stays. Exchanges whose programs are DDP's
 come before the others, and one channel before two. But where weights are pulled, two come first:
-what a message costs beyond its price, which nobody predicts, a second channel hides, and there
+a second channel hides what a message costs beyond its price, which is not predicted, and there
 twice as many messages are on the critical path.
 """
 

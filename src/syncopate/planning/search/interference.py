@@ -14,7 +14,7 @@ delay ``δ + (1 - ρ) σ C``, or sooner when backward ends on the way; the itera
 and backward end at ``max(t, W + δ)`` with W all computation. So the dynamic programme keeps, for
 each j, the *set* of pairs (t, δ) of which none is at least as good as another in both.
 
-[Note: when it is exact] Dropping a dominated pair is safe if whoever is ahead stays ahead, which
+[Note: when it is exact] Dropping a dominated pair is safe if the pair ahead stays ahead, which
 holds if overlap pays: a collective of cost C hidden entirely behind computation costs the
 computation (1 - ρ) σ C, which must not exceed C. That is ``(1 - ρ) σ <= 1``, and then the partition
 is optimal, as long as no set outgrows ``STATES`` pairs and every place may be a cut. If overlap

@@ -38,8 +38,8 @@ _FULL = 0.8
 """The recorder is emptied before it is fuller than this."""
 
 _SHARE = 0.05
-"""What writing takes of a training at most, but for the end: a hundredth where nobody asked for a
-larger recorder and collectives do not come by the thousand in a second."""
+"""What writing takes of a training at most, but for the end: a hundredth where the user did not ask
+for a larger recorder and collectives do not come by the thousand in a second."""
 
 _PATIENCE_S = 10.0
 """How long a process that ends waits for a disk."""
@@ -57,7 +57,7 @@ def begin() -> None:
 
 
 def leave() -> None:
-    """Record nothing in this process after all: somebody else does."""
+    """Record nothing in this process after all: another recorder does."""
     for recording in _current:
         recording.leave()
 

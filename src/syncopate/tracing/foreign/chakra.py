@@ -7,8 +7,8 @@ waits for what a node depends on. Of a message a replay takes kind and bytes, no
 
 A parameter server's messages are sends and receives. Servers are ranks behind those of the
 training, with a file each: a server receives every push, and sends weights once it has what they
-depend on, the pushes of the same tensor by all ranks, or by the rank itself where servers wait for
-nobody.
+depend on, the pushes of the same tensor by all ranks, or by the rank itself where servers update at
+every push.
 
 Source: ``schema/protobuf/et_def.proto`` of mlcommons/chakra, version 0.0.4.
 """

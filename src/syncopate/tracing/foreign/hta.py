@@ -1,7 +1,7 @@
 """HTA: a timeline as the files that HolisticTraceAnalysis opens, one of each rank.
 
 HTA reads traces of GPUs that NCCL joins. So each span is written as a kernel on a stream, and
-communication bears NCCL's names, whatever carried it; ``args`` says what it was, in PyTorch's own
+communication bears NCCL's names, also over Gloo; ``args`` says what it was, in PyTorch's own
 words. Waiting is left out: HTA takes what no kernel fills for idle. Times are whole microseconds.
 HTA finds the rank by the text ``"rank": N``, with the space.
 

@@ -189,7 +189,7 @@ def _is_trace(file: IO[bytes], begins: bytes) -> bool:
             text = text[-_BEGIN_BYTES:] + more
             found = EVENTS.search(text) is not None
     except (EOFError, zlib.error):
-        pass  # whoever reads it says so
+        pass  # reading the file raises, and says so
     file.seek(0)
     return found
 

@@ -40,7 +40,7 @@ BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 """torch's environment variable: how many collectives the flight recorder keeps; 0: it is off."""
 
 ENTRIES = 10_000
-"""How many collectives are kept until the end where nobody says it: about 20 MB."""
+"""How many collectives are kept until the end by default: about 20 MB."""
 
 RING = 2_000
 """How many are where they are written all the time: torch writes them down in 20 ms."""

@@ -255,7 +255,7 @@ def _gaps(
 
 
 def _entry(number: int, launch: Launched, call: Call) -> dict[str, Any]:
-    """Return a collective as torch's flight recorder writes it, as far as anybody reads that."""
+    """Return a collective as torch's flight recorder writes it, in the fields that are read."""
     _, collective, _, start_ns, done_ns, took_ns = launch
     return {
         "record_id": number,

@@ -138,7 +138,7 @@ class TestKnownRacks:
         where, ran = measured(monkeypatch, network, ranks_per_host=2)
         assert (where.names, where.sizes) == (("device", "host", "rack"), (2, 4, 2))
         assert where.placement == (0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15)
-        # One as wide as its hosts together holds nobody up, and is a level all the same.
+        # One as wide as its hosts together slows no host down, and is a level all the same.
         assert where.rates_bytes_per_s == (0.0, 0.0, pytest.approx(4 / ratio * UNIT, rel=0.1))
         assert where.warnings == ()
         assert len(ran) == len(alone_with_two(8)) + 3 == 11
@@ -168,9 +168,9 @@ class TestKnownRacks:
         assert (where.names, where.sizes, where.placement) == (("host",), (6,), ())
         once = len(alone_with_two(6))
         assert tuple(ran[:once]) == alone_with_two(6)
-        # Who seems slow exchanges data again, every time with another host.
+        # A host that seems slow exchanges data again, every time with another host.
         assert ran[once:] == [((5, host),) for host in range(4)]
-        # Slow hosts are named whether or not anybody searches for racks.
+        # Slow hosts are named also without a search for racks.
         (warning,) = where.warnings
         assert warning.startswith("h5 exchanges data at ")
 
@@ -192,7 +192,7 @@ class TestWarnings:
         (warning,) = where.warnings
         assert warning.startswith(f"h{hosts - 1} exchanges data at ")
         assert ", where the others reach " in warning
-        # Everybody waits for the slowest.
+        # All wait for the slowest.
         assert where.rates_bytes_per_s == pytest.approx([0.1 * UNIT], rel=0.1)
 
     @pytest.mark.parametrize("find", [discovered, measured])

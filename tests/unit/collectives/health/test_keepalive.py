@@ -48,7 +48,7 @@ def hub(monkeypatch):
 def test_a_rank_that_dies_is_lost_and_one_that_said_that_it_ends_is_not(
     hub: Hub, news: News
 ) -> None:
-    """Who failed closes because another died: taking it for dead would blame the wrong one."""
+    """A rank that failed closes because another died: counting it as dead blames the wrong one."""
     ending, dying = spoke(hub, 1), spoke(hub, 2)
     assert comes_true(lambda: lines(hub) == 2, hub)
     ending.tell(news)

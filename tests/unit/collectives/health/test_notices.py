@@ -63,7 +63,7 @@ def test_ranks_in_different_collectives_find_each_other_in_one_place() -> None:
     assert Notices(store, 2, 3).disagrees(other)
     later = Call("all_gather (ring)", 0, 4, 8, "float32")
     assert not Notices(store, 2, 3).disagrees(later)
-    # A rank that has gone on from another collective, which nobody else had to be in.
+    # A rank that has gone on from another collective, which needed no other rank.
     assert not Notices(store, 2, 3).disagrees(later, [CALL])
     assert Notices(store, 2, 3).disagrees(later, [other])
 

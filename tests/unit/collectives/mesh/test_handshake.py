@@ -14,7 +14,7 @@ from syncopate.collectives.mesh.handshake import Address, Met, meet
 
 SECRET = Secret(b"k" * 32)
 LIMIT_S = 60.0
-"""Of a handshake; one that somebody delayed would reach the suite's own limit."""
+"""Of a handshake; one that is delayed would reach the suite's own limit."""
 
 
 class Ranks:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from syncopate.engine.checks.agreement import Checks, Fact, agree, require_same, together
+from syncopate.engine.checks.agreement import Checks, Fact, agree, require_same
 from syncopate.errors import EngineError, SyncopateError
 
 RANKS = 3
@@ -56,8 +56,14 @@ def on_every_rank(function: Callable[[Any], Any]) -> tuple[list[Any], list[int]]
         return list(pool.map(run, range(RANKS))), board.turns
 
 
+def alone(check: Callable[[], int]) -> Checks[int]:
+    """One check without facts."""
+    yield from ()
+    return check()
+
+
 def test_a_check_that_passes_everywhere_gives_everyone_its_own() -> None:
-    found, turns = on_every_rank(lambda rank: together(rank, lambda: rank.rank * 10))
+    found, turns = on_every_rank(lambda rank: agree(rank, alone(lambda: rank.rank * 10))[0])
     assert found == [0, 10, 20]
     assert turns == [1] * RANKS
 
@@ -69,7 +75,7 @@ def test_a_check_that_fails_on_one_rank_fails_on_all() -> None:
         return rank
 
     (first, second, third), turns = on_every_rank(
-        lambda rank: together(rank, lambda: check(rank.rank))
+        lambda rank: agree(rank, alone(lambda: check(rank.rank)))[0]
     )
     assert isinstance(first, EngineError)
     assert str(first) == "rank 1 refuses: too cold for 1"

@@ -268,7 +268,7 @@ def test_what_a_state_was_loaded_from_is_not_its_memory_any_more() -> None:
     assert torch.equal(kept["state"][0]["exp_avg"], plain[model.weight]["exp_avg"])
 
 
-# -- who holds memory ---------------------------------------------------------------------------
+# -- memory that is held ------------------------------------------------------------------------
 
 
 HOLDS: dict[str, Callable[[dict[str, Tensor]], object]] = {

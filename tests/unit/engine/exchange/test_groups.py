@@ -1,4 +1,4 @@
-"""Groups: pieces stand in for parameters during a step, whoever exchanges and puts back."""
+"""Groups: pieces stand in for parameters during a step, for all who exchange."""
 
 from __future__ import annotations
 

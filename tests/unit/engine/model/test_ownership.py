@@ -1,4 +1,4 @@
-"""Ownership: who exchanges which parameter, and what is said of those that nobody does."""
+"""Ownership: which engine exchanges which parameter, and what is said of those left out."""
 
 from __future__ import annotations
 

@@ -300,7 +300,7 @@ def test_sharding_is_worth_a_word_where_it_gains_more_than_predictions_err() -> 
     ddp = exact[0]
     gain_s = proposals.gain_of_sharded(ddp, exact, WORKLOAD, CLUSTER)
     assert 0.05 * ddp.step_s < gain_s < ddp.step_s
-    # All steps took longer alike: the one that nobody measured would, too.
+    # All steps took longer alike: the one without a measurement would, too.
     later = turned(dict.fromkeys((one.name for one in exact), 0.3))
     assert proposals.gain_of_sharded(later[0], later, WORKLOAD, CLUSTER) == pytest.approx(gain_s)
     # Predictions were further off than what would be gained.

@@ -265,7 +265,7 @@ def _served(synchronous=True):
 def test_chakra_has_the_messages_of_a_parameter_server_at_both_ends():
     timeline = _served()
     files = to_chakra(timeline, _kinds(timeline))
-    # Two ranks, server 0 that nobody asked, and server 1.
+    # Two ranks, server 0, which got no message, and server 1.
     assert list(files) == ["ps.0.et", "ps.1.et", "ps.2.et", "ps.3.et"]
     ends = {5: {}, 6: {}}  # sends and receives
     for rank, content in enumerate(files.values()):

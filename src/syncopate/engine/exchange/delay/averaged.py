@@ -30,8 +30,8 @@ from torch.optim import Optimizer
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.checkpoint import copied
-from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange import parts
+from syncopate.engine.checks.agreement import explaining
+from syncopate.engine.exchange import groups, parts
 from syncopate.engine.exchange.delay.iterations import expect_iterations, iterations_of
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.layout import Launched, Layout, arrived
@@ -42,7 +42,7 @@ from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.push.reduced import Reduced
 from syncopate.engine.exchange.seen.whole import WholeGradients
 from syncopate.engine.tail import Said
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class Averages:
@@ -83,7 +83,7 @@ class Averages:
         notes, buffers = self._layout.notes, self._layout.buffers
         self._free_gradients()
         notes.write(Note())
-        try:
+        with explaining():
             launched = [(part, self._sum(part)) for part in self._layout.parts]
             for part, messages in launched:
                 for one in messages:
@@ -95,8 +95,6 @@ class Averages:
             if notes.hear().appeared:
                 buffers.wake()
             buffers.refresh(self._layout.communicator)
-        except CollectiveError as error:
-            raise explained(error) from error
         self.apart = False
         return [one for _, messages in launched for one in messages]
 
@@ -125,12 +123,7 @@ class Averages:
 
     def _trained(self, part: FlatBuffer) -> list[tuple[Tensor, Tensor]]:
         """Return the parameters of ``part`` that some optimizer updates, each with its place."""
-        trained = {
-            id(parameter)
-            for optimizer in self._layout.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        }
+        trained = groups.trained_ids(*self._layout.optimizers)
         pairs = zip((each.parameter for each in part.trainables), part.views, strict=True)
         return [(parameter, place) for parameter, place in pairs if id(parameter) in trained]
 

@@ -1,6 +1,6 @@
 """Behind steps: what the sharded exchange with a delay leaves to come behind a step.
 
-That are its pushes and the update of the global weights (``deferred``), and pulls (``behind``).
+That are its pushes, the update of the global weights, and pulls (``deferred``).
 
 [Note: launched aside] To gather a bucket, to keep what is this rank's own of it, and to launch it
 takes Python half a millisecond, which backward would stand still for. So the thread that gathers
@@ -22,8 +22,7 @@ from torch.optim import Optimizer
 from syncopate.collectives.handle import Handle
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
 from syncopate.engine.exchange import groups
-from syncopate.engine.exchange.delay.behind import Held
-from syncopate.engine.exchange.delay.deferred import Due, Ending, Shadow, has_shadow
+from syncopate.engine.exchange.delay.deferred import Due, Ending, Held, may_go_on_behind, piece_step
 from syncopate.engine.exchange.delay.iterations import count_iteration
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.layout import Launched, Layout, Work
@@ -161,7 +160,7 @@ class Behind:
 
 
 class LatePush(Push):
-    """Reduces gradients to their owners, whom no step waits for that has no need to."""
+    """Reduces gradients to their owners; a step waits for the sums only where it uses them."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._reduced = layout, Reduced(layout)
@@ -212,7 +211,7 @@ class LatePush(Push):
         return said
 
     def _hears_at_once(self) -> bool:
-        # See `deferred`, [Note: who launches the pulls].
+        # See `deferred`, [Note: launching pulls].
         meets = self._layout.buffers.exchanged or not self._behind.aside
         pulls = meets and self._stages.any_will_pull()
         return not self._stages.here or bool(self._gradients.absent) or pulls
@@ -223,7 +222,7 @@ class LatePush(Push):
         on_device = self._layout.trainables[0].parameter.is_cuda
         if not (stages.here and stages.delay.has_slack) or self._replicates or on_device:
             return False
-        if len(optimizers) > 1 or not has_shadow(optimizers[0]):
+        if len(optimizers) > 1 or not may_go_on_behind(optimizers[0]):
             return False
         given = [(trainable.parameter.grad, view) for trainable, view in self._gradients.all()]
         return (
@@ -238,24 +237,24 @@ class LatePush(Push):
 
 
 class StepsBehind(Beside):
-    """Lets a shadow of the optimizer update the pieces, behind the step."""
+    """Lets a copy of the optimizer update the pieces, behind the step."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self._stages = layout, layout.shared(Stages)
         self._behind, self._pieces = layout.shared(Behind), layout.shared(Pieces)
-        self._shadowed: set[int] = set()
+        self._left_out: set[int] = set()
 
     def begins(self, optimizer: Optimizer) -> None:
         """See to it that every pull is launched by now which the local update waits for."""
-        self._shadowed = set()
+        self._left_out = set()
         self._behind.launch_held()
 
     def leaves_out(self, parameter: Tensor) -> bool:
-        """Leave all pieces to the shadow, where the step ends behind it."""
+        """Leave all pieces to the copy, where the step ends behind it."""
         if self._behind.ending is None:
             return False
         if parameter.grad is not None:
-            self._shadowed.add(id(parameter))
+            self._left_out.add(id(parameter))
         return True
 
     def updates(self, optimizer: Optimizer, stepping: frozenset[int]) -> None:
@@ -267,7 +266,7 @@ class StepsBehind(Beside):
             [piece for each in held if id(each) in index for piece in of(each)]
             for held in groups.parameters_of(optimizer)
         ]
-        updates = [Shadow(optimizer, pieces, self._shadowed).step]
+        updates = [piece_step(optimizer, pieces, self._left_out)]
         for local in self._stages.local:
             if self._stages.pulls_now(local.part):
                 updates.append(partial(local.give_masters, local.retrieved))

@@ -6,14 +6,11 @@ waits for no push. A thread of its own does, makes averages of this rank's sums,
 shards of the global weights. Pulls that the step launches wait for that in their turn. Everything
 is done in the order of Algorithms 1 and 2, and comes out the same to the last bit.
 
-[Note: a shadow of the optimizer] The update is the optimizer's own ``step``, called on a shadow of
-it. That has the same class and the same state, this rank's pieces as parameters, and the values
-that the groups have in the step it belongs to: a schedule may change them before the shadow steps.
-The optimizer's own step meanwhile finds no parameter of the model.
-
-[Note: whose steps have a shadow] Those of torch's own optimizers, of which it is known that they
-keep all they know in their state and their groups. A hook of the script's at the optimizer could
-look for what is not there yet; with one there is no shadow.
+[Note: a copy steps] The update is a step of a copy of the optimizer (``optimizers.py``, [Note: a
+copy of the optimizer]), with this rank's pieces as parameters. The optimizer's own step meanwhile
+finds no parameter of the model. Only steps of torch's own optimizers go on behind: these are known
+to keep all they know in their state and their groups. A hook of the script's at the optimizer could
+look for a result that is not there yet; with one the step ends before it returns.
 
 [Note: a failure that is heard late] A rank goes on before it has heard what the others say of their
 backward. It hears that by its next backward. Where one has failed, or never began, no rank updates
@@ -21,11 +18,17 @@ the global weights or pulls them, and the step does not count, as on the rank th
 are in step again. It is too late to refuse the step: a rank that has not failed is warned, and its
 local update stays.
 
-[Note: who launches the pulls] Pulls that no step waits for are launched behind the step, too, once
+[Note: launching pulls] Pulls that no step waits for are launched behind the step, too, once
 all ranks are known to be sound: they come behind its pushes, and before those of the next backward,
 which waits for the end of the step. So a late rank holds up no other in one step. In a
 model with buffers the ranks meet in a step that pulls, for it brings rank 0's buffers, and pulls
 are launched in it.
+
+[Note: behind the pushes] Pulls that are launched as a step ends come before the pushes of the next
+backward. Where forward is too short for all of them, they hold those up. So the plan may have the
+last of them go behind: they are launched with the last push, and arrive while the step and the
+forward after it run, whose layers wait for the local update that begins with them. On a device all
+are launched at once: its local updates take turns with the layers on one stream.
 
 [Note: channels of their own] When that thread launches pulls is not known elsewhere; a collective
 of the caller's may come first on one rank, and second on another. So these pulls have channels that
@@ -37,56 +40,72 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 
-from syncopate.engine.exchange.optimizers import copy_for, step_of
+from syncopate.engine.exchange.layout import Work
+from syncopate.engine.exchange.optimizers import copy_for, step_of, step_with
 from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
 from syncopate.engine.tail import Said
 
 
-def has_shadow(optimizer: torch.optim.Optimizer) -> bool:
-    """Say whether its steps may go on behind; see [Note: whose steps have a shadow]."""
+def may_go_on_behind(optimizer: torch.optim.Optimizer) -> bool:
+    """Say whether its steps may go on behind; see [Note: a copy steps]."""
     held: Any = optimizer
     alone = len(held._optimizer_step_pre_hooks) == len(held._optimizer_step_post_hooks) == 1
     return alone and step_of(type(optimizer)).__module__.startswith("torch.optim.")
 
 
-class Shadow:
-    """One step of an optimizer on this rank's pieces; see [Note: a shadow of the optimizer].
+def piece_step(
+    optimizer: torch.optim.Optimizer, pieces: Sequence[Sequence[Piece]], given: set[int]
+) -> Callable[[], None]:
+    """Return one step of ``optimizer`` on this rank's pieces; see [Note: a copy steps].
 
     Args:
         optimizer: whose step; its groups have the values of now.
         pieces: per group what this rank owns of its parameters.
         given: of these, by identity of the parameter that the piece is of, those with a gradient.
     """
+    copy = copy_for(optimizer, [[piece.parameter for piece in own] for own in pieces])
+    averages = [
+        (piece.parameter, piece.gradient)
+        for piece in chain(*pieces)
+        if id(piece.trainable.parameter) in given
+    ]
+    return partial(step_with, copy, averages)
 
-    def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        pieces: Sequence[Sequence[Piece]],
-        given: set[int],
-    ) -> None:
-        held = [piece for several in pieces for piece in several]
-        self._given = [piece for piece in held if id(piece.trainable.parameter) in given]
-        self._stepping = copy_for(optimizer, [[piece.parameter for piece in own] for own in pieces])
 
-    @torch.no_grad()
-    def step(self) -> None:
-        """Update the pieces by their averages, on any thread."""
-        for piece in self._given:
-            piece.parameter.grad = piece.gradient
-        try:
-            step_of(type(self._stepping))(self._stepping)
-        finally:
-            for piece in self._given:
-                piece.parameter.grad = None
+class Held:
+    """A pull that lets pushes pass; see [Note: behind the pushes].
+
+    It is launched later, or by the first wait for it, on all ranks alike.
+    """
+
+    def __init__(self, launch: Callable[[], Work]) -> None:
+        self._launch = launch
+        self._handle: Work | None = None
+
+    def launch(self) -> Work:
+        """Launch it, unless it has been."""
+        if self._handle is None:
+            self._handle = self._launch()
+        return self._handle
+
+    def wait(self) -> None:
+        """Wait for it.
+
+        Raises:
+            CollectiveError: a rank is lost or late.
+        """
+        self.launch().wait()
 
 
 class Due:
-    """A pull that the end of a step launches; see [Note: who launches the pulls].
+    """A pull that the end of a step launches; see [Note: launching pulls].
 
     Args:
         launch: launches it.

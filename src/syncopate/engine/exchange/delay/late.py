@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Message, in_turn
 from syncopate.engine.exchange import groups, parts
-from syncopate.engine.exchange.delay.behind import Held
+from syncopate.engine.exchange.delay.deferred import Held
 from syncopate.engine.exchange.delay.loading import Watch
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import Hyper, hyper_of
@@ -164,7 +164,7 @@ class LateWeights(parts.Local):
 
     Args:
         layout: of the exchange.
-        masters: who.
+        masters: has the global weights.
     """
 
     def __init__(self, layout: Layout, masters: Callable[[Layout], Masters]) -> None:
@@ -182,7 +182,8 @@ class LateWeights(parts.Local):
     def global_weights(self) -> Iterator[None]:
         """Let the parameters hold the global weights in the block, and buffers be rank 0's.
 
-        All ranks enter and leave it. What anybody writes to weights inside becomes the global ones.
+        All ranks enter and leave it. Values that any rank writes to weights inside become the
+        global ones.
 
         Raises:
             CollectiveError: a rank is lost or late.

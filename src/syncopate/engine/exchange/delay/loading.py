@@ -1,4 +1,4 @@
-"""Loading: who loads weights into a model, through it or a module above or around it.
+"""Loading: weights are loaded into a model, through it or a module above or around it.
 
 An exchange that keeps weights elsewhere than in the parameters has to be told. torch tells it by a
 hook of the module, which copies of a model, however made, share; theirs do nothing.

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from syncopate.delay import DC_ASGD_A, GLU, GLU_LR, SGD, Delay
+from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.optimizers import updates_as
 from syncopate.errors import EngineError
 
@@ -96,7 +97,7 @@ def require_rule(delay: Delay, optimizers: Sequence[torch.optim.Optimizer]) -> N
                 f"Delay(local_update={SGD!r}) or Delay(local_update={DC_ASGD_A!r}), or train with "
                 "torch.optim.SGD"
             )
-        own = {id(held) for group in optimizer.param_groups for held in group["params"]}
+        own = groups.trained_ids(optimizer)
         if own & trained:
             raise EngineError(
                 "a parameter has two optimizers, whose local updates would both count; with a "

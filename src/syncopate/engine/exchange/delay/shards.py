@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, Message, Trainable, view_like
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.delay.behind_steps import Behind
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.stages import Stages
@@ -30,7 +30,7 @@ from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.exchange.seen.partial import Partial, PartialGradients
 from syncopate.engine.exchange.shares import Shares
 from syncopate.engine.exchange.update.pieces import Pieces
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class OwnMasters:
@@ -105,7 +105,7 @@ class OwnMasters:
         """Bring the global weights of all flat buffers into their places; all ranks call it."""
         self._behind.finish()
         self._weights.ready()
-        try:
+        with explaining():
             for part in self._stages.parts:
                 if (local := self._stages.here.get(id(part))) is None:
                     continue
@@ -115,8 +115,6 @@ class OwnMasters:
                     assert message.pull is not None
                     held = local.weights[message.start : message.stop]
                     self._layout.communicator.run(message.pull, held, bounds=message.bounds)
-        except CollectiveError as error:
-            raise explained(error) from error
         self._weights.renewed()
 
     def written(self) -> bool:

@@ -27,7 +27,7 @@ from syncopate.engine.exchange.delay.iterations import expect_iterations, iterat
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.flat_weights import FlatWeights
-from syncopate.engine.exchange.layout import Layout, Work
+from syncopate.engine.exchange.layout import Layout, Work, nothing
 
 
 class Masters(Protocol):
@@ -67,7 +67,7 @@ class Stages:
 
     Attributes:
         delay: that of the plan.
-        masters: has the global weights; set by who composes the exchange.
+        masters: has the global weights; set when the exchange is composed.
         here: identity of a flat buffer -> what is kept of it, where it holds local weights.
         parts: the flat buffers whose weights are pulled.
         own_buffers: whether the model's buffers are this rank's own.
@@ -85,7 +85,7 @@ class Stages:
         self.here: dict[int, Local] = {}
         self.parts = list({id(part): part for part, _ in layout.pulled}.values())
         self.own_buffers = False
-        self.finish: Callable[[], None] = _nothing
+        self.finish: Callable[[], None] = nothing
 
     @property
     def local(self) -> Iterable[Local]:
@@ -131,7 +131,3 @@ class Stages:
     def any_will_pull(self) -> bool:
         """Whether the step that comes pulls some weights."""
         return any((self.taken(part) + 1) % self.delay.k == 0 for part in self.parts)
-
-
-def _nothing() -> None:
-    """Steps end before they return."""

@@ -1,4 +1,4 @@
-"""Flights: averages on their way to this rank, and who waits for them.
+"""Flights: averages on their way to this rank, and the waits for them.
 
 A *flight* is one flat buffer on its way, with what is to be done when it has arrived.
 
@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.seen import averages, weights
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class Flight:
@@ -118,11 +118,9 @@ class Flights:
             if flight is None or flight.landing:
                 return
             began_s = time.perf_counter()
-            try:
+            with explaining():
                 for wait in flight.works:
                     wait()
-            except CollectiveError as error:
-                raise explained(error) from error
             if self._under_way.get(key) is not flight:  # [Note: signal handlers]
                 return
             flight.landing = True
@@ -159,7 +157,7 @@ class Flights:
 
 
 class Waiter:
-    """Waits for a flight, as long as anybody trains the model."""
+    """Waits for a flight, as long as the model or an optimizer lives."""
 
     def __init__(self, flights: Flights, key: int) -> None:
         self._flights = weakref.ref(flights)
@@ -167,7 +165,7 @@ class Waiter:
 
     @property
     def exchange(self) -> averages.Owner:
-        """Who answers what is asked of the gradient."""
+        """The exchange that brings this gradient's average."""
         return self._alive().owner
 
     def _alive(self) -> Flights:

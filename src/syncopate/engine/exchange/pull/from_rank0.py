@@ -11,11 +11,11 @@ from collections import Counter
 
 from torch.optim import Optimizer
 
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
+from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Pull, Stepped
 from syncopate.engine.model.state import broadcast_tensors
-from syncopate.errors import CollectiveError
 
 
 class FromRank0(Pull):
@@ -31,10 +31,8 @@ class FromRank0(Pull):
         self._steps[optimizer] += 1
         if not period or self._steps[optimizer] % period:
             return
-        trained = {id(held) for group in optimizer.param_groups for held in group["params"]}
+        trained = groups.trained_ids(optimizer)
         parameters = [each.parameter for each in self._layout.trainables]
         weights = [one.data for one in parameters if id(one) in trained]
-        try:
+        with explaining():
             broadcast_tensors(self._layout.communicator, weights, 0)
-        except CollectiveError as error:
-            raise explained(error) from error

@@ -1,1 +1,1 @@
-"""Push: how the gradients of a backward come to who updates by them."""
+"""Push: how the gradients of a backward come to the ranks that update by them."""

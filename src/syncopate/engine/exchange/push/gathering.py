@@ -84,5 +84,5 @@ class Gathering:
 
 
 def _nothing(part: FlatBuffer) -> Calls:
-    """Who keeps no gradient of this rank's own."""
+    """No copy of this rank's own gradient is kept."""
     return ()

@@ -13,13 +13,12 @@ from functools import partial
 import torch
 
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Launched, Layout
 from syncopate.engine.exchange.notes import Note
 from syncopate.engine.exchange.parts import Push
 from syncopate.engine.exchange.push.gathering import Gathering
 from syncopate.engine.tail import Said
-from syncopate.errors import CollectiveError
 
 
 class Averaging:
@@ -134,11 +133,9 @@ class Reduced(Push):
 
     def average(self) -> Said:
         """Make averages of all that this rank owns, and return what the ranks said."""
-        try:
+        with explaining():
             for averaging in () if self._notes.averages else self._averagings.of.values():
                 averaging()
-        except CollectiveError as error:
-            raise explained(error) from error
         return self._notes.hear()
 
 

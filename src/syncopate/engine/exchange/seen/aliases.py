@@ -1,8 +1,8 @@
-"""Aliases: whether something else is on the memory of a tensor, by counting who holds it.
+"""Aliases: whether something else is on the memory of a tensor, by counting references.
 
-A view, a ``state_dict`` that was taken once, an array of numpy: who reads one of them reads memory,
-and reading memory is not seen. But each of them holds the storage that it is on, and torch counts
-who does. What autograd keeps for a backward is gone when the backward is over.
+A view, a ``state_dict`` that was taken once, an array of numpy: a read of one of them is a read of
+memory, which cannot be seen. But each of them refers to the storage that it is on, and torch counts
+these references. What autograd keeps for a backward is gone when the backward is over.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class AwaitedAverage(weights.Pending):
 
 
 def _on_its_way(tensor: Any) -> tuple[Owner, int] | None:
-    """Return who brings the average of this gradient, and its index; None where it is there."""
+    """Return the exchange that brings this gradient's average, and its index; None once it came."""
     if not isinstance(tensor, AwaitedAverage):
         return None
     waiter: Any = weights.waiter_of(tensor)  # type: ignore[arg-type]
@@ -128,12 +128,6 @@ def _norm(func: Any) -> Handler:
     return handler
 
 
-def _foreach_norm(
-    gradients: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None
-) -> list[Tensor]:
-    return [torch.linalg.vector_norm(gradient, order, dtype=dtype) for gradient in gradients]
-
-
 def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale when averages arrive; what squares are finite of is finite."""
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
@@ -164,7 +158,7 @@ _HANDLERS: dict[Any, Handler] = {
     torch._foreach_zero_: _for_each(_zero, Tensor.zero_),
     Tensor.detach_: lambda gradient: gradient,
     **{func: _norm(func) for func in norms.FUNCTIONS},
-    torch._foreach_norm: _foreach_norm,
+    torch._foreach_norm: norms.one_by_one,
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
 }
 """Function of torch -> how it is done without a look, unless it answers NotImplemented."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import chain
 
 from torch import Tensor
 
+from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
 from syncopate.engine.exchange.pull.averages import Squares
@@ -29,8 +29,7 @@ class AwaitedGradients(Gradients):
         self._layout = layout
         self._flights, self._squares = layout.shared(Flights), layout.shared(Squares)
         self._holders = layout.shared(Holders)
-        groups = chain(*(optimizer.param_groups for optimizer in layout.optimizers))
-        trained = {id(parameter) for group in groups for parameter in group["params"]}
+        trained = groups.trained_ids(*layout.optimizers)
         untrained = [each for each in layout.trainables if id(each.parameter) not in trained]
         self._untrained = {self._flights.key_of(each.index) for each in untrained}
         self._main = threading.get_ident()

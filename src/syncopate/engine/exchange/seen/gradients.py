@@ -271,12 +271,6 @@ def _norm(func: Any) -> Handler:
     return handler
 
 
-def _foreach_norm(
-    gradients: Sequence[Tensor], order: float = 2, dtype: torch.dtype | None = None
-) -> list[Tensor]:
-    return [torch.linalg.vector_norm(gradient, order, dtype=dtype) for gradient in gradients]
-
-
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
     unscale = torch._amp_foreach_non_finite_check_and_unscale_
@@ -314,7 +308,7 @@ _HANDLERS: dict[Any, Handler] = {
         if hasattr(torch, f"_foreach_{name}")
     },
     **{func: _norm(func) for func in norms.FUNCTIONS},
-    torch._foreach_norm: _foreach_norm,
+    torch._foreach_norm: norms.one_by_one,
     torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
     Tensor.data.__get__: _alias,  # type: ignore[attr-defined]
     Tensor.detach: _alias,

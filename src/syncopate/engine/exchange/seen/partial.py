@@ -17,13 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from torch import Tensor
 
 from syncopate.engine.buckets import FlatBuffer, Trainable
-from syncopate.engine.checks.agreement import explained
+from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.notes import Ranks
 from syncopate.engine.exchange.parts import Gradients, Missing
 from syncopate.engine.exchange.seen.gradients import PartialGradient
 from syncopate.engine.exchange.shares import Shares
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 
 class Partial:
@@ -93,17 +93,15 @@ class Partial:
         if id(gradient.whole) in self.gathered:
             return
         part, ranks = self.around(gradient), self._layout.communicator
-        try:
+        with explaining():
             for message in part.messages:
                 if message.pull is not None:
                     ranks.run(message.pull, message.gradients, bounds=message.bounds)
-        except CollectiveError as error:
-            raise explained(error) from error
         self.gathered.update(map(id, part.views))
 
 
 def _nothing(gradient: PartialGradient) -> None:
-    """A gradient travels in its bucket, which is here again before anybody looks."""
+    """A gradient travels in its bucket, which is back before the script can read it."""
 
 
 class PartialGradients(Gradients):
@@ -149,8 +147,8 @@ class PartialGradients(Gradients):
     def missing(self, indices: Sequence[int]) -> Missing:
         """Return them with the gradients they had, and let others' averages be seen there.
 
-        A rank learns whom the others reached when the averages arrive. Who lists the gradients
-        before, as clipping does, must list the same ones on every rank.
+        A rank learns which gradients the others reached when the averages arrive. Code that lists
+        gradients before, as clipping does, must list the same ones on every rank.
         """
         self._held.absent = set(indices)
         found: list[tuple[int, Tensor | None]] = []

@@ -69,7 +69,7 @@ class SeenState(defaultdict[Any, Any]):
         return {key: value for key, value in plain.items() if id(key) not in marks}
 
     def _owner(self, key: object) -> Owner | None:
-        """Return who keeps the state of the parameter ``key`` in pieces, if anybody."""
+        """Return the owner that keeps the state of the parameter ``key`` in pieces, or None."""
         for owner in self.owners:
             if owner.name_of(key) and owner.mark in self.plain:
                 return owner

@@ -1,4 +1,4 @@
-"""Weights: tensors whose values are on their way, and who waits for them.
+"""Weights: tensors whose values are on their way, and the waits for them.
 
 While the weights of a bucket travel, the class of its parameters is exchanged for a subclass with
 ``__torch_function__``: what torch is asked to do with such a parameter first waits until it is

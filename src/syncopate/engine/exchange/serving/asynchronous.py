@@ -11,7 +11,7 @@ sends the gradients that it has, and no zeros for those that others may have.
 [Note: a step that failed alone] What a backward sent before it failed is in the weights, as that of
 any other step is, and the rank goes on when its gradients are zeroed.
 
-[Note: everybody's own buffers] Buffers stay each rank's own. In ``global_weights`` they are rank
+[Note: buffers] Buffers stay each rank's own. In ``global_weights`` they are rank
 0's.
 """
 
@@ -68,7 +68,7 @@ class SharedWeights(parts.Local):
         self._ranks = layout.shared(Ranks)
 
     def _meet(self) -> None:
-        """Bring the same weights to all ranks, with all in them that anybody pushed."""
+        """Bring the same weights to all ranks, with every push of every rank in them."""
         self._submissions.receive_all()
         self._ranks.meet()
         self._submissions.receive_all()

@@ -15,7 +15,7 @@ from syncopate.errors import EngineError
 
 
 class ServedState(OwnedState):
-    """The state of an optimizer that servers keep, who have been told what it knew."""
+    """The state of an optimizer that servers keep; they were told what it held before."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__(layout)

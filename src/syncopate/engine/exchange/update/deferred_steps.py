@@ -1,9 +1,7 @@
 """Deferred steps: what an optimizer's step would have done, done for some parameters later.
 
-[Note: a copy of the optimizer] A deferred step is the optimizer's own ``step``, called on a copy of
-it. The copy has the same class, the same state, and the values that the groups had in the step: a
-schedule may change them before the copy steps. Its parameters are others on the same memory, each
-with its average as gradient, so that ``parameter.grad`` does not change meanwhile.
+A copy of the optimizer makes it (``optimizers.py``, [Note: a copy of the optimizer]). Its
+parameters are others on the same memory, each with its average as gradient.
 """
 
 from __future__ import annotations
@@ -12,19 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.engine.exchange.groups import parameters_of
-from syncopate.engine.exchange.optimizers import copy_for, step_of
+from syncopate.engine.exchange.optimizers import copy_for, step_with
 from syncopate.engine.exchange.seen.state import raw_state
 
 StandIn = Callable[[Tensor], tuple[int, nn.Parameter] | None]
 
 
 class DeferredStep:
-    """One step of an optimizer on some parameters; see [Note: a copy of the optimizer].
+    """One step of an optimizer on some parameters; see the module.
 
     Args:
         optimizer: whose step.
@@ -53,7 +50,6 @@ class DeferredStep:
             standing.append([parameter for _, parameter, _ in own])
         self._copy = copy_for(optimizer, standing, noted)
 
-    @torch.no_grad()
     def __call__(self) -> None:
         """Update the parameters, on any thread."""
         state = self._state
@@ -61,12 +57,9 @@ class DeferredStep:
             stand_in: state[p] for p, stand_in, _ in self._pairs if p in state
         }
         self._copy.state = defaultdict(dict, known)
-        for _, stand_in, gradient in self._pairs:
-            stand_in.grad = gradient
         try:
-            step_of(type(self._copy))(self._copy)
+            step_with(self._copy, [(stand_in, gradient) for _, stand_in, gradient in self._pairs])
         finally:
             for parameter, stand_in, _ in self._pairs:
-                stand_in.grad = None
                 if stand_in in self._copy.state:
                     state[parameter] = self._copy.state[stand_in]

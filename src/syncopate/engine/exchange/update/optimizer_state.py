@@ -6,7 +6,7 @@ state travels as weights do, by the recipes of the pulls. *Cutting* takes this r
 state, and asks no other rank. Whole state is what a plain optimizer has, so that it depends neither
 on a plan, nor on an exchange, nor on the number of ranks.
 
-[Note: what is spread and what is not]
+[Note: which entries are spread]
 A tensor of its piece's shape has a value for each element, and is spread as the weights are. All
 else, such as the number of steps, belongs to the parameter as a whole: every rank that owns a part
 of the parameter has it, all alike, and whole state has it from any of them.
@@ -14,7 +14,8 @@ of the parameter has it, all alike, and whole state has it from any of them.
 [Note: the mark]
 An optimizer whose state is in pieces has an entry without content, under a key of the exchange. It
 tells pieces from whole state on ranks that own nothing too, vanishes when the script replaces the
-state, and keeps that state from looking empty: who finds it empty may take the optimizer for new.
+state, and keeps that state from looking empty: a script that finds it empty may take the optimizer
+for new.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from syncopate.engine.buckets import FlatBuffer, Trainable, view_like
-from syncopate.engine.checks.agreement import explained
-from syncopate.engine.exchange.layout import Layout
+from syncopate.engine.checks.agreement import explaining
+from syncopate.engine.exchange.layout import Layout, nothing
 from syncopate.engine.exchange.seen import state as seen
 from syncopate.engine.exchange.update.pieces import Piece, Pieces
-from syncopate.errors import CollectiveError, EngineError
+from syncopate.errors import EngineError
 
 State = dict[str, Any]
 """What an optimizer knows of one parameter."""
@@ -70,7 +71,7 @@ class OwnedState:
     """The state of optimizers on one exchange; of its layout.
 
     Attributes:
-        finish: waits for an update that is under way, before anybody looks at state.
+        finish: waits for an update that is under way, before state is read.
         mark: see [Note: the mark].
     """
 
@@ -79,7 +80,7 @@ class OwnedState:
         self._pieces = layout.shared(Pieces).of
         # [Note: the mark]
         self.mark: Tensor = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.finish: Callable[[], None] = _nothing
+        self.finish: Callable[[], None] = nothing
         self._cut: list[weakref.ref[Optimizer]] = []
         self._plain: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
@@ -273,13 +274,11 @@ class OwnedState:
                 for piece in self._pieces[trainable.index] if travels else ():
                     own = view_like(piece.parameter, flat, offset + piece.start)
                     own.copy_(optimizer.state[piece.parameter][key])
-            try:
+            with explaining():
                 for message in part.messages:
                     if message.pull is not None:
                         held = flat[message.start : message.stop]
                         self._communicator.run(message.pull, held, bounds=message.bounds)
-            except CollectiveError as error:
-                raise explained(error) from error
             yield key, flat
 
     def _forget(self, optimizer: Optimizer) -> None:
@@ -291,12 +290,8 @@ class OwnedState:
                 optimizer.state.pop(piece.parameter, None)
 
 
-def _nothing() -> None:
-    """No update is under way where steps end before they return."""
-
-
 def _kept(piece: Tensor, key: str, value: Any) -> _Kept:
-    """Return what is to be said of one entry ([Note: what is spread and what is not])."""
+    """Return what is to be said of one entry ([Note: which entries are spread])."""
     if not isinstance(value, Tensor):
         return _Kept(None, value)
     if value.shape == piece.shape and key != _STEP:

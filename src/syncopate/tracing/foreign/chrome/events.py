@@ -39,7 +39,7 @@ _NOT_UTF8 = "utf-8"
 
 
 class Args(msgspec.Struct, gc=False):
-    """What an event says besides, as far as anybody asks for it."""
+    """The arguments of an event that are read here."""
 
     correlation: Any = None
     stream: Any = None

@@ -6,7 +6,7 @@ The kernels of NCCL and RCCL bear the collective in their names, in a form of ea
     ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)            2.8 to 2.18, and RCCL
     ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, ...)      from 2.19 on
     ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32(...)            symmetric memory
-    ncclDevKernel_Generic(...), rcclGenericKernel<...>(...)         whatever was asked for
+    ncclDevKernel_Generic(...), rcclGenericKernel<...>(...)         any collective
 
 ``SendRecv`` is what sends and receives between two ranks, and all-to-all, which is made of them.
 Which one, and what a generic kernel is, the call tells that launched it.

@@ -1,1 +1,1 @@
-"""Tables: spans that anybody wrote as rows."""
+"""Tables: spans of any source, as rows."""

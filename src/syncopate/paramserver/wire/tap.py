@@ -29,7 +29,7 @@ from syncopate.tracing.served.rows import (
 )
 
 _EARLY = 4096
-"""Rows that wait for the file at most: what is said until everybody is there."""
+"""Rows that wait for the file at most: what is said until all nodes are there."""
 
 _PEERS = 1 << 12
 """Connections that are told apart at most: strangers may make any number."""
@@ -98,7 +98,7 @@ class Tap:
         """Note that ZeroMQ was given a message.
 
         Args:
-            peer: who it goes to.
+            peer: the node that it goes to.
             message: what it says.
             row: its priority, its bytes, when it was given to be sent, and when it was.
         """
@@ -181,7 +181,7 @@ class Tap:
     # -- what the messages tell -----------------------------------------------------------------
 
     def joined(self, run: str, rank: int, workers: int, servers: int) -> None:
-        """Take note of who this node is: its file begins."""
+        """Take note of this node's role and rank: its file begins."""
         machine = _MACHINE.read_text().strip() if _MACHINE.exists() else socket.gethostname()
         self.header = NodeHeader(
             run=run,

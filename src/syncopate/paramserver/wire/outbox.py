@@ -48,7 +48,7 @@ class Parcel(NamedTuple):
     queued_s: float = 0.0
 
     def doubled(self) -> Parcel:
-        """Return a parcel with the same bytes, in memory of its own; nobody waits for it."""
+        """Return a parcel with the same bytes, in memory of its own; it is not waited for."""
         payload = None if self.payload is None else zmq.Frame(self.payload.bytes, track=True)
         return self._replace(payload=payload, on_sent=None)
 
@@ -103,7 +103,7 @@ class Outbox:
         self._settle()
         while self._waiting and self._room():
             priority, _, parcel = self._waiting[0]
-            at_s = perf_counter()  # before: nobody shall receive it earlier than it was sent
+            at_s = perf_counter()  # before: no receive may be noted earlier than its send
             try:
                 for frame in self._prefix:
                     self._socket.send(frame, _MORE)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from syncopate.errors import ArtifactError
-from syncopate.paramserver.tap import Tap
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.layout import Slice

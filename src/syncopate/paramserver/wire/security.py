@@ -1,9 +1,10 @@
-"""Security: the job's key, the CURVE keys derived from it, and who is let in.
+"""Security: the job's key, the CURVE keys derived from it, and which connections are let in.
 
-Everybody in a job has the same key file. Two CURVE key pairs follow from it: one for what listens
-(scheduler, servers) and one for what connects (servers, workers). Who listens lets in the second
-public key and no other; who connects talks to the first public key and no other. Without the key
-file a stranger can do neither, so nothing of its reaches Syncopate and it reads nothing.
+All processes of a job have the same key file. Two CURVE key pairs follow from it: one for what
+listens (scheduler, servers) and one for what connects (servers, workers). A listener lets in the
+second public key and no other; a connecting process talks to the first public key and no other.
+Without the key file a stranger can do neither, so nothing of its reaches Syncopate and it reads
+nothing.
 
 [Note: users] An abstract Unix socket has no permissions: every process of its network namespace may
 connect, as to a port. But the kernel says whose process that is. So where there is no key, who
@@ -117,7 +118,7 @@ class Doorkeeper:
 
         Args:
             context: of the listeners.
-            key: who has it is let in; None: who is of this user; see [Note: users].
+            key: a process that has it is let in; None: one of this user; see [Note: users].
         """
         self.turned_away = 0
         self._known = None if key is None else z85.decode(key.caller.public)
@@ -148,6 +149,6 @@ class Doorkeeper:
         if self._known is not None:
             known = mechanism == b"CURVE" and len(given) == 1
             return known and hmac.compare_digest(given[0], self._known)
-        # ZeroMQ appends user, group and process of whoever is at the other end of a Unix socket.
+        # ZeroMQ appends user, group and process of the process at the other end of a Unix socket.
         said = address.rsplit(b":", 3)
         return len(said) == 4 and said[1] == str(os.geteuid()).encode()

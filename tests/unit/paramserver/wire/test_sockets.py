@@ -14,13 +14,13 @@ import zmq
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver import node
-from syncopate.paramserver.faults import Faults
 from syncopate.paramserver.launch import free_port
-from syncopate.paramserver.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.server import ParameterServer
-from syncopate.paramserver.tap import Tap
 from syncopate.paramserver.tensors import frame_of
-from syncopate.paramserver.wire import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.faults import Faults
+from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
+from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import Limits
 
@@ -66,7 +66,7 @@ def test_a_unix_socket_is_for_processes_of_its_user_alone(wires, monkeypatch, ou
     server, worker = wires
     if not ours:
         other = os.geteuid() + 1
-        monkeypatch.setattr("syncopate.paramserver.security.os.geteuid", lambda: other)
+        monkeypatch.setattr("syncopate.paramserver.wire.security.os.geteuid", lambda: other)
     worker.connect(0, server.listen("127.0.0.1", 0))
     worker.send(0, msg.Query(3, 1))
     arrivals = []

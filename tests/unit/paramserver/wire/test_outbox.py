@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import zmq
 
-from syncopate.paramserver import outbox as module
-from syncopate.paramserver.outbox import Outbox, Parcel
+from syncopate.paramserver.wire import outbox as module
+from syncopate.paramserver.wire.outbox import Outbox, Parcel
 
 
 class Socket:

@@ -1,11 +1,12 @@
 """Wire: the ZeroMQ sockets of one process.
 
-Who listens has a ROUTER; who connects has one DEALER for each listener. A payload is sent from the
-memory where it lies, and received into memory that ZeroMQ made for it: neither is copied here.
+A listener has a ROUTER; a connecting process has one DEALER for each listener. A payload is sent
+from the memory where it lies, and received into memory that ZeroMQ made for it: neither is copied
+here.
 
-[Note: on one machine] On Linux, who listens for this machine alone, on whatever port, does so on a
+[Note: on one machine] On Linux, a listener for this machine alone, on any port, does so on a
 Unix socket: it takes a quarter less time for a tensor than TCP. Its name is random, and abstract:
-it belongs to a network namespace, as a port does. Who listens says it as its address.
+it belongs to a network namespace, as a port does. The listener gives it as its address.
 
 [Note: dead connections] The kernel looks for them, and not ZeroMQ by its own heartbeats: those take
 a connection for dead on which no whole frame came for some seconds. On a slow link, or one that
@@ -27,11 +28,11 @@ from typing import NamedTuple
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.faults import Faults
-from syncopate.paramserver.job import endpoint, is_local, numeric
-from syncopate.paramserver.outbox import Outbox, Parcel
-from syncopate.paramserver.security import Doorkeeper, JobKey, secure_caller, watch_listener
-from syncopate.paramserver.tap import Tap
+from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
+from syncopate.paramserver.wire.faults import Faults
+from syncopate.paramserver.wire.outbox import Outbox, Parcel
+from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
+from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
 from syncopate.protocol.messages import MALFORMED, Message, Refusal, decode, encode
@@ -62,7 +63,7 @@ class Arrival(NamedTuple):
     """What came from a peer: one frame or two; more are none of ours.
 
     Attributes:
-        peer: who it came from.
+        peer: the node that it came from.
         frames: what came.
         at_s: when it was taken from ZeroMQ, by ``time.perf_counter``.
     """
@@ -238,7 +239,7 @@ class Wire:
     def read(self) -> Iterator[Arrival]:
         """Give what came before :meth:`wait` returned.
 
-        One by one, so that whoever takes them in lets go of one frame before the next is read:
+        One by one, so that the caller lets go of one frame before the next is read:
         ZeroMQ then has the same memory for each, and need not ask the system for more.
         """
         ready, self._ready = dict(self._ready), []
@@ -279,7 +280,7 @@ class Wire:
         """Make :meth:`receive` return; any thread may."""
         try:
             os.write(self._waker, b"!")
-        except OSError:  # full: it will wake anyway; closed: nobody is left to wake
+        except OSError:  # full: it will wake anyway; closed: no thread is left to wake
             return
 
     def let_go(self) -> None:
@@ -348,7 +349,7 @@ class Wire:
 
 
 def _anywhere(host: str) -> str:
-    """Return an address on ``host`` that nobody else has; see [Note: on one machine]."""
+    """Return an address on ``host`` that no other process has; see [Note: on one machine]."""
     if sys.platform == "linux" and is_local(host) and zmq.has("ipc"):
         return f"{_UNIX}@syncopate-{secrets.token_hex(16)}"
     return endpoint(host, 0)
