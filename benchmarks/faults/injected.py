@@ -118,11 +118,11 @@ def _before(
         if "sleep" in names:
             hooks.sleep_in_backward(lambda: SLEPT_S * due(at[0], EVERY))
         if "backward-seldom" in names:
-            hooks.sleep_in_backward(lambda: SLEPT_S * due(at[0], SELDOM))
+            hooks.sleep_in_backward(lambda: 2 * SLEPT_S * due(at[0], SELDOM))
     if (rank == STARVED and "input" in names) or "input-all" in names:
         yield lambda i: time.sleep(LATE_S)
     if rank == STARVED and "input-seldom" in names:
-        yield lambda i: time.sleep(3 * LATE_S * due(i, SELDOM))
+        yield lambda i: time.sleep(6 * LATE_S * due(i, SELDOM))
     if "gc" in names or ("gc-seldom" in names and rank == 1):
         heap = [[i] for i in range(_HEAP)]
         cleanups.append(heap.clear)

@@ -16,7 +16,7 @@ EVALUATING_S = 0.3
 EVERY, SELDOM = 4, 5
 """What happens now and then happens in each of so many iterations; what happens seldom in these."""
 
-UNEQUAL = 0.7
+UNEQUAL = 1.5
 """By which part of itself the longest batch is longer than the shortest."""
 
 HOGS = 3
@@ -106,9 +106,9 @@ SINGLE = (
     Fault("evaluation", f"every rank evaluates in one iteration of {EVERY}", ("evaluation",),
           (0, 1, 2, 3)),
     Fault("batches", "batches of unequal length", ("batches",), iterations=24),
-    Fault("backward-seldom", f"{_SLEPT}, in one iteration of {SELDOM}", ("pause",), (SLEEPER,),
+    Fault("backward-seldom", f"twice as much, in one iteration of {SELDOM}", ("pause",), (SLEEPER,),
           iterations=20),
-    Fault("input-seldom", f"rank {STARVED} loads 3x as late, in one iteration of {SELDOM}",
+    Fault("input-seldom", f"rank {STARVED} loads 6x as late, in one iteration of {SELDOM}",
           ("pause",), (STARVED,), iterations=20),
     Fault("gc-seldom", f"garbage collection on rank 1, in one iteration of {SELDOM}",
           ("garbage collection",), (1,), iterations=20),
