@@ -1,173 +1,169 @@
-"""Injected: what can be wrong with a training, and how that is brought about.
+"""Injected: how what is wrong with a training is brought about.
 
 Computation is slept; so a fault of computation is a longer sleep, in hooks of the model, within the
-spans that the capture sees. Garbage collections are real ones, of a large heap. A link is cut by
-the kernel's own shaping. Other jobs on the machine are real processes that keep its cores busy. A
-slow parameter server sleeps before every update of a slice.
+spans that the capture sees. Where ranks compute really, hooks multiply matrices, each rank on a
+core of its own; there another job on such a core is a fault of its rank. Garbage collections are
+real ones, of a large heap. A link is cut by the kernel's own shaping. Other jobs on the machine are
+real processes that keep its cores busy. A slow parameter server sleeps before every update of a
+slice.
 """
 
 from __future__ import annotations
 
 import gc
+import os
+import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 import syncopate
-from syncopate.zoo.replay import Replay
-
-SLOW_RANK, SLOW_BY = 1, 3.0
-SLEEPER, SLEPT_S = 2, 0.2
-CUT_HOST, CUT_TO = 2, 0.1
-SLOW_SERVER, UPDATING_S = 1, 0.004
-STARVED, LATE_S = 3, 0.06
-SAVER, SAVING_S = 0, 0.25
-EVALUATING_S = 0.3
-EVERY = 4
-"""What happens now and then happens in each of so many iterations."""
+from faults.named import (
+    EVALUATING_S,
+    EVERY,
+    HOGS,
+    LATE_S,
+    SAVER,
+    SAVING_S,
+    SELDOM,
+    SLEEPER,
+    SLEPT_S,
+    SLOW_BY,
+    SLOW_RANK,
+    STARVED,
+    UNEQUAL,
+    Fault,
+)
+from syncopate.workload import Workload
 
 _HEAP = 200_000
-_HOGS = 3
-
-
-class Fault(NamedTuple):
-    """One thing that is wrong, and what explain has to say first.
-
-    Attributes:
-        name: on the command line.
-        title: in the table.
-        kinds: causes that name it; any of them will do. Empty: nobody may be blamed.
-        ranks: whose it is; empty: of all ranks, or of none. Of a server, its rank among servers.
-        hosts: of the lab.
-        servers: how many of the hosts, the last ones, are parameter servers.
-        cut: the host whose link is cut; -1: none.
-        iterations: counted ones of a block.
-        plan: what trains with it: ``"best"``, ``"single"`` or ``"each"``.
-    """
-
-    name: str
-    title: str
-    kinds: tuple[str, ...]
-    ranks: tuple[int, ...] = ()
-    hosts: int = 4
-    servers: int = 0
-    cut: int = -1
-    iterations: int = 12
-    plan: str = "best"
-
-    @property
-    def workers(self) -> int:
-        """How many hosts train."""
-        return self.hosts - self.servers
-
-
-FAULTS = {
-    row.name: row
-    for row in (
-        Fault("slow", f"rank {SLOW_RANK} computes {SLOW_BY:g}x as long", ("compute",), (1,)),
-        Fault(
-            "backward", f"{SLEPT_S * 1e3:.0f} ms more in backward of rank 2", ("compute",), (2,)
-        ),
-        Fault("sleep", f"the same in one iteration of {EVERY}", ("pause",), (SLEEPER,)),
-        Fault("link", f"the link of rank 2 cut to {CUT_TO:g}", ("link",), (CUT_HOST,),
-              cut=CUT_HOST, iterations=6),
-        Fault("input", f"rank {STARVED} loads {LATE_S * 1e3:.0f} ms late", ("input",), (STARVED,)),
-        Fault("input-all", f"every rank loads {LATE_S * 1e3:.0f} ms late", ("input",)),
-        Fault("gc", f"garbage collection, on each rank in turn, {EVERY} apart",
-              ("garbage collection",), (0, 1, 2, 3)),
-        Fault("checkpoint", f"rank {SAVER} saves in one iteration of {EVERY}", ("checkpoint",),
-              (SAVER,)),
-        Fault("unmarked", "the same, not marked in the script", ("pause",), (SAVER,)),
-        Fault("evaluation", f"every rank evaluates in one iteration of {EVERY}", ("evaluation",),
-              (0, 1, 2, 3)),
-        Fault("each", "one bucket for each of 480 tensors", ("plan",), plan="each"),
-        Fault("single", "a single bucket", ("plan",), plan="single"),
-        Fault("server", f"server {SLOW_SERVER} takes {UPDATING_S * 1e3:.0f} ms more for an update",
-              ("slow server",), (SLOW_SERVER,), servers=2),
-        Fault("server-link", f"the link of server {SLOW_SERVER} cut to {CUT_TO:g}",
-              ("slow server",), (SLOW_SERVER,), servers=2, cut=2 + SLOW_SERVER,
-              iterations=6),
-        Fault("served-slow", f"rank {SLOW_RANK} computes {SLOW_BY:g}x as long, with 2 servers",
-              ("compute",), (SLOW_RANK,), servers=2),
-        Fault("healthy", "nothing, 4 ranks", ()),
-        Fault("healthy-2", "nothing, 2 ranks", (), hosts=2),
-        Fault("healthy-served", "nothing, 2 ranks and 2 servers", (), servers=2),
-        Fault("noise", f"{_HOGS} other jobs on the machine", ()),
-    )
-}  # fmt: skip
-"""Name -> fault, in the order of the table."""
+_SIDE = 96
+"""Of the matrices that are multiplied: a tenth of a millisecond, about."""
 
 Between = Callable[[int], None]
 """What a rank does before the forward of an iteration, by the number of that in its block."""
 
+Spend = Callable[[float], None]
+"""Computes, or sleeps, for so many seconds."""
+
 
 @contextmanager
 def injected(
-    fault: Fault, rank: int, model: nn.Module, replay: Replay, optimizer: torch.optim.Optimizer
+    fault: Fault,
+    *,
+    faulty: bool,
+    rank: int,
+    model: nn.Module,
+    workload: Workload,
+    optimizer: torch.optim.Optimizer,
+    spend: Spend = time.sleep,
 ) -> Iterator[Between]:
     """Let a rank have a fault while the block runs.
 
     Args:
         fault: which.
+        faulty: whether this block has it.
         rank: of this process.
         model: distributed.
-        replay: the same model as it was made, which knows its times.
+        workload: what it takes; where ranks really compute, the model itself takes next to nothing.
         optimizer: of the model.
+        spend: how ranks compute.
     """
-    hooks = _Hooks(model, replay, optimizer)
-    between: Between = lambda i: None  # noqa: E731
-    cleanups: list[Callable[[], None]] = []
-    if fault.name in ("slow", "served-slow") and rank == SLOW_RANK:
-        hooks.slow_down(SLOW_BY - 1)
-    elif fault.name == "backward" and rank == SLEEPER:
-        hooks.sleep_in_backward(lambda: SLEPT_S)
-    elif fault.name == "sleep" and rank == SLEEPER:
-        at = [0]
+    names = fault.injected(faulty)
+    hooks = _Hooks(model, workload, optimizer, spend)
+    cleanups: list[Callable[[], None]] = [hooks.remove]
+    factor = 1.0 if fault.real else 0.0
+    if rank == SLOW_RANK and names & {"slow", "served-slow", "real-slow"}:
+        factor += SLOW_BY - 1
+    if factor:
+        hooks.compute_more(lambda: factor)
+    before = list(_before(names, rank, hooks, cleanups))
+    if "batches" in (part.name for part in fault.parts):
+        before.append(_batches(hooks, rank, fault.workers, even=not faulty))
+    if "noise" in names and rank == 0:
+        cleanups.append(_other_jobs(HOGS))
+    if "neighbour" in names and rank == SLOW_RANK:
+        cleanups.append(_other_jobs(1))  # which inherits the core of this rank
 
-        def between(i: int) -> None:
-            at[0] = i
+    def between(iteration: int) -> None:
+        for one in before:
+            one(iteration)
 
-        hooks.sleep_in_backward(lambda: SLEPT_S if _due(at[0]) else 0.0)
-    elif (fault.name == "input" and rank == STARVED) or fault.name == "input-all":
-        between = lambda i: time.sleep(LATE_S)  # noqa: E731
-    elif fault.name == "gc":
-        heap = [[i] for i in range(_HEAP)]
-        cleanups.append(heap.clear)
-        between = lambda i: gc.collect() if i % EVERY == rank % EVERY else None  # noqa: E731
-    elif fault.name in ("checkpoint", "unmarked") and rank == SAVER:
-        between = _standing("checkpoint" if fault.name == "checkpoint" else "", SAVING_S)
-    elif fault.name == "evaluation":
-        between = _standing("evaluation", EVALUATING_S)
-    elif fault.name == "noise" and rank == 0:
-        cleanups.append(_other_jobs(_HOGS))
     try:
         yield between
     finally:
-        hooks.remove()
         for cleanup in cleanups:
             cleanup()
 
 
-def _due(iteration: int) -> bool:
+def _before(
+    names: Collection[str], rank: int, hooks: _Hooks, cleanups: list[Callable[[], None]]
+) -> Iterator[Between]:
+    """Yield what a rank does before each forward."""
+    at = [0]
+
+    def count(iteration: int) -> None:
+        at[0] = iteration
+
+    yield count
+    if rank == SLEEPER:
+        if "backward" in names:
+            hooks.sleep_in_backward(lambda: SLEPT_S)
+        if "sleep" in names:
+            hooks.sleep_in_backward(lambda: SLEPT_S * due(at[0], EVERY))
+        if "backward-seldom" in names:
+            hooks.sleep_in_backward(lambda: 2 * SLEPT_S * due(at[0], SELDOM))
+    if (rank == STARVED and "input" in names) or "input-all" in names:
+        yield lambda i: time.sleep(LATE_S)
+    if rank == STARVED and "input-seldom" in names:
+        yield lambda i: time.sleep(6 * LATE_S * due(i, SELDOM))
+    if "gc" in names or ("gc-seldom" in names and rank == 1):
+        heap = [[i] for i in range(_HEAP)]
+        cleanups.append(heap.clear)
+        if "gc" in names:
+            yield lambda i: gc.collect() if i % EVERY == rank % EVERY else None
+        else:
+            yield lambda i: gc.collect() if due(i, SELDOM) else None
+    if rank == SAVER and "checkpoint" in names:
+        yield _standing("checkpoint", SAVING_S)
+    if rank == SAVER and "unmarked" in names:
+        yield _standing("", SAVING_S)
+    if "evaluation" in names:
+        yield _standing("evaluation", EVALUATING_S)
+
+
+def due(iteration: int, every: int) -> bool:
     """Say whether what happens now and then happens in this iteration of a block; not in its 0."""
-    return iteration % EVERY == EVERY - 1
+    return iteration % every == every - 1
 
 
 def _standing(name: str, seconds: float) -> Between:
     def between(iteration: int) -> None:
-        if not _due(iteration):
+        if not due(iteration, EVERY):
             return
         if name:
             with syncopate.pause(name):
                 time.sleep(seconds)
         else:
             time.sleep(seconds)
+
+    return between
+
+
+def _batches(hooks: _Hooks, rank: int, ranks: int, *, even: bool) -> Between:
+    """Let batches differ; where they are even, they are as long as they would be in the mean."""
+    longer = [0.0]
+    hooks.compute_more(lambda: longer[0], update=False)
+
+    def between(iteration: int) -> None:
+        each = [UNEQUAL * random.Random(f"{iteration} {one}").random() for one in range(ranks)]
+        longer[0] = sum(each) / ranks if even else each[rank]
 
     return between
 
@@ -185,24 +181,54 @@ def _other_jobs(count: int) -> Callable[[], None]:
     return end
 
 
-class _Hooks:
-    """Sleeps within the computation of a model."""
+def on_a_core(rank: int) -> Spend:
+    """Keep this process on a core; return what computes there for so long as it does undisturbed.
 
-    def __init__(self, model: nn.Module, replay: Replay, optimizer: torch.optim.Optimizer) -> None:
-        self._model, self._replay, self._optimizer = model, replay, optimizer
+    So it computes as much, whatever else runs there.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    one = torch.ones(_SIDE, _SIDE)
+    out = torch.empty_like(one)
+
+    def times(count: int) -> None:
+        for _ in range(count):
+            torch.mm(one, one, out=out)
+
+    times(200)
+    tries = []
+    for _ in range(20):
+        begun_s = time.thread_time()
+        times(100)
+        tries.append((time.thread_time() - begun_s) / 100)
+    each_s = min(tries)
+    return lambda seconds: times(round(seconds / each_s))
+
+
+class _Hooks:
+    """More within the computation of a model."""
+
+    def __init__(
+        self, model: nn.Module, workload: Workload, optimizer: torch.optim.Optimizer, spend: Spend
+    ) -> None:
+        self._model, self._work, self._optimizer = model, workload, optimizer
+        self._spend = spend
         self._handles: list[Any] = []
 
-    def slow_down(self, more: float) -> None:
+    def compute_more(self, more: Callable[[], float], *, update: bool = True) -> None:
         """Compute longer, by this part of what everything takes."""
-        work = self._replay.workload
-        add = self._handles.append
-        add(self._model.register_forward_pre_hook(_sleeping(more * work.forward_s)))
-        parameters = dict(self._model.named_parameters())
-        named = [(parameters[t.name], t.backward_s) for t in work.tensors]
+        work, add = self._work, self._handles.append
+        add(self._model.register_forward_pre_hook(self._spending(more, work.forward_s)))
+        names = {name.removeprefix("module."): p for name, p in self._model.named_parameters()}
+        named = [(names[t.name], t.backward_s) for t in work.tensors]
         for places in _grouped(named):
-            parameter = places[-1][0]
-            add(parameter.register_hook(_sleeping(more * sum(s for _, s in places))))
-        add(self._optimizer.register_step_pre_hook(_sleeping(more * work.update_s)))
+            lasts_s = sum(s for _, s in places)
+            add(places[-1][0].register_hook(self._spending(more, lasts_s)))
+        if update:
+            add(self._optimizer.register_step_pre_hook(self._spending(more, work.update_s)))
+
+    def _spending(self, more: Callable[[], float], lasts_s: float) -> Callable[..., None]:
+        return lambda *_: self._spend(more() * lasts_s)
 
     def sleep_in_backward(self, seconds: Callable[[], float]) -> None:
         """Sleep in the midst of backward."""
@@ -224,7 +250,3 @@ def _grouped(
     named: Sequence[tuple[nn.Parameter, float]],
 ) -> list[Sequence[tuple[nn.Parameter, float]]]:
     return [named[at : at + _GROUP] for at in range(0, len(named), _GROUP)]
-
-
-def _sleeping(seconds: float) -> Callable[..., None]:
-    return lambda *_: time.sleep(seconds)

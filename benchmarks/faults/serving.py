@@ -15,8 +15,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 import syncopate
-from faults.injected import SLOW_SERVER, UPDATING_S, Fault
 from faults.job import Job, awaited
+from faults.named import SLOW_SERVER, UPDATING_S, Fault
 from syncopate.lab import Topology
 from syncopate.paramserver import server as serving
 from syncopate.paramserver.job import Job as Served

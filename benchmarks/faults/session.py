@@ -16,11 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from faults.injected import FAULTS, Fault
 from faults.job import Job, Told
+from faults.links import missing, spoil
 from faults.machine import QUIET
+from faults.named import FAULTS, Fault
 from faults.results import Results, Round, Said
-from faults.trained import CUT, MENDED
+from faults.trained import MENDED, SPOILT
 from syncopate.cluster import Cluster, Interference
 from syncopate.costs.model.served import served_costs
 from syncopate.errors import ArtifactError, SyncopateError
@@ -95,6 +96,11 @@ class Session:
             KeyboardInterrupt: somebody ended the ranks.
             SyncopateError: the ranks failed.
         """
+        if why := missing(fault):
+            skipped = self.results.skipped | {fault.name: why}
+            self.results = msgspec.structs.replace(self.results, skipped=skipped)
+            self._keep(self.results)
+            return
         with (
             self._folder(fault) as folder,
             Lab(Topology(hosts=fault.hosts, rate_bytes_per_s=parse_rate(self.results.rate))) as lab,
@@ -181,9 +187,8 @@ class Session:
         def hear(rank: int, _: str, line: str) -> None:
             last.append(f"rank {rank}: {line}")
             word, *rest = line.split() or [""]
-            if word in (CUT, MENDED):
-                rate = parse_rate(self.results.rate) * (float(rest[1]) if word == CUT else 1.0)
-                lab.limit(fault.cut, rate)
+            if word in (SPOILT, MENDED):
+                spoil(lab, fault, parse_rate(self.results.rate), on=word == SPOILT)
                 job.answer(int(rest[0])).touch()
 
         paths = (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH"))
@@ -219,6 +224,7 @@ class Session:
                 )
                 for one in found["causes"]
             ),
+            together_s=found["together_s"],
             abstains=tuple(found["abstains"]),
         )
 

@@ -19,19 +19,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import structs
 
 import syncopate
-from faults.injected import CUT_TO, FAULTS, Between, Fault, injected
+from faults.injected import Between, injected, on_a_core
 from faults.job import Job, Told, awaited
 from faults.machine import QUIET, Others, calm
+from faults.named import FAULTS, Fault
 from faults.serving import leave, meet, serve, served_job
 from syncopate import KVStore
 from syncopate.calibration.calibrate import calibrate
 from syncopate.collectives import Communicator
 from syncopate.units import KIB, MIB
+from syncopate.workload import Workload
 from syncopate.zoo import replay
 
-CUT, MENDED = "cut-the-link", "mend-the-link"
+SPOILT, MENDED = "spoil-the-link", "mend-the-link"
 """What rank 0 prints to have a link changed; the answer is a file in the folder of the job."""
 
 _LIMIT_S = 240.0
@@ -64,7 +67,8 @@ def _calibrated(job: Job) -> Told:
 def _trained(job: Job, fault: Fault) -> Told:
     assert job.plan is not None
     rank = dist.get_rank()
-    bare = replay(job.workload)
+    bare = replay(_without_times(job.workload) if fault.real else job.workload)
+    spend = on_a_core(rank) if fault.real else time.sleep
     # Servers update: they know torch's optimizers alone.
     optimizer = torch.optim.SGD(bare.parameters(), lr=_LR) if fault.servers else bare.optimizer()
     os.environ["SYNCOPATE_TRACE"] = str(Path(job.folder) / "before")
@@ -78,10 +82,18 @@ def _trained(job: Job, fault: Fault) -> Told:
                 break
             if job.other is not None:
                 model.syncopate.install(job.other if faulty else job.plan)
-            if fault.cut >= 0:
+            if fault.host >= 0:
                 _change_link(job, number, faulty)
             meet(job, fault, number)
-            with injected(_fault_of(fault, faulty), rank, model, bare, optimizer) as between:
+            with injected(
+                fault,
+                faulty=faulty,
+                rank=rank,
+                model=model,
+                workload=job.workload,
+                optimizer=optimizer,
+                spend=spend,
+            ) as between:
                 _warm_up(step)
                 with syncopate.trace(job.trace(round_, faulty)):
                     watched = Others()
@@ -95,12 +107,11 @@ def _trained(job: Job, fault: Fault) -> Told:
 
 def _goes_on(job: Job, fault: Fault, others: list[float]) -> bool:
     """Say whether there are too few undisturbed rounds yet; every rank calls it."""
-    noisy = fault.name == "noise"  # as it should be
     both = zip(others[::2], others[1::2], strict=True)
-    quiet = sum(noisy or max(shares) <= QUIET for shares in both)
+    quiet = sum(fault.noisy or max(shares) <= QUIET for shares in both)
     wanted = torch.tensor([float(quiet < job.rounds)])
     dist.broadcast(wanted, 0)
-    if wanted and not noisy and dist.get_rank() == 0:
+    if wanted and not fault.noisy and dist.get_rank() == 0:
         calm()
     dist.barrier()
     return bool(wanted)
@@ -113,8 +124,10 @@ def _store(fault: Fault) -> AbstractContextManager[KVStore | None]:
     return KVStore(job=served_job(fault, dist.get_rank()))
 
 
-def _fault_of(fault: Fault, faulty: bool) -> Fault:
-    return fault if faulty else fault._replace(name="")
+def _without_times(workload: Workload) -> Workload:
+    """Return what takes no time by itself: hooks compute instead."""
+    tensors = tuple(structs.replace(t, forward_s=0.0, backward_s=0.0) for t in workload.tensors)
+    return structs.replace(workload, tensors=tensors, forward_s=0.0, backward_s=0.0, update_s=0.0)
 
 
 def _stepper(model: Any, optimizer: torch.optim.Optimizer) -> Any:
@@ -146,7 +159,7 @@ def _change_link(job: Job, block: int, faulty: bool) -> None:
     """Ask whoever made the lab to change the link, and wait until that is done."""
     dist.barrier()
     if dist.get_rank() == 0:
-        print(CUT if faulty else MENDED, block, CUT_TO, flush=True)
+        print(SPOILT if faulty else MENDED, block, flush=True)
     awaited(job.answer(block))
     dist.barrier()
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch.distributed as dist
 from typer.testing import CliRunner
 
@@ -65,13 +66,13 @@ def causes(topology: Topology, folder: Path, *, slow_s: float = 0.08) -> list[di
 
 
 def test_a_slow_rank_is_named_first(tmp_path: Path) -> None:
-    found = causes(FOUR, tmp_path / "slow", slow_s=0.4)
-    # On busy processors transfers take long as well, and no rank is to blame for them.
-    first = next(cause for cause in found if cause["kind"] != "transfers")
+    first, *_ = causes(FOUR, tmp_path / "slow", slow_s=0.24)
     assert (first["kind"], first["ranks"]) == ("compute", [SLOW]), first
     assert first["what"].startswith("rank 1 computes longer than the others"), first
     # What it costs, less what the transfers would take anyway; loosely, for busy machines.
-    assert 0.1 < first["gain_s"] < 0.4
+    assert 0.04 < first["gain_s"] < 0.25
+    # Its pushes hide behind its backward as those of the others do behind theirs.
+    assert first["gain_s"] == pytest.approx(first["own"] - first["others"], rel=0.25)
 
 
 def test_a_slow_link_is_named_first(tmp_path: Path) -> None:

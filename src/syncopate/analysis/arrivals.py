@@ -13,12 +13,13 @@ A rank is late to a collective by its start - the median start of the other rank
 
 from __future__ import annotations
 
-from collections import Counter
+import statistics
+from collections import defaultdict
 from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate.analysis.collectives import collectives
+from syncopate.analysis.collectives import collectives, members
 from syncopate.analysis.work import steady
 from syncopate.spans import Times, coded
 from syncopate.timeline import Timeline
@@ -26,7 +27,7 @@ from syncopate.timeline import Timeline
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The collectives that every rank recorded, in sum.
+    """The collectives that all ranks recorded that take part, in sum.
 
     Attributes:
         collectives: how many.
@@ -45,7 +46,7 @@ def arrivals(timeline: Timeline) -> Arrivals:
     """Return how long the collectives of a timeline took once all ranks were there."""
     found = collectives(timeline)
     spans = found.spans
-    whole = found.sizes >= max(timeline.world_size, 2)
+    whole = (found.sizes > 1) & (found.sizes == members(timeline))
     took_s = (found.most(spans.end_s) - found.arrived_s)[whole]
     least_s = found.least(spans.end_s - spans.start_s)[whole]
     off_s = (least_s - took_s).max(initial=0.0)
@@ -55,24 +56,29 @@ def arrivals(timeline: Timeline) -> Arrivals:
 def lateness(timeline: Timeline) -> dict[int, dict[str, float]]:
     """Return rank -> message, such as ``"bucket 3"`` -> by how many seconds it is usually late.
 
-    Negative where the rank is early. Messages that not every rank recorded do not count, and those
-    that most iterations do not have.
+    Negative where the rank is early. Messages that not every rank of theirs recorded do not count,
+    and those that most iterations do not have.
     """
-    found, ranks = collectives(timeline), timeline.world_size
-    if ranks < 2 or not found:
+    found = collectives(timeline)
+    if timeline.world_size < 2 or not found:
         return {}
     spans, one = found.spans, found.rows[found.first]
     counted = steady(np.unique(spans.iteration[one]).tolist())
-    whole = (found.sizes == ranks) & np.isin(spans.iteration[one], counted)
-    starts_s = spans.start_s[found.rows[whole[found.of]]].reshape(-1, ranks)
-    late_s = starts_s - of_others(starts_s)
-    names = spans.name[one[whole]]
-    usual_s = {
-        spans.texts[name]: np.median(late_s[names == name], axis=0)
-        for name, times in Counter(names.tolist()).items()
-        if times > len(counted) / 2
-    }
-    return {rank: {name: float(of[rank]) for name, of in usual_s.items()} for rank in range(ranks)}
+    whole = (found.sizes > 1) & (found.sizes == members(timeline))
+    whole &= np.isin(spans.iteration[one], counted)
+    late_s: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for size in np.unique(found.sizes[whole]).tolist():
+        alike = (whole & (found.sizes == size))[found.of]
+        rows = found.rows[alike]
+        by_s = of_others(spans.start_s[rows].reshape(-1, size))
+        columns = (spans.rank[rows], spans.name[rows], spans.start_s[rows] - by_s.ravel())
+        for rank, name, each_s in zip(*(column.tolist() for column in columns), strict=True):
+            late_s[rank, name].append(each_s)
+    usual_s: dict[int, dict[str, float]] = {rank: {} for rank in range(timeline.world_size)}
+    for (rank, name), times in late_s.items():
+        if len(times) > len(counted) / 2:
+            usual_s[rank][spans.texts[name]] = statistics.median(times)
+    return usual_s
 
 
 def handing_over_s(timeline: Timeline) -> tuple[float, float]:

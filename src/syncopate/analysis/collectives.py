@@ -113,8 +113,8 @@ class Bandwidth:
         nbytes: bytes that they carried in an iteration, in the mean.
         transferring_s: time of an iteration in which at least one was transferring, in the mean.
         bytes_per_s: the first by the second.
-        bus_bytes_per_s: the same times the factor of the collective (see ``docs/metrics.md``),
-            which makes it comparable with the rate of a link.
+        bus_bytes_per_s: the same times the factor of the collective (see ``docs/metrics.md``) at
+            the number of ranks that take part, which makes it comparable with the rate of a link.
     """
 
     collective: str
@@ -223,15 +223,42 @@ def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:
     moving = pieces(group, found.moves_s, spans.end_s[found.rows])
     lasts_s = lengths_s(moving, moving.counts[0] > 0, len(place))
     nbytes = np.bincount(group, spans.nbytes[found.rows], len(place))
+    factors = _bus_factors(found, members(timeline))[found.of]
+    on_bus = np.bincount(group, spans.nbytes[found.rows] * factors, len(place))
     result = []
     for number in sorted(set(found.kinds.tolist()), key=found.names.__getitem__):
         mine = kind[place] == number
         moving_s, sent = float(lasts_s[mine].mean()), float(nbytes[mine].mean())
-        rate = sent / moving_s if moving_s > 0 else 0.0
-        name = found.names[number]
-        factor = BUS_FACTORS[name](timeline.world_size) if name in BUS_FACTORS else 1.0
-        result.append(Bandwidth(name, sent, moving_s, rate, rate * factor))
+        per_s = 1 / moving_s if moving_s > 0 else 0.0
+        name, bus_bytes_per_s = found.names[number], float(on_bus[mine].mean()) * per_s
+        result.append(Bandwidth(name, sent, moving_s, sent * per_s, bus_bytes_per_s))
     return tuple(result)
+
+
+def members(timeline: Timeline) -> Numbers:
+    """Return how many ranks take part in each collective, recorded or not.
+
+    All ranks of its group do, where the timeline says of which group its channel is; else all.
+    """
+    found = collectives(timeline)
+    every = np.full(len(found), timeline.world_size)
+    if not timeline.groups:
+        return every
+    sizes = np.array([len(group.ranks) for group in timeline.groups])
+    channel = found.spans.channel[found.rows[found.first]]
+    known = (channel >= 0) & (channel < len(sizes))
+    told = np.where(known, sizes[np.where(known, channel, 0)], 0)
+    return np.where(told > 0, np.maximum(told, found.sizes), every)
+
+
+def _bus_factors(found: Collectives, count: Numbers) -> NDArray[np.float64]:
+    """Return busbw / algbw of each collective, by the ranks that take part in it."""
+    factors = np.ones(len(found))
+    for kind, ranks in np.unique(np.stack([found.kinds, count]), axis=1).T.tolist():
+        name = found.names[kind]
+        if name in BUS_FACTORS:
+            factors[(found.kinds == kind) & (count == ranks)] = BUS_FACTORS[name](ranks)
+    return factors
 
 
 def _kinds(timeline: Timeline, spans: Spans) -> tuple[Numbers, list[str], str]:

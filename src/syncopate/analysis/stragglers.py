@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.analysis.collectives import Collectives, collectives
+from syncopate.analysis.collectives import Collectives, collectives, members
 from syncopate.analysis.exposure import Exposures, exposures
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
 from syncopate.spans import Numbers, Times, coded
@@ -47,7 +47,8 @@ class Straggler:
 
     Attributes:
         rank: which.
-        caused_s: how long another rank waits for it in an iteration, exposed, in the mean.
+        caused_s: how long another rank waits for it in an iteration, exposed, in the mean over the
+            others that take part in the messages.
         share: of all waiting, in [0, 1].
         cause: ``"compute"``, ``"link"``, ``"pause"``, one of
             :data:`~syncopate.timeline.PAUSES`, or ``"unknown"``.
@@ -69,7 +70,7 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
     messages = collectives(timeline)
     work = works(timeline)
     numbers = steady([one.iteration for one in work])
-    caused = _caused(exposures(timeline), numbers, timeline.world_size)
+    caused = _caused(exposures(timeline), numbers, members(timeline))
     total_s = sum(sum(rows.values()) for rows in caused.values())
     mine = own_times(work, messages, numbers)
     found = []
@@ -132,14 +133,21 @@ def _after_the_last(messages: Collectives, numbers: Sequence[int]) -> dict[tuple
 
 
 def _caused(
-    found: Exposures, numbers: Sequence[int], world_size: int
+    found: Exposures, numbers: Sequence[int], count: Numbers
 ) -> dict[int, dict[int, float]]:
-    """Return rank -> iteration -> how long another rank waited for it, in the mean over them."""
+    """Return rank -> iteration -> how long another rank waited for it, in the mean over them.
+
+    Args:
+        found: how long ranks waited.
+        numbers: the iterations that count.
+        count: how many ranks take part in each collective.
+    """
     caused: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for one, ranks, waited_s in found.charges():
-        sums = _sums(found.spans.iteration[one], ranks, waited_s, numbers)
+        others = np.maximum(count[found.collective[one]] - 1, 1)
+        sums = _sums(found.spans.iteration[one], ranks, waited_s / others, numbers)
         for (iteration, rank), sum_s in sums.items():
-            caused[rank][iteration] += sum_s / max(world_size - 1, 1)
+            caused[rank][iteration] += sum_s
     return caused
 
 

@@ -119,8 +119,13 @@ class Lab:
         group = RankGroup(self.run_id, self.topology, sink or self._printer(), grace_s)
         return group.run(command, base, self._stops)
 
-    def limit(self, host: int, rate_bytes_per_s: float) -> None:
+    def limit(self, host: int, rate_bytes_per_s: float, *, sent_only: bool = False) -> None:
         """Give the link of a host another rate, whatever runs; :attr:`topology` stays as it was.
+
+        Args:
+            host: whose.
+            rate_bytes_per_s: of both directions.
+            sent_only: change what the host sends, and leave what it receives as it is.
 
         Raises:
             InvalidValueError: no such host, or no such rate.
@@ -128,7 +133,7 @@ class Lab:
         """
         self._require_entered()
         self.topology.with_host_rates({host: rate_bytes_per_s})  # refuses what no link can have
-        network.reshape(self.run_id, self.topology, host, rate_bytes_per_s)
+        network.reshape(self.run_id, self.topology, host, rate_bytes_per_s, sent_only=sent_only)
 
     def counters(self) -> tuple[LinkCounter, ...]:
         """Return what each host's link, then each rack's uplink, has carried so far."""

@@ -193,8 +193,10 @@ def _shape(where: IPRoute, interface: str, shape: Shape, command: str = "add") -
     )
 
 
-def reshape(run_id: str, topology: Topology, host: int, rate_bytes_per_s: float) -> None:
-    """Give both ends of a host's link another rate.
+def reshape(
+    run_id: str, topology: Topology, host: int, rate_bytes_per_s: float, *, sent_only: bool = False
+) -> None:
+    """Give both ends of a host's link another rate, or only the end at the host, which sends.
 
     Raises:
         SyncopateError: the lab is gone.
@@ -206,7 +208,8 @@ def reshape(run_id: str, topology: Topology, host: int, rate_bytes_per_s: float)
         netlink(rack_namespace(run_id, topology.rack_of(host))) as switch,
     ):
         _shape(end, "eth0", shape, "replace")
-        _shape(switch, f"h{host}", shape, "replace")
+        if not sent_only:
+            _shape(switch, f"h{host}", shape, "replace")
 
 
 def counters(run_id: str, topology: Topology) -> tuple[LinkCounter, ...]:

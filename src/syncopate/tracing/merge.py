@@ -8,6 +8,10 @@ No rank is done with a collective before every rank has come to it. So each one 
 in bounds how far two clocks differ, from both sides, as the messages between two hosts do (Duda,
 Harrus, Haddad and Bernard, Estimating global time in distributed systems, 1987). The narrowest
 bounds of a training are as far apart as its shortest collectives last.
+
+Within these bounds nothing says where a clock is but that ranks are done with a collective at about
+the same time, however late one of them came. So clocks differ by what its ends do, in the median.
+The middle of the bounds would be wrong by half of what one rank usually waits for the other.
 """
 
 from __future__ import annotations
@@ -111,11 +115,27 @@ class Bounds(NamedTuple):
         iteration: that it belongs to.
         low_s: at least.
         high_s: at most.
+        ends_s: by how much its end differs from that of rank 0.
     """
 
     iteration: NDArray[Any]
     low_s: NDArray[Any]
     high_s: NDArray[Any]
+    ends_s: NDArray[Any]
+
+    @property
+    def between_s(self) -> tuple[float, float]:
+        """Between what it must be by all of them; infinite where ranks did nothing together."""
+        return float(self.low_s.max(initial=-math.inf)), float(self.high_s.min(initial=math.inf))
+
+    @property
+    def offset(self) -> ClockOffset | None:
+        """What it is by the ends, and the median of how far single ones are off; None: unknown."""
+        low_s, high_s = self.between_s
+        if not (math.isfinite(low_s) and math.isfinite(high_s) and low_s <= high_s):
+            return None
+        middle_s = min(max(float(np.median(self.ends_s)), low_s), high_s)
+        return ClockOffset(middle_s, float(np.median(np.abs(self.ends_s - middle_s))))
 
 
 def offset_bounds(
@@ -129,10 +149,7 @@ def offset_bounds(
         spans: per rank, its spans on its own clock.
         together: lanes of which nothing ends on a rank before it began on all others.
     """
-    return [
-        (float(one.low_s.max(initial=-math.inf)), float(one.high_s.min(initial=math.inf)))
-        for one in bounds_of_each(spans, together)
-    ]
+    return [one.between_s for one in bounds_of_each(spans, together)]
 
 
 def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> list[Bounds]:
@@ -151,5 +168,6 @@ def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> 
         _, theirs, mine = np.intersect1d(there, here, True, return_indices=True)
         low_s = own.start_s[mine] - first.end_s[theirs]
         high_s = own.end_s[mine] - first.start_s[theirs]
-        found.append(Bounds(own.iteration[mine], low_s, high_s))
+        ends_s = own.end_s[mine] - first.end_s[theirs]
+        found.append(Bounds(own.iteration[mine], low_s, high_s, ends_s))
     return found

@@ -23,7 +23,7 @@ from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.plan import SERVED
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
 from syncopate.tracing.jumps import jumps, longest_row
-from syncopate.tracing.merge import ClockOffset, merge, offset_bounds
+from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
 from syncopate.tracing.pauses import placed
 from syncopate.tracing.recorder import Records, spans_of
 from syncopate.tracing.served.read import NodeFile, Served, node_files, served_of
@@ -101,11 +101,12 @@ def read_run(
         remarks.append(f"the last {shown} iterations are shown, from iteration {first} on")
     together = _together(found)
     spans = _on_one_clock(spans, together, remarks)
-    offsets_s = [0.0] * len(spans)
-    for rank, offset_s, remark in _offsets(found, spans, together, served):
-        offsets_s[rank] = offset_s
+    offsets_s, errors_s = [0.0] * len(spans), [0.0]
+    for rank, offset, remark in _offsets(found, spans, together, served):
+        offsets_s[rank] = offset.seconds
+        errors_s.append(offset.error_s)
         remarks += [remark] if remark else []
-    metadata = _metadata(found, served) | _links(found, first)
+    metadata = _metadata(found, served, max(errors_s)) | _links(found, first)
     name = f"{directory.name}: {metadata['model']}" if "model" in metadata else directory.name
     timeline = merge(spans, name=name, offsets_s=offsets_s, metadata=metadata)
     starts_s = [
@@ -312,43 +313,47 @@ def _offsets(
     spans: Sequence[Sequence[Span]],
     together: Sequence[str],
     served: Served | None,
-) -> Iterator[tuple[int, float, str]]:
+) -> Iterator[tuple[int, ClockOffset, str]]:
     """Yield each rank's clock minus rank 0's, and what is to be said of it."""
-    bounds = offset_bounds(spans, together)
+    bounds = bounds_of_each(spans, together)
     for rank, one in found.items():
-        low_s, high_s = bounds[rank]
-        bounded = math.isfinite(low_s) and math.isfinite(high_s) and low_s <= high_s
-        middle_s, half_s = (low_s + high_s) / 2, (high_s - low_s) / 2
+        low_s, high_s = bounds[rank].between_s
+        by_ends = bounds[rank].offset
         offset_s, error_s = one.header.offset_s, one.header.offset_error_s
         as_worker = served.clocks.get(f"w{_job(one).get('worker')}") if served else None
         if offset_s is None and as_worker is not None and math.isfinite(as_worker.error_s):
-            yield rank, as_worker.seconds, ""  # what is uncertain about it is said of the worker
-        elif offset_s is None and bounded:
+            # What is uncertain about it is said of the worker.
+            yield rank, ClockOffset(as_worker.seconds, error_s), ""
+        elif offset_s is None and by_ends is not None:
             yield (
                 rank,
-                middle_s,
-                f"rank {rank}: its clock was not compared with rank 0's by messages; by what they "
-                f"did together it differs by {middle_s:.6f} s, {half_s * 1e6:.0f} us at most off",
+                by_ends,
+                f"rank {rank}: its clock was not compared with rank 0's by messages; as both end "
+                f"collectives together it differs by {by_ends.seconds:.6f} s; single ones "
+                f"{by_ends.error_s * 1e6:.0f} us off as a rule",
             )
         elif offset_s is None:
-            yield rank, 0.0, f"rank {rank}: its clock was not compared with rank 0's"
-        elif bounded and not low_s - error_s <= offset_s <= high_s + error_s:
+            said = f"rank {rank}: its clock was not compared with rank 0's"
+            yield rank, ClockOffset(0.0, error_s), said
+        elif by_ends is not None and not low_s - error_s <= offset_s <= high_s + error_s:
             yield (
                 rank,
-                middle_s,
+                by_ends,
                 f"rank {rank}: its clock has drifted since it was compared with rank 0's, from "
-                f"{offset_s:.6f} s to {middle_s:.6f} s by what they did together",
+                f"{offset_s:.6f} s to {by_ends.seconds:.6f} s by what they did together",
             )
         else:
-            yield rank, offset_s, ""
+            yield rank, ClockOffset(offset_s, error_s), ""
 
 
-def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str]:
+def _metadata(
+    found: dict[int, Written], served: Served | None, clock_error_s: float
+) -> dict[str, str]:
     """Return what the first rank says of its last plan, and of the clocks."""
     if not found:
         assert served is not None
         hosts, run = set(served.hosts.values()), served.run
-        errors_s = [abs(clock.error_s) for clock in served.clocks.values()]
+        clock_error_s = max(abs(clock.error_s) for clock in served.clocks.values())
         first_s = min((mine[0].time_s for mine in served.messages.values() if mine), default=0.0)
         said = {"exchange": SERVED, "began": _written(served.epoch_s + first_s)}
     else:
@@ -357,13 +362,12 @@ def _metadata(found: dict[int, Written], served: Served | None) -> dict[str, str
         said = {key: str(value) for key, value in plans[-1].items()} if plans else {}
         hosts, run = {one.header.host for one in found.values()}, first.header.run
         said["began"] = _written(first.header.began_s)
-        errors_s = [one.header.offset_error_s for one in found.values()]
     if served is not None:
         said[SERVERS] = SYNCHRONOUS if served.synchronous else "asynchronous"
     return {key: value for key, value in said.items() if key not in _NO_METADATA} | {
         "run": run,
         "hosts": str(len(hosts)),
-        "clock_error_s": f"{max(errors_s):.9f}",
+        "clock_error_s": f"{clock_error_s:.9f}",
     }
 
 

@@ -22,9 +22,24 @@ def written(directory: Path, timeline: Timeline, run: str = "a", began_s: float 
 
 
 def write(
-    directory: Path, world_size: int, spans: Sequence[Span], *, run: str, began_s: float
+    directory: Path,
+    world_size: int,
+    spans: Sequence[Span],
+    *,
+    run: str = "a",
+    began_s: float = 1.0,
+    offset_s: float | None = 0.0,
 ) -> Path:
-    """Write what one rank did, an iteration in each block; return its file."""
+    """Write what one rank did, an iteration in each block; return its file.
+
+    Args:
+        directory: of the run.
+        world_size: number of ranks.
+        spans: on its own clock.
+        run: which run it is of.
+        began_s: when that began.
+        offset_s: its clock minus rank 0's; None: not measured.
+    """
     recorder = Recorder()
     header = Header(
         run=run,
@@ -33,7 +48,7 @@ def write(
         host="host",
         clock="time.perf_counter",
         began_s=began_s,
-        offset_s=0.0,
+        offset_s=offset_s,
     )
     writer = TraceWriter(directory, header)
     writer.write(recorder.take(), [_PLAN])

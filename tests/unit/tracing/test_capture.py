@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
+from syncopate.analysis.causes import explanation
 from syncopate.analysis.evidence.links import recorded
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing import ClockOffset, Event, capture
@@ -20,6 +22,8 @@ from syncopate.tracing.recorder import RECORD, Recorder
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
+from tests.unit.analysis.troubled import cost_s, slow_backward, trained
+from tests.unit.analysis.written import write
 
 
 class Subject:
@@ -243,13 +247,36 @@ def test_ranks_are_on_one_clock(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_nobody_compared_is_bounded_by_what_ranks_did_together(tmp_path: Path) -> None:
-    times = [(1.0, 1.2), (2.0, 2.3)], [(51.1, 51.2), (52.1, 52.3)]
+    """Rank 1 comes to all of them later than rank 0, and both are done at about the same time."""
+    times = [(1.0, 1.2), (2.0, 2.3), (3.0, 3.6)], [(51.1, 51.2), (52.1, 52.3), (53.5, 53.602)]
     written(tmp_path, *times, offsets=[0.0, None])
     run = read_run(tmp_path)
     assert "rank 1: its clock was not compared" in run.remarks[0]
-    assert "differs by 50.050000 s, 150000 us at most off" in run.remarks[0]
+    assert "it differs by 50.000000 s; single ones 0 us off as a rule" in run.remarks[0]
     late = min(span.start_s for span in run.timeline.spans if span.rank == 1)
-    assert late == pytest.approx(0.05)
+    assert late == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 50.0, -3.0])
+def test_a_slow_rank_costs_what_it_costs_by_clocks_that_nobody_compared(
+    tmp_path: Path, ahead_s: float
+) -> None:
+    """Others wait for rank 1 in each collective, by which nothing is said of its clock."""
+    fault = slow_backward(1, 60.0)
+    for rank in range(4):
+        by_s = ahead_s * (rank == 1)
+        mine = [
+            replace(span, start_s=span.start_s + by_s, end_s=span.end_s + by_s)
+            for span in trained([fault]).spans
+            if span.rank == rank
+        ]
+        write(tmp_path, 4, mine, offset_s=None if rank else 0.0)
+    found = explanation(read_run(tmp_path).timeline)
+    first, second = found.causes
+    assert (first.kind, first.ranks) == ("compute", (1,))
+    assert first.gain_s == pytest.approx(cost_s([fault]), rel=0.05)
+    healthy = explanation(trained())
+    assert second.gain_s == pytest.approx(healthy.causes[0].gain_s, rel=0.1)
 
 
 def test_a_clock_that_drifted_is_noticed(tmp_path: Path) -> None:
