@@ -5,7 +5,7 @@ What one rank's sets of time come to, :mod:`syncopate.analysis.intervals` says m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,6 +67,14 @@ def runs(values: NDArray[Any]) -> Numbers:
     """Return where in a sorted array each distinct value stands first."""
     changes = np.flatnonzero(values[1:] != values[:-1]) + 1
     return np.concatenate([np.zeros(min(len(values), 1), np.int64), changes])
+
+
+def groups(values: NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
+    """Yield each distinct value of an array, ascending, and its places, ascending."""
+    order = np.argsort(values, kind="stable")
+    first = runs(values[order])
+    for value, places in zip(values[order[first]].tolist(), np.split(order, first[1:]), strict=False):
+        yield value, places
 
 
 def union(spans: Spans, chosen: Mask) -> list[Interval]:
