@@ -18,8 +18,9 @@ end of backward at the latest, so that a gain is rather too small than too large
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -170,7 +171,7 @@ class Replay:
             self.parts.end_s - begun_s,
             self.parts.share,
         )
-        self._events = Events(*self._edges(), self._count, timeline.name)
+        self._events = Events(*self._edges(), self._about_s(), timeline.name)
 
     # -- what it takes -------------------------------------------------------------------------
 
@@ -178,13 +179,12 @@ class Replay:
         """Return how long an iteration takes when played, in the mean over those that count."""
         return float(self.lasting_s([durations or self.recorded]).mean())
 
-    def lasting_s(self, several: Sequence[Durations]) -> Times:
+    def lasting_s(self, several: Iterable[Durations]) -> Times:
         """Return how long each iteration that counts takes when played; a row for each change."""
         size = max(_AT_ONCE // self._events.numbers, 1)
-        rows = [
-            self._lasting_s(self._played(several[at : at + size]))
-            for at in range(0, len(several), size)
-        ]
+        left, rows = iter(several), []
+        while some := list(islice(left, size)):
+            rows.append(self._lasting_s(self._played(some)))
         return np.concatenate(rows)
 
     @property
@@ -231,8 +231,8 @@ class Replay:
         early = np.flatnonzero(self._early)
         self._done = first + parts.message
         self._done[early] = first + len(self.messages) + np.arange(len(early))
-        self._count = first + len(self.messages) + len(early) + 1
-        origin, starts = self._count - 1, self._done  # a part starts where it is done from
+        starts = self._done  # a part starts where it is done from
+        origin = first + len(self.messages) + len(early)
         self._later = np.flatnonzero(parts.after >= 0)
         gates, others, pushed = self._gates, self._others, self._pushed + first
         follows = np.where(parts.task >= 0, parts.task, origin)
@@ -256,6 +256,12 @@ class Replay:
         )
         self._plain = len(early) + len(pushed)
         return np.concatenate(source), np.concatenate(target)
+
+    def _about_s(self) -> Times:
+        """Return when each event was recorded."""
+        early_s = self.parts.start_s[self._early]
+        at_s = (self.tasks.start_s, self.messages.arrived_s, early_s, [self._origin_s])
+        return np.concatenate(at_s) - self._origin_s
 
     def _weights(self, of: Durations) -> Times:
         """Return the weight of each edge."""
