@@ -69,8 +69,7 @@ def works(timeline: Timeline) -> tuple[Work, ...]:
     if not len(spans):
         return ()
     origin_s = float(spans.start_s.min())
-    ranks = np.unique(spans.rank).tolist()
-    by_rank = ((rank, spans.take(np.flatnonzero(spans.rank == rank))) for rank in ranks)
+    by_rank = ((rank, spans.take(mine)) for rank, mine in sweep.groups(spans.rank))
     found = [work for rank, mine in by_rank for work in _of_rank(rank, mine, origin_s)]
     return tuple(sorted(found, key=lambda work: (work.iteration, work.rank)))
 
