@@ -86,3 +86,10 @@ def union(spans: Spans, chosen: Mask) -> list[Interval]:
     first = [0, *(apart + 1).tolist()] if len(order) else []
     last = [*apart.tolist(), len(order) - 1] if len(order) else []
     return list(zip(start_s[first].tolist(), until_s[last].tolist(), strict=True))
+
+
+def shared(disjoint: Sequence[Interval], start_s: Times, end_s: Times) -> Mask:
+    """Say which stretches have sorted, disjoint intervals in their midst, or a part of one."""
+    begins_s, ends_s = np.array(disjoint, np.float64).reshape(-1, 2).T
+    place = np.searchsorted(ends_s, start_s, "right")
+    return np.asarray((np.append(begins_s, np.inf)[place] < end_s) & (start_s < end_s))

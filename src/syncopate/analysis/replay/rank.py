@@ -156,7 +156,7 @@ class Rank:
         ends_s = np.concatenate([[self._origin_s], pieces.end_s])
         self._free_s: Seconds = np.maximum.accumulate(ends_s)
         true = [one for one in stalls if one[0] < one[1]]
-        self._stood = _shared(true, self._free_s[:-1], self._start_s)
+        self._stood = sweep.shared(true, self._free_s[:-1], self._start_s)
         changes = pieces.iteration[1:] != pieces.iteration[:-1]
         self._opens = np.concatenate([np.ones(min(len(pieces.start_s), 1), bool), changes])
         self.rows, self._messages, self._over_s = _messages(found, rows)
@@ -390,13 +390,6 @@ class Rank:
         return numbers, ends_s
 
 
-def _shared(stalls: Sequence[Interval], start_s: Seconds, end_s: Seconds) -> Mask:
-    """Say which stretches have something in common with sorted, disjoint intervals."""
-    begins_s, ends_s = np.array(stalls).reshape(-1, 2).T
-    place = np.searchsorted(ends_s, start_s, "right")
-    return np.asarray((np.append(begins_s, np.inf)[place] < end_s) & (start_s < end_s))
-
-
 def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Seconds]:
     """Return the rows of a rank's messages by start, the messages, and when they were over."""
     spans = found.spans
@@ -451,7 +444,7 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> _Pieces:
         order = np.argsort(np.concatenate([np.flatnonzero(kept), places]))
         every = _Pieces(*(column[order] for column in _with(every, kept, made)))
     if stalls:
-        cut = _shared(stalls, every.start_s, every.end_s)
+        cut = sweep.shared(stalls, every.start_s, every.end_s)
         made = [
             piece._replace(start_s=start_s, end_s=end_s)
             for piece in map(_Piece, *(column[cut].tolist() for column in every))
