@@ -272,7 +272,7 @@ def _lacks(timeline: Timeline, replay: Replay, played_s: float, recorded_s: floa
             f"{count} iterations do not tell what is usual from what happened once: "
             f"record at least {SEVERAL + 1}, of which the first does not count"
         )
-    there = {span.rank for span in timeline.spans}
+    there = set(np.unique(timeline.columns.rank).tolist())
     if missing := [str(rank) for rank in range(timeline.world_size) if rank not in there]:
         yield f"nothing is recorded of ranks {', '.join(missing)}: record all ranks"
     if timeline.world_size > 1 and not replay.messages:
@@ -409,7 +409,7 @@ class _Trial:
     def _lasting(self, several: Iterable[Iterable[_Part]]) -> Times:
         """Return how long iterations take without some things; a row for each."""
         return self._replay.lasting_s(
-            [self._without.durations(self._changed(removed)) for removed in several]
+            self._without.durations(self._changed(removed)) for removed in several
         )
 
     def _but(self, left: Sequence[_Part], of: Sequence[_Part]) -> list[_Part]:

@@ -23,6 +23,7 @@ from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.replay import Durations, Replay
+from syncopate.analysis.sweep import groups, runs
 from syncopate.analysis.work import INPUT, SEVERAL
 from syncopate.spans import LANES, Mask, Numbers, Times, coded
 from syncopate.timeline import PAUSES
@@ -131,6 +132,8 @@ class Counterfactuals:
                 self._input_s += inside_s
             else:
                 self._gaps_s -= before_s
+        sent, none = dict(groups(replay.parts.rank)), np.zeros(0, np.int64)
+        self._sent = {rank: sent.get(rank, none) for rank in self.ranks}
         self._parts_s = self._summed()
         self._find()
 
@@ -379,23 +382,26 @@ class Counterfactuals:
             level[:, _PASSES] /= self._pace[at, :, None]
         factor = self._usual_s[at] / np.where(level > 0, level, 1.0)
         changed.parts_s[at] *= np.where(where, factor, 1.0)
-        parts = self._replay.parts
-        mine = np.flatnonzero((parts.rank == rank) & (parts.task >= 0))
-        task = parts.task[mine]
+        mine = self._driven(rank)
+        task = self._replay.parts.task[mine]
         mine = mine[where[self._at[task], self._lane[task]]]
         self._start_like(changed, mine, [at])
 
     def as_fast(self, changed: Changed, rank: int) -> None:
         """Let a rank compute no longer than the others do in that iteration, in their median."""
         at = self.ranks.index(rank)
-        parts = self._replay.parts
-        mine = np.flatnonzero((parts.rank == rank) & (parts.task >= 0))
-        lane = self._lane[parts.task[mine]]
+        mine = self._driven(rank)
+        lane = self._lane[self._replay.parts.task[mine]]
         for part in self.slower.get(at, ()):
             others = self._healthy(part)
             most_s = np.median(changed.parts_s[others, :, part], axis=0)
             changed.parts_s[at, :, part] = np.minimum(changed.parts_s[at, :, part], most_s)
             self._start_like(changed, mine[lane == part], others)
+
+    def _driven(self, rank: int) -> Numbers:
+        """Return the parts of messages of a rank that follow its computation."""
+        mine = self._sent[rank]
+        return mine[self._replay.parts.task[mine] >= 0]
 
     def like_others(self, changed: Changed, rank: int) -> None:
         """Let a rank wait for input no longer than all do."""
@@ -416,7 +422,8 @@ class Counterfactuals:
     def on_time(self, changed: Changed, rank: int) -> None:
         """Let a rank have its messages when the others have them."""
         moved_s = changed.durations.transfers_s
-        mine = (self._replay.parts.rank == rank) & ~np.isnan(self._others_s)
+        mine = self._sent[rank]
+        mine = mine[~np.isnan(self._others_s[mine])]
         moved_s[mine] = np.minimum(moved_s[mine], self._others_s[mine])
 
     def with_good_links(self, changed: Changed) -> None:
@@ -462,8 +469,8 @@ class Counterfactuals:
         later = moved_s > np.maximum(
             _LATER * others_s, others_s + self._replay.clocks_off_s, where=known, out=moved_s + 0.0
         )
-        by_rank = ((rank, later[known & (self._replay.parts.rank == rank)]) for rank in self.ranks)
-        return [rank for rank, mine in by_rank if len(mine) and mine.mean() > _MOSTLY]
+        by_rank = ((rank, mine[known[mine]]) for rank, mine in self._sent.items())
+        return [rank for rank, mine in by_rank if len(mine) and later[mine].mean() > _MOSTLY]
 
     def _usual_shares(self) -> tuple[Numbers, Times]:
         """Return which messages are alike, and how far computation usually has come, by rank."""
@@ -473,17 +480,16 @@ class Counterfactuals:
         lane = np.where(parts.task >= 0, self._lane[parts.task], -1)
         channel = self._replay.messages.spans.channel[self._replay.messages.rows]
         _, alike = np.unique(coded([parts.lane, parts.name, channel, lane]), return_inverse=True)
-        places = {rank: at for at, rank in enumerate(self.ranks)}
-        at = np.array([places.get(rank, -1) for rank in parts.rank.tolist()])
-        shares = np.full((int(alike.max()) + 1, len(self.ranks)), np.nan)
-        order = np.lexsort((at, alike))
-        key = alike[order] * len(self.ranks) + at[order]
-        bounds = np.flatnonzero(np.diff(key, prepend=-1))
-        for rows in np.split(order, bounds[1:]):
-            if at[rows[0]] >= 0:
-                usual = np.median(self._replay.recorded.shares[rows])
-                shares[alike[rows[0]], at[rows[0]]] = usual
-        return alike, shares
+        usual = np.full((int(alike.max()) + 1, len(self.ranks)), np.nan)
+        mine = np.flatnonzero(np.isin(parts.rank, self.ranks))
+        at, shares = np.searchsorted(self.ranks, parts.rank[mine]), self._replay.recorded.shares
+        order = np.lexsort((shares[mine], at, alike[mine]))
+        key = (alike[mine] * len(self.ranks) + at)[order]
+        first = runs(key)
+        count = np.diff(first, append=len(key))
+        low, high = (shares[mine[order[first + half]]] for half in ((count - 1) // 2, count // 2))
+        usual.ravel()[key[first]] = (low + high) / 2
+        return alike, usual
 
     def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
         """Let messages start as far into computation as those like them do on some ranks."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from syncopate.analysis.collectives import Collectives, collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
-from syncopate.analysis.sweep import pieces, runs
+from syncopate.analysis.sweep import groups, pieces, runs
 from syncopate.spans import LANES, Numbers, Times, coded
 from syncopate.timeline import Spans, Timeline
 
@@ -232,11 +232,10 @@ class _Free:
     def until(self, ranks: NDArray[Any], at_s: Times) -> NDArray[np.longdouble]:
         """Return how much had been exposed of some ranks until some moments."""
         found = np.zeros(len(at_s), np.longdouble)
-        for rank in np.unique(ranks).tolist():
+        for rank, mine in groups(ranks):
             own = self._of.get(rank)
             if own is None:
                 continue
-            mine = np.flatnonzero(ranks == rank)
             moment_s = at_s[mine]
             # The piece that a moment is in, or the last before it.
             place = np.searchsorted(self._start_s[own], moment_s, "right") - 1 + own.start

@@ -5,7 +5,7 @@ What one rank's sets of time come to, :mod:`syncopate.analysis.intervals` says m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,6 +69,14 @@ def runs(values: NDArray[Any]) -> Numbers:
     return np.concatenate([np.zeros(min(len(values), 1), np.int64), changes])
 
 
+def groups(values: NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
+    """Yield each distinct value of an array, ascending, and its places, ascending."""
+    order = np.argsort(values, kind="stable")
+    first = runs(values[order])
+    for value, places in zip(values[order[first]].tolist(), np.split(order, first[1:]), strict=False):
+        yield value, places
+
+
 def union(spans: Spans, chosen: Mask) -> list[Interval]:
     """Return when at least one of some spans is under way, as sorted, disjoint intervals."""
     start_s, end_s = spans.start_s[chosen], spans.end_s[chosen]
@@ -78,3 +86,10 @@ def union(spans: Spans, chosen: Mask) -> list[Interval]:
     first = [0, *(apart + 1).tolist()] if len(order) else []
     last = [*apart.tolist(), len(order) - 1] if len(order) else []
     return list(zip(start_s[first].tolist(), until_s[last].tolist(), strict=True))
+
+
+def shared(disjoint: Sequence[Interval], start_s: Times, end_s: Times) -> Mask:
+    """Say which stretches have sorted, disjoint intervals in their midst, or a part of one."""
+    begins_s, ends_s = np.array(disjoint, np.float64).reshape(-1, 2).T
+    place = np.searchsorted(ends_s, start_s, "right")
+    return np.asarray((np.append(begins_s, np.inf)[place] < end_s) & (start_s < end_s))

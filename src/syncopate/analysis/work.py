@@ -8,7 +8,6 @@ which no message, pause or other wait is under way, counts as waiting for input.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,7 +18,7 @@ from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
-from syncopate.spans import LANES, Spans
+from syncopate.spans import LANES, Numbers, Spans, Times, coded
 from syncopate.timeline import PAUSES, Span, Timeline
 
 INPUT = PAUSES[0]
@@ -69,8 +68,7 @@ def works(timeline: Timeline) -> tuple[Work, ...]:
     if not len(spans):
         return ()
     origin_s = float(spans.start_s.min())
-    ranks = np.unique(spans.rank).tolist()
-    by_rank = ((rank, spans.take(np.flatnonzero(spans.rank == rank))) for rank in ranks)
+    by_rank = ((rank, spans.take(mine)) for rank, mine in sweep.groups(spans.rank))
     found = [work for rank, mine in by_rank for work in _of_rank(rank, mine, origin_s)]
     return tuple(sorted(found, key=lambda work: (work.iteration, work.rank)))
 
@@ -142,33 +140,68 @@ def usual(values: Sequence[float]) -> float:
 def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
     waits = spans.in_lanes("wait")
     pauses = {name: sweep.union(spans, waits & spans.named((name,))) for name in PAUSES}
+    pauses = {name: found for name, found in pauses.items() if found}
     paused = union(stretch for found in pauses.values() for stretch in found)
     stalls = sweep.union(spans, stalling(spans))
     taken = union([*sweep.union(spans, spans.in_lanes(*COMMUNICATION)), *paused, *stalls])
-    groups: dict[int, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
-    computing = spans.take(spans.in_lanes(*COMPUTATION))
-    columns = (computing.iteration, computing.lane, computing.start_s, computing.end_s)
-    for iteration, lane, start_s, end_s in zip(*(c.tolist() for c in columns), strict=True):
-        groups[iteration][LANES[lane]].append((start_s, end_s))
-    found, begins_s = [], origin_s
-    for iteration, mine in sorted(groups.items()):
-        starts_s = min(start_s for where in mine.values() for start_s, _ in where)
-        ends_s = max(end_s for where in mine.values() for _, end_s in where)
-        idle = union([*near(stalls, starts_s, ends_s), *near(paused, starts_s, ends_s)])
-        lanes = {lane: without(union(mine[lane]), idle) for lane in COMPUTATION}
-        paused_s = {name: common_s(where, begins_s, ends_s) for name, where in pauses.items()}
-        gap_s = max(starts_s - begins_s, 0.0)
-        paused_s[INPUT] += gap_s - common_s(taken, begins_s, starts_s)
-        found.append(
-            Work(
-                rank=rank,
-                iteration=iteration,
-                begins_s=begins_s,
-                starts_s=starts_s,
-                ends_s=ends_s,
-                computing_s={lane: length_s(where) for lane, where in lanes.items() if where},
-                paused_s={name: lasted_s for name, lasted_s in paused_s.items() if lasted_s > 0},
-            )
+    away = union([*stalls, *paused])
+    rows = np.flatnonzero(spans.in_lanes(*COMPUTATION))
+    rows = rows[np.lexsort((spans.start_s[rows], spans.lane[rows], spans.iteration[rows]))]
+    one_lane = sweep.runs(coded([spans.iteration[rows], spans.lane[rows]]))
+    computing = _computing_s(spans, rows, one_lane, away)
+    first = sweep.runs(spans.iteration[rows])
+    starts_s = np.minimum.reduceat(spans.start_s[rows], first) if len(rows) else np.empty(0)
+    ends_s = np.maximum.reduceat(spans.end_s[rows], first) if len(rows) else np.empty(0)
+    begins_s = np.maximum.accumulate(np.concatenate([[origin_s], ends_s]))[:-1]
+    numbers, lanes = spans.iteration[rows[first]].tolist(), spans.lane[rows[one_lane]].tolist()
+    turns = np.searchsorted(first, one_lane, "right") - 1
+    computing_s: list[dict[str, float]] = [{} for _ in numbers]
+    for turn, lane, lasts_s in zip(turns.tolist(), lanes, computing, strict=True):
+        if lasts_s is not None:
+            computing_s[turn][LANES[lane]] = lasts_s
+    paused_s: list[dict[str, float]] = [{} for _ in numbers]
+    for name in PAUSES:
+        lasts = _common_s(pauses.get(name, []), begins_s, ends_s)
+        if name == INPUT:
+            gaps_s = np.maximum(starts_s - begins_s, 0.0)
+            lasts = lasts + (gaps_s - _common_s(taken, begins_s, starts_s))
+        for turn in np.flatnonzero(lasts > 0).tolist():
+            paused_s[turn][name] = float(lasts[turn])
+    times = zip(begins_s.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True)
+    return [
+        Work(rank, number, *mine, computed, idle)
+        for number, mine, computed, idle in zip(
+            numbers, times, computing_s, paused_s, strict=True
         )
-        begins_s = max(begins_s, ends_s)
+    ]
+
+
+def _computing_s(
+    spans: Spans, rows: Numbers, first: Numbers, away: list[Interval]
+) -> list[float | None]:
+    """Return how long each run of rows computes, its rank not away; None: not at all.
+
+    Args:
+        spans: of one rank.
+        rows: of one lane and iteration behind the other, by start.
+        first: where in ``rows`` each lane and iteration begins.
+        away: when the rank waited or paused.
+    """
+    start_s, end_s = spans.start_s[rows], spans.end_s[rows]
+    count = np.diff(first, append=len(rows))
+    plain = (count == 1) & ~sweep.shared(away, start_s[first], end_s[first])
+    found: list[float | None] = (end_s[first] - start_s[first]).tolist()
+    for turn in np.flatnonzero(~plain | (end_s[first] <= start_s[first])).tolist():
+        mine = slice(int(first[turn]), int(first[turn] + count[turn]))
+        busy = union(zip(start_s[mine].tolist(), end_s[mine].tolist(), strict=True))
+        left = without(busy, near(away, busy[0][0], busy[-1][1]))
+        found[turn] = length_s(left) if left else None
+    return found
+
+
+def _common_s(disjoint: list[Interval], start_s: Times, end_s: Times) -> Times:
+    """Return how much of each of many stretches is in sorted, disjoint intervals."""
+    found = np.zeros(len(start_s))
+    for turn in np.flatnonzero(sweep.shared(disjoint, start_s, end_s)).tolist():
+        found[turn] = common_s(disjoint, float(start_s[turn]), float(end_s[turn]))
     return found

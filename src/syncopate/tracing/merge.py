@@ -155,19 +155,46 @@ def offset_bounds(
 def bounds_of_each(spans: Sequence[Iterable[Span]], together: Iterable[str]) -> list[Bounds]:
     """Return the same of each rank, by each of what it did together with rank 0."""
     first: Spans | None = None
+    order = np.empty(0, np.int64)
     found = []
     for of_rank in spans:
         part = Spans.of(of_rank)
         own = part.take(part.in_lanes(*together))
-        first = own if first is None else first
-        # Rank 0 is compared with itself too.
-        both = Spans.joined([first, own.changed(rank=own.rank + 1)])
-        code, nth = both.numbered("iteration", "lane", "name", "channel", "detail")
-        which = code * (nth.max(initial=0) + 1) + nth
-        there, here = which[: len(first)], which[len(first) :]
-        _, theirs, mine = np.intersect1d(there, here, True, return_indices=True)
+        if first is None:
+            first, order = own, _by_message(own)
+        theirs, mine = order, _by_message(own)
+        if not _alike(first, theirs, own, mine):
+            theirs, mine = _common(first, own)
         low_s = own.start_s[mine] - first.end_s[theirs]
         high_s = own.end_s[mine] - first.start_s[theirs]
         ends_s = own.end_s[mine] - first.end_s[theirs]
         found.append(Bounds(own.iteration[mine], low_s, high_s, ends_s))
     return found
+
+
+_MESSAGE = ("iteration", "lane", "name", "channel", "detail")
+"""What agrees of the spans of one message; of several such they go by start."""
+
+
+def _by_message(spans: Spans) -> NDArray[Any]:
+    """Return an order of spans that depends on what they are of, and not on their ranks."""
+    return np.lexsort((spans.start_s, *(getattr(spans, field) for field in _MESSAGE[::-1])))
+
+
+def _alike(one: Spans, places: NDArray[Any], other: Spans, others: NDArray[Any]) -> bool:
+    """Say whether spans of two ranks are of the same messages, in some orders of both."""
+    return one.texts == other.texts and all(
+        np.array_equal(getattr(one, field)[places], getattr(other, field)[others])
+        for field in _MESSAGE
+    )
+
+
+def _common(first: Spans, own: Spans) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the places in both of the messages that two ranks have in common."""
+    # Rank 0 is compared with itself too.
+    both = Spans.joined([first, own.changed(rank=own.rank + 1)])
+    code, nth = both.numbered(*_MESSAGE)
+    which = code * (nth.max(initial=0) + 1) + nth
+    there, here = which[: len(first)], which[len(first) :]
+    _, theirs, mine = np.intersect1d(there, here, True, return_indices=True)
+    return theirs, mine

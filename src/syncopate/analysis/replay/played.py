@@ -18,16 +18,18 @@ end of backward at the latest, so that a gain is rather too small than too large
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
+from syncopate.analysis import sweep
 from syncopate.analysis.arrivals import arrivals
 from syncopate.analysis.collectives import EXCHANGE, Collectives, collectives
 from syncopate.analysis.replay.events import Events
-from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Start, Task
+from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Starts, Tasks
 from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.errors import InvalidValueError
@@ -40,19 +42,6 @@ _ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 _AT_ONCE = 1 << 24
 """Numbers that are held at once while changes are tried."""
-
-
-class Tasks(NamedTuple):
-    """Tasks of all ranks, by rank, then start: a column for each field of a task."""
-
-    rank: Numbers
-    iteration: Numbers
-    lane: Numbers
-    start_s: Times
-    end_s: Times
-    gap_s: Times
-    opens: Mask
-    previous: Numbers
 
 
 class Parts(NamedTuple):
@@ -152,24 +141,25 @@ class Replay:
         self._origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
         clocks = Clocks(self._origin_s, self.clocks_off_s)
         served = timeline.metadata.get(EXCHANGE) == SERVED
-        tasks: list[Task] = []
-        starts: list[Start | None] = [None] * len(found.rows)
-        gates: list[tuple[int, int]] = []
-        for number in np.unique(spans.rank).tolist():
-            rank = Rank(number, found, clocks, len(tasks), served=served)
-            tasks += rank.tasks
-            gates += rank.gates
-            for row, start in zip(rank.rows, rank.starts, strict=True):
-                starts[row] = start
-        self.iterations = steady([task.iteration for task in tasks])
-        if not self.iterations:
+        rows = dict(sweep.groups(spans.rank[found.rows]))
+        ranks: list[Rank] = []
+        base = 0
+        for number, own in sweep.groups(spans.rank):
+            mine = rows.get(number, np.zeros(0, np.int64))
+            ranks.append(Rank(number, own, mine, found, clocks, base, served=served))
+            base += len(ranks[-1].tasks.rank)
+        if not base:
             rule = "a timeline with computation in at least one iteration"
             raise InvalidValueError(timeline.name, f"{len(spans)} spans", rule)
-        self.tasks = Tasks(*map(np.array, zip(*tasks, strict=True)))
-        self.parts = _parts(found, [start for start in starts if start is not None])
+        tasks = zip(*(rank.tasks for rank in ranks), strict=True)
+        self.tasks = Tasks(*map(np.concatenate, tasks))
+        self.iterations = steady(np.unique(self.tasks.iteration).tolist())
+        self.parts = _parts(found, ranks)
+        self._gates = np.concatenate([rank.gates for rank in ranks])
+        del ranks
         meetings = list(self._meetings()) if _synchronous(timeline) else []
         pushed = _pushed(timeline, found, self.parts)
-        self._gates, self._others, self._pushed = map(_pairs, (gates, meetings, pushed))
+        self._others, self._pushed = map(_pairs, (meetings, pushed))
         moves_s = np.array(found.arrived_s, copy=True)
         for pull, push in pushed:
             moves_s[pull] = max(moves_s[pull], found.arrived_s[push])
@@ -181,7 +171,7 @@ class Replay:
             self.parts.end_s - begun_s,
             self.parts.share,
         )
-        self._events = Events(*self._edges(), self._count, timeline.name)
+        self._events = Events(*self._edges(), self._about_s(), timeline.name)
 
     # -- what it takes -------------------------------------------------------------------------
 
@@ -189,13 +179,12 @@ class Replay:
         """Return how long an iteration takes when played, in the mean over those that count."""
         return float(self.lasting_s([durations or self.recorded]).mean())
 
-    def lasting_s(self, several: Sequence[Durations]) -> Times:
+    def lasting_s(self, several: Iterable[Durations]) -> Times:
         """Return how long each iteration that counts takes when played; a row for each change."""
         size = max(_AT_ONCE // self._events.numbers, 1)
-        rows = [
-            self._lasting_s(self._played(several[at : at + size]))
-            for at in range(0, len(several), size)
-        ]
+        left, rows = iter(several), []
+        while some := list(islice(left, size)):
+            rows.append(self._lasting_s(self._played(some)))
         return np.concatenate(rows)
 
     @property
@@ -242,8 +231,8 @@ class Replay:
         early = np.flatnonzero(self._early)
         self._done = first + parts.message
         self._done[early] = first + len(self.messages) + np.arange(len(early))
-        self._count = first + len(self.messages) + len(early) + 1
-        origin, starts = self._count - 1, self._done  # a part starts where it is done from
+        starts = self._done  # a part starts where it is done from
+        origin = first + len(self.messages) + len(early)
         self._later = np.flatnonzero(parts.after >= 0)
         gates, others, pushed = self._gates, self._others, self._pushed + first
         follows = np.where(parts.task >= 0, parts.task, origin)
@@ -267,6 +256,12 @@ class Replay:
         )
         self._plain = len(early) + len(pushed)
         return np.concatenate(source), np.concatenate(target)
+
+    def _about_s(self) -> Times:
+        """Return when each event was recorded."""
+        early_s = self.parts.start_s[self._early]
+        at_s = (self.tasks.start_s, self.messages.arrived_s, early_s, [self._origin_s])
+        return np.concatenate(at_s) - self._origin_s
 
     def _weights(self, of: Durations) -> Times:
         """Return the weight of each edge."""
@@ -303,14 +298,14 @@ class Replay:
                 yield from ((number, other) for other in others)
 
 
-def _parts(found: Collectives, starts: Sequence[Start]) -> Parts:
+def _parts(found: Collectives, ranks: Sequence[Rank]) -> Parts:
     spans = found.spans.take(found.rows)
-    columns = zip(*starts, strict=True) if starts else [()] * len(Start._fields)
-    end_s, task, share, delay_s, after, handover_s = map(np.array, columns)
+    order = np.argsort(np.concatenate([rank.rows for rank in ranks]))
+    columns = zip(*(rank.starts for rank in ranks), strict=True)
+    starts = Starts(*(np.concatenate(column)[order] for column in columns))
     return Parts(
         found.of, spans.rank.astype(np.int64), spans.iteration, spans.lane.astype(np.int64),
-        spans.name.astype(np.int64), spans.start_s, end_s, task.astype(np.int64), share, delay_s,
-        after.astype(np.int64), handover_s,
+        spans.name.astype(np.int64), spans.start_s, *starts,
     )  # fmt: skip
 
 

@@ -16,10 +16,8 @@ profilers note them, do not make it the rank's own. The gap that opens an iterat
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +27,8 @@ from syncopate.analysis.collectives import Collectives
 from syncopate.analysis.intervals import Interval, common_s, near, union, without
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import COMPUTATION, stalling
-from syncopate.spans import LANES, Spans
+from syncopate.spans import LANES, Mask, Numbers, Spans, coded
+from syncopate.spans import Times as Seconds
 
 FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
     LANES.index(lane) for lane in ("forward", "backward", "push", "update", "pull")
@@ -60,8 +59,8 @@ class Times(NamedTuple):
     off_s: float
 
 
-class Task(NamedTuple):
-    """A stretch of one rank's computation.
+class Tasks(NamedTuple):
+    """Stretches of computation, by rank, then start; each field is a column.
 
     Attributes:
         rank: whose.
@@ -74,18 +73,20 @@ class Task(NamedTuple):
         previous: the rank's task before; -1 for its first.
     """
 
-    rank: int
-    iteration: int
-    lane: int
-    start_s: float
-    end_s: float
-    gap_s: float
-    opens: bool
-    previous: int
+    rank: Numbers
+    iteration: Numbers
+    lane: Numbers
+    start_s: Seconds
+    end_s: Seconds
+    gap_s: Seconds
+    opens: Mask
+    previous: Numbers
 
 
-class Start(NamedTuple):
-    """How a message starts on one rank, and when it was over for what waits for it.
+class Starts(NamedTuple):
+    """How messages start on one rank, and when they were over for what waits for them.
+
+    Each field is a column.
 
     Attributes:
         end_s: when it was over.
@@ -96,21 +97,23 @@ class Start(NamedTuple):
         handover_s: from when it is ready and may start to its start.
     """
 
-    end_s: float
-    task: int
-    share: float
-    delay_s: float
-    after: int
-    handover_s: float
+    end_s: Seconds
+    task: Numbers
+    share: Seconds
+    delay_s: Seconds
+    after: Numbers
+    handover_s: Seconds
 
 
-class _Message(NamedTuple):
-    start_s: float
-    lane: int
-    iteration: int
-    name: int
-    channel: int
-    known_s: float
+class _Messages(NamedTuple):
+    """The messages of a rank by start; each field is a column."""
+
+    start_s: Seconds
+    lane: Numbers
+    iteration: Numbers
+    name: Numbers
+    channel: Numbers
+    known_s: Seconds
 
 
 class Rank:
@@ -118,6 +121,8 @@ class Rank:
 
     Args:
         rank: which.
+        own: its spans, as places in those of the timeline.
+        rows: its messages, as places in the rows of the collectives.
         found: all collectives.
         clocks: of the timeline.
         base: how many tasks there are of ranks before it.
@@ -127,209 +132,281 @@ class Rank:
         rows: its messages, as rows of the collectives, by start.
         tasks: by start.
         starts: of each message.
-        gates: which task waits for which row.
+        gates: which task waits for which row, a pair in each row.
     """
 
     def __init__(
-        self, rank: int, found: Collectives, clocks: Times, base: int, *, served: bool
+        self,
+        rank: int,
+        own: Numbers,
+        rows: Numbers,
+        found: Collectives,
+        clocks: Times,
+        base: int,
+        *,
+        served: bool,
     ) -> None:
-        every = found.spans
-        spans = every.take(np.flatnonzero(every.rank == rank))
+        spans = found.spans.take(own)
         self._origin_s, self._served = clocks.origin_s, served
         self._late_s = max(_LATE_S, clocks.off_s)
         self._channel_s = max(CHANNEL_S, clocks.off_s)
         stalls = sweep.union(spans, stalling(spans))
-        self._pieces = _pieces(spans, stalls)
-        self._start_s = [piece.start_s for piece in self._pieces]
-        ends_s = [self._origin_s, *(piece.end_s for piece in self._pieces)]
-        self._free_s: list[float] = np.maximum.accumulate(ends_s).tolist()
-        self._stood = [
-            common_s(stalls, a, b) > 0 for a, b in zip(self._free_s, self._start_s, strict=False)
-        ]
-        self.rows, self._messages, self._over_s = _messages(found, rank)
-        gates = self._gates()
-        gaps_s = self._own_gaps_s(gates)
-        starts = list(self._starts())
-        self._without_waits(gaps_s, {part: at for at, part in gates}, starts)
-        self.gates = [(base + at, self.rows[part]) for at, part in gates]
-        self.tasks = [
-            Task(
-                rank, piece.iteration, piece.lane, piece.start_s, piece.end_s, gap_s,
-                self._opens(at), base + at - 1 if at else -1,
-            )
-            for at, (piece, gap_s) in enumerate(zip(self._pieces, gaps_s, strict=True))
-        ]  # fmt: skip
-        self.starts = [
-            one._replace(
-                end_s=over_s,
-                task=base + one.task if one.task >= 0 else -1,
-                after=self.rows[one.after] if one.after >= 0 else -1,
-            )
-            for one, over_s in zip(starts, self._over_s, strict=True)
-        ]
-
-    def _opens(self, at: int) -> bool:
-        return not at or self._pieces[at].iteration != self._pieces[at - 1].iteration
+        self._pieces = pieces = _pieces(spans, stalls)
+        self._start_s = pieces.start_s
+        ends_s = np.concatenate([[self._origin_s], pieces.end_s])
+        self._free_s: Seconds = np.maximum.accumulate(ends_s)
+        true = [one for one in stalls if one[0] < one[1]]
+        self._stood = sweep.shared(true, self._free_s[:-1], self._start_s)
+        changes = pieces.iteration[1:] != pieces.iteration[:-1]
+        self._opens = np.concatenate([np.ones(min(len(pieces.start_s), 1), bool), changes])
+        self.rows, self._messages, self._over_s = _messages(found, rows)
+        stood, waited = self._gates()
+        at = np.concatenate([stood[stood >= 0], waited[waited >= 0]])
+        part = np.concatenate([np.flatnonzero(stood >= 0), np.flatnonzero(waited >= 0)])
+        self.gates = np.stack([base + at, self.rows[part]], axis=1)
+        gaps_s = self._own_gaps_s(at, part)
+        starts = self._starts()
+        self._without_waits(gaps_s, np.where(waited >= 0, waited, stood), starts.task)
+        before = np.arange(len(gaps_s)) - 1
+        self.tasks = Tasks(
+            np.full(len(gaps_s), rank), pieces.iteration, pieces.lane, self._start_s,
+            pieces.end_s, gaps_s, self._opens, np.where(before >= 0, base + before, -1),
+        )  # fmt: skip
+        self.starts = starts._replace(
+            end_s=self._over_s,
+            task=np.where(starts.task >= 0, base + starts.task, -1),
+            after=np.where(starts.after >= 0, np.append(self.rows, -1)[starts.after], -1),
+        )
 
     # -- what waits for what -------------------------------------------------------------------
 
-    def _gates(self) -> list[tuple[int, int]]:
-        """Return which tasks wait for which messages; note when these were over for them."""
-        updates: dict[int, list[int]] = defaultdict(list)
-        opening: dict[int, int] = {}
-        for at, piece in enumerate(self._pieces):
-            opening.setdefault(piece.iteration, at)
-            if piece.lane == UPDATE:
-                updates[piece.iteration].append(at)
-        pulls = any(message.lane == PULL for message in self._messages)
-        found = []
-        for part, message in enumerate(self._messages):
-            over_s = self._over_s[part]
-            first = bisect_right(self._start_s, message.start_s)
-            needing: Iterable[int] = [at for at in updates[message.iteration] if at >= first]
-            must = bool(needing) or not pulls
-            if message.lane == PULL:
-                needing, must = self._from(first, message.iteration), False
-            elif not needing:
-                after = opening.get(message.iteration + 1, -1)
-                needing = [after] if after >= first else []
-            at = self._waits(part, needing, must=must)
-            stood = bisect_left(self._start_s, over_s)
-            if stood < len(self._pieces) and self._stood[stood] and over_s > self._free_s[stood]:
-                found.append((stood, part))  # it says itself that it waited
-            if at >= 0:
-                found += [(at, part)] if (at, part) not in found[-1:] else []
-                self._over_s[part] = min(over_s, self._start_s[at])
-        return found
+    def _gates(self) -> tuple[Numbers, Numbers]:
+        """Note when messages were over for the tasks that wait for them.
 
-    def _from(self, first: int, number: int) -> Iterator[int]:
-        """Yield tasks that may wait for weights of an iteration: of that, and the next."""
-        for at in range(first, len(self._pieces)):
-            if self._pieces[at].iteration > number + 1:
-                return
-            if self._pieces[at].iteration >= number:
-                yield at
-
-    def _waits(self, part: int, needing: Iterable[int], *, must: bool) -> int:
-        """Return which of the tasks that need a message waited for it; -1: none.
-
-        [Note: ends that are late]
+        Returns:
+            Of each message the task that says itself that it waited, and the task that waited by
+            what it needs; -1: none.
         """
-        last, late_s = -1, 0.0
-        for at in needing:
-            last, late_s = at, self._over_s[part] - self._start_s[at]
-            if late_s <= 0 or (late_s <= self._late_s and self._beside_s(part, at) > 0):
-                return at
-        if last >= 0 and must and late_s <= max(self._late_s, self._beside_s(part, last)):
-            return last
-        return -1
+        sent, over_s = self._messages, self._over_s
+        stood = np.searchsorted(self._start_s, over_s)
+        there = np.flatnonzero(stood < len(self._start_s))
+        on = stood[there]
+        says = self._stood[on] & (over_s[there] > self._free_s[on])
+        waited = np.full(len(over_s), -1)
+        pulls = sent.lane == PULL
+        first = np.searchsorted(self._start_s, sent.start_s, "right")
+        self._find_pulled(waited, np.flatnonzero(pulls), first)
+        self._find_pushed(waited, np.flatnonzero(~pulls), first, pulls=bool(pulls.any()))
+        gated = np.flatnonzero(waited >= 0)
+        self._over_s = over_s.copy()
+        self._over_s[gated] = np.minimum(over_s[gated], self._start_s[waited[gated]])
+        told = np.full(len(over_s), -1)
+        told[there[says]] = on[says]
+        return told, waited
 
-    def _beside_s(self, part: int, at: int) -> float:
+    def _find_pulled(self, waited: Numbers, parts: Numbers, first: Numbers) -> None:
+        """Note which tasks waited for weights of an iteration: of that, and the next."""
+        number = self._pieces.iteration
+        at = first[parts].copy()
+        while len(parts):
+            left = at < len(number)
+            parts, at = parts[left], at[left]
+            of = self._messages.iteration[parts]
+            waits = (number[at] >= of) & (number[at] <= of + 1) & self._waits(parts, at)
+            waited[parts[waits]] = at[waits]
+            left = ~waits & (number[at] <= of + 1)
+            parts, at = parts[left], at[left] + 1
+
+    def _find_pushed(self, waited: Numbers, parts: Numbers, first: Numbers, *, pulls: bool) -> None:
+        """Note which updates waited for gradients; without one the iteration that follows."""
+        number, count = self._pieces.iteration, len(self._start_s)
+        numbers = np.unique(np.concatenate([number, self._messages.iteration]))
+        updates = np.flatnonzero(self._pieces.lane == UPDATE)
+        code = np.searchsorted(numbers, number[updates]) * (count + 1) + updates
+        order = np.argsort(code)
+        updates, code = updates[order], code[order]
+        turn = np.searchsorted(numbers, self._messages.iteration[parts])
+        begin = np.searchsorted(code, turn * (count + 1) + first[parts])
+        end = np.searchsorted(code, (turn + 1) * (count + 1))
+        updated = begin < end
+        # An update that began long before a message was over did not wait for it.
+        early = np.searchsorted(self._start_s, self._over_s[parts] - self._late_s - _LATE_S)
+        reach = np.maximum(first[parts], early)
+        begin = np.searchsorted(code, turn * (count + 1) + reach)
+        at = np.where(updated, updates[end - 1] if len(updates) else -1, -1)
+        seen, opening = np.unique(number, return_index=True)
+        after = np.searchsorted(seen, self._messages.iteration[parts] + 1)
+        follows = np.isin(self._messages.iteration[parts] + 1, seen) & ~updated
+        follows &= np.append(opening, -1)[after] >= first[parts]
+        at[follows] = opening[after[follows]]
+        alone = np.flatnonzero(follows)
+        waits = self._waits(parts[alone], at[alone])
+        waited[parts[alone[waits]]] = at[alone[waits]]
+        trying = np.flatnonzero(begin < end)
+        while len(trying):
+            one = updates[begin[trying]]
+            waits = self._waits(parts[trying], one)
+            waited[parts[trying[waits]]] = one[waits]
+            begin[trying] += 1
+            trying = trying[~waits & (begin[trying] < end[trying])]
+        # Those that need it last waited for it all the same, if it was noted late.
+        must = np.flatnonzero((waited[parts] < 0) & (at >= 0) & (updated | (not pulls)))
+        part, one = parts[must], at[must]
+        late_s = self._over_s[part] - self._start_s[one]
+        waits = late_s <= np.maximum(self._late_s, self._beside_s(part, one))
+        waited[part[waits]] = one[waits]
+
+    def _waits(self, part: Numbers, at: Numbers) -> Mask:
+        """Say which tasks that need a message waited for it: [Note: ends that are late]."""
+        late_s = self._over_s[part] - self._start_s[at]
+        beside = self._beside_s(part, at) > 0
+        return np.asarray((late_s <= 0) | ((late_s <= self._late_s) & beside))
+
+    def _beside_s(self, part: Numbers, at: Numbers) -> Seconds:
         """Return how long the rank stood still beside a message before a task."""
-        return self._start_s[at] - max(self._free_s[at], self._messages[part].start_s)
+        since_s = np.maximum(self._free_s[at], self._messages.start_s[part])
+        return np.asarray(self._start_s[at] - since_s)
 
-    def _own_gaps_s(self, gates: Sequence[tuple[int, int]]) -> list[float]:
+    def _own_gaps_s(self, at: Numbers, part: Numbers) -> Seconds:
         """Return the gap before each task, less what it waited for."""
-        since_s = self._free_s[: len(self._pieces)]
-        for at, part in gates:
-            since_s[at] = max(since_s[at], self._over_s[part])
-        return [max(a - b, 0.0) for a, b in zip(self._start_s, since_s, strict=True)]
+        since_s = self._free_s[:-1].copy()
+        np.maximum.at(since_s, at, self._over_s[part])
+        return np.maximum(self._start_s - since_s, 0.0)
 
-    def _without_waits(
-        self, gaps_s: list[float], gates: dict[int, int], starts: Sequence[Start]
-    ) -> None:
+    def _without_waits(self, gaps_s: Seconds, gates: Numbers, driving: Numbers) -> None:
         """Count gaps as waits by [Note: standing beside an open message]."""
-        driving = {start.task for start in starts}
+        drives = np.zeros(len(gaps_s) + 1, bool)
+        drives[driving] = True  # the last is of none
+        before = np.maximum(gates - 1, -1)
+        waits = (before >= 0) & ~drives[before]
+        waits &= np.append(self._start_s, 0.0)[before] > self._messages.start_s
         beside: dict[int, list[Interval]] = defaultdict(list)
-        for part, gate in gates.items():
-            begun_s, at = self._messages[part].start_s, gate - 1
-            while at >= 0 and at not in driving and self._start_s[at] > begun_s:
-                if gaps_s[at] > 0 and not self._opens(at):
-                    beside[at].append((begun_s, self._over_s[part]))
+        for part in np.flatnonzero(waits).tolist():
+            begun_s, at = float(self._messages.start_s[part]), int(before[part])
+            while at >= 0 and not drives[at] and self._start_s[at] > begun_s:
+                if gaps_s[at] > 0 and not self._opens[at]:
+                    beside[at].append((begun_s, float(self._over_s[part])))
                 at -= 1
         for at, where in beside.items():
-            start_s = self._start_s[at]
-            gaps_s[at] -= common_s(union(where), start_s - gaps_s[at], start_s)
+            start_s = float(self._start_s[at])
+            gaps_s[at] -= common_s(union(where), start_s - float(gaps_s[at]), start_s)
 
     # -- how messages start --------------------------------------------------------------------
 
-    def _starts(self) -> Iterator[Start]:
-        """Yield how each message starts; tasks and messages by their places on this rank.
+    def _starts(self) -> Starts:
+        """Return how each message starts; tasks and messages by their places on this rank.
 
         It waited for its channel where that was free later than computation was over, or just now.
         """
-        backward_s = self._backward_ends_s()
-        updated_s = [piece.end_s for piece in self._pieces if piece.lane == UPDATE]
-        on_channel: dict[int, int] = {}
-        pushed: dict[int, int] = {}
-        for part, message in enumerate(self._messages):
-            begun_s = message.start_s
-            before = self._in_turn(on_channel.get(message.channel, -1), begun_s)
-            own = pushed.get(message.name, -1) if message.lane == PULL else -1
-            if own >= 0 and self._over_s[own] <= begun_s and not self._served:
-                before = own if before < 0 or self._over_s[own] > self._over_s[before] else before
-            free_s = self._over_s[before] if before >= 0 else self._origin_s
-            ready_s = begun_s
-            if not math.isnan(message.known_s):
-                ready_s = min(begun_s, message.known_s)
-            elif before >= 0 and begun_s - free_s <= max(self._channel_s, self._idle_s(begun_s)):
-                number = self._messages[own].iteration if own >= 0 else message.iteration
-                ready_s = min(begun_s, backward_s.get(number, begun_s))
-                place = bisect_right(updated_s, begun_s) if message.lane == PULL else 0
-                if place and (ready_s == begun_s or updated_s[place - 1] > ready_s):
-                    ready_s = updated_s[place - 1]
-            at = bisect_right(self._start_s, ready_s) - 1
-            share, delay_s = 0.0, ready_s - self._origin_s
-            if at >= 0:
-                under = self._pieces[at]
-                share = min((ready_s - under.start_s) / (under.end_s - under.start_s or 1.0), 1.0)
-                delay_s = max(ready_s - under.end_s, 0.0)
-            handover_s = max(begun_s - max(ready_s, free_s), 0.0)
-            yield Start(self._over_s[part], at, share, delay_s, before, handover_s)
-            on_channel[message.channel] = part
-            if message.lane == PUSH:
-                pushed[message.name] = part
+        sent, begun_s = self._messages, self._messages.start_s
+        before, ends_s, ended_by = self._in_turn()
+        own = self._pushed()
+        mine = np.flatnonzero(own >= 0)
+        over_s = np.where(ended_by[own[mine]] <= mine, ends_s[own[mine]], self._over_s[own[mine]])
+        free_s = np.where(before >= 0, np.append(ends_s, 0.0)[before], self._origin_s)
+        if not self._served:
+            late = (over_s <= begun_s[mine]) & ((before[mine] < 0) | (over_s > free_s[mine]))
+            before[mine[late]], free_s[mine[late]] = own[mine[late]], over_s[late]
+        self._over_s = ends_s
+        idle_s = begun_s - self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
+        held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s))
+        number = np.where(own >= 0, sent.iteration[own], sent.iteration)
+        ready_s = np.where(held, self._held_ready_s(number), begun_s)
+        known = ~np.isnan(sent.known_s)
+        ready_s[known] = np.minimum(begun_s, sent.known_s)[known]
+        at = np.searchsorted(self._start_s, ready_s, "right") - 1
+        start_s, end_s = (np.append(of, 0.0)[at] for of in (self._start_s, self._pieces.end_s))
+        lasts_s = np.where(end_s > start_s, end_s - start_s, 1.0)
+        share = np.where(at >= 0, np.minimum((ready_s - start_s) / lasts_s, 1.0), 0.0)
+        delay_s = np.where(at >= 0, np.maximum(ready_s - end_s, 0.0), ready_s - self._origin_s)
+        handover_s = np.maximum(begun_s - np.maximum(ready_s, free_s), 0.0)
+        return Starts(ends_s, at, share, delay_s, before, handover_s)
 
-    def _idle_s(self, at_s: float) -> float:
-        """Return for how long the rank had computed nothing."""
-        return at_s - self._free_s[bisect_right(self._start_s, at_s)]
+    def _held_ready_s(self, number: Numbers) -> Seconds:
+        """Return when messages were ready that waited for their channel, if nothing says it.
 
-    def _in_turn(self, before: int, begun_s: float) -> int:
-        """Return the message before on a channel; -1: none, or several are under way at a time.
-
-        [Note: ends that are late]
+        Args:
+            number: the iteration whose gradients each has, or is of.
         """
-        late_s = self._over_s[before] - begun_s if before >= 0 else 0.0
-        if late_s > 0:
-            if late_s > min(self._late_s, (begun_s - self._messages[before].start_s) / 2):
-                return -1
-            self._over_s[before] = begun_s
-        return before
+        begun_s = self._messages.start_s
+        numbers, all_there_s = self._backward_ends_s()
+        place = np.minimum(np.searchsorted(numbers, number), max(len(numbers) - 1, 0))
+        ready_s = begun_s.copy()
+        if len(numbers):
+            there = (numbers[place] == number) & ~np.isnan(all_there_s[place])
+            ready_s[there] = np.minimum(begun_s, all_there_s[place])[there]
+        updated_s = self._pieces.end_s[self._pieces.lane == UPDATE]
+        place = np.searchsorted(updated_s, begun_s, "right")
+        before_s = np.append(updated_s, 0.0)[place - 1]
+        late = (self._messages.lane == PULL) & (place > 0)
+        late &= (ready_s == begun_s) | (before_s > ready_s)
+        return np.where(late, before_s, ready_s)
 
-    def _backward_ends_s(self) -> dict[int, float]:
-        """Return when all gradients of each iteration were there."""
-        lasts_s: dict[int, float] = defaultdict(float)
-        mine = [piece for piece in self._pieces if piece.lane == BACKWARD]
-        for piece in mine:
-            lasts_s[piece.iteration] += piece.end_s - piece.start_s
-        return {
-            piece.iteration: piece.end_s
-            for piece in mine
-            if piece.end_s - piece.start_s >= _SHORT * lasts_s[piece.iteration]
-        }
+    def _in_turn(self) -> tuple[Numbers, Seconds, Numbers]:
+        """Return the message before each on its channel; -1: none, or several are under way.
+
+        Also when each was over for the next, and which one says so. [Note: ends that are late]
+        """
+        begun_s, ends_s = self._messages.start_s, self._over_s.copy()
+        before = np.full(len(begun_s), -1)
+        order = np.argsort(self._messages.channel, kind="stable")
+        same = np.diff(self._messages.channel[order]) == 0
+        before[order[1:][same]] = order[:-1][same]
+        after = np.flatnonzero(before >= 0)
+        one = before[after]
+        late_s = ends_s[one] - begun_s[after]
+        most_s = np.minimum(self._late_s, (begun_s[after] - begun_s[one]) / 2)
+        before[after[(late_s > 0) & (late_s > most_s)]] = -1
+        cut = (late_s > 0) & (late_s <= most_s)
+        ends_s[one[cut]] = begun_s[after[cut]]
+        ended_by = np.full(len(begun_s), len(begun_s))
+        ended_by[one[cut]] = after[cut]
+        return before, ends_s, ended_by
+
+    def _pushed(self) -> Numbers:
+        """Return the last push of the same name before each pull; -1: none, or it is a push."""
+        lane, count = self._messages.lane, len(self._messages.lane)
+        own = np.full(count, -1)
+        pushes, pulls = np.flatnonzero(lane == PUSH), np.flatnonzero(lane == PULL)
+        if not len(pushes) or not len(pulls):
+            return own
+        code = self._messages.name.astype(np.int64) * count + np.arange(count)
+        order = pushes[np.argsort(code[pushes])]
+        last = np.searchsorted(code[order], code[pulls]) - 1
+        found = order[last]
+        same = (last >= 0) & (self._messages.name[found] == self._messages.name[pulls])
+        own[pulls[same]] = found[same]
+        return own
+
+    def _backward_ends_s(self) -> tuple[Numbers, Seconds]:
+        """Return iterations, and when all gradients of each were there."""
+        mine = self._pieces.lane == BACKWARD
+        lasts_s = self._pieces.end_s[mine] - self._start_s[mine]
+        numbers, of = np.unique(self._pieces.iteration[mine], return_inverse=True)
+        whole_s = np.bincount(of, lasts_s, len(numbers))
+        ends_s = np.full(len(numbers), np.nan)
+        long = lasts_s >= _SHORT * whole_s[of]
+        ends_s[of[long]] = self._pieces.end_s[mine][long]  # of several the last
+        return numbers, ends_s
 
 
-def _messages(found: Collectives, rank: int) -> tuple[list[int], list[_Message], list[float]]:
+def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Seconds]:
     """Return the rows of a rank's messages by start, the messages, and when they were over."""
     spans = found.spans
-    rows = np.flatnonzero(spans.rank[found.rows] == rank)
     rows = rows[np.lexsort((rows, spans.start_s[found.rows[rows]]))]
     at = found.rows[rows]
     known_s = np.where(np.isnan(spans.launched_s[at]), spans.ready_s[at], spans.launched_s[at])
     columns = (spans.start_s, spans.lane, spans.iteration, spans.name, spans.channel)
-    values = (*(column[at].tolist() for column in columns), known_s.tolist())
-    messages = [_Message(*row) for row in zip(*values, strict=True)]
-    return rows.tolist(), messages, spans.end_s[at].tolist()
+    return rows, _Messages(*(column[at] for column in columns), known_s), spans.end_s[at]
+
+
+class _Pieces(NamedTuple):
+    """Stretches of computation by start; each field is a column."""
+
+    start_s: Seconds
+    end_s: Seconds
+    lane: Numbers
+    iteration: Numbers
 
 
 class _Piece(NamedTuple):
@@ -341,16 +418,77 @@ class _Piece(NamedTuple):
     iteration: int
 
 
-def _pieces(spans: Spans, stalls: list[Interval]) -> list[_Piece]:
+def _pieces(spans: Spans, stalls: list[Interval]) -> _Pieces:
     """Return what one rank computed, by start, cut where it waited for messages.
 
     What lies within other computation is part of it, and what goes on in one lane is one piece.
     """
-    counted = spans.take(np.flatnonzero(spans.in_lanes(*COMPUTATION)))
-    order = np.lexsort((-counted.end_s, counted.start_s))
-    columns = (counted.start_s, counted.end_s, counted.lane, counted.iteration)
+    rows = np.flatnonzero(spans.in_lanes(*COMPUTATION))
+    rows = rows[np.lexsort((-spans.end_s[rows], spans.start_s[rows]))]
+    columns = (spans.start_s, spans.end_s, spans.lane.astype(np.int64), spans.iteration)
+    every = _Pieces(*(column[rows] for column in columns))
+    apart = _apart(every)
+    begins = np.flatnonzero(apart)
+    several = np.flatnonzero(np.diff(begins, append=len(rows)) > 1).tolist()
+    if several:
+        ends = np.append(begins[1:], len(rows))
+        kept = np.ones(len(rows), bool)
+        made: list[_Piece] = []
+        places: list[int] = []
+        for run in several:
+            first, end = int(begins[run]), int(ends[run])
+            kept[first:end] = False
+            stretches = map(_Piece, *(column[first:end].tolist() for column in every))
+            made += _merged(stretches)
+            places += range(first, first + len(made) - len(places))
+        order = np.argsort(np.concatenate([np.flatnonzero(kept), places]))
+        every = _Pieces(*(column[order] for column in _with(every, kept, made)))
+    if stalls:
+        cut = sweep.shared(stalls, every.start_s, every.end_s)
+        made = [
+            piece._replace(start_s=start_s, end_s=end_s)
+            for piece in map(_Piece, *(column[cut].tolist() for column in every))
+            for start_s, end_s in without(
+                [(piece.start_s, piece.end_s)], near(stalls, piece.start_s, piece.end_s)
+            )
+        ]
+        every = _with(every, ~cut & (every.start_s < every.end_s), made)
+        order = np.lexsort(every[::-1])
+        every = _Pieces(*(column[order] for column in every))
+    return every
+
+
+def _with(every: _Pieces, kept: Mask, made: Sequence[_Piece]) -> _Pieces:
+    """Return those that are kept, and behind them others."""
+    columns = zip(*made, strict=True) if made else ((),) * len(every)
+    return _Pieces(
+        *(
+            np.concatenate([column[kept], np.array(more, column.dtype)])
+            for column, more in zip(every, columns, strict=True)
+        )
+    )
+
+
+def _apart(every: _Pieces) -> Mask:
+    """Say which stretches begin a piece, whatever came before, if the one before them does."""
+    count = len(every.start_s)
+    if not count:
+        return np.zeros(0, bool)
+    until_s = np.maximum.accumulate(every.end_s)[:-1]
+    place = np.arange(count)
+    gap = np.append(True, every.start_s[1:] > until_s + _SEAM_S)
+    other = (every.lane[1:] != every.lane[:-1]) | (every.iteration[1:] != every.iteration[:-1])
+    other &= (every.start_s[1:] >= until_s) & (every.end_s[1:] > until_s)
+    other = np.append(False, other)
+    since = np.maximum.accumulate(np.where(gap, place, -1))
+    unclear = np.maximum.accumulate(np.where(gap | other, -1, place))
+    return np.asarray(gap | (other & (since > unclear)))
+
+
+def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
+    """Return overlapping stretches, by start, as pieces."""
     found: list[_Piece] = []
-    for one in map(_Piece, *(column[order].tolist() for column in columns)):
+    for one in stretches:
         last = found[-1] if found else None
         if last is None or one.start_s > last.end_s + _SEAM_S:
             found.append(one)
@@ -365,12 +503,4 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> list[_Piece]:
             found.append(one._replace(start_s=last.end_s))
         else:
             found.append(one)
-    if not stalls:
-        return found
-    return sorted(
-        piece._replace(start_s=start_s, end_s=end_s)
-        for piece in found
-        for start_s, end_s in without(
-            [(piece.start_s, piece.end_s)], near(stalls, piece.start_s, piece.end_s)
-        )
-    )
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -124,6 +124,7 @@ def messages(timeline: Timeline) -> tuple[Message, ...]:
     )
 
 
+@once
 def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """Return the messages of the iterations that exchange what the last whole one exchanges.
 
@@ -134,25 +135,42 @@ def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     Returns:
         the messages; how many iterations they are of; how many have any.
     """
-    carried: dict[int, dict[tuple[str, str], set[tuple[str, int, str]]]] = {}
+    carried: dict[int, set[tuple[str, str, str, str, int]]] = defaultdict(set)
     for one in messages(timeline):
-        mine = carried.setdefault(one.iteration, defaultdict(set))
-        mine[one.lane, one.name].add((one.collective, one.nbytes, one.algorithm))
+        carried[one.iteration].add(
+            (one.lane, one.name, one.collective, one.algorithm, one.nbytes)
+        )
     numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]
-    known: dict[tuple[str, str], set[tuple[str, int, str]]] = {}
+    known: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
+    seen: dict[frozenset[tuple[str, str, str, str, int]], bool] = {}
     same: set[int] = set()
     for number in reversed(whole):
-        mine = carried[number]
-        pushes = {key for key in mine if key[0] == "push"}
-        if same and pushes != {key for key in known if key[0] == "push"}:
-            continue
-        if all(known.get(key, how) == how for key, how in mine.items()):
-            known |= mine
+        exchanged = frozenset(carried[number])
+        if exchanged not in seen:
+            seen[exchanged] = _joins(exchanged, known)
+        if seen[exchanged]:
             same.add(number)
     return (
         tuple(one for one in messages(timeline) if one.iteration in same),
         len(same),
         len(whole),
     )
+
+
+def _joins(
+    exchanged: Iterable[tuple[str, str, str, str, int]],
+    known: dict[tuple[str, str], set[tuple[str, str, int]]],
+) -> bool:
+    """Say whether an iteration exchanges what others do, and add what it pulls to what they do."""
+    mine: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
+    for lane, name, *how in exchanged:
+        mine[lane, name].add(tuple(how))
+    pushes = {key for key in mine if key[0] == "push"}
+    if known and pushes != {key for key in known if key[0] == "push"}:
+        return False
+    if not all(known.get(key, how) == how for key, how in mine.items()):
+        return False
+    known |= mine
+    return True

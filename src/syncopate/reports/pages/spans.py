@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from syncopate.analysis.collectives import collectives
+from syncopate.analysis.once import once
 from syncopate.analysis.path import critical_path
 from syncopate.analysis.work import last_end_s, steady, works
 from syncopate.spans import Times
@@ -51,6 +52,7 @@ class Chosen:
     said: str
 
 
+@once
 def iteration_bounds(timeline: Timeline) -> dict[int, tuple[float, float]]:
     """Return when each iteration with computation began and ended: one ends as the next begins."""
     work = works(timeline)
