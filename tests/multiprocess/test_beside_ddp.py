@@ -157,7 +157,8 @@ def _centralising(optimizer: Any, *_: Any) -> None:
 
 def _hooks_on_the_step(rank: int, exchange: str) -> None:
     def build(parameters: Iterable[nn.Parameter], early: bool) -> torch.optim.Optimizer:
-        optimizer = torch.optim.Adam(parameters, lr=0.1)
+        # A bias before batch normalisation has no gradient but rounding, which eps is to outweigh.
+        optimizer = torch.optim.Adam(parameters, lr=0.1, eps=1e-3)
         optimizer.param_groups[0]["count"] = len(optimizer.param_groups[0]["params"])
         if early:
             register(optimizer)
