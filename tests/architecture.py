@@ -98,7 +98,7 @@ LONG_MODULES = {
     "src/syncopate/engine/engine.py": 540,
     "src/syncopate/engine/readiness.py": 520,
     "src/syncopate/engine/selfplan/course.py": 550,
-    "tests/multiprocess/test_engine_errors.py": 540,
+    "tests/multiprocess/engine/test_errors.py": 540,
     "tests/multiprocess/programs/optimizers.py": 520,
 }
 """Modules that are longer, for each is one idea that would be harder to follow in two files: an

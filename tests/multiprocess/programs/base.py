@@ -26,7 +26,7 @@ from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
 from syncopate.plan import DECOUPLED, Plan
-from tests.multiprocess.engine_cases import data, in_parts, plan_of, replicating
+from tests.multiprocess.engine.cases import data, in_parts, plan_of, replicating
 
 STEPS = 6
 TIMEOUT_S = 20.0
