@@ -46,14 +46,14 @@ COPY = REPOSITORY / "mutants"
 VERDICTS = COPY / "ranks.json"
 """What the tests of several ranks said, for the next run."""
 RANK_TESTS = {
-    "engine": ("test_engine_*.py",),
-    "collectives": ("test_collectives_*.py",),
-    "calibration": ("test_calibration.py",),
-    "profiling": ("test_engine_timeline.py", "test_engine_selfplan.py"),
-    "paramserver": ("test_paramserver*.py",),
-    "tracing": ("test_capture.py", "test_record.py"),
-    "cli": ("test_command_line.py",),
-    "bench": ("test_bench.py",),
+    "engine": ("engine/test_*.py",),
+    "collectives": ("collectives/test_*.py",),
+    "calibration": ("calibration/test_calibration.py",),
+    "profiling": ("engine/test_timeline.py", "engine/test_selfplan.py"),
+    "paramserver": ("paramserver/test_*.py",),
+    "tracing": ("tracing/test_capture.py", "tracing/test_record.py"),
+    "cli": ("cli/test_command_line.py",),
+    "bench": ("bench/test_bench.py",),
 }
 """Room -> its tests of several ranks, in ``tests/multiprocess``."""
 

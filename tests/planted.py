@@ -60,7 +60,7 @@ PLANTED: tuple[Planted, ...] = (
         "engine/exchange/delay/deferred.py",
         "for update in updates if said.is_sound else ():",
         "for update in updates:",
-        ("tests/unit/engine/exchange/test_ending.py", "tests/multiprocess/test_delay_deferred.py"),
+        ("tests/unit/engine/exchange/test_ending.py", "tests/multiprocess/delay/test_deferred.py"),
     ),
     Planted(
         "weights are pulled although a rank's backward failed",
@@ -80,14 +80,14 @@ PLANTED: tuple[Planted, ...] = (
         """        yield
         self._readiness.paused = before
 """,
-        ("tests/unit/engine/test_paused.py", "tests/multiprocess/test_engine_errors.py"),
+        ("tests/unit/engine/test_paused.py", "tests/multiprocess/engine/test_errors.py"),
     ),
     Planted(
         "a local state is saved as if ranks were at their average",
         "engine/exchange/delay/averaged.py",
         '"apart": self._averages.apart,',
         '"apart": False,',
-        ("tests/multiprocess/test_local_sgd_state.py",),
+        ("tests/multiprocess/delay/test_local_sgd_state.py",),
     ),
     Planted(
         "a round trip counts as one way",
@@ -248,7 +248,7 @@ PLANTED: tuple[Planted, ...] = (
         "engine/exchange/flat_weights.py",
         "self._await(pending, self._parts[key])",
         "pass",
-        ("tests/multiprocess/test_exchange_overlap.py",),
+        ("tests/multiprocess/exchange/test_overlap.py",),
     ),
     Planted(
         "a step does not wait for the pulls of the step before",
@@ -257,7 +257,7 @@ PLANTED: tuple[Planted, ...] = (
             self.arrive(key)
         for""",
         """        for""",
-        ("tests/multiprocess/test_exchange_overlap.py",),
+        ("tests/multiprocess/exchange/test_overlap.py",),
     ),
 )
 

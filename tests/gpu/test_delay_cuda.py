@@ -9,8 +9,8 @@ import torch
 
 from syncopate.delay import LOCAL_RULES, Delay
 from tests.gpu.test_engine_cuda import shared_device
-from tests.multiprocess.delay_cases import Reference, delayed, odd64, two_groups
-from tests.multiprocess.exchange_cases import batch
+from tests.multiprocess.delay.cases import Reference, delayed, odd64, two_groups
+from tests.multiprocess.exchange.cases import batch
 from tests.multiprocess.harness import run_ranks
 
 pytestmark = [

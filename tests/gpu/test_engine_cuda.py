@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from syncopate.engine.distribute import distribute
 from syncopate.plan import Plan
 from tests.gpu.test_collectives_nccl import SEVERAL, start_nccl
-from tests.multiprocess.engine_cases import (
+from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     convnet,
     data,

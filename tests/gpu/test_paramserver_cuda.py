@@ -12,12 +12,12 @@ from syncopate.delay import Delay
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import SGD, Rules
 from tests.gpu.test_engine_cuda import shared_device
-from tests.multiprocess.delay_cases import odd64
-from tests.multiprocess.exchange_cases import batch
+from tests.multiprocess.delay.cases import odd64
+from tests.multiprocess.delay.test_served import on_servers, store_of
+from tests.multiprocess.exchange.cases import batch
 from tests.multiprocess.harness import run_ranks
-from tests.multiprocess.paramserver import LocalServers
-from tests.multiprocess.test_delay_served import on_servers, store_of
-from tests.multiprocess.test_paramserver import STEPS, alone, gradient, same, weights
+from tests.multiprocess.paramserver.servers import LocalServers
+from tests.multiprocess.paramserver.test_store import STEPS, alone, gradient, same, weights
 
 pytestmark = [
     pytest.mark.gpu,

@@ -45,7 +45,7 @@ _PRELOADED = [
     "syncopate.calibration.calibrate",
     "syncopate.paramserver.worker",
     "syncopate.cli.app",
-    "tests.multiprocess.exchange_cases",
+    "tests.multiprocess.exchange.cases",
 ]
 """What the fork server imports once, so that no rank has to: what most modules of tests import.
 

@@ -205,7 +205,7 @@ class Engine:
     def ready(self) -> None:
         """Wait until the weights of the last step are there; launches nothing.
 
-        Whoever looks at a parameter waits for it. That leaves memory that torch knows nothing of:
+        A read of a parameter waits for it. That leaves memory that torch knows nothing of:
         a view taken before the step, a pointer.
 
         Raises:

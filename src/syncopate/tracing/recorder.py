@@ -1,7 +1,7 @@
 """Recorder: a ring of one rank's events, of fixed size, that counts what it has no room for.
 
 An event is a row of a numpy array. Texts (algorithms) are kept once, in a table, and rows have
-their index. Whoever empties the ring, a writer of files or whoever asks for spans, makes room.
+their index. A reader that empties the ring, such as a writer of files, makes room.
 """
 
 from __future__ import annotations

@@ -10,16 +10,16 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    train,
 )
 
 
 def accumulated(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         for part in range(3):
@@ -36,9 +36,7 @@ def accumulated(run: Run) -> None:
 
 def accumulated_by_a_switch(run: Run) -> None:
     """An attribute of DDP's says which backward averages, in the place of ``no_sync``."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         for part in range(3):
             wrapped.require_backward_grad_sync = part == 2
@@ -51,9 +49,7 @@ def accumulated_by_a_switch(run: Run) -> None:
 
 
 def accumulated_in_sync(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         for part in range(3):
@@ -73,9 +69,7 @@ def never_zeroed(run: Run) -> None:
 
 
 def decayed_instead_of_zeroed(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         loss_of(wrapped(run.batch(step))).backward()
         optimizer.step()
@@ -85,9 +79,7 @@ def decayed_instead_of_zeroed(run: Run) -> None:
 
 
 def zeroed_and_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
         loss_of(wrapped(run.batch(step))).backward()
@@ -96,9 +88,7 @@ def zeroed_and_kept(run: Run) -> None:
 
 
 def zeroed_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         loss_of(wrapped(run.batch(step))).backward()
         optimizer.step()
@@ -110,9 +100,7 @@ def zeroed_behind_the_step(run: Run) -> None:
 
 
 def zeroed_after_forward(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         loss = loss_of(wrapped(run.batch(step)))
         optimizer.zero_grad()
@@ -123,9 +111,8 @@ def zeroed_after_forward(run: Run) -> None:
 
 def inputs_run_out(run: Run) -> None:
     """Rank 1 has more inputs than the others; a model of statistics meets in forward."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 4))
+    wrapped, model, optimizer = begun(run, layers, sgd)
     with wrapped.join():
         for step in range(STEPS - (run.rank != 1)):
             optimizer.zero_grad()
@@ -137,9 +124,7 @@ def inputs_run_out(run: Run) -> None:
 
 def two_backwards(run: Run) -> None:
     """Two forwards, then two backwards, then a step."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(2 * step))).backward()
@@ -156,10 +141,7 @@ def hooks_of_gradients(run: Run) -> None:
     model[2].bias.register_hook(lambda gradient: run.see("own", gradient))
     wrapped = run.wrap(model, optimizer)
     model[4].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
@@ -173,34 +155,24 @@ def hooks_behind_accumulation(run: Run) -> None:
 
     model[0].weight.register_post_accumulate_grad_hook(halve)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
 def hooks_of_modules(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     model[0].register_forward_hook(lambda module, inputs, output: output * 1.5)
     model[2].register_full_backward_hook(
         lambda module, before, after: run.see("backward", after[0])
     )
     model[4].register_forward_pre_hook(lambda module, inputs: run.see("weight", module.weight))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
 def gradients_of_inputs(run: Run) -> None:
     """What an adversary changes inputs by; weights get no gradient of it."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         batch = run.batch(step).requires_grad_()
         (slope,) = torch.autograd.grad(loss_of(model(batch)), batch)
@@ -212,9 +184,7 @@ def gradients_of_inputs(run: Run) -> None:
 
 
 def second_order(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         batch = run.batch(step).requires_grad_()
@@ -227,9 +197,7 @@ def second_order(run: Run) -> None:
 
 def gradients_for_a_part(run: Run) -> None:
     """``backward(inputs=...)`` for some parameters alone."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss = loss_of(wrapped(run.batch(step)))

@@ -17,9 +17,12 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
+    train,
     trained,
 )
 
@@ -40,10 +43,7 @@ def compiled(run: Run) -> None:
     model = Plain()
     optimizer = adamw(model)
     wrapped = torch.compile(run.wrap(model, optimizer), backend="aot_eager")
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
     torch._dynamo.reset()
 
@@ -53,19 +53,14 @@ def compiled_before(run: Run) -> None:
     model.compile(backend="aot_eager")
     optimizer = adamw(model)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
     torch._dynamo.reset()
 
 
 def compiled_step(run: Run) -> None:
     """The optimizer's step is compiled."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     step_of = torch.compile(optimizer.step, backend="eager")
     for step in range(3):
         optimizer.zero_grad()
@@ -76,13 +71,8 @@ def compiled_step(run: Run) -> None:
 
 
 def called_functionally(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             own = dict(model.named_parameters())
             run.see("own", functional_call(model, own, run.batch(99)))
@@ -92,13 +82,8 @@ def called_functionally(run: Run) -> None:
 
 
 def vectorised(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             run.see("mapped", torch.func.vmap(model)(run.batch(99)))
     run.end(model, optimizer)
@@ -106,17 +91,12 @@ def vectorised(run: Run) -> None:
 
 def gradients_of_functions(run: Run) -> None:
     """Per-sample gradients by torch.func, behind a step."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
 
     def loss(weights: Any, x: Tensor) -> Tensor:
         return loss_of(functional_call(model, weights, x))
 
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         model.eval()
         weights = {name: value.detach() for name, value in model.named_parameters()}
         with torch.no_grad():
@@ -126,13 +106,8 @@ def gradients_of_functions(run: Run) -> None:
 
 
 def traced_after_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer, 3):
         if run.rank == 0:
             with torch.no_grad():
                 traced = torch.jit.trace(copy.deepcopy(model), run.batch(99))
@@ -141,13 +116,9 @@ def traced_after_the_step(run: Run) -> None:
 
 
 def scripted_layer(run: Run) -> None:
-    model = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 4))
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    layers = nn.Sequential(torch.jit.script(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 4))
+    wrapped, model, optimizer = begun(run, layers)
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             run.see("evaluated", wrapped(run.batch(99)))
     run.end(model, optimizer)
@@ -155,9 +126,7 @@ def scripted_layer(run: Run) -> None:
 
 def error_in_the_loss(run: Run) -> None:
     """On all ranks; the step is left out, and the forward saw no backward."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         try:
@@ -194,9 +163,7 @@ def error_in_forward(run: Run) -> None:
 
 
 def error_between_backward_and_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -211,9 +178,7 @@ def error_between_backward_and_step(run: Run) -> None:
 
 def error_in_a_hook_of_the_step(run: Run) -> None:
     """Before the update, on all ranks: the step is not taken, and training goes on."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     now = [0]
 
     def refuse(*_: Any) -> None:
@@ -232,13 +197,8 @@ def error_in_a_hook_of_the_step(run: Run) -> None:
 
 def error_on_one_rank_behind_the_step(run: Run) -> None:
     """What one rank does between steps is its own business."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             with contextlib.suppress(RuntimeError):
                 model[0].weight + torch.zeros(3, 3, 3, 99)
@@ -246,9 +206,7 @@ def error_on_one_rank_behind_the_step(run: Run) -> None:
 
 
 def over_a_loader(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     samples = TensorDataset(run.batch(0, 12, 8), run.batch(1, 12, 4))
     for _ in range(2):
         total = 0.0
@@ -269,9 +227,7 @@ def over_a_loader(run: Run) -> None:
 
 def stopped_early(run: Run) -> None:
     """All ranks agree on a loss, and stop behind a backward without a step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(2 * STEPS):
         optimizer.zero_grad()
         loss = loss_of(wrapped(run.batch(step)))
@@ -285,9 +241,7 @@ def stopped_early(run: Run) -> None:
 
 
 def printed(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -303,13 +257,8 @@ def printed(run: Run) -> None:
 
 def arithmetic_of_weights(run: Run) -> None:
     """Operators, comparisons, iteration, and functions that take lists of tensors."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             match step:
                 case 0:
@@ -333,9 +282,7 @@ def arithmetic_of_weights(run: Run) -> None:
 
 
 def trained_under_autocast(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -348,9 +295,7 @@ def trained_under_autocast(run: Run) -> None:
 
 def everything_under_autocast(run: Run) -> None:
     """Backward and step, too."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             optimizer.zero_grad()

@@ -26,7 +26,7 @@ from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
 from syncopate.plan import DECOUPLED, Plan
-from tests.multiprocess.engine_cases import data, in_parts, plan_of, replicating
+from tests.multiprocess.engine.cases import data, in_parts, plan_of, replicating
 
 STEPS = 6
 TIMEOUT_S = 20.0
@@ -184,6 +184,11 @@ def net(width: int = 8) -> nn.Module:
     )
 
 
+def normalised() -> nn.Module:
+    """Return a model with batch normalisation."""
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+
+
 def sgd(model: nn.Module, **options: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(
         model.parameters(), **({"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01} | options)
@@ -198,6 +203,35 @@ def loss_of(outputs: Tensor) -> Tensor:
     return outputs.float().square().mean()
 
 
+def begun(
+    run: Run,
+    model: nn.Module | None = None,
+    optimize: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    **options: Any,
+) -> tuple[Any, Any, torch.optim.Optimizer]:
+    """Return what to call, the model and its optimizer; options as of :meth:`Run.wrap`."""
+    model = net() if model is None else model
+    optimizer = optimize(model)
+    return run.wrap(model, optimizer, **options), model, optimizer
+
+
+def stepped(
+    run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int = STEPS
+) -> Iterator[int]:
+    """Yield each step when it has been taken."""
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(wrapped(run.batch(step))).backward()
+        optimizer.step()
+        yield step
+
+
+def train(run: Run, wrapped: Any, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> None:
+    """Take some steps."""
+    for _ in stepped(run, wrapped, optimizer, steps):
+        pass
+
+
 def trained(
     run: Run,
     build: Callable[[], nn.Module] = net,
@@ -208,9 +242,7 @@ def trained(
 
     At the end everything is noted.
     """
-    model = build()
-    optimizer = optimize(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, build(), optimize)
     for step in range(steps):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()

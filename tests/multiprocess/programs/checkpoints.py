@@ -17,9 +17,12 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
+    train,
     trained,
 )
 
@@ -33,26 +36,16 @@ def _saved(*parts: Any) -> Any:
 
 
 def rank_0_saves_the_optimizer_in_every_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             run.see("saved", _saved(optimizer.state_dict()))
     run.end(model, optimizer)
 
 
 def rank_0_saves_the_model_in_every_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             run.see("saved", _saved(model.state_dict()))
     run.end(model, optimizer)
@@ -74,10 +67,7 @@ def saved_inside_forward(run: Run) -> None:
 
     model[2].register_forward_pre_hook(save)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
@@ -91,34 +81,24 @@ def saved_in_a_hook_of_backward(run: Run) -> None:
 
     model[2].register_full_backward_hook(save)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
 def saved_in_a_hook_of_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
 
     def save(*_: Any) -> None:
         if run.rank == 0:
             run.see("saved", _saved(model.state_dict(), optimizer.state_dict()))
 
     optimizer.register_step_post_hook(save)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
 def loaded_midway(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     saved: Any = None
     for step in range(STEPS + 2):
         if step == 3:
@@ -144,13 +124,8 @@ def loaded_between_backward_and_step(run: Run) -> None:
 
 def loaded_by_assignment(run: Run) -> None:
     """``assign=True`` puts other parameters into the model; then training goes on by a new one."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, net(), sgd)
+    train(run, wrapped, optimizer, 3)
     other = net()
     other.load_state_dict(_saved(model.state_dict())[0], assign=True)
     run.see("other", list(other.parameters()))
@@ -159,13 +134,8 @@ def loaded_by_assignment(run: Run) -> None:
 
 def resumed_elsewhere(run: Run) -> None:
     """Another model and optimizer go on from what was saved."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    train(run, wrapped, optimizer, 3)
     state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
     again = net()
     taking = adamw(again)
@@ -202,13 +172,8 @@ def copies_of_everything(run: Run) -> None:
 
 
 def copies_after_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             both: Any = copy.deepcopy((model, optimizer))
             run.see("twin", list(both[0].parameters()))
@@ -229,13 +194,8 @@ def copies_after_the_step(run: Run) -> None:
 
 def copy_of_the_optimizer_steps(run: Run) -> None:
     """A copy of model and optimizer trains by itself for a step, on one rank alone."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if run.rank == 0 and step == 3:
             twin, twins = net(), None
             twin.load_state_dict(model.state_dict())
@@ -248,14 +208,9 @@ def copy_of_the_optimizer_steps(run: Run) -> None:
 
 
 def average_by_lerp(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     average = copy.deepcopy(model)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             for kept, parameter in zip(average.parameters(), model.parameters(), strict=True):
                 kept.lerp_(parameter, 0.1)
@@ -264,14 +219,9 @@ def average_by_lerp(run: Run) -> None:
 
 
 def average_of_rank_0(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     average = {name: value.clone() for name, value in model.state_dict().items()}
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             for name, value in model.state_dict().items():
                 average[name].mul_(0.9).add_(value, alpha=0.1)
@@ -280,15 +230,10 @@ def average_of_rank_0(run: Run) -> None:
 
 
 def averaged_model(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     mean = AveragedModel(model)
     ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         mean.update_parameters(model)
         ema.update_parameters(model)
     run.see("mean", list(mean.parameters()))
@@ -297,14 +242,9 @@ def averaged_model(run: Run) -> None:
 
 
 def average_by_foreach(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     average = [parameter.detach().clone() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         torch._foreach_lerp_(average, [p.detach() for p in model.parameters()], 0.1)
     run.see("average", average)
     run.end(model, optimizer)
@@ -312,14 +252,9 @@ def average_by_foreach(run: Run) -> None:
 
 def best_so_far(run: Run) -> None:
     """The best weights are kept as numbers of numpy, and taken back at the end."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     best: Any = None
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             best = {name: value.numpy().copy() for name, value in model.state_dict().items()}
     model.load_state_dict({name: torch.from_numpy(value) for name, value in best.items()})

@@ -26,9 +26,12 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
+    train,
     trained,
 )
 
@@ -46,9 +49,7 @@ def _may_have_children() -> Iterator[None]:
 
 @_may_have_children()
 def workers_load_data(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     batches = TensorDataset(torch.cat([run.batch(step) for step in range(STEPS)]))
     for epoch in range(2):
         for (inputs,) in DataLoader(batches, 4, num_workers=1, multiprocessing_context="fork"):
@@ -79,26 +80,16 @@ def _sum_in_child(model: nn.Module, optimizer: Any) -> list[float]:
 
 
 def a_forked_child_saves(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if run.rank == step % run.ranks:
             run.see("sums", _sum_in_child(model, optimizer))
     run.end(model, optimizer)
 
 
 def weights_in_shared_memory(run: Run) -> None:
-    model = net().share_memory()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, net().share_memory())
+    train(run, wrapped, optimizer)
     run.see("shared", [parameter.is_shared() for parameter in model.parameters()])
     run.end(model, optimizer)
 
@@ -110,9 +101,7 @@ def shared_midway(run: Run) -> None:
 
 
 def a_signal_saves(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     saved: list[Any] = []
 
     def save(*_: Any) -> None:
@@ -136,9 +125,7 @@ def a_signal_saves(run: Run) -> None:
 def a_signal_saves_while_ranks_wait(run: Run) -> None:
     """Rank 0 is interrupted while it waits for rank 1, in a step or in a look at a gradient."""
     store, turn = dist.distributed_c10d._get_default_store(), next(_turns)
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     saved: list[Any] = []
     step = 0
 
@@ -177,10 +164,7 @@ def optimizer_of_shards(run: Run) -> None:
     model = net()
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     for name, parameter in model.named_parameters():
         run.see(f"weight {name}", parameter)
 
@@ -196,9 +180,7 @@ def pickled(run: Run) -> None:
 
 
 def forward_is_called(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped.forward(run.batch(step))).backward()
@@ -306,9 +288,7 @@ def parameters_with_attributes(run: Run) -> None:
 
 
 def saved_tensors_elsewhere(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         with torch.autograd.graph.save_on_cpu():
@@ -319,9 +299,7 @@ def saved_tensors_elsewhere(run: Run) -> None:
 
 
 def saved_tensors_packed(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     packed: list[int] = []
 
     def pack(x: Tensor) -> Tensor:
@@ -339,9 +317,7 @@ def saved_tensors_packed(run: Run) -> None:
 
 
 def several_losses(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         outputs = wrapped(run.batch(step))

@@ -12,10 +12,11 @@ from tests.multiprocess.programs.base import (
     STEPS,
     Program,
     Run,
-    adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
     trained,
 )
 
@@ -64,13 +65,8 @@ def rank_0_logs_the_norm(run: Run) -> None:
 
 
 def rank_0_logs_norms_of_weights(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             run.see("norms", [float(p.norm()) for p in model.parameters()])
             run.see("histogram", model[0].weight.histc(5))
@@ -94,13 +90,8 @@ def gradients_in_an_order_of_their_own(run: Run) -> None:
 
 
 def gradients_after_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         run.see("gradient", model[2].weight.grad)
         run.see("weight", model[2].weight)
     run.end(model, optimizer)
@@ -206,9 +197,7 @@ def on_one_flat_memory(run: Run) -> None:
 
 
 def on_one_flat_memory_midway(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
     for step in range(STEPS + 2):
         if step == 2:
@@ -263,9 +252,7 @@ def hidden_behind_data(run: Run) -> None:
 
 def refused_unless_finite(run: Run) -> None:
     """A step is left out where a gradient is not finite, which one rank's batch makes so."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         batch = run.batch(step)
@@ -291,9 +278,7 @@ def noise_by_rank_0_statistics(run: Run) -> None:
 
 
 def scaler(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     scaling = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     for step in range(STEPS + 2):
         optimizer.zero_grad()
@@ -312,9 +297,7 @@ def scaler(run: Run) -> None:
 
 
 def scaler_without_looks(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     scaling = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
     for step in range(STEPS):
         scaling.scale(loss_of(wrapped(run.batch(step)))).backward()

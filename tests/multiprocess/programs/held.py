@@ -14,23 +14,20 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
     trained,
 )
 
 
 def state_dict_taken_once(run: Run) -> None:
     """What a hub of checkpoints does: the dictionary is taken once, and read after every step."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     taken = model.state_dict()
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("taken", taken)
     run.end(model, optimizer)
 
@@ -40,19 +37,14 @@ def state_dict_taken_before_distribute(run: Run) -> None:
     optimizer = adamw(model)
     taken = model.state_dict()
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("taken", taken)
     run.end(model, optimizer)
 
 
 def state_dict_kept_over_a_step(run: Run) -> None:
     """Taken between backward and step."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -69,10 +61,7 @@ def data_kept(run: Run) -> None:
     wrapped = run.wrap(model, optimizer)
     later = [parameter.data for parameter in model.parameters()]
     detached = [parameter.detach() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("kept", kept)
         run.see("later", later)
         run.see("detached", detached)
@@ -80,46 +69,31 @@ def data_kept(run: Run) -> None:
 
 
 def views_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     views: list[Any] = []
     with torch.no_grad():
         views = [model[0].weight.t(), model[0].bias[2:4], model[2].weight.view(-1)]
         views += [model[2].weight.data.flatten(), model[4].weight.detach()[0]]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("views", views)
     run.end(model, optimizer)
 
 
 def numbers_kept(run: Run) -> None:
     """Arrays of numpy on the memory of weights."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     arrays = [parameter.detach().numpy() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("arrays", arrays)
     run.end(model, optimizer)
 
 
 def moments_kept(run: Run) -> None:
     """Tensors of the optimizer's state, held, and read after later steps."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     held: list[Any] = []
     entries: list[Any] = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         if step == 1:
             held = [optimizer.state[p]["exp_avg"] for p in model.parameters()]
             held += [optimizer.state[p]["step"] for p in model.parameters()]
@@ -133,27 +107,17 @@ def moments_kept(run: Run) -> None:
 
 
 def values_of_the_state_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     state = optimizer.state
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("values", [entry["exp_avg_sq"] for entry in state.values()])
     run.end(model, optimizer)
 
 
 def momentum_kept_of_sgd(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     held: list[Any] = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         held = held or [optimizer.state[p]["momentum_buffer"] for p in model.parameters()]
         run.see("held", held)
     run.end(model, optimizer)
@@ -176,9 +140,7 @@ def gradients_kept_for_good(run: Run) -> None:
 
 
 def gradient_data_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -192,9 +154,7 @@ def gradient_data_kept(run: Run) -> None:
 
 def gradients_kept_from_before_backward(run: Run) -> None:
     """Gradients zeroed in place are the same tensors in every step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     held: list[Any] = []
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
@@ -207,9 +167,7 @@ def gradients_kept_from_before_backward(run: Run) -> None:
 
 
 def outputs_kept(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     outputs: list[Any] = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -222,24 +180,17 @@ def outputs_kept(run: Run) -> None:
 
 def written_through_kept_data(run: Run) -> None:
     """Memory that was taken before the step is written to behind it."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     data = model[0].weight.data
     taken = model.state_dict()
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         data.mul_(0.9)
         taken["2.weight"].clamp_(-0.2, 0.2)
     run.end(model, optimizer)
 
 
 def written_through_kept_gradients(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -260,10 +211,7 @@ def weights_on_one_memory(run: Run) -> None:
         start += parameter.numel()
     optimizer = adamw(model)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("flat", flat)
     run.end(model, optimizer)
 
@@ -275,10 +223,7 @@ def shared_with_another_model(run: Run) -> None:
         theirs.data = parameter.data
     optimizer = adamw(model)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             run.see("other", other(run.batch(99)))
     run.end(model, optimizer)
@@ -286,14 +231,9 @@ def shared_with_another_model(run: Run) -> None:
 
 def given_memory_that_is_kept(run: Run) -> None:
     """Midway a weight gets the memory of a tensor that the script goes on to read."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     given = torch.full((8, 8), 0.1)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             model[2].weight.data = given
         run.see("given", given)
@@ -306,10 +246,7 @@ def parameters_kept(run: Run) -> None:
     held = dict(model.named_parameters())
     wrapped = run.wrap(model, optimizer)
     weak = [weakref.ref(parameter) for parameter in held.values()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("held", held)
         run.see("the same", all(a is b() for a, b in zip(model.parameters(), weak, strict=True)))
         run.see("types", [type(parameter) is nn.Parameter for parameter in model.parameters()])
@@ -317,28 +254,18 @@ def parameters_kept(run: Run) -> None:
 
 
 def pointers(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     before = [parameter.data_ptr() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("moved", before != [parameter.data_ptr() for parameter in model.parameters()])
         run.see("versions", len({parameter._version for parameter in model.parameters()}))
     run.end(model, optimizer)
 
 
 def storages(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     held = [parameter.untyped_storage() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("own", [list(p.untyped_storage())[:4] for p in model.parameters()])
         run.see("held", [list(storage)[:4] for storage in held])
     run.end(model, optimizer)

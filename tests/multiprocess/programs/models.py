@@ -15,9 +15,12 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
+    normalised,
     sgd,
+    stepped,
 )
 
 
@@ -45,9 +48,7 @@ def frozen_from_the_start(run: Run) -> None:
 
 def frozen_for_a_while(run: Run) -> None:
     """Frozen behind DDP's back: its gradient is None, and its weights stay."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer, unused=True)
+    wrapped, model, optimizer = begun(run, net(), adamw, unused=True)
     for step in range(STEPS):
         model[0].requires_grad_(step not in (2, 3))
         optimizer.zero_grad()
@@ -66,9 +67,7 @@ def unused_in_all_ranks(run: Run) -> None:
         def forward(self, x: Tensor, step: int) -> Tensor:
             return self.used(x) + (self.idle(x) if step % 3 == 2 else 0)
 
-    model = Model()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer, unused=True)
+    wrapped, model, optimizer = begun(run, Model(), adamw, unused=True)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step), step)).backward()
@@ -91,9 +90,7 @@ class Branches(nn.Module):
 
 
 def other_ways_on_other_ranks(run: Run) -> None:
-    model = Branches()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer, unused=True)
+    wrapped, model, optimizer = begun(run, Branches(), sgd, unused=True)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step), (step + run.rank) % 3)).backward()
@@ -104,9 +101,7 @@ def other_ways_on_other_ranks(run: Run) -> None:
 
 def other_ways_with_gradients_kept(run: Run) -> None:
     """Gradients are zeroed in place: a branch not reached keeps zeros, and momentum moves it."""
-    model = Branches()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer, unused=True)
+    wrapped, model, optimizer = begun(run, Branches(), sgd, unused=True)
     for step in range(STEPS):
         optimizer.zero_grad(set_to_none=False)
         loss_of(wrapped(run.batch(step), 0 if step < 3 else (run.rank + step) % 2)).backward()
@@ -133,13 +128,8 @@ def tied_weights(run: Run) -> None:
 
 
 def normalised_by_batch(run: Run) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, normalised(), sgd)
+    for step in stepped(run, wrapped, optimizer):
         if run.rank == 0 and step == 2:
             model[1].running_mean.add_(1.0)
         if run.rank == 1 and step == 3:
@@ -149,7 +139,7 @@ def normalised_by_batch(run: Run) -> None:
 
 
 def buffers_of_their_own(run: Run) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    model = normalised()
     _trained_on(run, model, sgd(model), run.batch, broadcast_buffers=False)
 
 
@@ -165,9 +155,7 @@ def called_twice(run: Run) -> None:
             found: Tensor = self.net(one) - self.net(other)
             return found
 
-    model = Twin()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, Twin())
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step), run.batch(step + 50))).backward()
@@ -177,13 +165,8 @@ def called_twice(run: Run) -> None:
 
 def layers_called_alone(run: Run) -> None:
     """A layer is used outside of the model, with and without gradients."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         run.see("layer", model[0](run.batch(99)))
         run.see("by hand", run.batch(99) @ model[0].weight.t() + model[0].bias)
         run.see("functional", nn.functional.linear(run.batch(99), model[0].weight))
@@ -191,9 +174,7 @@ def layers_called_alone(run: Run) -> None:
 
 
 def penalty_beside_the_outputs(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         penalty = sum(parameter.square().sum() for parameter in model.parameters())
@@ -212,9 +193,7 @@ def outputs_in_a_dictionary(run: Run) -> None:
             hidden = self.body(x).tanh()
             return {"one": self.one(hidden), "more": [self.other(hidden), hidden]}
 
-    model = Model()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, Model())
     for step in range(STEPS):
         optimizer.zero_grad()
         found = wrapped(run.batch(step))
@@ -332,13 +311,11 @@ def transposed_parameters(run: Run) -> None:
 
 
 def weight_norm(run: Run) -> None:
-    model = nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 4))
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(
+        run,
+        nn.Sequential(parametrizations.weight_norm(nn.Linear(8, 8)), nn.Tanh(), nn.Linear(8, 4)),
+    )
+    for _ in stepped(run, wrapped, optimizer):
         run.see("weight", model[0].weight)
         with parametrize.cached():
             run.see("cached", model[0].weight)

@@ -24,9 +24,11 @@ from tests.multiprocess.programs.base import (
     Program,
     Run,
     adamw,
+    begun,
     loss_of,
     net,
     sgd,
+    stepped,
     trained,
 )
 
@@ -124,9 +126,7 @@ def _named(name: str, program: Callable[..., None], *args: Any) -> Program:
 
 def _scheduled(make: Callable[[Any], Any], run: Run) -> None:
     """A schedule that is set after each step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     schedule = make(optimizer)
     for step in range(STEPS + 2):
         optimizer.zero_grad()
@@ -166,10 +166,7 @@ def groups_with_rates_of_their_own(run: Run) -> None:
     ]
     optimizer = OPTIM.AdamW(groups, lr=0.01, weight_decay=0.1)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         optimizer.param_groups[1]["lr"] *= 0.5
         optimizer.param_groups[0]["betas"] = (0.8, 0.99)
     run.end(model, optimizer)
@@ -180,10 +177,7 @@ def rate_is_a_tensor_filled_anew(run: Run) -> None:
     model = net()
     optimizer = OPTIM.Adam(model.parameters(), lr=rate, foreach=False)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         rate.fill_(0.02 / (step + 1))
     run.end(model, optimizer)
 
@@ -196,10 +190,7 @@ def betas_are_tensors_filled_anew(run: Run) -> None:
         model.parameters(), lr=rate, betas=(decay, torch.tensor(0.99)), foreach=False
     )
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         decay.fill_(0.5 + 0.05 * step)
     run.end(model, optimizer)
 
@@ -295,9 +286,7 @@ def steps_again_later(run: Run) -> None:
 
 def steps_again_without_a_backward(run: Run) -> None:
     """Two steps are on their way when the gradients are dropped."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         if step % 2 == 0:
             optimizer.zero_grad()
@@ -310,9 +299,7 @@ def steps_again_without_a_backward(run: Run) -> None:
 
 
 def skips_a_step(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -322,9 +309,7 @@ def skips_a_step(run: Run) -> None:
 
 
 def closure_of_sgd(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
 
         def closure(step: int = step) -> Tensor:
@@ -433,14 +418,9 @@ def another_optimizer_midway(run: Run) -> None:
 
 def wrapped_optimizer(run: Run) -> None:
     """Lookahead: slow weights beside those that an inner optimizer updates."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     slow = [parameter.detach().clone() for parameter in model.parameters()]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for step in stepped(run, wrapped, optimizer):
         if step % 2:
             with torch.no_grad():
                 for before, parameter in zip(slow, model.parameters(), strict=True):
@@ -451,9 +431,7 @@ def wrapped_optimizer(run: Run) -> None:
 
 def sharpness_aware(run: Run) -> None:
     """SAM: climb along the gradient, take the gradient there, come back, step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from tests.multiprocess.programs.base import (
-    STEPS,
     Program,
     Run,
     adamw,
-    loss_of,
+    begun,
     net,
     sgd,
+    stepped,
+    train,
     trained,
 )
 
@@ -33,13 +34,8 @@ def state_is_reset(run: Run) -> None:
 
 
 def state_is_reset_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             for values in optimizer.state.values():
                 values["exp_avg"].mul_(0.5)
@@ -73,13 +69,8 @@ def state_is_replaced(run: Run) -> None:
 
 def state_is_replaced_behind_the_step(run: Run) -> None:
     """Nothing is looked at: what the step made goes, and the step had it."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             optimizer.state = defaultdict(dict)
         if step == 4:
@@ -96,13 +87,8 @@ def momentum_begins_midway(run: Run) -> None:
 
 def state_of_another_is_taken(run: Run) -> None:
     """Behind a step an entry is replaced, as migrations between optimizers do."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             for parameter in model.parameters():
                 fresh = {key: value.clone() for key, value in optimizer.state[parameter].items()}
@@ -128,10 +114,7 @@ def hooks_of_the_step(run: Run) -> None:
     optimizer.register_step_pre_hook(before)
     wrapped = run.wrap(model, optimizer)
     optimizer.register_step_post_hook(after)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
@@ -145,36 +128,26 @@ def weights_are_normed_in_a_hook_before_distribute(run: Run) -> None:
 
     optimizer.register_step_post_hook(after)
     wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 
 def rates_by_gradient_norm_in_a_hook(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
         norm = max(parameter.grad.abs().max() for parameter in model.parameters())
         optimizer.param_groups[0]["lr"] = 0.1 / (1.0 + norm.item())
 
     optimizer.register_step_pre_hook(before)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         run.see("rate", optimizer.param_groups[0]["lr"])
     run.end(model, optimizer)
 
 
 def step_is_wrapped(run: Run) -> None:
     """A library puts another function in the place of the bound ``step``."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     original = optimizer.step
 
     def stepping(*args: Any, **kwargs: Any) -> Any:
@@ -184,10 +157,7 @@ def step_is_wrapped(run: Run) -> None:
         return original(*args, **kwargs)
 
     optimizer.step = stepping  # type: ignore[method-assign]
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    train(run, wrapped, optimizer)
     run.end(model, optimizer)
 
 

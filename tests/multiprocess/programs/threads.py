@@ -14,9 +14,9 @@ from tests.multiprocess.programs.base import (
     STEPS,
     Program,
     Run,
-    adamw,
+    begun,
     loss_of,
-    net,
+    stepped,
     trained,
 )
 
@@ -45,9 +45,7 @@ def _beside(work: Any) -> Iterator[None]:
 
 
 def a_thread_reads_weights(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     with _beside(lambda: {name: value.clone() for name, value in model.state_dict().items()}):
         for step in range(2 * STEPS):
             optimizer.zero_grad()
@@ -57,9 +55,7 @@ def a_thread_reads_weights(run: Run) -> None:
 
 
 def a_thread_reads_the_state(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     loss_of(wrapped(run.batch(0))).backward()
     optimizer.step()
     with _beside(lambda: copy.deepcopy(optimizer.state_dict())):
@@ -87,9 +83,7 @@ def a_thread_reads_gradients_on_rank_1(run: Run) -> None:
 
 
 def a_thread_evaluates(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -105,13 +99,8 @@ def a_thread_evaluates(run: Run) -> None:
 
 def saved_on_a_thread(run: Run) -> None:
     """An asynchronous checkpoint: taken after the step, awaited after the next."""
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             found: list[Any] = []
             thread = threading.Thread(
@@ -144,9 +133,7 @@ def trained_on_a_thread(run: Run) -> None:
 
 
 def another_thread_in_every_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     errors: list[BaseException] = []
     for step in range(STEPS):
 
@@ -167,9 +154,7 @@ def another_thread_in_every_step(run: Run) -> None:
 
 
 def steps_on_another_thread(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()

@@ -10,18 +10,18 @@ from tests.multiprocess.programs.base import (
     STEPS,
     Program,
     Run,
-    adamw,
+    begun,
     loss_of,
     net,
+    normalised,
     sgd,
+    stepped,
     trained,
 )
 
 
 def evaluated_on_one_rank(run: Run) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, normalised(), sgd)
     for step in range(STEPS):
         model.train()
         optimizer.zero_grad()
@@ -38,9 +38,7 @@ def evaluated_on_one_rank(run: Run) -> None:
 
 def buffers_between_steps(run: Run) -> None:
     """Every rank has statistics of its own until the next forward begins."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, normalised(), sgd)
     for step in range(STEPS):
         optimizer.zero_grad()
         loss_of(wrapped(run.batch(step))).backward()
@@ -56,9 +54,7 @@ def buffers_between_steps(run: Run) -> None:
 
 def normalisation_is_evaluated_on_all_ranks(run: Run) -> None:
     """An evaluation begins with rank 0's statistics on every rank."""
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, normalised(), sgd)
     for epoch in range(3):
         wrapped.train()
         for step in range(3):
@@ -74,13 +70,8 @@ def normalisation_is_evaluated_on_all_ranks(run: Run) -> None:
 
 
 def statistics_are_changed_and_evaluated_on_rank_0(run: Run) -> None:
-    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, normalised(), sgd)
+    for _ in stepped(run, wrapped, optimizer):
         if run.rank == 0:
             model.eval()
             model[1].running_mean.zero_()
@@ -92,13 +83,8 @@ def statistics_are_changed_and_evaluated_on_rank_0(run: Run) -> None:
 
 
 def evaluated_in_inference_mode(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if step % 2 == run.rank % 2:
             model.eval()
             with torch.inference_mode():
@@ -117,9 +103,7 @@ def evaluated_between_backward_and_step(run: Run) -> None:
 
 def evaluated_with_gradients_on(run: Run) -> None:
     """In eval mode a forward with gradients sees no backward."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     for step in range(STEPS):
         model.train()
         optimizer.zero_grad()
@@ -132,13 +116,8 @@ def evaluated_with_gradients_on(run: Run) -> None:
 
 def average_of_ranks_by_hand(run: Run) -> None:
     """The user averages weights over the ranks, which are the same already."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, net(), sgd)
+    for step in stepped(run, wrapped, optimizer):
         if step % 2:
             for parameter in model.parameters():
                 dist.all_reduce(parameter.data)
@@ -147,13 +126,8 @@ def average_of_ranks_by_hand(run: Run) -> None:
 
 
 def weights_of_rank_0_are_broadcast(run: Run) -> None:
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run, net(), sgd)
+    for _ in stepped(run, wrapped, optimizer):
         with torch.no_grad():
             if run.rank == 0:
                 model[0].weight.mul_(0.9)
@@ -163,13 +137,8 @@ def weights_of_rank_0_are_broadcast(run: Run) -> None:
 
 
 def weights_are_written(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for _ in stepped(run, wrapped, optimizer):
         model[0].weight.data.mul_(0.99)
         model[0].bias.data[0] = 0.5
         with torch.no_grad():
@@ -195,13 +164,8 @@ def weights_get_other_memory(run: Run) -> None:
 
 
 def weights_get_other_memory_behind_the_step(run: Run) -> None:
-    model = net()
-    optimizer = adamw(model)
-    wrapped = run.wrap(model, optimizer)
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    wrapped, model, optimizer = begun(run)
+    for step in stepped(run, wrapped, optimizer):
         if step == 2:
             model[0].weight.data = model[0].weight.data.clone() * 0.5
         if step == 4:
@@ -211,14 +175,9 @@ def weights_get_other_memory_behind_the_step(run: Run) -> None:
 
 def pruned(run: Run) -> None:
     """A mask is put on the weights behind every step."""
-    model = net()
-    optimizer = sgd(model)
-    wrapped = run.wrap(model, optimizer)
+    wrapped, model, optimizer = begun(run, net(), sgd)
     mask = torch.arange(64).view(8, 8) % 3 > 0
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        loss_of(wrapped(run.batch(step))).backward()
-        optimizer.step()
+    for _ in stepped(run, wrapped, optimizer):
         model[0].weight.data *= mask
     run.end(model, optimizer)
 

@@ -93,8 +93,8 @@ class PeerError(RuntimeError):
     """An operation with one known peer failed; raised inside the package only.
 
     Args:
-        peer: whom it was with. A cause that knows its peer knows better: whoever waits for one
-            rank also sends to others meanwhile, and may find those gone.
+        peer: the rank that it was with. A cause that knows its peer knows better: a rank that
+            waits for one also sends to others meanwhile, and may find those gone.
         cause: what happened.
     """
 

@@ -4,8 +4,8 @@
 dies, rank 3 fails at once, but rank 0, which waits for rank 3, would sit out its whole time limit.
 So a rank that fails closes all its connections, which fails its neighbours, and theirs. A rank that
 the chain does not reach learns it from the notices or by the keep-alive connections, see
-:mod:`syncopate.collectives.health.monitor`, and closes the connections from its side. Whoever
-closes them has said so before, in a notice and to rank 0: see [Note: a notice before closing].
+:mod:`syncopate.collectives.health.monitor`, and closes the connections from its side. A rank
+that closes them has said so before, in a notice and to rank 0: see [Note: a notice before closing].
 """
 
 from __future__ import annotations

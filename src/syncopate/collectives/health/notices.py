@@ -5,11 +5,11 @@ number of ranks, except after a failure and on rank 0, which mostly hosts the st
 rank's entry every few seconds while its mesh is in use: it serves a few requests per rank and
 second at most.
 
-[Note: a notice before closing] A rank whose collective fails closes its connections, and whoever
-sees a connection close must not take that rank for the one that was lost. So it leaves a notice
-before it closes, whatever it closes for, and a rank that is found closed and has left one is not to
-blame. As a notice may be late on a busy store, a closed connection alone is no proof either: those
-who read wait until the keep-alive has confirmed the death, for as long as they wait for notices.
+[Note: a notice before closing] A rank whose collective fails closes its connections, and a rank
+that sees a connection close must not take its peer for the one that was lost. So a rank leaves a
+notice before it closes, for any reason, and a rank that is found closed and has left one is not to
+blame. As a notice may be late on a busy store, a closed connection alone is no proof either: ranks
+that read wait until the keep-alive has confirmed the death, for as long as they wait for notices.
 The first rank that has come to a verdict leaves it there, and all others take it.
 """
 

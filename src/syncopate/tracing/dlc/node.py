@@ -3,7 +3,7 @@
 A worker and a server do four things with a key and a peer, always in this order: push sent and
 answered, pull sent and answered. So the number of an operation, what it waited for and how long
 follow from the messages alone. Where something is missing, because it was not captured or because
-weights are not pulled in every iteration, whoever adds a message says its iteration.
+weights are not pulled in every iteration, the caller that adds a message says its iteration.
 
 Source: SketchDLC, Sections 3.2.3, 4.1 and 4.3.2, Equations 5 to 8. Where a push waits for all pulls
 of the iteration before, ``d_time`` is read off Fig. 8: it counts from the last message that the

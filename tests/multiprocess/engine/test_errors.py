@@ -1,0 +1,511 @@
+"""What the engine refuses: one clear error on every rank, and no rank hangs."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from syncopate.cluster import Cluster
+from syncopate.engine.distribute import distribute
+from syncopate.errors import (
+    CollectiveError,
+    EngineError,
+    InvalidValueError,
+    PlanError,
+    SyncopateError,
+    UnknownNameError,
+)
+from syncopate.plan import Plan
+from syncopate.recipe import Recipe
+from tests.multiprocess.engine.cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
+from tests.multiprocess.harness import run_ranks
+
+WORLD_SIZE = 2
+
+
+def _model(width: int = 4) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Linear(width, 2))
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def _distribute(model: nn.Module, optimizer: Any = None, **options: Any) -> Any:
+    optimizer = _sgd(model) if optimizer is None else optimizer
+    return distribute(model, optimizer, timeout_s=TIMEOUT_S, **options)
+
+
+def _refused_algorithms(
+    model: nn.Module,
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """An algorithm that there is not, and an option that it does not take."""
+    mistyped = plan_of(model, WORLD_SIZE, algorithm="rign")
+    ring = plan_of(model, WORLD_SIZE, algorithm="ring")
+    push = Recipe("all_reduce", "ring", options={"blocks": 2})
+    told = [msgspec.structs.replace(bucket, push=push) for bucket in ring.buckets]
+    overtold = msgspec.structs.replace(ring, buckets=tuple(told))
+    return [
+        (
+            UnknownNameError,
+            "unknown algorithm 'rign' for all_reduce; known",
+            lambda: _distribute(model, plan=mistyped),
+        ),
+        (
+            UnknownNameError,
+            r"unknown option 'blocks' for all_reduce \(ring\); known: order",
+            lambda: _distribute(model, plan=overtold),
+        ),
+    ]
+
+
+def _refused_exceptions(
+    model: nn.Module, rank: int
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """What is to stay every rank's own."""
+    return [
+        (
+            EngineError,
+            "ignore names '0.wieght', which is no parameter or buffer.*such as '0.bias'",
+            lambda: _distribute(model, ignore=["0.wieght"]),
+        ),
+        (
+            InvalidValueError,
+            "ignore is '0.weight'; it must be a list of names",
+            lambda: _distribute(model, ignore="0.weight"),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*what to ignore is .*'0.bias'",
+            lambda: _distribute(model, ignore=["0.bias"] * rank),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*broadcast_buffers is False there and True",
+            lambda: _distribute(model, broadcast_buffers=rank == 0),
+        ),
+    ]
+
+
+def _refused_with_a_plan(
+    model: nn.Module, plan: Plan
+) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    """What a plan says already, and a plan that says too little though its fingerprint fits."""
+    cluster = Cluster.flat(WORLD_SIZE, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    short = msgspec.structs.replace(plan, buckets=plan.buckets[1:])
+    light = msgspec.structs.replace(plan.buckets[0], nbytes=1)
+    wrong = msgspec.structs.replace(plan, buckets=(light, *plan.buckets[1:]))
+    return [
+        (
+            InvalidValueError,
+            "cluster= is 'Cluster'; it must be left out beside a plan",
+            lambda: _distribute(model, plan=plan, cluster=cluster),
+        ),
+        (
+            InvalidValueError,
+            "channels= is 1; it must be left out beside a plan",
+            lambda: _distribute(model, plan=plan, channels=1),
+        ),
+        (
+            PlanError,
+            "this plan is damaged: the plan lacks '2.bias'",
+            lambda: _distribute(model, plan=short),
+        ),
+        (PlanError, "bucket 0 says 1 bytes, its 1", lambda: _distribute(model, plan=wrong)),
+    ]
+
+
+def _refused_arguments(rank: int) -> list[tuple[type[SyncopateError], str, Callable[[], Any]]]:
+    model = _model()
+    other = _model()
+    plan = plan_of(model, WORLD_SIZE)
+    narrow = plan_of(_model(3), WORLD_SIZE)
+    more = msgspec.structs.replace(plan, world_size=WORLD_SIZE + 1)
+    only_here = plan_of(model, WORLD_SIZE, [6] if rank else [3, 3])
+    cluster = Cluster.flat(3, latency_s=1e-5, bandwidth_bytes_per_s=1e9, name="three")
+    return [
+        (
+            UnknownNameError,
+            "unknown policy 'optimum'.*mg-wfbp",
+            lambda: _distribute(model, plan="optimum"),
+        ),
+        (InvalidValueError, "channels is 0", lambda: _distribute(model, channels=0)),
+        (InvalidValueError, "model is 'list'", lambda: _distribute([], _sgd(model))),
+        (InvalidValueError, "optimizer is 'str'", lambda: _distribute(model, "adam")),
+        (
+            EngineError,
+            "'three' has 3 ranks; 2 are running",
+            lambda: _distribute(model, cluster=cluster),
+        ),
+        (PlanError, "another model", lambda: _distribute(model, plan=narrow)),
+        (PlanError, "for 3 ranks; 2 are running", lambda: _distribute(model, plan=more)),
+        (
+            InvalidValueError,
+            "plan is 'plan.json'.*Plan.load",
+            lambda: _distribute(model, plan="plan.json"),
+        ),
+        *_refused_algorithms(model),
+        (
+            EngineError,
+            "rank 1 differs from rank 0: the plan is .*1 bucket.*2 buckets",
+            lambda: _distribute(model, plan=only_here),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*whether a plan is given",
+            lambda: _distribute(model, plan=plan if rank else None),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*policy is wfbp there and single",
+            lambda: _distribute(model, plan="wfbp" if rank else "single"),
+        ),
+        (
+            EngineError,
+            "rank 1 differs.*channels is 2 there and 1",
+            lambda: _distribute(model, channels=1 + rank),
+        ),
+        *_refused_exceptions(model, rank),
+        (
+            EngineError,
+            r"none of the optimizer's 6 .* 0 of the optimizer's group 0 \(shape \(4, 8\)\)",
+            lambda: _distribute(model, _sgd(other)),
+        ),
+        *_refused_with_a_plan(model, plan),
+    ]
+
+
+Refusal = tuple[str, Callable[[], Any]]
+
+
+def _built(change: Callable[[nn.Module], Any]) -> Any:
+    model = _model()
+    changed = change(model)
+    return _distribute(changed if isinstance(changed, nn.Module) else model)
+
+
+def _twice() -> None:
+    model, optimizer = _distribute(_model())
+    try:
+        _distribute(model, optimizer)
+    finally:
+        model.syncopate.detach()
+
+
+def _refused_models() -> list[Refusal]:
+    deep = nn.Sequential(nn.Linear(2, 2))
+    stray = torch.optim.SGD([nn.Parameter(torch.ones(1))])
+    lookup = nn.Sequential(nn.Embedding(3, 2, sparse=True))
+    return [
+        ("no trainable parameter among its 6", lambda: _built(lambda m: m.requires_grad_(False))),
+        ("no trainable parameter among its 0", lambda: _distribute(nn.ReLU(), stray)),
+        ("the model is wrapped in Distr", lambda: _built(DistributedDataParallel)),
+        ("its module '0' is wrapped", lambda: _distribute(nn.Sequential(_wrapped(deep)))),
+        ("the model is distributed already", _twice),
+        (
+            "'0.weight' has no shape yet",
+            lambda: _distribute(nn.Sequential(nn.LazyLinear(3)), stray),
+        ),
+        (
+            "'1.running_mean' has no shape yet",
+            lambda: _distribute(nn.Sequential(deep, nn.LazyBatchNorm1d(affine=False))),
+        ),
+        ("meta device", lambda: _distribute(nn.Linear(2, 2, device="meta"), stray)),
+        ("'0' is an embedding with sparse=True", lambda: _distribute(lookup)),
+    ]
+
+
+def _wrapped(model: nn.Module) -> nn.Module:
+    return DistributedDataParallel(model)
+
+
+def _refused_differences(rank: int) -> list[Refusal]:
+    other = rank == 1
+    fewer = nn.Sequential(*list(_model())[: 3 - rank])
+    more = nn.Sequential(*_model(), *[nn.Linear(2, 2)] * rank)
+    return [
+        (
+            r"rank 1 differs.*'0.weight' is shape \(5, 8\).*there.*\(4, 8\)",
+            lambda: _distribute(_model(4 + rank)),
+        ),
+        ("rank 1 differs.*it has no parameter '2.weight'", lambda: _distribute(fewer)),
+        (
+            "rank 1 differs.*it has parameter '3.weight', which rank 0 has not",
+            lambda: _distribute(more),
+        ),
+        (
+            "rank 1 differs.*frozen",
+            lambda: _built(lambda m: m[0].requires_grad_(not other) and None),
+        ),
+        ("rank 1 differs.*float64", lambda: _built(lambda m: m.double() if other else m)),
+        ("no trainable parameter", lambda: _built(lambda m: m.requires_grad_(not other))),
+    ]
+
+
+def _error_of(attempt: Callable[[], Any]) -> Exception | None:
+    try:
+        attempt()
+    except (SyncopateError, ValueError) as error:
+        return error
+    return None
+
+
+def _refuses(rank: int, world_size: int) -> int:
+    models = [*_refused_models(), *_refused_differences(rank)]
+    rows = [*_refused_arguments(rank), *((EngineError, *row) for row in models)]
+    for kind, pattern, attempt in rows:
+        error = _error_of(attempt)
+        assert error is not None, f"nothing was refused where {pattern!r} should have been"
+        assert re.search(pattern, str(error)), f"{pattern!r} not in {str(error)!r}"
+        # A rank that has the fault itself raises its kind; the others say which rank it is.
+        assert type(error) in (kind, EngineError), (pattern, type(error))
+        dist.barrier()
+    return len(rows)
+
+
+def test_every_refusal_is_an_error_on_every_rank() -> None:
+    assert len(set(run_ranks(_refuses, WORLD_SIZE, timeout_s=120))) == 1
+
+
+class _Bomb(torch.autograd.Function):
+    """Passes through, and raises in backward when armed."""
+
+    armed = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        if _Bomb.armed:
+            raise ValueError("boom")
+        return gradient
+
+
+class _Fragile(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(_Bomb.apply(self.norm(self.first(x))))
+
+
+def _step(model: Any, optimizer: Any, rank: int, step: int) -> None:
+    optimizer.zero_grad()
+    model(data(rank, step, 4, 8)).square().mean().backward()
+    optimizer.step()
+
+
+def _as_without(model: nn.Module, twin: nn.Module, rank: int, steps: Iterable[int]) -> None:
+    """Assert that ``model`` has the weights of ``twin`` after ``steps`` of which none failed."""
+    twin, optimizer = _distribute(twin, plan=plan_of(twin, dist.get_world_size()))
+    for step in steps:
+        _step(twin, optimizer, rank, step)
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+    twin.syncopate.detach()
+
+
+def _survives(rank: int, world_size: int) -> None:
+    torch.manual_seed(rank)
+    for sizes in ([2, 2, 2], [6], [1] * 6):
+        model = _Fragile()
+        twin = copy.deepcopy(model)
+        model, optimizer = _distribute(model, plan=plan_of(model, world_size, sizes))
+        _step(model, optimizer, rank, 0)
+        # Every rank fails, at the same place: the next step is as if nothing had been.
+        _Bomb.armed = True
+        with pytest.raises(ValueError, match="boom"):
+            _step(model, optimizer, rank, 1)
+        _Bomb.armed = False
+        _step(model, optimizer, rank, 2)
+        identical_everywhere([*model.parameters(), *model.buffers()])
+        # One rank fails: the others learn which, and no rank steps on half a gradient.
+        _Bomb.armed = rank == 1
+        before = [p.detach().clone() for p in model.parameters()]
+        error = _error_of(partial(_step, model, optimizer, rank, 3))
+        _Bomb.armed = False
+        if rank == 1:
+            assert str(error) == "boom"
+        else:
+            assert "backward failed on rank 1" in str(error)
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        # An error under no_sync: what follows is exchanged again.
+        with pytest.raises(ZeroDivisionError), model.no_sync():
+            raise ZeroDivisionError
+        _step(model, optimizer, rank, 5)
+        identical_everywhere([*model.parameters(), *model.buffers()])
+        _as_without(model, twin, rank, (0, 2, 5))
+        model.syncopate.detach()
+    _fails_behind_the_last_launch(rank, world_size)
+    _unfreezing(rank, world_size)
+    _sparse(rank, world_size)
+    _installs(rank, world_size)
+
+
+def _fails_behind_the_last_launch(rank: int, world_size: int) -> None:
+    """Too late for the others in this step: all refuse the next one, and name the rank."""
+    model = _model()
+    twin = copy.deepcopy(model)
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size, [2, 2, 2]))
+    _step(model, optimizer, rank, 0)
+    optimizer.zero_grad()
+    output = model(_Bomb.apply(data(rank, 1, 4, 8).requires_grad_()))
+    _Bomb.armed = rank == 1
+    if rank == 1:
+        with pytest.raises(ValueError, match="boom"):
+            output.square().mean().backward()
+    else:
+        output.square().mean().backward()
+    _Bomb.armed = False
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(EngineError, match="backward failed on rank 1"):
+        _step(model, optimizer, rank, 2)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    _step(model, optimizer, rank, 3)  # said once, and in step again
+    _as_without(model, twin, rank, (0, 3))
+    model.syncopate.detach()
+
+
+def _unfreezing(rank: int, world_size: int) -> None:
+    model = _model()
+    model[0].requires_grad_(False)
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+    _step(model, optimizer, rank, 0)
+    model[2].requires_grad_(False)  # frozen later: exchanged no more, and no rank hangs
+    _step(model, optimizer, rank, 1)
+    assert model[2].weight.grad is None
+    identical_everywhere(model.parameters())
+    model[0].requires_grad_(True)
+    with pytest.raises(EngineError, match=r"'0.weight' was frozen when distribute was called"):
+        _step(model, optimizer, rank, 2)
+    model.syncopate.detach()
+
+
+def _sparse(rank: int, world_size: int) -> None:
+    class Lookup(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Parameter(torch.randn(5, 3))
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return nn.functional.embedding(tokens, self.table, sparse=True)
+
+    model = Lookup()
+    model, _ = _distribute(model, plan=plan_of(model, world_size))
+    with pytest.raises(EngineError, match=r"gradient of 'table' has layout torch.sparse_coo"):
+        model(torch.tensor([1, 2])).sum().backward()
+    model.syncopate.detach()
+
+
+def _installs(rank: int, world_size: int) -> None:
+    model = _model()
+    plan = plan_of(model, world_size, [3, 3])
+    model, _ = _distribute(model, plan=plan)
+    engine = model.syncopate
+    with pytest.raises(EngineError, match="no record"):
+        engine.timeline()
+    with pytest.raises(EngineError, match=r"rank 1 differs.*the plan"):
+        engine.install(plan_of(model, world_size, [2, 4] if rank else [4, 2]))
+    with pytest.raises(PlanError, match="another model"):
+        engine.install(plan_of(_model(9), world_size))
+    assert engine.plan == plan
+
+    def meddle(_: torch.Tensor) -> None:
+        engine.adopt(plan)
+
+    model[0].weight.register_post_accumulate_grad_hook(meddle)
+    with pytest.raises(EngineError, match="between iterations"):
+        model(data(rank, 0, 4, 8)).sum().backward()
+    engine.detach()
+
+
+def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
+    """The error comes before backward reaches the model, on one rank only."""
+    model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+    twin = copy.deepcopy(model)
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+
+    def attempt(step: int, broken: bool, model: Any = model, optimizer: Any = optimizer) -> None:
+        optimizer.zero_grad()
+        output = model(data(rank, step, 4, 8))
+        if broken:
+            raise ValueError("boom")
+        output.square().mean().backward()
+        optimizer.step()
+
+    attempt(0, False)
+    before = [p.detach().clone() for p in model.parameters()]
+    # Several forwards for one backward are no reason to refuse it, where all ranks do the same,
+    # nor is a look at the data that belongs to no step.
+    with model.no_sync():
+        for _ in range(rank):
+            model(data(rank, 0, 4, 8))
+    model.eval()
+    for _ in range(rank):
+        model(data(rank, 0, 4, 8))
+    model.train()
+    model(data(rank, 1, 4, 8))
+    (model(data(rank, 2, 4, 8)).mean() + model(data(rank, 3, 4, 8)).mean()).backward()
+    errors = [str(_error_of(partial(attempt, 4, rank == 1)))]
+    if rank == 1:
+        errors.append(str(_error_of(partial(attempt, 5, False))))
+    assert "rank 1 ran a training forward that saw no backward" in errors[-1], errors
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    attempt(6, False)
+    identical_everywhere(model.parameters())
+    _as_without(model, twin, rank, (0, 6))
+    model.syncopate.detach()
+    # With buffers the rank that goes on meets the others' buckets.
+    model, optimizer = _distribute(_model(), plan=plan_of(_model(), world_size))
+    attempt(0, False, model, optimizer)
+    errors = [str(_error_of(partial(attempt, 1, rank == 1, model, optimizer)))]
+    if rank == 1:
+        errors.append(str(_error_of(partial(attempt, 2, False, model, optimizer))))
+    model.syncopate.detach()
+    return errors
+
+
+def test_an_error_in_the_loss_of_one_rank_is_found_on_all() -> None:
+    for errors in run_ranks(_fails_in_the_loss, 3, timeout_s=60):
+        assert re.search("rank 1 in broadcast .*after an error between", errors[-1]), errors
+
+
+def test_failed_backwards_and_late_changes() -> None:
+    run_ranks(_survives, WORLD_SIZE, timeout_s=120)
+
+
+def _leaves(rank: int, world_size: int) -> str:
+    model = _model()
+    model, optimizer = _distribute(model, plan=plan_of(model, world_size))
+    _step(model, optimizer, rank, 0)
+    average([torch.ones(1)])
+    if rank == 1:
+        os._exit(3)
+    started_s = time.monotonic()
+    try:
+        for step in range(1, 50):
+            _step(model, optimizer, rank, step)
+    except CollectiveError as error:
+        assert time.monotonic() - started_s < TIMEOUT_S
+        return f"{error.ranks} {error}"
+    return "nothing was noticed"
+
+
+def test_a_rank_that_leaves_is_named() -> None:
+    results = run_ranks(_leaves, 3, timeout_s=120, may_die={1})
+    for rank in (0, 2):
+        assert results[rank].startswith("(1,) "), results[rank]
