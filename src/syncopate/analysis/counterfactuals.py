@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -436,10 +437,8 @@ class Counterfactuals:
 
     def flowing(self, changed: Changed) -> tuple[int, ...]:
         """Shorten transfers of iterations that have unusually long ones; return these."""
-        parts, moved_s = self._replay.parts, changed.durations.transfers_s
-        rows = np.flatnonzero(np.isin(parts.iteration, self._replay.iterations))
-        ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
-        numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
+        moved_s = changed.durations.transfers_s
+        rows, (ranks, rank), (numbers, at) = self._moving
         if len(numbers) < SEVERAL:
             return ()
         totals_s = np.zeros((len(ranks), len(numbers)))
@@ -452,6 +451,18 @@ class Counterfactuals:
         factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
         moved_s[rows] *= factors[rank, at]
         return tuple(numbers[long.any(axis=0)].tolist())
+
+    @cached_property
+    def _moving(self) -> tuple[Numbers, tuple[Numbers, Numbers], tuple[Numbers, Numbers]]:
+        """Parts of messages of iterations that count; their ranks and iterations, and which each.
+
+        Each has a place in ranks, and one in iterations.
+        """
+        parts = self._replay.parts
+        rows = np.flatnonzero(np.isin(parts.iteration, self._replay.iterations))
+        ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
+        numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
+        return rows, (ranks, rank), (numbers, at)
 
     def _of_others(self) -> Times:
         """Return of each part of a message what the others take, in the median; NaN: nobody."""
