@@ -441,15 +441,16 @@ class Counterfactuals:
         rows, (ranks, rank), (numbers, at) = self._moving
         if len(numbers) < SEVERAL:
             return ()
-        totals_s = np.zeros((len(ranks), len(numbers)))
-        np.add.at(totals_s, (rank, at), moved_s[rows])
+        whose = rank * len(numbers) + at
+        totals_s = np.bincount(whose, moved_s[rows], len(ranks) * len(numbers))
+        totals_s = totals_s.reshape(len(ranks), len(numbers))
         usual_s = np.median(totals_s, axis=1, keepdims=True)
         own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
         computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
         least_s = np.array([[_UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
         long = totals_s > np.maximum(_STRETCHED * usual_s, usual_s + least_s)
         factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
-        moved_s[rows] *= factors[rank, at]
+        moved_s[rows] *= factors.ravel()[whose]
         return tuple(numbers[long.any(axis=0)].tolist())
 
     @cached_property
@@ -505,9 +506,12 @@ class Counterfactuals:
     def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
         """Let messages start as far into computation as those like them do on some ranks."""
         alike, shares = self._shares
-        theirs = shares[alike[rows]][:, list(ranks)]
+        theirs = shares[:, list(ranks)]
         some: Mask = np.asarray(~np.isnan(theirs).all(axis=1))
-        changed.durations.shares[rows[some]] = np.nanmedian(theirs[some], axis=1)
+        usual = np.full(len(theirs), np.nan)
+        usual[some] = np.nanmedian(theirs[some], axis=1)
+        mine = rows[some[alike[rows]]]
+        changed.durations.shares[mine] = usual[alike[mine]]
 
 
 def free(changed: Changed) -> None:

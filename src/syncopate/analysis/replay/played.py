@@ -201,9 +201,10 @@ class Replay:
         return float(self._lasting_s((numbers, ends_s[:, None])).mean())
 
     def _lasting_s(self, ends: tuple[Numbers, Times]) -> Times:
-        numbers, at = np.unique(ends[0], return_inverse=True)
-        last_s = np.full((len(numbers), ends[1].shape[1]), -np.inf)
-        np.maximum.at(last_s, at, ends[1])
+        order = np.argsort(ends[0], kind="stable")
+        begins = sweep.runs(ends[0][order])
+        numbers = ends[0][order[begins]]
+        last_s = np.maximum.reduceat(ends[1][order], begins, axis=0)
         first = int(np.searchsorted(numbers, self.iterations[0]))
         begun_s = last_s[:first].max(axis=0, initial=0.0)
         counted = last_s[np.searchsorted(numbers, self.iterations)]
