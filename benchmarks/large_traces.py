@@ -234,8 +234,8 @@ def _alone(function: Callable[..., dict[str, float]], *arguments: str) -> dict[s
 def measure_large(directory: Path, part: float) -> dict[str, Any]:
     """Write a long training and one of many ranks, and return what commands of each take."""
     found = {}
-    for name, (ranks, iterations) in {"report": LONG, "explain": WIDE}.items():
-        ranks, iterations = max(int(ranks * part), 4), max(int(iterations * part), 10)
+    for name, whole in {"report": LONG, "explain": WIDE}.items():
+        ranks, iterations = max(int(whole[0] * part), 4), max(int(whole[1] * part), 10)
         write_run(directory / name, iterations, ranks)
         last = ["--last", str(iterations)]
         output = ["-o", str(directory / "page.html")] if name == "report" else []

@@ -5,13 +5,13 @@ a task or a move of a message; it is at the maximum, over its edges, of an earli
 weight, and weights are sums of durations. Events of one level depend on earlier levels alone, so a
 level is one step of numpy, for all ranks and all changes that are tried at once.
 
-[Note: windows] A long training of few ranks has very many levels of very few events. Its events are
-cut by time into windows, and one step plays the same level of all windows. What comes into a window
-from earlier ones is guessed at first. A guess that is off by the same time everywhere only moves the
-window by that time; and as ranks wait for each other, other differences are soon forgotten. So
-windows are moved to fit, and played again from better guesses until all of them fit: two or three
-times, as a rule. Where they do not, levels are played one by one. (Maleki, Musuvathi and Mytkowicz,
-Parallelizing dynamic programming through rank convergence, 2014.)
+[Note: windows] A long training of few ranks has very many levels of very few events. Its events
+are cut by time into windows, and one step plays the same level of all windows. What comes into a
+window from earlier ones is guessed at first. A guess that is off by the same time everywhere only
+moves the window by that time; and as ranks wait for each other, other differences are soon
+forgotten. So windows are moved to fit, and played again from better guesses until all of them fit:
+two or three times, as a rule. Where they do not, levels are played one by one. (Maleki, Musuvathi
+and Mytkowicz, Parallelizing dynamic programming through rank convergence, 2014.)
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class _Steps:
 
 
 def _windows(source: Numbers, target: Numbers, at_s: Times) -> Numbers:
-    """Return the window of each event: no edge goes back. What waits for nothing is in the first."""
+    """Return the window of each event: no edge goes back, what waits for none is in the first."""
     count = len(at_s)
     number = min(max(count // _LEAST, 1), _WINDOWS)
     order = np.argsort(at_s, kind="stable")

@@ -34,7 +34,7 @@ from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.errors import InvalidValueError
 from syncopate.plan import SERVED
-from syncopate.spans import Mask, Numbers, Times
+from syncopate.spans import Numbers, Times
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
 
 _ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
@@ -146,7 +146,7 @@ class Replay:
         base = 0
         for number, own in sweep.groups(spans.rank):
             mine = rows.get(number, np.zeros(0, np.int64))
-            ranks.append(Rank(number, own, mine, found, clocks, base, served=served))
+            ranks.append(Rank(number, own, mine, found, clocks, base=base, served=served))
             base += len(ranks[-1].tasks.rank)
         if not base:
             rule = "a timeline with computation in at least one iteration"

@@ -137,9 +137,7 @@ def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """
     carried: dict[int, set[tuple[str, str, str, str, int]]] = defaultdict(set)
     for one in messages(timeline):
-        carried[one.iteration].add(
-            (one.lane, one.name, one.collective, one.algorithm, one.nbytes)
-        )
+        carried[one.iteration].add((one.lane, one.name, one.collective, one.algorithm, one.nbytes))
     numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]

@@ -168,8 +168,8 @@ def _difference(evidence: Evidence) -> dict[str, Any]:
     """Return every figure of the runs before and of this one, and what each comes to."""
     if not evidence.against:
         return {}
-    many = len(evidence.against) > 1
-    words = [f"before {place}" if many else "before" for place in range(1, len(evidence.against) + 1)]
+    count = len(evidence.against)
+    words = [f"before {place}" for place in range(1, count + 1)] if count > 1 else ["before"]
     found = [difference(before, evidence.timeline) for before in evidence.against]
     changes = [{change.what: change for change in one.changes} for one in found]
     rows = []
@@ -185,9 +185,7 @@ def _difference(evidence: Evidence) -> dict[str, Any]:
     runs = (*zip(words, evidence.against, strict=True), ("now", evidence.timeline))
     return {
         "verdicts": [one.verdict for one in found],
-        "runs": [
-            {"word": word, "name": run.name, "ranks": run.world_size} for word, run in runs
-        ],
+        "runs": [{"word": word, "name": run.name, "ranks": run.world_size} for word, run in runs],
         "rows": rows,
     }
 
