@@ -212,7 +212,9 @@ def test_several_runs_stand_beside_each_other_whatever_their_ranks():
     assert "3 runs beside each other" in said
     assert "plain : an iteration takes 1.44x as long (9.00 s, now 13.00 s)" in said
     assert "<b>two</b>" not in page
-    assert "before 1 plain, 4 ranks now over before 1 before 2 &lt;b&gt;two&lt;/b&gt;, 2 ranks" in said
+    assert (
+        "before 1 plain, 4 ranks now over before 1 before 2 &lt;b&gt;two&lt;/b&gt;, 2 ranks" in said
+    )
     assert "iteration 9.00 s ± 0.0 us 1.44 * 9.00 s ± 0.0 us 1.44 * 13.00 s ± 0.0 us" in said
 
 
