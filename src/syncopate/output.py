@@ -137,12 +137,17 @@ def new_successor(path: Path) -> tuple[Path, BinaryIO]:
 def new_directory(path: str | os.PathLike[str]) -> Path:
     """Make a directory unless it is there, with its parents; return its path.
 
+    :func:`newly_made` tells of it.
+
     Raises:
         ArtifactError: it is not there and cannot be made, or nothing can be written in it.
     """
     directory = Path(path)
     try:
+        there = directory.exists()
         directory.mkdir(parents=True, exist_ok=True)
+        if not there:
+            _made.add(Path(os.path.realpath(directory)))
     except OSError as error:
         reason = f"cannot make this directory: {error.strerror or error}"
         raise ArtifactError(directory, reason) from None

@@ -105,7 +105,8 @@ def of_others(values: Times) -> Times:
     """Return for each value the median of the others in its row."""
     count = values.shape[1]
     order = np.argsort(values, axis=1)
-    place = np.argsort(order, axis=1)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(count)[None], axis=1)
     rows = np.take_along_axis(values, order, axis=1)
     low, high = (count - 2) // 2, (count - 1) // 2
     # Without the value itself, those behind it move up by one.

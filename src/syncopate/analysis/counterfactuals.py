@@ -13,6 +13,7 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -436,22 +437,33 @@ class Counterfactuals:
 
     def flowing(self, changed: Changed) -> tuple[int, ...]:
         """Shorten transfers of iterations that have unusually long ones; return these."""
-        parts, moved_s = self._replay.parts, changed.durations.transfers_s
-        rows = np.flatnonzero(np.isin(parts.iteration, self._replay.iterations))
-        ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
-        numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
+        moved_s = changed.durations.transfers_s
+        rows, (ranks, rank), (numbers, at) = self._moving
         if len(numbers) < SEVERAL:
             return ()
-        totals_s = np.zeros((len(ranks), len(numbers)))
-        np.add.at(totals_s, (rank, at), moved_s[rows])
+        whose = rank * len(numbers) + at
+        totals_s = np.bincount(whose, moved_s[rows], len(ranks) * len(numbers))
+        totals_s = totals_s.reshape(len(ranks), len(numbers))
         usual_s = np.median(totals_s, axis=1, keepdims=True)
         own_s = self._usual_s[:, _COMPUTING].sum(axis=1)
         computing_s = dict(zip(self.ranks, own_s.tolist(), strict=True))
         least_s = np.array([[_UNUSUAL * computing_s.get(one, 0.0)] for one in ranks.tolist()])
         long = totals_s > np.maximum(_STRETCHED * usual_s, usual_s + least_s)
         factors = np.where(long, usual_s / np.where(long, totals_s, 1.0), 1.0)
-        moved_s[rows] *= factors[rank, at]
+        moved_s[rows] *= factors.ravel()[whose]
         return tuple(numbers[long.any(axis=0)].tolist())
+
+    @cached_property
+    def _moving(self) -> tuple[Numbers, tuple[Numbers, Numbers], tuple[Numbers, Numbers]]:
+        """Parts of messages of iterations that count; their ranks and iterations, and which each.
+
+        Each has a place in ranks, and one in iterations.
+        """
+        parts = self._replay.parts
+        rows = np.flatnonzero(np.isin(parts.iteration, self._replay.iterations))
+        ranks, rank = np.unique(parts.rank[rows], return_inverse=True)
+        numbers, at = np.unique(parts.iteration[rows], return_inverse=True)
+        return rows, (ranks, rank), (numbers, at)
 
     def _of_others(self) -> Times:
         """Return of each part of a message what the others take, in the median; NaN: nobody."""
@@ -494,9 +506,12 @@ class Counterfactuals:
     def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
         """Let messages start as far into computation as those like them do on some ranks."""
         alike, shares = self._shares
-        theirs = shares[alike[rows]][:, list(ranks)]
+        theirs = shares[:, list(ranks)]
         some: Mask = np.asarray(~np.isnan(theirs).all(axis=1))
-        changed.durations.shares[rows[some]] = np.nanmedian(theirs[some], axis=1)
+        usual = np.full(len(theirs), np.nan)
+        usual[some] = np.nanmedian(theirs[some], axis=1)
+        mine = rows[some[alike[rows]]]
+        changed.durations.shares[mine] = usual[alike[mine]]
 
 
 def free(changed: Changed) -> None:

@@ -73,8 +73,7 @@ def groups(values: NDArray[Any]) -> Iterator[tuple[int, Numbers]]:
     """Yield each distinct value of an array, ascending, and its places, ascending."""
     order = np.argsort(values, kind="stable")
     first = runs(values[order])
-    for value, places in zip(values[order[first]].tolist(), np.split(order, first[1:]), strict=False):
-        yield value, places
+    yield from zip(values[order[first]].tolist(), np.split(order, first[1:]), strict=False)
 
 
 def union(spans: Spans, chosen: Mask) -> list[Interval]:

@@ -170,9 +170,7 @@ def _of_rank(rank: int, spans: Spans, origin_s: float) -> list[Work]:
     times = zip(begins_s.tolist(), starts_s.tolist(), ends_s.tolist(), strict=True)
     return [
         Work(rank, number, *mine, computed, idle)
-        for number, mine, computed, idle in zip(
-            numbers, times, computing_s, paused_s, strict=True
-        )
+        for number, mine, computed, idle in zip(numbers, times, computing_s, paused_s, strict=True)
     ]
 
 

@@ -124,8 +124,10 @@ def _said_of_arrivals(timeline: Timeline, json: bool) -> bool:
     from syncopate.analysis.phases import COMPUTATION
     from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 
+    if timeline.columns.in_lanes(*COMPUTATION).any():
+        return False
     late_s = lateness(timeline)
-    if not late_s or timeline.columns.in_lanes(*COMPUTATION).any():
+    if not late_s:
         return False
     if json:
         typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))

@@ -11,7 +11,6 @@ import typer
 
 from syncopate.cli.common.console import say_written
 from syncopate.errors import InvalidValueError
-from syncopate.output import write_output
 
 
 def record(
@@ -27,15 +26,16 @@ def record(
         bool, typer.Option("--module", "-m", help="SCRIPT is a module, as with python -m.")
     ] = False,
     entries: Annotated[
-        int | None, typer.Option(help="How many collectives to keep, the last ones; 10000.")
+        int | None,
+        typer.Option(help="How many collectives torch holds from one writing to the next; 2000."),
     ] = None,
 ) -> None:
     """Run a training script of plain torch, and note when each rank comes to each collective.
 
     The script stays as it is, DDP or anything else, and runs on every rank under this command. What
-    torch's flight recorder holds when it ends is written to DIR, also when it fails. Forwards,
-    backwards and steps of optimizers are noted beside it. A rank that is killed writes nothing, and
-    neither do processes that the script itself starts.
+    torch's flight recorder holds is written to DIR every two seconds, and when it ends. Forwards,
+    backwards and steps of optimizers are noted beside it. A rank that is killed loses the last two
+    seconds. Processes that the script itself starts write nothing.
 
     `SYNCOPATE_TRACE=runs/a` does the same for any script without a command, and for these too
     (docs/other_tools.md); this is for Pythons that read no .pth files.
@@ -46,15 +46,19 @@ def record(
 
       syncopate analyze traces/rank-*.json
     """
-    from syncopate.tracing.foreign.automatic import leave
-    from syncopate.tracing.foreign.record import Recording, reserve, run_script
+    from syncopate.tracing.foreign.automatic import AutomaticRecording, leave
+    from syncopate.tracing.foreign.record import reserve, run_script
+    from syncopate.tracing.foreign.recorded_file import LIMIT_BYTES
+    from syncopate.tracing.retention import retention
 
     name, *arguments = script
     if not module and not Path(name).is_file():
         raise InvalidValueError("SCRIPT", name, "a Python file")
     rank, world_size = _number("RANK", 0), _number("WORLD_SIZE", 1)
     leave()
-    recording = Recording(reserve(os.environ, entries))
+    held, keep = reserve(os.environ, entries), retention(limit_bytes_default=LIMIT_BYTES)
+    (output / f"rank-{rank}.json").unlink(missing_ok=True)  # of a run before
+    recording = AutomaticRecording(str(output), held, keep, (rank, world_size))
     process = os.getpid()
     try:
         run_script(name, arguments, module=module)
@@ -64,9 +68,9 @@ def record(
         raise
     finally:
         if os.getpid() == process:  # and not a copy that the script made of it
-            recording.stop()
-            content = recording.written(rank, world_size)
-            say_written(write_output(output / f"rank-{rank}.json", content))
+            recording.finish()
+            if recording.path is not None:
+                say_written(recording.path)
 
 
 def _number(variable: str, default: int) -> int:

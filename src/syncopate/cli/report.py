@@ -73,7 +73,8 @@ def report(
         ),
     ],
     against: Annotated[
-        Path | None, typer.Option(help="The run before: says what changed since.")
+        list[Path] | None,
+        typer.Option(help="A run before: says what changed since. Of several each is compared."),
     ] = None,
     last: Annotated[
         int, typer.Option(help="How many iterations to look at, the last ones.")
@@ -95,6 +96,8 @@ def report(
       syncopate report runs/a -w workload.json -c cluster.json -p plan.json
 
       syncopate report runs/b --against runs/a
+
+      syncopate report runs/c --against runs/a --against runs/b
     """
     from syncopate.cli.common.run_page import run_page
     from syncopate.reports.pages.page import require_html
@@ -105,7 +108,7 @@ def report(
     looked_at = last_of(timeline, last)
     if looked_at is not timeline:
         remarks = (*remarks, f"the last {last} iterations are looked at")
-    before = None if against is None else last_of(read_timeline(against, last=last), last)
+    before = [last_of(read_timeline(path, last=last), last) for path in against or ()]
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
         page = run_page(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -69,9 +72,29 @@ def test_steps_of_every_optimizer_are_noted(record):
     assert found.flight_recorder["version"].startswith("2.")
 
 
-def test_the_last_steps_are_kept(record):
-    record(STEPS, "--entries", "2")
-    assert [step.number for step in RecordedRank.load("traces/rank-0.json").steps] == [2, 2]
+def test_torch_is_told_how_many_collectives_it_holds(record, capfd):
+    told = record(f"import os\nprint(os.environ['{BUFFER_SIZE}'])", "--entries", "7")[1]
+    assert told == "7\n"
+
+
+def test_what_was_written_stays_where_the_process_is_killed(tmp_path):
+    """The script waits until its first steps are on the disk, and kills itself."""
+    text = STEPS + textwrap.dedent("""
+        import os, pathlib, signal, time
+        path = pathlib.Path("traces/rank-0.json")
+        while not path.exists() or path.read_bytes().count(b'"number":2,"start_ns"') < 2:
+            time.sleep(0.05)
+        weight.sum().backward()
+        optimizers[0].step()
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    (tmp_path / "job.py").write_text(text)
+    line = [sys.executable, "-m", "syncopate", "record", "job.py"]
+    ended = subprocess.run(line, cwd=tmp_path, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    found, damage = RecordedRank.whole((tmp_path / "traces" / "rank-0.json").read_bytes())
+    assert [step.number for step in found.steps] == [0, 0, 1, 1, 2, 2]
+    assert damage == ()
 
 
 @pytest.mark.parametrize(

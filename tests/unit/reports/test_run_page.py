@@ -199,10 +199,23 @@ def test_prices_stand_beside_what_was_recorded():
 
 
 def test_a_second_run_is_compared():
-    page = page_of(slow_rank(), against=made(4, 6))
+    page = page_of(slow_rank(), against=(made(4, 6),))
     said = seen(page)
     assert "What changed since made" in said
     assert "an iteration takes 1.44x as long (9.00 s, now 13.00 s)" in said
+
+
+def test_several_runs_stand_beside_each_other_whatever_their_ranks():
+    others = (replace(made(4, 6), name="plain"), replace(made(2, 6), name="<b>two</b>"))
+    page = page_of(slow_rank(), against=others)
+    said = seen(page)
+    assert "3 runs beside each other" in said
+    assert "plain : an iteration takes 1.44x as long (9.00 s, now 13.00 s)" in said
+    assert "<b>two</b>" not in page
+    assert (
+        "before 1 plain, 4 ranks now over before 1 before 2 &lt;b&gt;two&lt;/b&gt;, 2 ranks" in said
+    )
+    assert "iteration 9.00 s ± 0.0 us 1.44 * 9.00 s ± 0.0 us 1.44 * 13.00 s ± 0.0 us" in said
 
 
 def test_remarks_and_metadata_are_shown():

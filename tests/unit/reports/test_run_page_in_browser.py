@@ -136,6 +136,73 @@ def test_the_keyboard_pans_and_zooms_and_goes_from_span_to_span(window, page):
     assert "rank 0, iteration" in told
 
 
+SET = """
+const box = document.querySelector(`#find [name=${arguments[0]}]`);
+box.value = arguments[1];
+box.dispatchEvent(new Event("input"));
+"""
+STATE = "return { ...document.getElementById('timeline').dataset }"
+FOUND = "return document.getElementById('found').textContent"
+
+
+def test_a_text_is_found_and_gone_to_from_hit_to_hit(window, page):
+    window.open(page, *WIDE)
+    window.run("document.getElementById('timeline').focus()")
+    window.press("/")
+    assert window.run("return document.activeElement.name") == "text"
+    for letter in "BUCKET 1":
+        window.press(letter)
+    # Four ranks and six iterations have the second of two buckets.
+    assert (window.run(FOUND), window.run(STATE)["hits"]) == ("24 found", "24")
+    window.press("\ue007")  # Enter
+    assert window.run(FOUND) == "1 of 24"
+    assert "bucket 1" in window.run(TOLD)
+    first = window.run(STATE)["chosen"]
+    window.press("\ue007")
+    second = window.run(STATE)["chosen"]
+    window.run(SHIFTED_ENTER)
+    assert (window.run(FOUND), window.run(STATE)["chosen"]) == ("1 of 24", first)
+    window.run(SHIFTED_ENTER)
+    assert window.run(FOUND) == "24 of 24", "before the first comes the last"
+    window.run("document.getElementById('timeline').focus()")
+    window.press("n")
+    window.press("n")
+    assert window.run(STATE)["chosen"] == second != first
+    assert window.complaints() == []
+
+
+SHIFTED_ENTER = """
+document.querySelector("#find [name=text]").dispatchEvent(
+  new KeyboardEvent("keydown", { key: "Enter", shiftKey: true }));
+"""
+
+
+def test_ranks_kinds_and_names_are_shown_alone(window, page):
+    window.open(page, *WIDE)
+    _press(window, "all")
+    window.run(SET, "ranks", "1, 3-9")
+    window.later(SETTLED)
+    assert window.run(DRAWN) == 2 * 6 * 5
+    window.run("document.querySelector('[data-kind=forward]').click()")
+    window.later(SETTLED)
+    assert window.run(DRAWN) == 2 * 6 * 4
+    window.run(SET, "text", "bucket 0")
+    window.run("document.querySelector('[data-find=alone]').click()")
+    window.later(SETTLED)
+    assert (window.run(DRAWN), window.run(STATE)["rows"]) == (2 * 6, "2")
+    window.run(SET, "ranks", "7")
+    window.later(SETTLED)
+    assert (window.run(DRAWN), window.run(FOUND)) == (0, "nothing found")
+    window.run(SET, "ranks", "one")
+    assert window.run(FOUND) == "ranks are written as 0-3, 7"
+    for name in ("ranks", "text"):
+        window.run(SET, name, "")
+    window.run("document.querySelector('[data-kind=forward]').click()")
+    window.later(SETTLED)
+    assert window.run(DRAWN) == 4 * 6 * 5
+    assert window.complaints() == []
+
+
 def test_a_span_says_what_it_is_and_its_name_stays_text(window, page):
     window.open(page, *WIDE)
     x, y = window.run(CENTRE)

@@ -5,16 +5,18 @@ a task or a move of a message; it is at the maximum, over its edges, of an earli
 weight, and weights are sums of durations. Events of one level depend on earlier levels alone, so a
 level is one step of numpy, for all ranks and all changes that are tried at once.
 
-[Note: windows] A long training of few ranks has very many levels of very few events. Its events are
-cut by time into windows, and one step plays the same level of all windows. What comes into a window
-from earlier ones is guessed at first. A guess that is off by the same time everywhere only moves the
-window by that time; and as ranks wait for each other, other differences are soon forgotten. So
-windows are moved to fit, and played again from better guesses until all of them fit: two or three
-times, as a rule. Where they do not, levels are played one by one. (Maleki, Musuvathi and Mytkowicz,
-Parallelizing dynamic programming through rank convergence, 2014.)
+[Note: windows] A long training of few ranks has very many levels of very few events. Its events
+are cut by time into windows, and one step plays the same level of all windows. What comes into a
+window from earlier ones is guessed at first. A guess that is off by the same time everywhere only
+moves the window by that time; and as ranks wait for each other, other differences are soon
+forgotten. So windows are moved to fit, and played again from better guesses until all of them fit:
+two or three times, as a rule. Where they do not, levels are played one by one. (Maleki, Musuvathi
+and Mytkowicz, Parallelizing dynamic programming through rank convergence, 2014.)
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import numpy as np
 
@@ -61,10 +63,12 @@ class Events:
         self._number = int(windows.max()) + 1
         depth = np.zeros(self._number, np.int64)
         np.maximum.at(depth, windows, level + 1)
-        self._windows, self._about_s = windows, at_s[:, None]
+        self._windows, self._about_s = windows, at_s
         alone = level + (np.cumsum(depth) - depth)[windows]
-        self._one_by_one = _Steps(source, target, alone)
+        self._one_by_one = partial(_Steps, source, target, alone)
+        self._steps: _Steps | None = None
         self._at_once: _Steps | None = None
+        self._edges = len(source)
         if self._number > 1 and len(source) < _WIDE * depth.sum():
             outside = windows[source] < windows[target]
             self._at_once = _Steps(np.where(outside, source + count, source), target, level)
@@ -77,15 +81,21 @@ class Events:
     @property
     def numbers(self) -> int:
         """How many numbers a change takes while it is played."""
-        return self._count * (3 if self._at_once else 1) + 2 * len(self._one_by_one.order)
+        return self._count * (3 if self._at_once else 1) + 2 * self._edges
 
     def played(self, weights: Times) -> Times:
         """Return when each event is, from the origin; a column for each column of weights."""
+        if weights.shape[1] == 1:  # numpy is faster without the second dimension
+            return self._played(weights[:, 0])[:, None]
+        return self._played(weights)
+
+    def _played(self, weights: Times) -> Times:
         found = self._played_at_once(weights)
         if found is not None:
             return found
-        at_s = np.zeros((self._count, weights.shape[1]))
-        self._one_by_one.play(at_s, weights)
+        self._steps = self._steps or self._one_by_one()
+        at_s = np.zeros((self._count, *weights.shape[1:]))
+        self._steps.play(at_s, weights[self._steps.order])
         return at_s
 
     def _played_at_once(self, weights: Times) -> Times | None:
@@ -93,9 +103,10 @@ class Events:
         if self._at_once is None:
             return None
         # Behind what is played stands what was guessed, which comes from outside of windows.
-        at_s = np.zeros((2 * self._count, weights.shape[1]))
+        at_s = np.zeros((2 * self._count, *weights.shape[1:]))
         new_s, guessed_s = at_s[: self._count], at_s[self._count :]
-        guessed_s[:] = self._about_s
+        guessed_s.T[:] = self._about_s
+        weights = weights[self._at_once.order]
         for _ in range(_TIMES):
             self._at_once.play(at_s, weights)
             moved_s, fits = self._moved(new_s, guessed_s)
@@ -109,13 +120,13 @@ class Events:
         """Return by how much each window moves to fit behind the others, and whether all do."""
         off_s = new_s[self._from] - guessed_s[self._from]
         windows = self._windows[self._from]
-        moved_s = np.zeros((self._number, new_s.shape[1]))
+        moved_s = np.zeros((self._number, *new_s.shape[1:]))
         fits = True
         ends = np.append(self._first[1:], len(windows))
         for window, first, end in zip(self._into, self._first, ends, strict=True):
             by_s = off_s[first:end] + moved_s[windows[first:end]]
             moved_s[window] = by_s.max(axis=0)
-            fits = fits and bool((moved_s[window] - by_s.min(axis=0) <= _FITS_S).all())
+            fits = fits and bool(np.all(moved_s[window] - by_s.min(axis=0) <= _FITS_S))
         return moved_s, fits
 
 
@@ -132,7 +143,7 @@ class _Steps:
     """
 
     def __init__(self, source: Numbers, target: Numbers, level: Numbers) -> None:
-        self.order = np.lexsort((target, level[target]))
+        self.order = np.argsort(level[target] * len(level) + target)
         self._source, target = source[self.order], target[self.order]
         heads = runs(target)
         self._target = target[heads]
@@ -143,8 +154,7 @@ class _Steps:
             self._steps.append((edges, slice(first, end), heads[first:end] - edges.start))
 
     def play(self, at_s: Times, weights: Times) -> None:
-        """Set when each target of an edge is; a column for each column of weights."""
-        weights = weights[self.order]
+        """Set when each target of an edge is; a column for each column of weights in order."""
         for edges, targets, heads in self._steps:
             reached_s = at_s[self._source[edges]] + weights[edges]
             if len(heads) < len(reached_s):
@@ -153,7 +163,7 @@ class _Steps:
 
 
 def _windows(source: Numbers, target: Numbers, at_s: Times) -> Numbers:
-    """Return the window of each event: no edge goes back. What waits for nothing is in the first."""
+    """Return the window of each event: no edge goes back, what waits for none is in the first."""
     count = len(at_s)
     number = min(max(count // _LEAST, 1), _WINDOWS)
     order = np.argsort(at_s, kind="stable")

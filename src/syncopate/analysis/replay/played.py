@@ -34,7 +34,7 @@ from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.errors import InvalidValueError
 from syncopate.plan import SERVED
-from syncopate.spans import Mask, Numbers, Times
+from syncopate.spans import Numbers, Times
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
 
 _ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
@@ -146,7 +146,7 @@ class Replay:
         base = 0
         for number, own in sweep.groups(spans.rank):
             mine = rows.get(number, np.zeros(0, np.int64))
-            ranks.append(Rank(number, own, mine, found, clocks, base, served=served))
+            ranks.append(Rank(number, own, mine, found, clocks, base=base, served=served))
             base += len(ranks[-1].tasks.rank)
         if not base:
             rule = "a timeline with computation in at least one iteration"
@@ -201,9 +201,10 @@ class Replay:
         return float(self._lasting_s((numbers, ends_s[:, None])).mean())
 
     def _lasting_s(self, ends: tuple[Numbers, Times]) -> Times:
-        numbers, at = np.unique(ends[0], return_inverse=True)
-        last_s = np.full((len(numbers), ends[1].shape[1]), -np.inf)
-        np.maximum.at(last_s, at, ends[1])
+        order = np.argsort(ends[0], kind="stable")
+        begins = sweep.runs(ends[0][order])
+        numbers = ends[0][order[begins]]
+        last_s = np.maximum.reduceat(ends[1][order], begins, axis=0)
         first = int(np.searchsorted(numbers, self.iterations[0]))
         begun_s = last_s[:first].max(axis=0, initial=0.0)
         counted = last_s[np.searchsorted(numbers, self.iterations)]

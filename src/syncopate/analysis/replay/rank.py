@@ -27,7 +27,7 @@ from syncopate.analysis.collectives import Collectives
 from syncopate.analysis.intervals import Interval, common_s, near, union, without
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import COMPUTATION, stalling
-from syncopate.spans import LANES, Mask, Numbers, Spans, coded
+from syncopate.spans import LANES, Mask, Numbers, Spans
 from syncopate.spans import Times as Seconds
 
 FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
@@ -142,8 +142,8 @@ class Rank:
         rows: Numbers,
         found: Collectives,
         clocks: Times,
-        base: int,
         *,
+        base: int,
         served: bool,
     ) -> None:
         spans = found.spans.take(own)

@@ -29,7 +29,7 @@ def run_page(
     workload: Workload | None = None,
     cluster: Cluster | None = None,
     plan: Plan | None = None,
-    against: Timeline | None = None,
+    against: Sequence[Timeline] = (),
     files: tuple[str, str] | None = None,
     trips: Sequence[Trip] = (),
 ) -> str:
@@ -41,7 +41,7 @@ def run_page(
         workload: what it trained; with the cluster, what the best plan would take is said.
         cluster: what it ran on.
         plan: by which it ran.
-        against: the run before, to say what changed since.
+        against: the runs before, to say what changed since.
         files: of workload and cluster, for the commands that are proposed.
         trips: ways of slices to parameter servers and back.
 
@@ -76,7 +76,7 @@ def run_page(
             best=best,
             expected=expected,
             prices={} if cluster is None else _prices(timeline, cluster),
-            against=against,
+            against=tuple(against),
             files=files,
             trips=tuple(trips),
         )

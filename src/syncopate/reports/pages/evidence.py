@@ -43,7 +43,7 @@ class Evidence:
         best: the best plan for its workload on its cluster; None: not known.
         expected: the plan played on the cluster; None without workload, cluster and plan.
         prices: ``(collective, algorithm)`` -> prices by ascending size, on the cluster.
-        against: the run before; None: compared with nothing.
+        against: the runs before; empty: compared with nothing.
         files: of workload and cluster, where both were given.
         trips: ways of slices to parameter servers and back.
     """
@@ -57,7 +57,7 @@ class Evidence:
     best: Plan | None = None
     expected: Timeline | None = None
     prices: Mapping[tuple[str, str], tuple[Price, ...]] = field(default_factory=dict)
-    against: Timeline | None = None
+    against: tuple[Timeline, ...] = ()
     files: tuple[str, str] | None = None
     trips: tuple[Trip, ...] = ()
 
@@ -137,9 +137,7 @@ def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     """
     carried: dict[int, set[tuple[str, str, str, str, int]]] = defaultdict(set)
     for one in messages(timeline):
-        carried[one.iteration].add(
-            (one.lane, one.name, one.collective, one.algorithm, one.nbytes)
-        )
+        carried[one.iteration].add((one.lane, one.name, one.collective, one.algorithm, one.nbytes))
     numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]

@@ -20,6 +20,7 @@ from syncopate.reports.pages.evidence import Evidence
 from syncopate.reports.pages.page import render_page
 from syncopate.reports.pages.spans import Chosen, chosen, drawing
 from syncopate.reports.phases import arrivals_report
+from syncopate.timeline import LANES
 from syncopate.units import format_seconds
 
 _CAUSES = 8
@@ -53,6 +54,7 @@ def run_page(evidence: Evidence) -> str:
         lacks=_lacks(evidence),
         said=_said(evidence),
         what=what,
+        kinds=[lane for lane in LANES if timeline.columns.in_lanes(lane).any()],
         spans=len(timeline.spans),
         buckets=parts.buckets(timeline),
         distributions=parts.distributions(timeline),
@@ -163,15 +165,28 @@ def _path(evidence: Evidence, what: Chosen) -> dict[str, Any]:
 
 
 def _difference(evidence: Evidence) -> dict[str, Any]:
-    """Return every figure of the run before and of this one, and what it comes to."""
-    if evidence.against is None:
+    """Return every figure of the runs before and of this one, and what each comes to."""
+    if not evidence.against:
         return {}
-    found = difference(evidence.against, evidence.timeline)
+    count = len(evidence.against)
+    words = [f"before {place}" for place in range(1, count + 1)] if count > 1 else ["before"]
+    found = [difference(before, evidence.timeline) for before in evidence.against]
+    changes = [{change.what: change for change in one.changes} for one in found]
+    rows = []
+    for what in dict.fromkeys(name for mine in changes for name in mine):
+        row: list[tuple[str, str]] = []
+        now = ""
+        for word, mine in zip(words, changes, strict=True):
+            _, before, now_here, ratio = cells(mine[what]) if what in mine else ("", "-", "", "-")
+            row += [(word, before), (f"now over {word}", ratio)]
+            now = now or now_here
+        differs = any(mine[what].differs for mine in changes if what in mine)
+        rows.append({"what": what, "cells": [*row, ("now", now)], "differs": differs})
+    runs = (*zip(words, evidence.against, strict=True), ("now", evidence.timeline))
     return {
-        "verdict": found.verdict,
-        "before": evidence.against.name,
-        "after": evidence.timeline.name,
-        "rows": [(cells(change), change.differs) for change in found.changes],
+        "verdicts": [one.verdict for one in found],
+        "runs": [{"word": word, "name": run.name, "ranks": run.world_size} for word, run in runs],
+        "rows": rows,
     }
 
 

@@ -69,9 +69,17 @@ class AutomaticRecording:
         directory: of the run; made when there is something to write.
         entries: how many collectives torch's recorder keeps.
         keep: which iterations stay in long runs; None: the defaults.
+        member: rank and number of ranks, where they are known from the start; None: a process is
+            a rank when it steps within a process group.
     """
 
-    def __init__(self, directory: str, entries: int, keep: Retention | None = None) -> None:
+    def __init__(
+        self,
+        directory: str,
+        entries: int,
+        keep: Retention | None = None,
+        member: tuple[int, int] | None = None,
+    ) -> None:
         self._directory = directory
         self._entries = entries
         self._keep = keep or Retention(limit_bytes=LIMIT_BYTES)
@@ -80,13 +88,15 @@ class AutomaticRecording:
         self._complained = self._refused = False
         self._took_s = 0.0
         self._recording.noticed = self._look
-        self._member: tuple[int, int] | None = None
+        self._member, self._told = member, member is not None
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         self._over = self._copied = False
         atexit.register(self.finish)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._forked)
+        if self._told:
+            self._begin()
 
     @property
     def path(self) -> Path | None:
@@ -126,12 +136,17 @@ class AutomaticRecording:
             return
         if multiprocessing.parent_process() is not None:
             util.Finalize(None, self.finish, exitpriority=0)  # a forked process has no atexit
+        self._begin()
+
+    def _begin(self) -> None:
         self._thread = threading.Thread(target=self._write_on, name="syncopate-record", daemon=True)
         self._thread.start()
 
     def _forked(self) -> None:
         """Begin anew: this is a copy of the process that began, and may be a rank or a helper."""
         self._recording.forget()
+        if self._told:  # of the process that made this copy
+            self.leave()
         self._member = self._writer = self._thread = None
         self._refused = self._complained = False
         self._ends = threading.Event()

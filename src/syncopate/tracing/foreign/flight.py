@@ -87,8 +87,15 @@ def read_dump(document: Mapping[str, Any], path: str | os.PathLike[str]) -> Rank
     return _trace(document, path, RankTrace(rank, world_size, TOOL, ()))
 
 
-def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankTrace:
+def read_recorded(
+    recorded: RecordedRank, path: str | os.PathLike[str], damage: tuple[str, ...] = ()
+) -> RankTrace:
     """Return the rank of a training of plain torch that was recorded.
+
+    Args:
+        recorded: what it did.
+        path: its file.
+        damage: what of the file is damaged and left out, a sentence each.
 
     Raises:
         ArtifactError: an entry of the flight recorder is not what version 2 says.
@@ -104,7 +111,7 @@ def read_recorded(recorded: RecordedRank, path: str | os.PathLike[str]) -> RankT
         found = forwards_and_backwards(trace, recorded.forwards, recorded.backwards)
     else:
         found = _between_steps(trace)
-    return trace._replace(work=(*work, *found))
+    return trace._replace(work=(*work, *found), notes=(*trace.notes, *damage))
 
 
 def _between_steps(trace: RankTrace) -> Iterator[Work]:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
@@ -38,6 +38,7 @@ _TIMELINE, _BEGIN_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:\s*"timeline"'), 256
 """How a timeline begins that is read in pieces, as its files may be long."""
 
 _ARRAY = re.compile(rb"\s*\[\s*(?:\{|\]|$)")
+_RECORDED = re.compile(rb'"kind"\s*:\s*"recorded rank"')
 _KIND, _LOOK_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:'), 1 << 14
 
 
@@ -123,24 +124,47 @@ def read_directory(directory: str | os.PathLike[str], last: int) -> Timeline:
     if last < 1:
         raise InvalidValueError("last", last, "at least 1")
     found, notes = _of_last(recorded_paths(directory))
-    ranks = [flight.read_recorded(recorded, path) for path, recorded in found]
+    ranks = [flight.read_recorded(one.rank, one.path, one.damage) for one in found]
     name = Path(directory).resolve().name
     return timeline_of(ranks, name=name, last=last, notes=notes)
 
 
-def _of_last(paths: Sequence[Path]) -> tuple[list[tuple[Path, RecordedRank]], list[str]]:
-    """Return the ranks of the training that was written last, and what is to be said of it."""
-    read = [(path, RecordedRank.load(path)) for path in paths if path.stat().st_size]
-    trainings: list[list[tuple[Path, RecordedRank]]] = []
+class _Recorded(NamedTuple):
+    """A file of a recorded rank: its path, the rank, and what is damaged."""
+
+    path: Path
+    rank: RecordedRank
+    damage: tuple[str, ...]
+
+
+def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
+    """Return the ranks of the training that was written last, and what is to be said of it.
+
+    Raises:
+        ArtifactError: no file can be read.
+    """
+    read: list[_Recorded] = []
+    errors: list[ArtifactError] = []
+    for path in paths:
+        try:
+            if data := path.read_bytes():
+                read.append(_Recorded(path, *RecordedRank.whole(data, path)))
+        except OSError as error:
+            errors.append(ArtifactError(path, f"cannot be read: {error.strerror or error}"))
+        except ArtifactError as error:
+            errors.append(error)
+    if errors and not read:
+        raise errors[0]
+    trainings: list[list[_Recorded]] = []
     until_ns = -1
-    for path, recorded in sorted(read, key=lambda one: one[1].began_ns):
-        if recorded.began_ns > until_ns:
+    for one in sorted(read, key=lambda one: one.rank.began_ns):
+        if one.rank.began_ns > until_ns:
             trainings.append([])
-        trainings[-1].append((path, recorded))
-        until_ns = max(until_ns, recorded.written_ns)
-    notes = []
+        trainings[-1].append(one)
+        until_ns = max(until_ns, one.rank.written_ns)
+    notes = [f"left out: {error}" for error in errors]
     if len(trainings) > 1:
-        began = datetime.fromtimestamp(trainings[-1][0][1].began_ns * 1e-9, UTC)
+        began = datetime.fromtimestamp(trainings[-1][0].rank.began_ns * 1e-9, UTC)
         notes.append(
             f"there are files of {len(trainings)} runs; this is the one that began last, "
             f"{began:%Y-%m-%d %H:%M:%S} UTC"
@@ -167,13 +191,12 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
         raise ArtifactError(path, f"cannot be read: {error}") from None
     if _kind(data) == Timeline.KIND:
         return Timeline.from_json(data, path)
+    if _RECORDED.search(data, 0, _LOOK_BYTES):  # which may be damaged
+        recorded, damage = RecordedRank.whole(data, path)
+        return flight.read_recorded(recorded, path, damage)
     document = _decoded(data, path)
-    if isinstance(document, dict):
-        kind = document.get("kind")
-        if kind == RecordedRank.KIND:
-            return flight.read_recorded(RecordedRank.from_json(data, path), path)
-        if flight.is_dump(document):
-            return flight.read_dump(document, path)
+    if isinstance(document, dict) and flight.is_dump(document):
+        return flight.read_dump(document, path)
     raise ArtifactError(path, f"{_described(document)}; expected {READABLE}")
 
 

@@ -31,7 +31,6 @@ from syncopate.tracing.foreign.recorded import (
     RecordedRank,
     Step,
     block_of,
-    recorded_json,
 )
 
 T = TypeVar("T")
@@ -39,15 +38,12 @@ T = TypeVar("T")
 BUFFER_SIZE = "TORCH_FR_BUFFER_SIZE"
 """torch's environment variable: how many collectives the flight recorder keeps; 0: it is off."""
 
-ENTRIES = 10_000
-"""How many collectives are kept until the end by default: about 20 MB."""
-
 RING = 2_000
-"""How many are where they are written all the time: torch writes them down in 20 ms."""
+"""How many collectives are kept where nothing is said: torch writes them down in 20 ms."""
 
 
 def reserve(
-    environment: MutableMapping[str, str], entries: int | None = None, default: int = ENTRIES
+    environment: MutableMapping[str, str], entries: int | None = None, default: int = RING
 ) -> int:
     """Tell the flight recorder how many collectives to keep, before torch is loaded.
 
@@ -195,10 +191,6 @@ class Recording:
                 backwards=tuple(backwards),
             ),
         )
-
-    def written(self, rank: int, world_size: int) -> bytes:
-        """Return what this rank did so far, as the content of a file."""
-        return recorded_json(self.about(rank, world_size), self.take())
 
     def _dumped(self, *, entries: bool = True) -> dict[str, Any]:
         """Return what torch writes of the recorder, without the stacks of calls."""

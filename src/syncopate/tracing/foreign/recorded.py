@@ -9,7 +9,6 @@ Files of version 1 have no blocks, and hold the dump of the flight recorder as t
 
 from __future__ import annotations
 
-import logging
 import re
 import zlib
 from bisect import bisect_right
@@ -19,8 +18,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from syncopate.artifacts import Artifact, Record
-
-_log = logging.getLogger("syncopate")
 
 Launched = tuple[int, int, int, int, int, int]
 """A collective as a block has it; see :class:`Block`."""
@@ -83,7 +80,7 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, data: bytes | str, source: object = "<memory>") -> RecordedRank:
-        """Decode strictly, but for blocks that are damaged: they are left out, and that is logged.
+        """Decode strictly, but for blocks that are damaged: they are left out.
 
         Args:
             data: the JSON text.
@@ -91,6 +88,17 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
 
         Raises:
             ArtifactError: not valid JSON, another kind, another version, or a field at fault.
+        """
+        return cls.whole(data, source)[0]
+
+    @classmethod
+    def whole(
+        cls, data: bytes | str, source: object = "<memory>"
+    ) -> tuple[RecordedRank, tuple[str, ...]]:
+        """Decode likewise; return also what is damaged and left out, a sentence each.
+
+        Raises:
+            ArtifactError: as :meth:`from_json`.
         """
         text = data.encode() if isinstance(data, str) else data
         blocks, lost = _blocks(text)
@@ -100,11 +108,11 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
         elif first.endswith(_OPEN):
             header = first.removesuffix(_OPEN) + b"}"
         else:
-            return super().from_json(text, source)
+            return super().from_json(text, source), ()
         about = super().from_json(header, source)
-        if lost:
-            _log.warning("%s: damaged: %s", source, lost)
-        return _joined(about, blocks, source)
+        recorded, partial = _joined(about, blocks)
+        said = (f"damaged: {lost}" if lost else "", partial)
+        return recorded, tuple(f"{source}: {one}" for one in said if one)
 
 
 class Call(Record, frozen=True, kw_only=True):
@@ -191,15 +199,16 @@ def block_in(line: bytes) -> tuple[int, Block] | None:
         return None
 
 
-def _joined(about: RecordedRank, blocks: Sequence[Block], source: object) -> RecordedRank:
-    """Return a rank with what its blocks say, without iterations that lost a part."""
+def _joined(about: RecordedRank, blocks: Sequence[Block]) -> tuple[RecordedRank, str]:
+    """Return a rank with what its blocks say, without iterations that lost a part; say which."""
     launches = {launch[0]: (launch, block.calls) for block in blocks for launch in block.launches}
     ordered = [launches[record] for record in sorted(launches)]
     steps = sorted((step for block in blocks for step in block.steps), key=lambda s: s.start_ns)
     forwards = [one for block in blocks for one in block.forwards]
     backwards = [one for block in blocks for one in block.backwards]
     marks = [(step.start_ns, step.number) for step in steps if step.optimizer == 0]
-    for begin_ns, end_ns in _gaps([launch for launch, _ in ordered], marks, source):
+    gaps, said = _gaps([launch for launch, _ in ordered], marks)
+    for begin_ns, end_ns in gaps:
         ordered = [one for one in ordered if not begin_ns <= one[0][3] < end_ns]
         steps = [step for step in steps if not begin_ns < step.start_ns < end_ns]
         forwards = [one for one in forwards if not begin_ns <= one[0] < end_ns]
@@ -210,7 +219,7 @@ def _joined(about: RecordedRank, blocks: Sequence[Block], source: object) -> Rec
     ]
     groups = {name: ranks for block in blocks for name, ranks in block.groups.items()}
     config = {name: {"name": name, "desc": "", "ranks": ranks} for name, ranks in groups.items()}
-    return msgspec.structs.replace(
+    recorded = msgspec.structs.replace(
         about,
         steps=tuple(steps),
         forwards=tuple(forwards),
@@ -218,17 +227,17 @@ def _joined(about: RecordedRank, blocks: Sequence[Block], source: object) -> Rec
         written_ns=max((block.written_ns for block in blocks), default=about.began_ns),
         flight_recorder={"version": _FLIGHT_VERSION, "pg_config": config, "entries": entries},
     )
+    return recorded, said
 
 
 def _gaps(
-    launches: Sequence[Launched], marks: Sequence[tuple[int, int]], source: object
-) -> list[tuple[int, int]]:
-    """Return the times of iterations that lack collectives, and log which these are.
+    launches: Sequence[Launched], marks: Sequence[tuple[int, int]]
+) -> tuple[list[tuple[int, int]], str]:
+    """Return the times of iterations that lack collectives, and which these are, in words.
 
     Args:
         launches: by their numbers in the flight recorder.
         marks: when an iteration ended and its number, in order.
-        source: whose they are.
     """
     found: list[tuple[int, int]] = []
     named: list[str] = []
@@ -244,14 +253,9 @@ def _gaps(
             )
             named.append(f"{first}" if first == last else f"{first} to {last}")
         before = record, start_ns
-    if named:
-        _log.warning(
-            "%s: left out, because collectives of them are missing: iterations %s%s",
-            source,
-            ", ".join(named[:_MOST_NAMED]),
-            " and others" if len(named) > _MOST_NAMED else "",
-        )
-    return found
+    which = ", ".join(named[:_MOST_NAMED]) + (" and others" if len(named) > _MOST_NAMED else "")
+    missing = f"left out, because collectives of them are missing: iterations {which}"
+    return found, missing if named else ""
 
 
 def _entry(number: int, launch: Launched, call: Call) -> dict[str, Any]:
@@ -308,12 +312,6 @@ def block_of(
         launches=tuple(launches),
         groups={name: str(group.get("ranks", "")) for name, group in groups.items()},
     )
-
-
-def recorded_json(about: RecordedRank, block: Block) -> bytes:
-    """Return a whole file with one block."""
-    whose = described(about)
-    return first_line(whose) + line_of(0, block, whose) + CLOSE
 
 
 def described(about: RecordedRank) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from syncopate.tracing.foreign import read_directory
 from syncopate.tracing.foreign.automatic import AutomaticRecording
 from syncopate.tracing.foreign.record import Recording
 from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.recorded_file import RecordedWriter
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, entry, notes, recorded, times_ms, write
 
 
@@ -137,10 +138,12 @@ def test_of_two_ways_of_training_what_was_written_last_is_shown(tmp_path):
     assert CliRunner().invoke(app, ["analyze", str(tmp_path)]).exit_code != 0
 
 
-def test_what_is_written_is_what_is_read():
+def test_what_is_written_is_what_is_read(tmp_path):
     recording = Recording(10)
     try:
-        found = RecordedRank.from_json(recording.written(1, 3))
+        writer = RecordedWriter(tmp_path, recording.about(1, 3))
+        writer.write(recording.take())
+        found = RecordedRank.load(writer.path)
     finally:
         recording.stop()
     assert (found.rank, found.world_size, found.steps, found.forwards) == (1, 3, (), ())

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 
 import pytest
+from typer.testing import CliRunner
 
+from syncopate.cli.app import app
+from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_directory, read_timeline
 from syncopate.tracing.foreign.recorded import (
     Block,
     Call,
     RecordedRank,
     Step,
-    recorded_json,
 )
 from syncopate.tracing.foreign.recorded_file import RecordedWriter
 from syncopate.tracing.retention import Retention
@@ -88,26 +89,45 @@ def test_a_file_is_one_json_object_at_any_time(tmp_path):
     assert len({span.iteration for span in timeline.spans}) == 20
 
 
-def test_a_whole_file_of_one_block_is_the_same(tmp_path):
-    (tmp_path / "rank-0.json").write_bytes(recorded_json(ABOUT, block(0)))
-    assert shown(tmp_path) == set(range(EACH))
-
-
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])
-def test_damage_costs_the_block_and_is_said_once(tmp_path, caplog, part):
+def test_damage_costs_the_block_and_is_said_once(tmp_path, part):
     writer = written(tmp_path, 50)
     data = bytearray(writer.path.read_bytes())
     lines = data.split(b"\n")
     at = sum(len(line) + 1 for line in lines[:5]) + int(part * len(lines[5]))
     data[at] ^= 4
     writer.path.write_bytes(data)
-    with caplog.at_level(logging.WARNING, logger="syncopate"):
-        # The iterations beside the block may have had a part in it.
-        assert shown(tmp_path) == set(range(50)) - set(range(19, 26))
-    assert [record.message for record in caplog.records] == [
+    # The iterations beside the block may have had a part in it.
+    assert shown(tmp_path) == set(range(50)) - set(range(19, 26))
+    said = [
         f"{writer.path}: damaged: 1 block is left out",
         f"{writer.path}: left out, because collectives of them are missing: iterations 19 to 25",
     ]
+    for timeline in (read_directory(tmp_path, 1000), read_timeline([writer.path])):
+        assert [note for note in notes(timeline) if str(writer.path) in note] == said
+
+
+def test_commands_say_what_is_damaged(tmp_path):
+    (tmp_path / "run").mkdir()
+    writer = written(tmp_path / "run", 50)
+    data = bytearray(writer.path.read_bytes())
+    data[len(data) // 2] ^= 4
+    writer.path.write_bytes(data)
+    for command in (["explain"], ["analyze"], ["report", "-o", str(tmp_path / "page.html")]):
+        told = CliRunner().invoke(app, [command[0], str(tmp_path / "run"), *command[1:]])
+        assert (told.exit_code, "damaged: 1 block is left out" in told.stderr) == (0, True)
+    assert "damaged: 1 block is left out" in (tmp_path / "page.html").read_text()
+
+
+def test_a_file_that_cannot_be_read_costs_the_others_nothing(tmp_path):
+    written(tmp_path, 20)
+    (tmp_path / "rank-1.json").write_bytes(b"\0" * 100)
+    said = notes(read_directory(tmp_path, 1000))
+    assert any(note.startswith(f"left out: {tmp_path / 'rank-1.json'}") for note in said)
+    assert shown(tmp_path) == set(range(20))
+    (tmp_path / "rank-0.json").write_bytes(b"\0" * 100)
+    with pytest.raises(ArtifactError, match="not valid JSON"):
+        read_directory(tmp_path, 1000)
 
 
 def test_the_first_line_may_be_damaged(tmp_path):
@@ -126,7 +146,7 @@ def test_a_cut_costs_the_last_block_at_most(tmp_path, bytes_less):
     assert shown(tmp_path) == set(range(20 if bytes_less < 5 else 15))
 
 
-def test_a_block_that_could_not_be_written_is_missing_and_no_other(tmp_path, monkeypatch, caplog):
+def test_a_block_that_could_not_be_written_is_missing_and_no_other(tmp_path, monkeypatch):
     """Iterations are left out of which anything is missing."""
     writer = written(tmp_path, 20)
     with monkeypatch.context() as patch:
@@ -137,7 +157,7 @@ def test_a_block_that_could_not_be_written_is_missing_and_no_other(tmp_path, mon
     writer.write(block(25))
     writer.write(block(30))
     assert shown(tmp_path) == {*range(19), *range(26, 35)}
-    assert "iterations 19 to 25" in caplog.text
+    assert any("iterations 19 to 25" in note for note in notes(read_directory(tmp_path, 1000)))
 
 
 def _full(*_):
@@ -156,13 +176,13 @@ def test_a_second_run_gets_a_file_of_its_own(tmp_path):
     assert RecordedWriter(tmp_path, ABOUT).path.name == "rank-0-2.json"
 
 
-def test_the_last_every_kth_and_unusual_iterations_are_kept(tmp_path, caplog):
+def test_the_last_every_kth_and_unusual_iterations_are_kept(tmp_path):
     writer = written(tmp_path, 400, Retention(last=30, every=20))
     writer.thin(last=True)
     assert shown(tmp_path) == {*range(0, 400, 20), *range(370, 400), SLOW, SLOW + 1}
     writer.write(block(400))
     assert shown(tmp_path) >= {*range(370, 405)}
-    assert caplog.text == ""
+    assert not any(str(tmp_path) in note for note in notes(read_directory(tmp_path, 1000)))
     json.loads(writer.path.read_bytes())
 
 

@@ -2,7 +2,7 @@
 /* The timeline: rows of spans on a canvas, redrawn for the window of time that is in view. A row is
    searched for its first visible span, and spans that share a pixel are drawn once, so a frame
    costs what the canvas is wide, not what the run is long. */
-(() => {
+const timeline = (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const box = document.getElementById("timeline");
 const canvas = box.querySelector("canvas");
@@ -43,27 +43,35 @@ const whole = { from: least, to: last.end - last.shift };
 const view = { ...whole };
 const narrowest = 10;
 
-const rows = data.rows.map((row) => ({ ...row, spans: [] }));
-for (let i = 0; i < count; i++) rows[all.row[i]].spans.push(i);
-for (const row of rows) {
+/* Each row has the spans that a filter keeps; rows without any are not there. Marked spans are those
+   that a search finds: the others are faint. */
+const every = data.rows.map((row) => ({ ...row, all: [] }));
+for (let i = 0; i < count; i++) every[all.row[i]].all.push(i);
+for (const row of every) {
   let longest = 0;
-  for (const i of row.spans) longest = Math.max(longest, all.end[i] - all.start[i]);
+  for (const i of row.all) longest = Math.max(longest, all.end[i] - all.start[i]);
   row.longest = longest;
 }
+let rows = [], marked = null;
 const begin = (i) => all.start[i] - shifted(all.iteration[i]);
 const finish = (i) => all.end[i] - shifted(all.iteration[i]);
 
 /* Sizes. */
 const HEAD = 46, RANK = 20, ROW = 19, GAP = 8;
 let width = 0, height = 0, gutter = 72, total = 0, chosen = -1, shownPath = true;
-let rank = null, y = HEAD;
-for (const row of rows) {
-  if (row.rank !== rank) { y += (rank === null ? 0 : GAP) + RANK; rank = row.rank; row.first = true; }
-  row.y = y;
-  row.height = Math.max(ROW, row.depth * 9);
-  y += row.height + 2;
+function keep(wanted) {
+  rows = every.filter((row) => (row.spans = wanted ? row.all.filter(wanted) : row.all).length);
+  let rank = null, y = HEAD;
+  for (const row of rows) {
+    row.first = row.rank !== rank;
+    if (row.first) { y += (rank === null ? 0 : GAP) + RANK; rank = row.rank; }
+    row.y = y;
+    row.height = Math.max(ROW, row.depth * 9);
+    y += row.height + 2;
+  }
+  total = y + 8;
 }
-total = y + 8;
+keep(null);
 const spacer = document.createElement("div");
 box.append(spacer);
 
@@ -145,15 +153,19 @@ function* visible(row) {
 }
 
 function drawRow(row, top) {
-  const taken = new Array(row.depth).fill(-1);
+  const taken = new Array(row.depth).fill(-1), found = new Array(row.depth).fill(-1);
   const each = row.height / row.depth;
   let drawn = 0;
   for (const i of visible(row)) {
     const from = Math.max(across(begin(i)), gutter), to = Math.min(across(finish(i)), width);
     const depth = all.depth[i];
-    if (to < taken[depth] + 0.4 && i !== chosen) continue;
+    /* What is found shows where others share its pixel. */
+    const finds = marked?.[i] && to >= found[depth] + 0.4;
+    if (to < taken[depth] + 0.4 && i !== chosen && !finds) continue;
+    context.globalAlpha = !marked || marked[i] || i === chosen ? 1 : 0.22;
     const left = Math.max(from, Math.min(taken[depth], to)), wide = Math.max(to - left, 0.7);
     taken[depth] = left + wide;
+    if (marked?.[i]) found[depth] = left + wide;
     const lane = data.lanes[all.lane[i]], high = each - 1;
     const y = top + depth * each;
     context.fillStyle = patterns[lane] ?? colour.wait;
@@ -170,6 +182,7 @@ function drawRow(row, top) {
     }
     const solid = Math.max(left, Math.min(moves || left, to));
     if (to - solid > 34 && each > 12) label(i, solid, to - solid, y + high / 2, lane);
+    context.globalAlpha = 1;
     if (i === chosen) {
       context.strokeStyle = colour.ink;
       context.lineWidth = 2;
@@ -296,7 +309,7 @@ function draw() {
     : seen.length ? `iteration ${seen[0].number}` : "";
   where.textContent = `${duration(view.to - view.from)} in view${numbers ? `, ${numbers}` : ""}`;
   /* What is in view, for whoever asks: tests, and scripts of readers. */
-  Object.assign(box.dataset, { from: view.from, to: view.to, drawn });
+  Object.assign(box.dataset, { from: view.from, to: view.to, drawn, rows: rows.length, chosen });
 }
 let waits = false;
 function redraw() {
@@ -342,7 +355,7 @@ function spanAt(x, y) {
   return best;
 }
 function lines(i) {
-  const lane = data.lanes[all.lane[i]], row = rows[all.row[i]];
+  const lane = data.lanes[all.lane[i]], row = every[all.row[i]];
   const found = [`rank ${row.rank}, iteration ${all.iteration[i]}`, `takes ${duration(all.end[i] - all.start[i], 4)}`];
   if (lane === "push" || lane === "pull") {
     const waited = all.moves[i] >= 0 ? all.moves[i] - all.start[i] : 0;
@@ -437,23 +450,31 @@ box.addEventListener("scroll", redraw);
 
 /* The keyboard: pan, zoom, and from span to span. */
 function step(sideways, down) {
-  let row = chosen < 0 ? 0 : all.row[chosen], k = 0;
-  if (chosen >= 0 && down) {
+  if (!rows.length) return;
+  let row = chosen < 0 ? -1 : rows.indexOf(every[all.row[chosen]]), k = 0;
+  const there = row >= 0 && rows[row].spans.includes(chosen);
+  row = Math.max(row, 0);
+  if (there && down) {
     row = Math.min(Math.max(row + down, 0), rows.length - 1);
     const at = begin(chosen);
     k = rows[row].spans.findIndex((i) => finish(i) > at);
     if (k < 0) k = rows[row].spans.length - 1;
-  } else if (chosen >= 0) k = Math.min(Math.max(rows[row].spans.indexOf(chosen) + sideways, 0), rows[row].spans.length - 1);
+  } else if (there) k = Math.min(Math.max(rows[row].spans.indexOf(chosen) + sideways, 0), rows[row].spans.length - 1);
   else k = Math.max(rows[row].spans.findIndex((i) => begin(i) >= view.from), 0);
-  chosen = rows[row].spans[k];
+  reveal(rows[row].spans[k]);
+}
+/* Choose a span, bring it into view, and say what it is. */
+function reveal(i) {
+  chosen = i;
+  const row = every[all.row[i]];
   if (begin(chosen) < view.from || finish(chosen) > view.to) {
     const span = Math.max(view.to - view.from, finish(chosen) - begin(chosen));
     const middle = (begin(chosen) + finish(chosen)) / 2;
     show(middle - span / 2, middle + span / 2);
   }
-  const top = rows[row].y;
+  const top = row.y;
   if (top - RANK < box.scrollTop + HEAD) box.scrollTop = top - RANK - HEAD;
-  if (top + rows[row].height > box.scrollTop + height) box.scrollTop = top + rows[row].height - height;
+  if (top + row.height > box.scrollTop + height) box.scrollTop = top + row.height - height;
   draw();
   const at = canvas.getBoundingClientRect();
   tell(chosen, at.left + Math.min(Math.max(across(begin(chosen)), gutter), width - 20), at.top + top - box.scrollTop + 8);
@@ -515,4 +536,21 @@ addEventListener("beforeprint", () => { document.documentElement.classList.add("
 addEventListener("afterprint", () => { document.documentElement.classList.remove("printing"); fit(); });
 fit();
 showIteration(data.typical);
+
+return {
+  data, count, reveal,
+  begins: begin,
+  lane: (i) => data.lanes[all.lane[i]],
+  rank: (i) => every[all.row[i]].rank,
+  words: (i) => `${data.lanes[all.lane[i]]} ${text(i, "name")} ${text(i, "detail")}`.toLowerCase(),
+  chosen: () => chosen,
+  /* Show spans that are wanted alone, and make others than those that are marked faint. */
+  only(wanted, found) {
+    marked = found;
+    keep(wanted);
+    if (chosen >= 0 && wanted && !wanted(chosen)) chosen = -1;
+    hide();
+    fit();
+  },
+};
 })();
