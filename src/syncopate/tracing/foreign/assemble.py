@@ -266,6 +266,12 @@ def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
             f"up to {most} earlier collectives of a rank were forgotten; `syncopate record "
             "--entries` and TORCH_FR_BUFFER_SIZE say how many are kept"
         )
+    used = {launch.collective for trace in traces for launch in trace.launches}
+    if {"send", "recv"} & used and "backward" in lanes:
+        notes.append(
+            "ranks send to each other (send, recv), as the stages of a pipeline do: what a rank "
+            "waits for is said of collectives, and not of these"
+        )
     missing = sorted(set(range(world_size)) - {trace.rank for trace in traces})
     if missing:
         one = len(missing) == 1
