@@ -397,7 +397,7 @@ def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Se
     at = found.rows[rows]
     known_s = np.where(np.isnan(spans.launched_s[at]), spans.ready_s[at], spans.launched_s[at])
     columns = (spans.start_s, spans.lane, spans.iteration, spans.name, spans.channel)
-    return rows, _Messages(*(column[at] for column in columns), known_s), spans.end_s[at]
+    return rows, _Messages._make((*(column[at] for column in columns), known_s)), spans.end_s[at]
 
 
 class _Pieces(NamedTuple):
@@ -426,7 +426,7 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> _Pieces:
     rows = np.flatnonzero(spans.in_lanes(*COMPUTATION))
     rows = rows[np.lexsort((-spans.end_s[rows], spans.start_s[rows]))]
     columns = (spans.start_s, spans.end_s, spans.lane.astype(np.int64), spans.iteration)
-    every = _Pieces(*(column[rows] for column in columns))
+    every = _Pieces._make(column[rows] for column in columns)
     apart = _apart(every)
     begins = np.flatnonzero(apart)
     several = np.flatnonzero(np.diff(begins, append=len(rows)) > 1).tolist()
@@ -442,7 +442,7 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> _Pieces:
             made += _merged(stretches)
             places += range(first, first + len(made) - len(places))
         order = np.argsort(np.concatenate([np.flatnonzero(kept), places]))
-        every = _Pieces(*(column[order] for column in _with(every, kept, made)))
+        every = _Pieces._make(column[order] for column in _with(every, kept, made))
     if stalls:
         cut = sweep.shared(stalls, every.start_s, every.end_s)
         made = [
@@ -454,18 +454,16 @@ def _pieces(spans: Spans, stalls: list[Interval]) -> _Pieces:
         ]
         every = _with(every, ~cut & (every.start_s < every.end_s), made)
         order = np.lexsort(every[::-1])
-        every = _Pieces(*(column[order] for column in every))
+        every = _Pieces._make(column[order] for column in every)
     return every
 
 
 def _with(every: _Pieces, kept: Mask, made: Sequence[_Piece]) -> _Pieces:
     """Return those that are kept, and behind them others."""
     columns = zip(*made, strict=True) if made else ((),) * len(every)
-    return _Pieces(
-        *(
-            np.concatenate([column[kept], np.array(more, column.dtype)])
-            for column, more in zip(every, columns, strict=True)
-        )
+    return _Pieces._make(
+        np.concatenate([column[kept], np.array(more, column.dtype)])
+        for column, more in zip(every, columns, strict=True)
     )
 
 

@@ -163,8 +163,8 @@ def _joins(
 ) -> bool:
     """Say whether an iteration exchanges what others do, and add what it pulls to what they do."""
     mine: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
-    for lane, name, *how in exchanged:
-        mine[lane, name].add(tuple(how))
+    for lane, name, collective, algorithm, nbytes in exchanged:
+        mine[lane, name].add((collective, algorithm, nbytes))
     pushes = {key for key in mine if key[0] == "push"}
     if known and pushes != {key for key in known if key[0] == "push"}:
         return False
