@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION
+from syncopate.analysis.pipeline import matched
 from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
@@ -43,6 +44,9 @@ NAMED = frozenset(
     }
 )
 """Collectives that messages of other tools are called by, as in ``"broadcast 0"``."""
+
+TOGETHER = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
+"""Collectives that no rank is done with before all have arrived."""
 
 EXCHANGE = "exchange"
 """What a timeline's metadata call the exchange."""
@@ -186,7 +190,8 @@ def collectives(timeline: Timeline) -> Collectives:
     """Return every collective of a timeline, in the order in which their last ranks arrived.
 
     Spans belong together when iteration, lane, name and channel agree; where a rank has several
-    such, they are taken in the order in which they started.
+    such, they are taken in the order in which they started. What one stage of a pipeline sends and
+    another receives is one message (:mod:`syncopate.analysis.pipeline`).
     """
     every = timeline.columns
     at = np.flatnonzero(every.in_lanes(*COMMUNICATION))
@@ -202,6 +207,8 @@ def collectives(timeline: Timeline) -> Collectives:
         rows, first = np.arange(len(at)), np.arange(len(at))
     else:
         together = code * (nth.max(initial=0) + 1) + nth
+        two = matched(timeline, spans)
+        together = np.where(two >= 0, together.max(initial=0) + 1 + two, together)
         rows = np.lexsort((spans.rank, together))
         first = runs(together[rows])
     arrived_s = np.maximum.reduceat(spans.start_s[rows], first) if len(first) else spans.start_s

@@ -14,15 +14,17 @@ import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.arrivals import of_others
+from syncopate.analysis.changed import Changed, SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
+from syncopate.analysis.pipeline import of_stage, pipelines
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.analysis.sweep import groups, runs
 from syncopate.analysis.work import INPUT, SEVERAL
@@ -60,38 +62,6 @@ _COMPUTING, _PASSES = slice(0, 3), slice(0, 2)
 _PART_OF = np.array([_PARTS.index(lane) if lane in _PARTS else -1 for lane in LANES])
 
 
-class SlowLinks(NamedTuple):
-    """Ranks whose hosts have slow links.
-
-    Attributes:
-        ranks: which.
-        bytes_per_s: what the slowest of these links carried.
-        expected_bytes_per_s: what it should.
-    """
-
-    ranks: tuple[int, ...] = ()
-    bytes_per_s: float = 1.0
-    expected_bytes_per_s: float = 1.0
-
-
-class Changed:
-    """A replay of which something is being removed.
-
-    Args:
-        parts_s: seconds by rank, iteration and part.
-        durations: as recorded.
-
-    Attributes:
-        parts_s: what is left.
-        without: names of pauses, and the places of ranks that no longer have them.
-        durations: transfers and shares are changed here; tasks and gaps follow from the rest.
-    """
-
-    def __init__(self, parts_s: Times, durations: Durations) -> None:
-        self.parts_s, self.durations = parts_s.copy(), durations.copy()
-        self.without: dict[str, set[int]] = defaultdict(set)
-
-
 class Counterfactuals:
     """Durations of a replay with causes removed.
 
@@ -117,6 +87,7 @@ class Counterfactuals:
         tasks = replay.tasks
         ranks, self._rank = np.unique(tasks.rank, return_inverse=True)
         self.ranks = tuple(ranks.tolist())
+        self._alike = of_stage(replay.timeline, self.ranks)
         numbers, self._at = np.unique(tasks.iteration, return_inverse=True)
         self._numbers = numbers
         self._counted = np.flatnonzero(np.isin(numbers, replay.iterations))
@@ -278,15 +249,15 @@ class Counterfactuals:
         return bool(more_s.mean() > least_s) and surely_positive(more_s.tolist())
 
     def _found_slower(self) -> dict[int, list[int]]:
-        """Find who exceeds the median of the others, of two medians the lower.
+        """Find who exceeds the median of the others of its stage, of two medians the lower.
 
         Where ranks fall in two sorts that are far apart, those of the slower sort are compared with
         the slowest of the faster one, however few these are.
         """
         found: dict[int, list[int]] = defaultdict(list)
         usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
-        for part in range(3):
-            there = np.flatnonzero(self._there[:, part]).tolist()
+        for part, alike in product(range(3), self._alike):
+            there = [at for at in alike if self._there[at, part]]
             order = sorted(there, key=lambda at: (usual_s[at, part], at))
             if len(order) < 2:
                 continue
@@ -302,26 +273,32 @@ class Counterfactuals:
         return found
 
     def _found_starved(self) -> list[int]:
-        """Find who waits for input longer than all do.
+        """Find who waits for input longer than all of its stage do.
 
         All wait as long as the rank that waits least. Where weights come while ranks wait for
         input, some are held up by these instead: then what three quarters do, all do.
         """
         waits_s = self._level[..., _INPUT]
-        order = waits_s[:, self._counted].mean(axis=1).argsort(kind="stable").tolist()
+        self._common_s = waits_s.copy()
+        return sorted(at for alike in self._alike for at in self._starved_among(alike, waits_s))
+
+    def _starved_among(self, alike: list[int], waits_s: Times) -> list[int]:
+        mine = waits_s[alike]
+        by_wait = mine[:, self._counted].mean(axis=1).argsort(kind="stable").tolist()
+        order = [alike[at] for at in by_wait]
         for least in (order[0], order[(len(order) - 1) // 2]):
-            self._common_s = np.minimum(waits_s[least], waits_s)
+            self._common_s[alike] = np.minimum(waits_s[least], mine)
             least_s = float(waits_s[least, self._counted].mean())
             least_s = WORTH / 2 * (self.computing_s + least_s)
             found = [at for at in order if self._exceeds(at, least, _INPUT, least_s)]
             if len(found) < _MOST * len(order) or not self._replay.pulls:
                 break
         if least == order[0]:
-            self._common_s = np.broadcast_to(waits_s.min(axis=0), waits_s.shape)
+            self._common_s[alike] = mine.min(axis=0)
         else:
             others = [at for at in order if at not in found]
             self._common_s[others] = waits_s[others]
-        return sorted(found)
+        return found
 
     def paused(self, rank: int, name: str) -> list[int]:
         """Return the iterations in which a rank had a recorded pause."""
@@ -336,16 +313,28 @@ class Counterfactuals:
         at = self.ranks.index(rank)
         found = []
         for part in self.slower[at]:
-            theirs_s = np.median(self._usual_s[self._healthy(part), part])
+            theirs_s = np.median(self._usual_s[self._healthy(part, at), part])
             found.append((_PARTS[part], float(self._usual_s[at, part]), float(theirs_s)))
         return max(found, key=lambda row: (row[1] - row[2], row[0]))
 
-    def _healthy(self, part: int) -> list[int]:
-        return [
-            at
-            for at in np.flatnonzero(self._there[:, part]).tolist()
-            if part not in self.slower.get(at, ())
-        ]
+    def _healthy(self, part: int, of: int) -> list[int]:
+        """Return those that compute the same as a rank, by places, and are not slower in a part."""
+        (alike,) = (mine for mine in self._alike if of in mine)
+        there = [at for at in alike if self._there[at, part]]
+        return [at for at in there if part not in self.slower.get(at, ())]
+
+    def evenly_s(self, changed: Changed) -> tuple[float, float]:
+        """Return what a stage of a pipeline takes in an iteration, were all even, and the longest.
+
+        In the mean over iterations, of the pipeline in which that is most; 0: there are no stages.
+        """
+        if not (found := pipelines(self._replay.timeline)):
+            return 0.0, 0.0
+        lasts_s = changed.parts_s[:, self._counted].sum(axis=2)
+        place = {rank: at for at, rank in enumerate(self.ranks)}
+        there = [[place[rank] for rank in ranks if rank in place] for ranks in found]
+        even_s = np.stack([lasts_s[ranks].mean(axis=0) for ranks in there])
+        return float(even_s.max(axis=0).mean()), float(lasts_s.mean(axis=1).max())
 
     # -- one thing different -------------------------------------------------------------------
 
@@ -394,7 +383,7 @@ class Counterfactuals:
         mine = self._driven(rank)
         lane = self._lane[self._replay.parts.task[mine]]
         for part in self.slower.get(at, ()):
-            others = self._healthy(part)
+            others = self._healthy(part, at)
             most_s = np.median(changed.parts_s[others, :, part], axis=0)
             changed.parts_s[at, :, part] = np.minimum(changed.parts_s[at, :, part], most_s)
             self._start_like(changed, mine[lane == part], others)

@@ -2,7 +2,7 @@
 
 An all-reduce makes every rank's iteration equally long, so a straggler does not show in iteration
 times. It shows in arrivals: others wait for it (:mod:`syncopate.analysis.exposure`). Why it is late
-is what it spends more time on than the median of the other ranks:
+is what it spends more time on than the median of the other ranks, of a pipeline those of its stage:
 
     compute     forward, backward and update, in the usual iteration
     input, ..   one of the pauses that are recorded, in the mean
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import Collectives, collectives, members
 from syncopate.analysis.exposure import Exposures, exposures
+from syncopate.analysis.pipeline import of_stage
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
 from syncopate.spans import Numbers, Times, coded
 from syncopate.timeline import PAUSES, Timeline
@@ -73,10 +74,16 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
     caused = _caused(exposures(timeline), numbers, members(timeline))
     total_s = sum(sum(rows.values()) for rows in caused.values())
     mine = own_times(work, messages, numbers)
+    there = sorted(mine)
+    alike = {
+        there[at]: {there[other]: mine[there[other]] for other in one}
+        for one in of_stage(timeline, there)
+        for at in one
+    }
     found = []
     for rank, by_iteration in caused.items():
         caused_s = sum(by_iteration.values()) / len(numbers)
-        excess_s = _excess(rank, mine)
+        excess_s = _excess(rank, alike.get(rank, {}))
         cause = max(excess_s, key=excess_s.__getitem__, default=UNKNOWN)
         if excess_s.get(cause, 0.0) < _EXPLAINS * caused_s:
             cause = UNKNOWN

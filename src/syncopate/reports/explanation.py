@@ -17,6 +17,7 @@ from syncopate.analysis.arrivals import lateness
 from syncopate.analysis.causes import (
     BATCHES,
     CONGESTION,
+    PIPELINE,
     PLAN,
     SLOW_SERVER,
     TRANSFERS,
@@ -102,6 +103,11 @@ _WORDS = {
         "see its processor, its link and what else runs there; or train without it",
         "",
     ),
+    PIPELINE: (
+        "stages of a pipeline wait for each other{detail}; this is the most that could be saved",
+        "more micro-batches, or stages of equal length",
+        "",
+    ),
     TRANSFERS: (
         "transfers are exposed; this is the most that a plan or a network could save",
         "a better plan; give --workload and --cluster to see what the best one would save",
@@ -151,7 +157,7 @@ def verdict(found: Explanation) -> str:
 
 def _several(found: Explanation) -> list[Cause]:
     """Return the causes that can be mended: exposed transfers are what a network could save."""
-    return [cause for cause in found.causes if cause.kind not in (TRANSFERS, SERVER)]
+    return [cause for cause in found.causes if cause.kind not in (TRANSFERS, SERVER, PIPELINE)]
 
 
 def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
@@ -243,7 +249,7 @@ def _gain(cause: Cause, found: Explanation) -> Iterator[str]:
     """Say what a cause costs, how sure that is, and what it gives alone where others hide it."""
     worth_s = WORTH * found.iteration_s
     gain = f"{format_seconds(cause.gain_s)} ({cause.gain_s / found.iteration_s:.0%})"
-    shared = cause.kind not in (TRANSFERS, SERVER, PLAN)
+    shared = cause.kind not in (TRANSFERS, SERVER, PIPELINE, PLAN)
     if shared and cause.gain_s - cause.alone_s >= worth_s:
         yield f"its part of what all causes give together: {gain}"
         alone_s = max(cause.alone_s, 0.0)
@@ -321,6 +327,12 @@ def _remarks(found: Explanation) -> list[str]:
         said.append(
             f"iterations {first} to {last} are explained: others are not whole on all ranks"
         )
+    if found.drifts:
+        ranks = ", ".join(map(str, sorted(found.drifts)))
+        most = max(map(abs, found.drifts.values()))
+        said.append(
+            f"clocks drift, by up to {most:.2%} (ranks {ranks}): that was taken off the times"
+        )
     share = found.noise_s / found.iteration_s if found.iteration_s > 0 else 0.0
     if not found.abstains and share >= WORTH:
         said.append(
@@ -357,6 +369,9 @@ def _detail(cause: Cause) -> str:
     if cause.kind == COMPUTE and cause.lane:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} of {cause.lane}, where they take {others}"
+    if cause.kind == PIPELINE:
+        own, others = format_seconds(cause.own), format_seconds(cause.others)
+        return f", the longest computes {own}, all in the mean {others}"
     if cause.kind == BATCHES and cause.own:
         return f", by {cause.own:.0%} from iteration to iteration"
     if cause.kind == SLOW_SERVER:

@@ -27,7 +27,7 @@ import numpy as np
 
 from syncopate.analysis import sweep
 from syncopate.analysis.arrivals import arrivals
-from syncopate.analysis.collectives import EXCHANGE, Collectives, collectives
+from syncopate.analysis.collectives import EXCHANGE, TOGETHER, Collectives, collectives
 from syncopate.analysis.replay.events import Events
 from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Starts, Tasks
 from syncopate.analysis.replay.rank import Times as Clocks
@@ -36,9 +36,6 @@ from syncopate.errors import InvalidValueError
 from syncopate.plan import SERVED
 from syncopate.spans import Numbers, Times
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
-
-_ALL = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
-"""Collectives that no rank is done with before all have arrived."""
 
 _AT_ONCE = 1 << 24
 """Numbers that are held at once while changes are tried."""
@@ -133,7 +130,7 @@ class Replay:
         timeline, spans = self.timeline, self.timeline.columns
         self.messages = found = collectives(timeline)
         said_s = float(timeline.metadata.get("clock_error_s", 0.0))
-        whole = np.isin(found.kinds, [found.names.index(n) for n in _ALL if n in found.names])
+        whole = np.isin(found.kinds, [found.names.index(n) for n in TOGETHER if n in found.names])
         # No rank is done with these before the last has come, but by clocks that differ.
         before_s = (found.arrived_s - found.least(spans.end_s))[whole & (found.sizes > 1)]
         self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0

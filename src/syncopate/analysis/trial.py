@@ -1,0 +1,296 @@
+"""Trial: what iterations take without some of what slows them down, and what each of it gains.
+
+[Note: several causes] Causes hide each other: of two ranks that are late by as much, to mend one
+gains nothing. So each is removed alone, and last, when all others are gone; what it gains of what
+all gain together is the mean of the two, scaled so that the causes add up. Of two that hide each
+other each has half. Ranks of one kind are causes of their own where, with all else mended, one of
+them gives most of what all of them give; otherwise they are one cause, of those that matter.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from syncopate.analysis.changed import Changed
+from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.counterfactuals import WORTH, Counterfactuals, free
+from syncopate.analysis.evidence.noise import interval_s
+from syncopate.analysis.replay import Replay
+from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
+from syncopate.analysis.work import INPUT
+from syncopate.plan import SERVED
+from syncopate.spans import Times
+from syncopate.timeline import PAUSES
+
+BATCHES, CONGESTION, TRANSFERS, PLAN = "batches", "congestion", "transfers", "plan"
+SLOW_SERVER, PIPELINE = "slow server", "pipeline"
+"""Kinds of causes beside those of a straggler."""
+
+_TIMES = {PAUSE: 2.0}
+"""Kinds of which this many times :data:`WORTH` has to be at stake: any rank pauses once."""
+
+_ALONE, _TRIED = 0.8, 16
+"""A rank is a cause by itself with this part of the gain of all; as many are tried one by one."""
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One thing that costs time.
+
+    Attributes:
+        kind: see the module.
+        ranks: whose; empty for all. Of a slow server, its rank among servers.
+        gain_s: what an iteration would be shorter by without it: its part of what all causes gain
+            together. [Note: several causes]
+        iterations: where it happened once; empty where it is usual.
+        lane: of a rank that computes longer, where most of that is; of a slow server, the stage of
+            :data:`~syncopate.analysis.trips.STAGES`.
+        own: how many seconds it usually computes there in an iteration, or a slice is in that
+            stage; of a slow link, how many bytes per second it carries; of batches, by which part
+            of them they usually differ; of a pipeline, what its longest stage computes. 0: not
+            known.
+        others: the same of the median of the others; of links, what is expected of them; of a
+            pipeline, what a stage computes in the mean.
+        alone_s: what an iteration would be shorter by without it, all other causes left.
+        low_s: the 95% interval of ``gain_s``, by how iterations vary; from here
+        high_s: to here.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    gain_s: float
+    iterations: tuple[int, ...] = ()
+    lane: str = ""
+    own: float = 0.0
+    others: float = 0.0
+    alone_s: float = 0.0
+    low_s: float = 0.0
+    high_s: float = 0.0
+
+
+class Part(NamedTuple):
+    """Something that can be removed.
+
+    Attributes:
+        kind: of cause that it is, or is a part of.
+        ranks: whose; empty: of all.
+        change: removes it.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    change: Callable[[Changed], object]
+
+
+class Trial:
+    """Tries what an iteration would take without causes, by [Note: several causes].
+
+    Args:
+        replay: of a timeline.
+        without: the changes.
+
+    Attributes:
+        played_s: what an iteration takes.
+        even_s: the same with all removed but transfers.
+        bound_s: also without these.
+        left_s: what of that is idle.
+        bubble_s: what of that stages of a pipeline lose to each other.
+        computing_s: what the median rank computes.
+    """
+
+    def __init__(self, replay: Replay, without: Counterfactuals) -> None:
+        self._replay, self._without = replay, without
+        self.computing_s = without.computing_s
+        self._parts = list(self._found())
+        noise = [
+            Part(PAUSE, (rank,), partial(without.as_usual, rank=rank))
+            for rank in without.ranks
+            if without.unusual(rank)
+        ]
+        named = {one.ranks for one in self._parts if one.kind == PAUSE}
+        self._noise = [one for one in noise if one.ranks not in named]
+        self._flow = Part(CONGESTION, (), without.flowing)
+        all_but = [*self._noise, *self._parts, self._flow]
+        freed = Part(TRANSFERS, (), free)
+        self._rows = self._lasting([(), all_but, (*all_but, freed), (freed,)])
+        idle = without.durations(self._changed((*all_but, freed)), gaps=False)
+        played_s, even_s, bound_s, self._freed_s = self._rows.mean(axis=1).tolist()
+        # Where ranks hardly wait for each other, an earlier begin alone can make the mean longer.
+        self.played_s, self.even_s = played_s, min(even_s, played_s)
+        self.bound_s = min(bound_s, self.even_s)
+        self.left_s = max(self.bound_s - replay.iteration_s(idle), 0.0)
+        self._evenly_s, self._longest_s = without.evenly_s(self._changed(all_but))
+        self.bubble_s = max(self.bound_s - self._evenly_s, 0.0) if self._evenly_s else 0.0
+
+    def _found(self) -> Iterator[Part]:
+        """Yield what differs, in the order in which it is removed."""
+        without = self._without
+        if without.uneven:
+            yield Part(BATCHES, (), without.balanced)
+        for rank in without.pausing or ():
+            yield Part(PAUSE, (rank,), partial(without.as_usual, rank=rank))
+        for at in sorted(without.slower):
+            rank = without.ranks[at]
+            yield Part(COMPUTE, (rank,), partial(without.as_fast, rank=rank))
+        for at in without.starved:
+            rank = without.ranks[at]
+            yield Part(INPUT, (rank,), partial(without.like_others, rank=rank))
+        yield Part(INPUT, (), without.without_input)
+        for name in PAUSES:
+            for rank in without.ranks if name != INPUT else ():
+                if without.paused(rank, name):
+                    yield Part(name, (rank,), partial(without.without_pause, rank=rank, name=name))
+        for server in without.servers.slow:
+            yield Part(SLOW_SERVER, (server,), partial(without.with_good_server, server=server))
+        if without.slow.ranks:
+            yield Part(LINK, without.slow.ranks, without.with_good_links)
+        else:
+            for rank in without.linked:
+                yield Part(LINK, (rank,), partial(without.on_time, rank=rank))
+        if without.pausing is not None:  # else it is noise, and the network has its part
+            yield Part(CONGESTION, (), without.flowing)
+
+    def causes(self) -> tuple[Cause, ...]:
+        """Return the causes that are worth a word, the greatest gain first."""
+        clocks_s = float(self._replay.timeline.metadata.get("clock_error_s", 0.0))
+        least_s = max(WORTH * self.played_s, clocks_s)
+        groups = self._groups()
+        while True:
+            found = self._shared_out(groups)
+            kept = [
+                group
+                for group, cause in zip(groups, found, strict=True)
+                if cause.gain_s > least_s * _TIMES.get(cause.kind, 1.0)
+                and (cause.kind != BATCHES or cause.low_s > 0)
+            ]
+            if len(kept) == len(groups):
+                break
+            groups = kept
+        bounds = (self._transfers(), self._pipeline())
+        found += [cause for cause in bounds if cause.gain_s > least_s]
+        return tuple(sorted(found, key=lambda cause: -cause.gain_s))
+
+    def noise_s(self) -> float:
+        """Return the gain without pauses and congestion that come and go on any rank."""
+        if self._without.pausing is not None:
+            return 0.0
+        lasting_s = self._lasting([(*self._noise, self._flow)])
+        return float(self.played_s - lasting_s.mean())
+
+    def _changed(self, removed: Iterable[Part]) -> Changed:
+        changed = self._without.begin()
+        for one in removed:
+            one.change(changed)
+        return changed
+
+    def _lasting(self, several: Iterable[Iterable[Part]]) -> Times:
+        """Return how long iterations take without some things; a row for each."""
+        return self._replay.lasting_s(
+            self._without.durations(self._changed(removed)) for removed in several
+        )
+
+    def _but(self, left: Sequence[Part], of: Sequence[Part]) -> list[Part]:
+        there = set(map(id, left))
+        return [one for one in of if id(one) not in there]
+
+    def _groups(self) -> list[tuple[Part, ...]]:
+        """Return what is one cause each: ranks by themselves, or those of one kind together."""
+        kinds: dict[tuple[str, bool, str], list[Part]] = defaultdict(list)
+        for one in self._parts:
+            lane = self._without.longest(one.ranks[0])[0] if one.kind == COMPUTE else ""
+            kinds[one.kind, bool(one.ranks), lane].append(one)
+        found: list[tuple[Part, ...]] = []
+        (all_s,) = self._lasting([self._parts]).mean(axis=1).tolist()
+        for same in kinds.values():
+            if len(same) == 1 or len(same) > _TRIED:
+                found.append(tuple(same))
+                continue
+            rest = self._but(same, self._parts)
+            rows = [rest]
+            rows += [self._but(self._but([one], same), self._parts) for one in same]
+            rows += [self._but([one], self._parts) for one in same]
+            none_s, *others_s = self._lasting(rows).mean(axis=1).tolist()
+            alone_s, last_s = others_s[: len(same)], others_s[len(same) :]
+            if max(none_s - one_s for one_s in alone_s) >= _ALONE * (none_s - all_s):
+                found += [(one,) for one in same]
+                continue
+            least_s = WORTH / 2 * self.played_s
+            matter = [one for one, s in zip(same, last_s, strict=True) if s - all_s >= least_s]
+            found.append(tuple(matter or same))
+        return found
+
+    def _shared_out(self, groups: Sequence[tuple[Part, ...]]) -> list[Cause]:
+        """Return causes with their parts of what they gain together."""
+        if not groups:
+            return []
+        every = [one for one in self._parts if any(one in group for group in groups)]
+        rows = [every, *groups, *(self._but(group, every) for group in groups)]
+        lasting_s = self._lasting(rows)
+        none_s, all_s = self._rows[0], lasting_s[0]
+        alone_s = none_s - lasting_s[1 : 1 + len(groups)]
+        last_s = lasting_s[1 + len(groups) :] - all_s
+        both_s = (alone_s + last_s) / 2
+        sums_s = np.maximum(both_s.mean(axis=1), 0.0)
+        together_s = max(float((none_s - all_s).mean()), 0.0)
+        scale = together_s / float(sums_s.sum()) if sums_s.sum() > 0 else 0.0
+        found = []
+        for group, each_s, gain_s, by_itself_s in zip(
+            groups, both_s * scale, sums_s * scale, alone_s.mean(axis=1), strict=True
+        ):
+            low_s, high_s = interval_s(each_s.tolist())
+            cause = self._cause(group, float(gain_s))
+            found.append(replace(cause, alone_s=float(by_itself_s), low_s=low_s, high_s=high_s))
+        return found
+
+    def _transfers(self) -> Cause:
+        served = self._replay.timeline.metadata.get(EXCHANGE) == SERVED
+        low_s, high_s = interval_s((self._rows[1] - self._rows[2]).tolist())
+        return Cause(
+            SERVER if served else TRANSFERS,
+            (),
+            self.even_s - self.bound_s,
+            alone_s=self.played_s - self._freed_s,
+            low_s=low_s,
+            high_s=high_s,
+        )
+
+    def _pipeline(self) -> Cause:
+        """Return what stages lose to each other: what they take beyond even work without waits."""
+        return Cause(
+            PIPELINE,
+            (),
+            self.bubble_s,
+            alone_s=self.bubble_s,
+            low_s=self.bubble_s,
+            high_s=self.bubble_s,
+            own=self._longest_s,
+            others=self._evenly_s,
+        )
+
+    def _cause(self, group: Sequence[Part], gain_s: float) -> Cause:
+        """Return a cause with what is known of it."""
+        kind, without = group[0].kind, self._without
+        ranks = tuple(rank for one in group for rank in one.ranks)
+        where: set[int] = set()
+        figures: tuple[str, float, float] = ("", 0.0, 0.0)
+        if kind == PAUSE:
+            where = {i for rank in ranks for i, _ in without.unusual(rank)}
+        elif kind in PAUSES and kind != INPUT:
+            where = {i for rank in ranks for i in without.paused(rank, kind)}
+        elif kind == CONGESTION:
+            where = set(without.flowing(without.begin()))
+        elif kind == BATCHES:
+            figures = ("", without.apart, 0.0)
+        elif kind == COMPUTE:
+            figures = max(map(without.longest, ranks), key=lambda row: row[1] - row[2])
+        elif kind == SLOW_SERVER:
+            figures = without.servers.stage(ranks[0])
+        elif kind == LINK and without.slow.ranks:
+            figures = ("", without.slow.bytes_per_s, without.slow.expected_bytes_per_s)
+        return Cause(kind, ranks, gain_s, tuple(sorted(where)), *figures)
