@@ -37,10 +37,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from syncopate.analysis.changed import SlowLinks
 from syncopate.analysis.counterfactuals import Counterfactuals
 from syncopate.analysis.evidence.clocks import straightened
-from syncopate.analysis.evidence.links import conclusive, recorded, slow_links
+from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.exposure import exposures
 from syncopate.analysis.replay import Replay

@@ -20,9 +20,9 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.analysis.evidence.pipeline import matched
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION
-from syncopate.analysis.pipeline import matched
 from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
@@ -191,7 +191,7 @@ def collectives(timeline: Timeline) -> Collectives:
 
     Spans belong together when iteration, lane, name and channel agree; where a rank has several
     such, they are taken in the order in which they started. What one stage of a pipeline sends and
-    another receives is one message (:mod:`syncopate.analysis.pipeline`).
+    another receives is one message (:mod:`syncopate.analysis.evidence.pipeline`).
     """
     every = timeline.columns
     at = np.flatnonzero(every.in_lanes(*COMMUNICATION))

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.arrivals import of_others
-from syncopate.analysis.changed import Changed, SlowLinks
+from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
+from syncopate.analysis.evidence.pipeline import of_stage, pipelines
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
-from syncopate.analysis.pipeline import of_stage, pipelines
-from syncopate.analysis.replay import Durations, Replay
+from syncopate.analysis.replay import Changed, Durations, Replay
 from syncopate.analysis.sweep import groups, runs
 from syncopate.analysis.work import INPUT, SEVERAL
 from syncopate.spans import LANES, Mask, Numbers, Times, coded

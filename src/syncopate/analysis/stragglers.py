@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.collectives import Collectives, collectives, members
+from syncopate.analysis.evidence.pipeline import of_stage
 from syncopate.analysis.exposure import Exposures, exposures
-from syncopate.analysis.pipeline import of_stage
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
 from syncopate.spans import Numbers, Times, coded
 from syncopate.timeline import PAUSES, Timeline

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.analysis.changed import Changed
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.evidence.noise import interval_s
-from syncopate.analysis.replay import Replay
+from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import INPUT
 from syncopate.plan import SERVED

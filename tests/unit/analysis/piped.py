@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 
 from syncopate.timeline import Group, Span, Timeline
@@ -37,78 +38,92 @@ def piped(
         jitter: the standard deviation of computation, relative to it.
     """
     count = len(forward_ms)
-    groups = [
-        Group(name="pp", ranks=tuple(range(r * count, (r + 1) * count))) for r in range(replicas)
-    ]
-    groups += [
-        Group(name="dp", ranks=tuple(range(s, replicas * count, count))) for s in range(count)
-    ]
-    spans: list[Span] = []
-    free_s = [0.0] * (replicas * count)
-    luck = random.Random(0)
-
-    def compute(lane: str, rank: int, i: int, from_s: float, lasts_ms: float) -> float:
-        more = slow[1] if rank == slow[0] else 1.0
-        end_s = from_s + lasts_ms * more * (1 + jitter * luck.gauss(0, 1)) * MS
-        spans.append(_span(lane, lane, rank, i, from_s, end_s))
-        free_s[rank] = end_s
-        return end_s
-
+    pipes = [tuple(range(r * count, (r + 1) * count)) for r in range(replicas)]
+    same = [tuple(range(s, replicas * count, count)) for s in range(count)]
+    player = _Player(replicas * count, count, slow, message_ms, jitter)
     for i in range(iterations):
-        numbers: dict[tuple[int, str], int] = {}
+        player.numbers.clear()
         for lane, times in (("forward", 1.0), ("backward", 2.0)):
-            sent_s: dict[tuple[int, int], float] = {}
-            for batch in range(micro_batches):
-                for at in range(count):
-                    stage = at if lane == "forward" else count - 1 - at
-                    for replica in range(replicas):
-                        rank = replica * count + stage
-                        begin_s = free_s[rank]
-                        if at:  # what the stage before has sent
-                            ready_s = sent_s[rank, batch]
-                            there_s = max(begin_s, ready_s) + message_ms * MS
-                            where = _numbered(numbers, rank, "recv")
-                            spans.append(_span(where, "pull", rank, i, begin_s, there_s, replica))
-                            begin_s = there_s
-                        end_s = compute(lane, rank, i, begin_s, times * forward_ms[stage])
-                        if at + 1 < count:
-                            other = rank + (1 if lane == "forward" else -1)
-                            where = _numbered(numbers, rank, "send")
-                            over_s = end_s + message_ms * MS
-                            spans.append(_span(where, "push", rank, i, end_s, over_s, replica))
-                            sent_s[other, batch] = end_s
-        for stage in range(count):
-            ranks = range(stage, replicas * count, count)
-            over_s = max(free_s[rank] for rank in ranks) + reduce_ms * MS
-            for rank in ranks:
-                name, channel = "all_reduce 0", replicas + stage
-                spans.append(_span(name, "push", rank, i, free_s[rank], over_s, channel))
-                compute("update", rank, i, over_s, 1.0)
+            for _ in range(micro_batches):
+                lasts_ms = [times * forward_ms[stage] for stage in range(count)]
+                for replica, ranks in enumerate(pipes):
+                    player.passes(lane, i, ranks, lasts_ms, replica)
+        for stage, ranks in enumerate(same):
+            player.reduces(i, ranks, reduce_ms, replicas + stage)
     return Timeline(
         name="piped",
         source="measured",
         world_size=replicas * count,
-        spans=tuple(spans),
-        groups=tuple(groups),
+        spans=tuple(player.spans),
+        groups=(
+            *(Group(name="pp", ranks=ranks) for ranks in pipes),
+            *(Group(name="dp", ranks=ranks) for ranks in same),
+        ),
     )
 
 
-def _numbered(numbers: dict[tuple[int, str], int], rank: int, kind: str) -> str:
-    number = numbers.get((rank, kind), 0)
-    numbers[rank, kind] = number + 1
-    return f"{kind} {number}"
+class _Player:
+    """Plays one thing after the other, each rank by its own clock."""
 
+    def __init__(
+        self, ranks: int, stages: int, slow: tuple[int, float], message_ms: float, jitter: float
+    ) -> None:
+        self.spans: list[Span] = []
+        self.numbers: Counter[tuple[int, str]] = Counter()
+        self._free_s, self._stages = [0.0] * ranks, stages
+        self._slow, self._message_s, self._jitter = slow, message_ms * MS, jitter
+        self._luck = random.Random(0)
 
-def _span(  # noqa: PLR0917
-    name: str, lane: str, rank: int, i: int, start_s: float, end_s: float, channel: int = 0
-) -> Span:
-    return Span(
-        name=name,
-        lane=lane,
-        rank=rank,
-        start_s=start_s,
-        end_s=end_s,
-        iteration=i,
-        channel=channel,
-        nbytes=0 if lane in ("forward", "backward", "update") else 1 << 16,
-    )
+    def passes(
+        self, lane: str, i: int, ranks: Sequence[int], lasts_ms: Sequence[float], channel: int
+    ) -> None:
+        """Let a micro-batch go through all stages, of a backward from the last one on."""
+        way = ranks if lane == "forward" else ranks[::-1]
+        sent_s = 0.0
+        for at, rank in enumerate(way):
+            if at:  # what the stage before has sent
+                self._message("recv", rank, i, max(self._free_s[rank], sent_s), channel)
+            self._compute(lane, rank, i, lasts_ms[rank % self._stages])
+            sent_s = self._free_s[rank]
+            if at + 1 < len(way):
+                self._message("send", rank, i, sent_s, channel)
+                self._free_s[rank] = sent_s  # it goes on meanwhile
+
+    def reduces(self, i: int, ranks: Sequence[int], lasts_ms: float, channel: int) -> None:
+        """Let a stage of all replicas add its gradients, and update."""
+        over_s = max(self._free_s[rank] for rank in ranks) + lasts_ms * MS
+        for rank in ranks:
+            self._note("all_reduce 0", "push", rank, i, (self._free_s[rank], over_s), channel)
+            self._free_s[rank] = over_s
+            self._compute("update", rank, i, 1.0)
+
+    def _compute(self, lane: str, rank: int, i: int, lasts_ms: float) -> None:
+        more = self._slow[1] if rank == self._slow[0] else 1.0
+        lasts_s = lasts_ms * more * (1 + self._jitter * self._luck.gauss(0, 1)) * MS
+        begin_s = self._free_s[rank]
+        self._free_s[rank] = begin_s + lasts_s
+        self._note(lane, lane, rank, i, (begin_s, begin_s + lasts_s))
+
+    def _message(self, kind: str, rank: int, i: int, moves_s: float, channel: int) -> None:
+        name = f"{kind} {self.numbers[rank, kind]}"
+        self.numbers[rank, kind] += 1
+        over_s = moves_s + self._message_s
+        lane = "push" if kind == "send" else "pull"
+        self._note(name, lane, rank, i, (self._free_s[rank], over_s), channel)
+        self._free_s[rank] = over_s
+
+    def _note(  # noqa: PLR0917
+        self, name: str, lane: str, rank: int, i: int, at_s: tuple[float, float], channel: int = 0
+    ) -> None:
+        self.spans.append(
+            Span(
+                name=name,
+                lane=lane,
+                rank=rank,
+                start_s=at_s[0],
+                end_s=at_s[1],
+                iteration=i,
+                channel=channel,
+                nbytes=0 if name == lane else 1 << 16,
+            )
+        )

@@ -7,8 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes import explanation
-from syncopate.analysis.counterfactuals import Counterfactuals, SlowLinks
-from syncopate.analysis.evidence.links import RECORDED, Carried, Entry
+from syncopate.analysis.counterfactuals import Counterfactuals
+from syncopate.analysis.evidence.links import RECORDED, Carried, Entry, SlowLinks
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
 from syncopate.errors import InvalidValueError

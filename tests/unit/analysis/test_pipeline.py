@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis.causes import explanation
 from syncopate.analysis.collectives import collectives
-from syncopate.analysis.pipeline import pipelines, stages
+from syncopate.analysis.evidence.pipeline import pipelines, stages
 from syncopate.analysis.replay import Replay
 from syncopate.analysis.stragglers import stragglers
 from syncopate.reports.explanation import told

@@ -22,6 +22,7 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 
@@ -143,6 +144,20 @@ class Finding:
     hosts: tuple[str, ...]
     expected_bytes_per_s: float
     cluster: str = ""
+
+
+class SlowLinks(NamedTuple):
+    """Ranks whose hosts have slow links.
+
+    Attributes:
+        ranks: which.
+        bytes_per_s: what the slowest of these links carried.
+        expected_bytes_per_s: what it should.
+    """
+
+    ranks: tuple[int, ...] = ()
+    bytes_per_s: float = 1.0
+    expected_bytes_per_s: float = 1.0
 
 
 def links_between(

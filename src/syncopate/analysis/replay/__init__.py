@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from syncopate.analysis.replay.changed import Changed
 from syncopate.analysis.replay.played import Durations, Replay
 
-__all__ = ["Durations", "Replay"]
+__all__ = ["Changed", "Durations", "Replay"]

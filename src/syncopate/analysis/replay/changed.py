@@ -1,26 +1,11 @@
-"""Changed: what is being removed from a replay, and the links that are known to be slow."""
+"""Changed: a replay of which something is being removed."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
 
-from syncopate.analysis.replay import Durations
+from syncopate.analysis.replay.played import Durations
 from syncopate.spans import Times
-
-
-class SlowLinks(NamedTuple):
-    """Ranks whose hosts have slow links.
-
-    Attributes:
-        ranks: which.
-        bytes_per_s: what the slowest of these links carried.
-        expected_bytes_per_s: what it should.
-    """
-
-    ranks: tuple[int, ...] = ()
-    bytes_per_s: float = 1.0
-    expected_bytes_per_s: float = 1.0
 
 
 class Changed:
