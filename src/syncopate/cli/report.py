@@ -11,7 +11,7 @@ from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import LAST, last_of, read_recorded, read_timeline, remarks_of
+from syncopate.cli.common.timelines import LAST, last_of, read_recorded, remarks_of
 from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.output import write_output
@@ -108,7 +108,12 @@ def report(
     looked_at = last_of(timeline, last)
     if looked_at is not timeline:
         remarks = (*remarks, f"the last {last} iterations are looked at")
-    before = [last_of(read_timeline(path, last=last), last) for path in against or ()]
+    before = []
+    for path in against or ():
+        earlier, of = read_recorded(path, last=last)
+        before.append(last_of(earlier, last))
+        theirs = remarks_of(earlier) if of is None else of.remarks
+        remarks = (*remarks, *(f"{path}, before: {text}" for text in theirs))
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
         page = run_page(

@@ -97,6 +97,24 @@ def test_what_was_written_stays_where_the_process_is_killed(tmp_path):
     assert damage == ()
 
 
+def test_processes_that_load_data_write_nothing_and_cost_nothing(tmp_path):
+    """They are copies of the process that is recorded, made while it is."""
+    text = STEPS + textwrap.dedent("""
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.ones(8, 2))
+        for _ in DataLoader(data, 2, num_workers=2, multiprocessing_context="fork"):
+            (weight.sum() ** 2).backward()
+            optimizers[0].step()
+    """)
+    (tmp_path / "job.py").write_text(text)
+    line = [sys.executable, "-m", "syncopate", "record", "job.py"]
+    ended = subprocess.run(line, cwd=tmp_path, timeout=120, check=False)
+    assert ended.returncode == 0
+    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank-0.json"]
+    steps = RecordedRank.load(tmp_path / "traces" / "rank-0.json").steps
+    assert [step.number for step in steps if step.optimizer == 0] == [*range(7)]
+
+
 @pytest.mark.parametrize(
     ("ending", "code", "told"), [("sys.exit(7)", 7, ""), ("sys.exit('no data')", 1, "no data\n")]
 )

@@ -185,7 +185,8 @@ class Recording:
             fresh,
             self._first or 0,
             Block(
-                written_ns=time.time_ns(),
+                written_ns=(now_ns := time.time_ns()),
+                ahead_ns=now_ns - time.monotonic_ns(),
                 steps=tuple(steps),
                 forwards=tuple(forwards),
                 backwards=tuple(backwards),

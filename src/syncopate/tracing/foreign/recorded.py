@@ -5,6 +5,11 @@ line each, and a block takes the place of the brackets behind the one before. Ea
 a checksum. A line that is damaged, or whose end is missing, costs that block and not the others.
 Each block repeats whose file it is, so that damage to the first line costs nothing.
 Files of version 1 have no blocks, and hold the dump of the flight recorder as torch writes it.
+Blocks of version 2 do not say what the wall clock was ahead of the monotonic one.
+
+[Note: clocks that are set] torch notes collectives by the wall clock. Where that is set, what came
+before and behind is on two clocks. Each block says how far it is ahead of the monotonic clock, so
+blocks between which it was set are told from a pause, and the longest row of the others is kept.
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ Launched = tuple[int, int, int, int, int, int]
 _OPEN, CLOSE = b',"blocks":[', b"\n]}\n"
 _NEVER = 1 << 62
 _MOST_NAMED = 8
+_SET_NS = 20_000_000
+"""A clock that is slewed, by half a thousandth, is not set: a block is of two seconds."""
+
 _BLOCK = re.compile(rb',?\{"number":(\d+),"crc32":(\d+),"content":(.*)\}')
 _FLIGHT_VERSION = "2.0"
 
@@ -64,7 +72,7 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
     """
 
     KIND: ClassVar[str] = "recorded rank"
-    SCHEMA_VERSION: ClassVar[int] = 2
+    SCHEMA_VERSION: ClassVar[int] = 3
     OLDEST_VERSION: ClassVar[int | None] = 1
 
     rank: int
@@ -110,8 +118,9 @@ class RecordedRank(Artifact, frozen=True, kw_only=True):
         else:
             return super().from_json(text, source), ()
         about = super().from_json(header, source)
+        blocks, set_by = _on_one_clock(blocks)
         recorded, partial = _joined(about, blocks)
-        said = (f"damaged: {lost}" if lost else "", partial)
+        said = (f"damaged: {lost}" if lost else "", set_by, partial)
         return recorded, tuple(f"{source}: {one}" for one in said if one)
 
 
@@ -138,6 +147,7 @@ class Block(Record, frozen=True, kw_only=True):
 
     Attributes:
         written_ns: when it was written.
+        ahead_ns: how far the wall clock was ahead of the monotonic one then; 0: not known.
         about: whose it is, as the first line of the file says.
         steps: of optimizers, in order.
         forwards: ``(begin, end)`` of each.
@@ -151,6 +161,7 @@ class Block(Record, frozen=True, kw_only=True):
     """
 
     written_ns: int
+    ahead_ns: int = 0
     about: dict[str, Any] = {}
     steps: tuple[Step, ...] = ()
     forwards: tuple[tuple[int, int], ...] = ()
@@ -197,6 +208,40 @@ def block_in(line: bytes) -> tuple[int, Block] | None:
         return int(matched[1]), msgspec.json.decode(matched[3], type=Block)
     except (ValueError, RecursionError):
         return None
+
+
+def _on_one_clock(blocks: list[Block]) -> tuple[list[Block], str]:
+    """Return the most blocks between which no clock was set, and what is left out, in words.
+
+    [Note: clocks that are set]
+    """
+    rows: list[list[Block]] = [[]]
+    most_ns = 0
+    for block in blocks:
+        before = rows[-1][-1] if rows[-1] else None
+        by_ns = set_by_ns(before, block) if before is not None else 0
+        if by_ns:
+            most_ns = max(most_ns, by_ns, key=abs)
+            # A part of it may be by the clock as it was before; that is told by the next alone.
+            rows.append([])
+        rows[-1].append(block)
+    if len(rows) == 1:
+        return blocks, ""
+    kept = max((row[1:] if at else row for at, row in enumerate(rows)), key=len)
+    said = (
+        f"the clock of its host was set, by up to {most_ns * 1e-9:.3f} s: {len(kept)} of "
+        f"{len(blocks)} blocks are on one clock, and the others are left out"
+    )
+    return kept, said
+
+
+def set_by_ns(before: Block, block: Block) -> int:
+    """Return by how much the wall clock was set from one block to the next; 0: not by much."""
+    if before.ahead_ns and block.ahead_ns:
+        by_ns = block.ahead_ns - before.ahead_ns
+    else:
+        by_ns = min(block.written_ns - before.written_ns, 0)  # it cannot go back by itself
+    return by_ns if abs(by_ns) > _SET_NS else 0
 
 
 def _joined(about: RecordedRank, blocks: Sequence[Block]) -> tuple[RecordedRank, str]:

@@ -29,6 +29,7 @@ from syncopate.tracing.foreign.recorded import (
     described,
     first_line,
     line_of,
+    set_by_ns,
 )
 from syncopate.tracing.retention import Retention, kept
 
@@ -223,6 +224,9 @@ class _Chosen:
         held: list[Block] = []
         count = 0
         for block in blocks:
+            if held and set_by_ns(held[-1], block):
+                yield _one(held)
+                held, count = [], 0
             held.append(self._of(block))
             count += len(held[-1].launches) + len(held[-1].steps)
             if count > _GATHERED:
@@ -276,6 +280,7 @@ def _one(blocks: Sequence[Block]) -> Block:
             launches.append((record, number, place, *times))  # type: ignore[arg-type]
     return Block(
         written_ns=blocks[-1].written_ns,
+        ahead_ns=blocks[-1].ahead_ns,
         steps=tuple(step for block in blocks for step in block.steps),
         forwards=tuple(one for block in blocks for one in block.forwards),
         backwards=tuple(one for block in blocks for one in block.backwards),

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from syncopate.cli.app import app
@@ -81,7 +82,7 @@ def test_a_file_is_one_json_object_at_any_time(tmp_path):
     writer = RecordedWriter(tmp_path, ABOUT)
     for first in range(0, 20, EACH):
         whole = json.loads(writer.path.read_bytes())
-        assert (whole["kind"], whole["schema_version"]) == ("recorded rank", 2)
+        assert (whole["kind"], whole["schema_version"]) == ("recorded rank", 3)
         assert len(whole["blocks"]) == first // EACH
         writer.write(block(first))
     assert shown(tmp_path) == set(range(20))
@@ -137,6 +138,54 @@ def test_the_first_line_may_be_damaged(tmp_path):
         writer.path.write_bytes(data[:at] + bytes([data[at] ^ 2]) + data[at + 1 :])
         assert shown(tmp_path) == set(range(10))
         assert RecordedRank.load(writer.path).rank == 0
+
+
+def set_by(one, by_ms, *, told):
+    """Return a block after the wall clock was set; ``told``: it says how far that is ahead."""
+    by_ns = by_ms * MS
+    steps = (replace(s, start_ns=s.start_ns + by_ns, end_ns=s.end_ns + by_ns) for s in one.steps)
+    return replace(
+        one,
+        written_ns=one.written_ns + by_ns,
+        ahead_ns=EPOCH_NS + by_ns if told else 0,
+        steps=tuple(steps),
+        forwards=tuple((begin + by_ns, end + by_ns) for begin, end in one.forwards),
+        backwards=tuple(begin + by_ns for begin in one.backwards),
+        launches=tuple((*o[:3], o[3] + by_ns, *o[4:]) for o in one.launches),
+    )
+
+
+@pytest.mark.parametrize(
+    ("by_ms", "told"), [(-3_600_000, True), (-800, True), (3_600_000, True), (-3_600_000, False)]
+)
+@pytest.mark.parametrize("at", [15, 35])
+def test_a_clock_that_is_set_costs_the_shorter_side(tmp_path, by_ms, told, at):
+    writer = RecordedWriter(tmp_path, ABOUT)
+    for first in range(0, 50, EACH):
+        writer.write(set_by(block(first), by_ms if first >= at else 0, told=told))
+    # Behind it one block more is in doubt, and the iteration that began in it.
+    assert shown(tmp_path) == set(range(at) if at > 25 else range(at + EACH + 1, 50))
+    said = " ".join(notes(read_directory(tmp_path, 1000)))
+    by_s = float(said.split("the clock of its host was set, by up to ")[1].split(" s")[0])
+    assert by_s == pytest.approx(by_ms / 1000, abs=0.001 if told else 1.0)
+    assert read_directory(tmp_path, 1000).duration_s < 10
+
+
+def test_a_clock_that_is_set_is_told_in_a_file_that_was_thinned(tmp_path):
+    writer = RecordedWriter(tmp_path, ABOUT, Retention(last=30, every=20))
+    for first in range(0, 400, EACH):
+        writer.write(set_by(block(first), -3_600_000 if first >= 395 else 0, told=True))
+    writer.thin(last=True)
+    assert any("clock of its host was set" in one for one in notes(read_directory(tmp_path, 1000)))
+    assert max(shown(tmp_path)) == 394
+
+
+def test_a_pause_is_no_clock_that_is_set(tmp_path):
+    writer = RecordedWriter(tmp_path, ABOUT)
+    for first in range(0, 50, EACH):
+        paused = set_by(block(first), 60_000 if first >= 25 else 0, told=True)
+        writer.write(replace(paused, ahead_ns=EPOCH_NS))
+    assert shown(tmp_path) == set(range(50))
 
 
 @pytest.mark.parametrize("bytes_less", [1, 5, 300])
@@ -204,7 +253,7 @@ def test_what_was_under_way_is_known_when_it_is_over(tmp_path):
     first = block(0)
     writer.write(first)
     done = [(*one[:4], one[3] + 5 * MS, 4 * MS) for one in first.launches[-2:]]
-    writer.write(Block(written_ns=EPOCH_NS, calls=(CALL,), launches=tuple(done)))
+    writer.write(Block(written_ns=first.written_ns, calls=(CALL,), launches=tuple(done)))
     entries = RecordedRank.load(writer.path).flight_recorder["entries"]
     assert len(entries) == EACH * BUCKETS
     assert [one["duration_ms"] for one in entries[-3:]] == [None, 4.0, 4.0]
