@@ -26,9 +26,10 @@ from syncopate.analysis.evidence.pipeline import of_stage, pipelines
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.replay import Changed, Durations, Replay
-from syncopate.analysis.sweep import groups, runs
+from syncopate.analysis.replay.shares import Shares
+from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
-from syncopate.spans import LANES, Mask, Numbers, Times, coded
+from syncopate.spans import LANES, Numbers, Times
 from syncopate.timeline import PAUSES
 
 WORTH = 0.02
@@ -164,7 +165,7 @@ class Counterfactuals:
         self.starved = self._found_starved()
         self._others_s = self._of_others()
         self.linked = self._found_linked()
-        self._shares = self._usual_shares()
+        self._shares = Shares(self._replay, self.ranks)
 
     def _median(self, parts_s: Times) -> Times:
         """Return what is usual of each rank: the median over iterations, of few the mean."""
@@ -473,34 +474,10 @@ class Counterfactuals:
         by_rank = ((rank, mine[known[mine]]) for rank, mine in self._sent.items())
         return [rank for rank, mine in by_rank if len(mine) and later[mine].mean() > _MOSTLY]
 
-    def _usual_shares(self) -> tuple[Numbers, Times]:
-        """Return which messages are alike, and how far computation usually has come, by rank."""
-        parts = self._replay.parts
-        if not len(parts.rank):
-            return np.zeros(0, np.int64), np.zeros((0, len(self.ranks)))
-        lane = np.where(parts.task >= 0, self._lane[parts.task], -1)
-        channel = self._replay.messages.spans.channel[self._replay.messages.rows]
-        _, alike = np.unique(coded([parts.lane, parts.name, channel, lane]), return_inverse=True)
-        usual = np.full((int(alike.max()) + 1, len(self.ranks)), np.nan)
-        mine = np.flatnonzero(np.isin(parts.rank, self.ranks))
-        at, shares = np.searchsorted(self.ranks, parts.rank[mine]), self._replay.recorded.shares
-        order = np.lexsort((shares[mine], at, alike[mine]))
-        key = (alike[mine] * len(self.ranks) + at)[order]
-        first = runs(key)
-        count = np.diff(first, append=len(key))
-        low, high = (shares[mine[order[first + half]]] for half in ((count - 1) // 2, count // 2))
-        usual.ravel()[key[first]] = (low + high) / 2
-        return alike, usual
-
     def _start_like(self, changed: Changed, rows: Numbers, ranks: Sequence[int]) -> None:
         """Let messages start as far into computation as those like them do on some ranks."""
-        alike, shares = self._shares
-        theirs = shares[:, list(ranks)]
-        some: Mask = np.asarray(~np.isnan(theirs).all(axis=1))
-        usual = np.full(len(theirs), np.nan)
-        usual[some] = np.nanmedian(theirs[some], axis=1)
-        mine = rows[some[alike[rows]]]
-        changed.durations.shares[mine] = usual[alike[mine]]
+        mine, usual = self._shares.like(rows, ranks)
+        changed.durations.shares[mine] = usual
 
 
 def free(changed: Changed) -> None:

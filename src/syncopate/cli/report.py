@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -17,6 +17,9 @@ from syncopate.errors import InvalidValueError
 from syncopate.output import write_output
 from syncopate.plan import Plan
 from syncopate.workload import Workload
+
+if TYPE_CHECKING:
+    from syncopate.timeline import Timeline
 
 
 class Known(NamedTuple):
@@ -95,8 +98,6 @@ def report(
 
       syncopate report runs/a -w workload.json -c cluster.json -p plan.json
 
-      syncopate report runs/b --against runs/a
-
       syncopate report runs/c --against runs/a --against runs/b
     """
     from syncopate.cli.common.run_page import run_page
@@ -108,12 +109,8 @@ def report(
     looked_at = last_of(timeline, last)
     if looked_at is not timeline:
         remarks = (*remarks, f"the last {last} iterations are looked at")
-    before = []
-    for path in against or ():
-        earlier, of = read_recorded(path, last=last)
-        before.append(last_of(earlier, last))
-        theirs = remarks_of(earlier) if of is None else of.remarks
-        remarks = (*remarks, *(f"{path}, before: {text}" for text in theirs))
+    before, told = _before(against or [], last)
+    remarks = (*remarks, *told)
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
         page = run_page(
@@ -128,3 +125,14 @@ def report(
         )
     write_output(output, page.encode())
     say_written(output)
+
+
+def _before(paths: list[Path], last: int) -> tuple[list[Timeline], list[str]]:
+    """Return the runs before, and what is missing, damaged or uncertain of each."""
+    found, told = [], []
+    for path in paths:
+        timeline, run = read_recorded(path, last=last)
+        found.append(last_of(timeline, last))
+        remarks = remarks_of(timeline) if run is None else run.remarks
+        told += [f"{path}, before: {text}" for text in remarks]
+    return found, told

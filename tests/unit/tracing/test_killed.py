@@ -72,14 +72,13 @@ def iterations(kind: str, folder: Path) -> tuple[set[int], list[str]]:
 
 
 def child(kind: str, folder: str, point: str, at: int) -> None:
-    """Write blocks, say each that is written, and be killed where ``point`` says.
+    """Write blocks, say each that is written, and be killed at a point.
 
     Args:
         kind: of writer.
         folder: where to write.
-        point: ``"write"``, ``"thin"``: in the middle of the write of that number, of those in
-            which the file is thinned; ``"before"``, ``"after"``: when the thinned file takes the
-            place of the other.
+        point: ``"write"``, ``"thin"``: in the middle of a write, or of one in which the file is
+            thinned; ``"before"``, ``"after"``: as the thinned file takes the other's place.
         at: which time.
     """
     seen, thinning = [0], [False]

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
+
 from syncopate.analysis.causes import Explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.once import once
+from syncopate.analysis.sweep import runs
 from syncopate.analysis.trips import Trip
 from syncopate.cluster import Cluster
 from syncopate.plan import Plan
-from syncopate.spans import LANES
+from syncopate.spans import LANES, Numbers, coded
 from syncopate.timeline import Timeline
 
 
@@ -135,36 +138,51 @@ def alike(timeline: Timeline) -> tuple[tuple[Message, ...], int, int]:
     Returns:
         the messages; how many iterations they are of; how many have any.
     """
-    carried: dict[int, set[tuple[str, str, str, str, int]]] = defaultdict(set)
-    for one in messages(timeline):
-        carried[one.iteration].add((one.lane, one.name, one.collective, one.algorithm, one.nbytes))
+    sent, carried = messages(timeline), _carried(timeline)
     numbers = sorted(carried)
     # The first pulls nothing, and the last may have been cut off.
     whole = numbers[1:-1] or numbers[-1:]
     known: dict[tuple[str, str], set[tuple[str, str, int]]] = {}
-    seen: dict[frozenset[tuple[str, str, str, str, int]], bool] = {}
+    seen: dict[bytes, bool] = {}
     same: set[int] = set()
     for number in reversed(whole):
-        exchanged = frozenset(carried[number])
+        exchanged = carried[number].tobytes()
         if exchanged not in seen:
-            seen[exchanged] = _joins(exchanged, known)
+            seen[exchanged] = _joins([sent[place] for place in carried[number].tolist()], known)
         if seen[exchanged]:
             same.add(number)
     return (
-        tuple(one for one in messages(timeline) if one.iteration in same),
+        tuple(one for one in sent if one.iteration in same),
         len(same),
         len(whole),
     )
 
 
+def _carried(timeline: Timeline) -> dict[int, Numbers]:
+    """Return iteration -> what was exchanged in it; for each, the first message that is like it."""
+    found = collectives(timeline)
+    spans, one = found.spans, found.rows[found.first]
+    if not len(one):
+        return {}
+    columns = (spans.lane[one], spans.name[one], found.kinds, spans.detail[one])
+    _, place, alike = np.unique(
+        coded([*columns, found.most(spans.nbytes)]), return_index=True, return_inverse=True
+    )
+    number = spans.iteration[one]
+    _, at = np.unique(coded([number, alike]), return_index=True)
+    first = runs(number[at])
+    each = np.split(place[alike[at]], first[1:])
+    return dict(zip(number[at[first]].tolist(), each, strict=True))
+
+
 def _joins(
-    exchanged: Iterable[tuple[str, str, str, str, int]],
+    exchanged: Iterable[Message],
     known: dict[tuple[str, str], set[tuple[str, str, int]]],
 ) -> bool:
     """Say whether an iteration exchanges what others do, and add what it pulls to what they do."""
     mine: dict[tuple[str, str], set[tuple[str, str, int]]] = defaultdict(set)
-    for lane, name, collective, algorithm, nbytes in exchanged:
-        mine[lane, name].add((collective, algorithm, nbytes))
+    for one in exchanged:
+        mine[one.lane, one.name].add((one.collective, one.algorithm, one.nbytes))
     pushes = {key for key in mine if key[0] == "push"}
     if known and pushes != {key for key in known if key[0] == "push"}:
         return False

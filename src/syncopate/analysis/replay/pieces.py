@@ -1,0 +1,124 @@
+"""Pieces: what one rank computed, without the overlaps that profilers note."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from syncopate.analysis import sweep
+from syncopate.analysis.intervals import Interval, near, without
+from syncopate.analysis.phases import COMPUTATION
+from syncopate.spans import Mask, Numbers, Spans
+from syncopate.spans import Times as Seconds
+
+_SEAM_S = 2e-5
+"""Computation of one lane that goes on within this time is one task."""
+
+_BESIDE = 0.1
+"""Computation that overlaps the one before by less than this part of it follows it."""
+
+
+class Pieces(NamedTuple):
+    """Stretches of computation by start; each field is a column."""
+
+    start_s: Seconds
+    end_s: Seconds
+    lane: Numbers
+    iteration: Numbers
+
+
+class _Piece(NamedTuple):
+    """A stretch of computation."""
+
+    start_s: float
+    end_s: float
+    lane: int
+    iteration: int
+
+
+def pieces_of(spans: Spans, stalls: list[Interval]) -> Pieces:
+    """Return what one rank computed, by start, cut where it waited for messages.
+
+    What lies within other computation is part of it, and what goes on in one lane is one piece.
+    """
+    rows = np.flatnonzero(spans.in_lanes(*COMPUTATION))
+    rows = rows[np.lexsort((-spans.end_s[rows], spans.start_s[rows]))]
+    columns = (spans.start_s, spans.end_s, spans.lane.astype(np.int64), spans.iteration)
+    every = Pieces._make(column[rows] for column in columns)
+    apart = _apart(every)
+    begins = np.flatnonzero(apart)
+    several = np.flatnonzero(np.diff(begins, append=len(rows)) > 1).tolist()
+    if several:
+        ends = np.append(begins[1:], len(rows))
+        kept = np.ones(len(rows), bool)
+        made: list[_Piece] = []
+        places: list[int] = []
+        for run in several:
+            first, end = int(begins[run]), int(ends[run])
+            kept[first:end] = False
+            stretches = map(_Piece, *(column[first:end].tolist() for column in every))
+            made += _merged(stretches)
+            places += range(first, first + len(made) - len(places))
+        order = np.argsort(np.concatenate([np.flatnonzero(kept), places]))
+        every = Pieces._make(column[order] for column in _with(every, kept, made))
+    if stalls:
+        cut = sweep.shared(stalls, every.start_s, every.end_s)
+        made = [
+            piece._replace(start_s=start_s, end_s=end_s)
+            for piece in map(_Piece, *(column[cut].tolist() for column in every))
+            for start_s, end_s in without(
+                [(piece.start_s, piece.end_s)], near(stalls, piece.start_s, piece.end_s)
+            )
+        ]
+        every = _with(every, ~cut & (every.start_s < every.end_s), made)
+        order = np.lexsort(every[::-1])
+        every = Pieces._make(column[order] for column in every)
+    return every
+
+
+def _with(every: Pieces, kept: Mask, made: Sequence[_Piece]) -> Pieces:
+    """Return those that are kept, and behind them others."""
+    columns = zip(*made, strict=True) if made else ((),) * len(every)
+    return Pieces._make(
+        np.concatenate([column[kept], np.array(more, column.dtype)])
+        for column, more in zip(every, columns, strict=True)
+    )
+
+
+def _apart(every: Pieces) -> Mask:
+    """Say which stretches begin a piece, whatever came before, if the one before them does."""
+    count = len(every.start_s)
+    if not count:
+        return np.zeros(0, bool)
+    until_s = np.maximum.accumulate(every.end_s)[:-1]
+    place = np.arange(count)
+    gap = np.append(True, every.start_s[1:] > until_s + _SEAM_S)
+    other = (every.lane[1:] != every.lane[:-1]) | (every.iteration[1:] != every.iteration[:-1])
+    other &= (every.start_s[1:] >= until_s) & (every.end_s[1:] > until_s)
+    other = np.append(False, other)
+    since = np.maximum.accumulate(np.where(gap, place, -1))
+    unclear = np.maximum.accumulate(np.where(gap | other, -1, place))
+    return np.asarray(gap | (other & (since > unclear)))
+
+
+def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
+    """Return overlapping stretches, by start, as pieces."""
+    found: list[_Piece] = []
+    for one in stretches:
+        last = found[-1] if found else None
+        if last is None or one.start_s > last.end_s + _SEAM_S:
+            found.append(one)
+            continue
+        same = (one.lane, one.iteration) == (last.lane, last.iteration)
+        lasts_s = one.end_s - one.start_s
+        if one.end_s <= last.end_s and (same or 2 * lasts_s <= last.end_s - last.start_s):
+            continue
+        if same:
+            found[-1] = last._replace(end_s=max(one.end_s, last.end_s))
+        elif 0 < last.end_s - one.start_s <= _BESIDE * lasts_s:
+            found.append(one._replace(start_s=last.end_s))
+        else:
+            found.append(one)
+    return found
