@@ -12,13 +12,18 @@ it needs, or that began shortly before its end, waited for it: the message was o
 rank's own time and is kept. Where the rank had started all that it has to send, and waits for a
 message after this task, time beside that message is waiting as well: short tasks in a wait, as
 profilers note them, do not make it the rank's own. The gap that opens an iteration is for input.
+
+[Note: messages in the midst of computation] Ranks that share a layer, or its parts, communicate
+within forward and backward, and go on when that is over. So a rank waited for a message where it
+computed nothing from its start to its end and went on at once, and does so with three quarters of
+the messages of that name.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -43,6 +48,9 @@ _SEAM_S = 2e-5
 
 _BESIDE = 0.1
 """Computation that overlaps the one before by less than this part of it follows it."""
+
+_MOSTLY = 0.75
+"""What a rank does with so many messages of a name, it does with all."""
 
 _SHORT = 0.01
 """A shorter part of an iteration's backward does not say when its gradients were there."""
@@ -182,6 +190,7 @@ class Rank:
             if piece.lane == UPDATE:
                 updates[piece.iteration].append(at)
         pulls = any(message.lane == PULL for message in self._messages)
+        blocking = self._blocking()
         found = []
         for part, message in enumerate(self._messages):
             over_s = self._over_s[part]
@@ -197,10 +206,63 @@ class Rank:
             stood = bisect_left(self._start_s, over_s)
             if stood < len(self._pieces) and self._stood[stood] and over_s > self._free_s[stood]:
                 found.append((stood, part))  # it says itself that it waited
+            elif part in blocking and blocking[part] != at:
+                found.append((blocking[part], part))
+                self._over_s[part] = min(over_s, self._start_s[blocking[part]])
             if at >= 0:
                 found += [(at, part)] if (at, part) not in found[-1:] else []
                 self._over_s[part] = min(over_s, self._start_s[at])
         return found
+
+    def _blocking(self) -> dict[int, int]:
+        """Return which pushes a task waited for in the midst of computation, and which task.
+
+        [Note: messages in the midst of computation]
+        """
+        found: dict[int, int] = {}
+        for part, message in enumerate(self._messages):
+            if message.lane != PUSH:
+                continue
+            over_s = self._over_s[part]
+            at = bisect_left(self._start_s, over_s - self._late_s)
+            if (
+                at < len(self._pieces)
+                and self._pieces[at].iteration == message.iteration
+                and self._free_s[at] <= message.start_s + _SEAM_S
+                and message.start_s < self._start_s[at] <= over_s + self._channel_s
+            ):
+                found[part] = at
+        return self._mostly(found)
+
+    def _following(self) -> dict[int, int]:
+        """Return which messages a rank began when another was over, with nothing in between.
+
+        [Note: messages in the midst of computation]
+        """
+        order = sorted(range(len(self._messages)), key=self._over_s.__getitem__)
+        ends_s = [self._over_s[part] for part in order]
+        found: dict[int, int] = {}
+        for part, message in enumerate(self._messages):
+            at_s = message.start_s if math.isnan(message.known_s) else message.known_s
+            place = bisect_right(ends_s, min(at_s + self._late_s, message.start_s + _SEAM_S)) - 1
+            if place < 0 or at_s - ends_s[place] > self._channel_s:
+                continue
+            before = order[place]
+            begun_s = self._messages[before].start_s
+            free_s = self._free_s[bisect_left(self._start_s, at_s)]
+            if before != part and begun_s < at_s and free_s <= begun_s + _SEAM_S:
+                found[part] = before
+        return self._mostly(found)
+
+    def _mostly(self, found: dict[int, int]) -> dict[int, int]:
+        """Return what is found of three quarters of the messages of a name and channel."""
+        keys = [(message.lane, message.name, message.channel) for message in self._messages]
+        every, mine = Counter(keys), Counter(keys[part] for part in found)
+        return {
+            part: what
+            for part, what in found.items()
+            if mine[keys[part]] >= _MOSTLY * every[keys[part]]
+        }
 
     def _from(self, first: int, number: int) -> Iterator[int]:
         """Yield tasks that may wait for weights of an iteration: of that, and the next."""
@@ -262,12 +324,15 @@ class Rank:
         updated_s = [piece.end_s for piece in self._pieces if piece.lane == UPDATE]
         on_channel: dict[int, int] = {}
         pushed: dict[int, int] = {}
+        following = self._following()
         for part, message in enumerate(self._messages):
             begun_s = message.start_s
             before = self._in_turn(on_channel.get(message.channel, -1), begun_s)
             own = pushed.get(message.name, -1) if message.lane == PULL else -1
             if own >= 0 and self._over_s[own] <= begun_s and not self._served:
                 before = own if before < 0 or self._over_s[own] > self._over_s[before] else before
+            if (last := following.get(part, -1)) >= 0 and self._over_s[last] <= begun_s:
+                before = last if before < 0 or self._over_s[last] > self._over_s[before] else before
             free_s = self._over_s[before] if before >= 0 else self._origin_s
             ready_s = begun_s
             if not math.isnan(message.known_s):
