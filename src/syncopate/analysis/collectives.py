@@ -258,6 +258,17 @@ def members(timeline: Timeline) -> Numbers:
     return np.where(told > 0, np.maximum(told, found.sizes), every)
 
 
+def partners(timeline: Timeline) -> tuple[int, ...]:
+    """Return of each rank with how many others it has messages: those of its groups, else all."""
+    every = timeline.world_size
+    met: list[set[int]] = [set() for _ in range(every)]
+    for group in timeline.groups:
+        for rank in group.ranks:
+            if rank < every:
+                met[rank] |= set(group.ranks)
+    return tuple(len(mine) - 1 if mine else every - 1 for mine in met)
+
+
 def _bus_factors(found: Collectives, count: Numbers) -> NDArray[np.float64]:
     """Return busbw / algbw of each collective, by the ranks that take part in it."""
     factors = np.ones(len(found))

@@ -87,12 +87,10 @@ class Exposures(Sequence[Exposure]):
         spans: of the messages.
         waiting_s: for ranks that had not arrived.
         transferring_s: after the last had.
-        collective: which each is of.
     """
 
     def __init__(self, found: Collectives, rows: Numbers, free: _Free) -> None:
         self._found, self._rows, self._free = found, rows, free
-        self.collective = found.of[rows]
         self.spans = found.spans.take(found.rows[rows])
         moves_s, ranks = found.moves_s[rows], self.spans.rank
         bounds = (self.spans.start_s, moves_s, self.spans.end_s)
@@ -110,12 +108,12 @@ class Exposures(Sequence[Exposure]):
         """
         found, every = self._found, self._found.spans
         places = np.flatnonzero(self.waiting_s > 0) if chosen is None else chosen
-        counts = found.sizes[self.collective[places]]
+        counts = found.sizes[found.of[self._rows[places]]]
         for count in np.unique(counts).tolist():
             alike = places[counts == count]
             for begin in range(0, len(alike), _AT_ONCE // count + 1):
                 some = alike[begin : begin + _AT_ONCE // count + 1]
-                first = found.first[self.collective[some]]
+                first = found.first[found.of[self._rows[some]]]
                 members = found.rows[first[:, None] + np.arange(count)]
                 order = np.argsort(every.start_s[members], axis=1, kind="stable")
                 members = np.take_along_axis(members, order, axis=1)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.analysis.collectives import Collectives, collectives, members
+from syncopate.analysis.collectives import Collectives, collectives, partners
 from syncopate.analysis.evidence.pipeline import of_stage
 from syncopate.analysis.exposure import Exposures, exposures
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
@@ -49,7 +49,7 @@ class Straggler:
     Attributes:
         rank: which.
         caused_s: how long another rank waits for it in an iteration, exposed, in the mean over the
-            others that take part in the messages.
+            others that it has messages with.
         share: of all waiting, in [0, 1].
         cause: ``"compute"``, ``"link"``, ``"pause"``, one of
             :data:`~syncopate.timeline.PAUSES`, or ``"unknown"``.
@@ -71,7 +71,7 @@ def stragglers(timeline: Timeline) -> tuple[Straggler, ...]:
     messages = collectives(timeline)
     work = works(timeline)
     numbers = steady([one.iteration for one in work])
-    caused = _caused(exposures(timeline), numbers, members(timeline))
+    caused = _caused(exposures(timeline), numbers, partners(timeline))
     total_s = sum(sum(rows.values()) for rows in caused.values())
     mine = own_times(work, messages, numbers)
     there = sorted(mine)
@@ -140,21 +140,20 @@ def _after_the_last(messages: Collectives, numbers: Sequence[int]) -> dict[tuple
 
 
 def _caused(
-    found: Exposures, numbers: Sequence[int], count: Numbers
+    found: Exposures, numbers: Sequence[int], others: Sequence[int]
 ) -> dict[int, dict[int, float]]:
     """Return rank -> iteration -> how long another rank waited for it, in the mean over them.
 
     Args:
         found: how long ranks waited.
         numbers: the iterations that count.
-        count: how many ranks take part in each collective.
+        others: rank -> how many others it has messages with.
     """
     caused: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for one, ranks, waited_s in found.charges():
-        others = np.maximum(count[found.collective[one]] - 1, 1)
-        sums = _sums(found.spans.iteration[one], ranks, waited_s / others, numbers)
+        sums = _sums(found.spans.iteration[one], ranks, waited_s, numbers)
         for (iteration, rank), sum_s in sums.items():
-            caused[rank][iteration] += sum_s
+            caused[rank][iteration] += sum_s / max(others[rank], 1)
     return caused
 
 

@@ -13,7 +13,7 @@ from syncopate.analysis.phases import COMPUTATION
 from syncopate.spans import Mask, Numbers, Spans
 from syncopate.spans import Times as Seconds
 
-_SEAM_S = 2e-5
+SEAM_S = 2e-5
 """Computation of one lane that goes on within this time is one task."""
 
 _BESIDE = 0.1
@@ -94,7 +94,7 @@ def _apart(every: Pieces) -> Mask:
         return np.zeros(0, bool)
     until_s = np.maximum.accumulate(every.end_s)[:-1]
     place = np.arange(count)
-    gap = np.append(True, every.start_s[1:] > until_s + _SEAM_S)
+    gap = np.append(True, every.start_s[1:] > until_s + SEAM_S)
     other = (every.lane[1:] != every.lane[:-1]) | (every.iteration[1:] != every.iteration[:-1])
     other &= (every.start_s[1:] >= until_s) & (every.end_s[1:] > until_s)
     other = np.append(False, other)
@@ -108,7 +108,7 @@ def _merged(stretches: Iterator[_Piece]) -> list[_Piece]:
     found: list[_Piece] = []
     for one in stretches:
         last = found[-1] if found else None
-        if last is None or one.start_s > last.end_s + _SEAM_S:
+        if last is None or one.start_s > last.end_s + SEAM_S:
             found.append(one)
             continue
         same = (one.lane, one.iteration) == (last.lane, last.iteration)

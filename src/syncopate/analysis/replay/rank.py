@@ -12,6 +12,11 @@ it needs, or that began shortly before its end, waited for it: the message was o
 rank's own time and is kept. Where the rank had started all that it has to send, and waits for a
 message after this task, time beside that message is waiting as well: short tasks in a wait, as
 profilers note them, do not make it the rank's own. The gap that opens an iteration is for input.
+
+[Note: messages in the midst of computation] Ranks that share a layer, or its parts, communicate
+within forward and backward, and go on when that is over. So a rank waited for a message where it
+computed nothing from its start to its end and went on at once, and does so with three quarters of
+the messages of that name.
 """
 
 from __future__ import annotations
@@ -26,8 +31,8 @@ from syncopate.analysis.collectives import Collectives
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import stalling
-from syncopate.analysis.replay.pieces import pieces_of
-from syncopate.spans import LANES, Mask, Numbers
+from syncopate.analysis.replay.pieces import SEAM_S, pieces_of
+from syncopate.spans import LANES, Mask, Numbers, coded
 from syncopate.spans import Times as Seconds
 
 FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
@@ -36,6 +41,9 @@ FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
 
 _LATE_S = 2e-3
 """The end of a message is noted at most as late; or as late as clocks are wrong."""
+
+_MOSTLY = 0.75
+"""What a rank does with so many messages of a name, it does with all."""
 
 _SHORT = 0.01
 """A shorter part of an iteration's backward does not say when its gradients were there."""
@@ -191,12 +199,57 @@ class Rank:
         first = np.searchsorted(self._start_s, sent.start_s, "right")
         self._find_pulled(waited, np.flatnonzero(pulls), first)
         self._find_pushed(waited, np.flatnonzero(~pulls), first, pulls=bool(pulls.any()))
-        gated = np.flatnonzero(waited >= 0)
-        self._over_s = over_s.copy()
-        self._over_s[gated] = np.minimum(over_s[gated], self._start_s[waited[gated]])
         told = np.full(len(over_s), -1)
         told[there[says]] = on[says]
+        blocked = self._blocked()
+        also = np.flatnonzero((told < 0) & (blocked >= 0) & (blocked != waited))
+        told[also] = blocked[also]
+        self._over_s = over_s.copy()
+        for parts, tasks in ((also, blocked), (np.flatnonzero(waited >= 0), waited)):
+            self._over_s[parts] = np.minimum(over_s[parts], self._start_s[tasks[parts]])
         return told, waited
+
+    def _blocked(self) -> Numbers:
+        """Return the task that waited for each push in the midst of computation; -1: none.
+
+        [Note: messages in the midst of computation]
+        """
+        sent, over_s = self._messages, self._over_s
+        at = np.searchsorted(self._start_s, over_s - self._late_s)
+        there = np.flatnonzero((sent.lane == PUSH) & (at < len(self._start_s)))
+        on, begun_s = at[there], sent.start_s[there]
+        waits = self._pieces.iteration[on] == sent.iteration[there]
+        waits &= (self._free_s[on] <= begun_s + SEAM_S) & (begun_s < self._start_s[on])
+        waits &= self._start_s[on] <= over_s[there] + self._channel_s
+        found = np.full(len(over_s), -1)
+        found[there[waits]] = on[waits]
+        return self._mostly(found)
+
+    def _following(self) -> Numbers:
+        """Return the message that was over when each began, with nothing in between; -1: none.
+
+        [Note: messages in the midst of computation]
+        """
+        sent = self._messages
+        if not len(sent.start_s):
+            return np.zeros(0, np.int64)
+        order = np.argsort(self._over_s, kind="stable")
+        at_s = np.where(np.isnan(sent.known_s), sent.start_s, sent.known_s)
+        until_s = np.minimum(at_s + self._late_s, sent.start_s + SEAM_S)
+        place = np.searchsorted(self._over_s[order], until_s, "right") - 1
+        before = order[place]
+        begun_s = sent.start_s[before]
+        follows = (place >= 0) & (at_s - self._over_s[before] <= self._channel_s)
+        follows &= (before != np.arange(len(order))) & (begun_s < at_s)
+        follows &= self._free_s[np.searchsorted(self._start_s, at_s)] <= begun_s + SEAM_S
+        return self._mostly(np.where(follows, before, -1))
+
+    def _mostly(self, found: Numbers) -> Numbers:
+        """Return what is found of three quarters of the messages of a name and channel."""
+        sent = self._messages
+        key = coded([sent.lane, sent.name, sent.channel])
+        mine = np.bincount(key[found >= 0], minlength=int(key.max(initial=-1)) + 1)
+        return np.where(mine[key] >= _MOSTLY * np.bincount(key)[key], found, -1)
 
     def _find_pulled(self, waited: Numbers, parts: Numbers, first: Numbers) -> None:
         """Note which tasks waited for weights of an iteration: of that, and the next."""
@@ -295,12 +348,13 @@ class Rank:
         sent, begun_s = self._messages, self._messages.start_s
         before, ends_s, ended_by = self._in_turn()
         own = self._pushed()
-        mine = np.flatnonzero(own >= 0)
-        over_s = np.where(ended_by[own[mine]] <= mine, ends_s[own[mine]], self._over_s[own[mine]])
         free_s = np.where(before >= 0, np.append(ends_s, 0.0)[before], self._origin_s)
-        if not self._served:
+        for other in (self._following(),) if self._served else (own, self._following()):
+            mine = np.flatnonzero(other >= 0)
+            one = other[mine]
+            over_s = np.where(ended_by[one] <= mine, ends_s[one], self._over_s[one])
             late = (over_s <= begun_s[mine]) & ((before[mine] < 0) | (over_s > free_s[mine]))
-            before[mine[late]], free_s[mine[late]] = own[mine[late]], over_s[late]
+            before[mine[late]], free_s[mine[late]] = one[late], over_s[late]
         self._over_s = ends_s
         idle_s = begun_s - self._free_s[np.searchsorted(self._start_s, begun_s, "right")]
         held = (before >= 0) & (begun_s - free_s <= np.maximum(self._channel_s, idle_s))
