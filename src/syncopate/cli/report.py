@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -109,8 +110,8 @@ def report(
     looked_at = last_of(timeline, last)
     if looked_at is not timeline:
         remarks = (*remarks, f"the last {last} iterations are looked at")
-    before, told = _before(against or [], last)
-    remarks = (*remarks, *told)
+    before, theirs = _before(against or (), last)
+    remarks = (*remarks, *theirs)
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
         page = run_page(
@@ -127,12 +128,12 @@ def report(
     say_written(output)
 
 
-def _before(paths: list[Path], last: int) -> tuple[list[Timeline], list[str]]:
-    """Return the runs before, and what is missing, damaged or uncertain of each."""
-    found, told = [], []
+def _before(paths: Iterable[Path], last: int) -> tuple[list[Timeline], list[str]]:
+    """Return runs to compare with, their last iterations each, and the remarks on them."""
+    found, remarks = [], []
     for path in paths:
         timeline, run = read_recorded(path, last=last)
         found.append(last_of(timeline, last))
-        remarks = remarks_of(timeline) if run is None else run.remarks
-        told += [f"{path}, before: {text}" for text in remarks]
-    return found, told
+        theirs = remarks_of(timeline) if run is None else run.remarks
+        remarks += [f"{path}, before: {text}" for text in theirs]
+    return found, remarks

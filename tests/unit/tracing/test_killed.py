@@ -113,9 +113,8 @@ def child(kind: str, folder: str, point: str, at: int) -> None:
     os.pwrite = poured(os.pwrite)
     written = WRITERS[kind](Path(folder), KEEP)
     mine = type(written.writer)
-    thin = mine.thin
 
-    def thinned(self, **how):
+    def thinned(self, thin=mine.thin, **how):
         thinning[0] = True
         thin(self, **how)
         thinning[0] = False
