@@ -130,7 +130,8 @@ def _step(
     for place, (lane, start_s, end_s) in stretches.items():
         rows["lane"][:, place] = LANES.index(lane)
         rows["start_s"][:, place], rows["end_s"][:, place] = start_s, end_s
-    return done_s + 0.0021
+    ended_s: np.ndarray[Any, Any] = done_s + 0.0021
+    return ended_s
 
 
 def write_dlc(path: Path, count: int) -> None:
