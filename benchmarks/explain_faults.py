@@ -25,9 +25,11 @@ What is emulated: hosts and links by the lab (docs/lab.md); a slow rank, a sleep
 checkpoint, an evaluation and a slow server by sleeping. Garbage collections are real ones, of
 200,000 lists and all that torch has; the other jobs are real processes; links are cut by the
 kernel; plans and parameter servers are real. Two hosts also train with real computation, each on a
-core of its own. Where batches differ in length, the training without has batches of their mean
-length; beside another fault, other jobs are there in both. Packets are lost where the kernel has
-netem. The model has 96 tensors and 4 MiB; where each tensor
+core of its own. Some faults are also tried in plain DDP on two hosts of two ranks, and explain sees
+what torch.profiler wrote. Packets are lost where the kernel has netem.
+
+Where batches differ in length, the training without has batches of their mean length; beside
+another fault, other jobs are there in both. The model has 96 tensors and 4 MiB; where each tensor
 has a bucket it has 480, as that costs next to nothing with 96. Where there are parameter servers,
 two of the four hosts are.
 

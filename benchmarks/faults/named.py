@@ -43,6 +43,7 @@ class Fault(NamedTuple):
         plan: what trains with it: ``"best"``, ``"single"`` or ``"each"``.
         real: whether ranks compute, each on a core of its own as far as there are such, instead of
             sleeping.
+        profiled: whether plain DDP trains on two hosts of two ranks, and torch.profiler looks on.
     """
 
     name: str
@@ -57,11 +58,17 @@ class Fault(NamedTuple):
     iterations: int = 12
     plan: str = "best"
     real: bool = False
+    profiled: bool = False
+
+    @property
+    def ranks_per_host(self) -> int:
+        """How many ranks are on each host."""
+        return 2 if self.profiled else 1
 
     @property
     def workers(self) -> int:
-        """How many hosts train."""
-        return self.hosts - self.servers
+        """How many ranks train."""
+        return (self.hosts - self.servers) * self.ranks_per_host
 
     @property
     def parts(self) -> tuple[Fault, ...]:
@@ -72,6 +79,11 @@ class Fault(NamedTuple):
     def noisy(self) -> bool:
         """Whether other jobs belong to it."""
         return any(part.name in ("noise", "neighbour") for part in self.parts)
+
+    @property
+    def is_transfers(self) -> bool:
+        """Whether it is named by what a plan or a network could save at most."""
+        return bool({"plan", "transfers"} & set(self.kinds))
 
     def injected(self, faulty: bool) -> frozenset[str]:
         """Return what to inject in a block with the fault, or in one without.
@@ -148,8 +160,30 @@ def _pair(one: Fault, other: Fault) -> Fault:
     )
 
 
+_SEEN_BY_PROFILERS = ("slow", "backward", "sleep", "link", "input", "input-all", "unmarked",
+                      "healthy")  # fmt: skip
+
+
+def _profiled(fault: Fault) -> Fault:
+    """Return the same fault of plain DDP on two hosts, as a profiler shows it.
+
+    Of two hosts either may have the slow link, and a profiler counts no bytes: transfers are slow.
+    """
+    seen = fault._replace(kinds=("transfers",), ranks=()) if fault.host >= 0 else fault
+    return seen._replace(
+        name=f"ddp-{fault.name}",
+        title=f"{fault.title}; plain DDP, profiled",
+        of=(seen,),
+        hosts=2,
+        host=min(fault.host, 1),
+        profiled=True,
+    )
+
+
 _BY_NAME = {fault.name: fault for fault in SINGLE}
 PAIRS = tuple(_pair(_BY_NAME[one], _BY_NAME[other]) for one, other in combinations(BASIC, 2))
 
-FAULTS = {fault.name: fault for fault in (*SINGLE, *PAIRS)}
+PROFILED = tuple(_profiled(_BY_NAME[name]) for name in _SEEN_BY_PROFILERS)
+
+FAULTS = {fault.name: fault for fault in (*SINGLE, *PAIRS, *PROFILED)}
 """Name -> fault, in the order of the table."""

@@ -118,7 +118,7 @@ def _names(cause: Said, fault: Fault) -> bool:
 
 def wronged(fault: Fault, one: Round) -> tuple[Said, ...]:
     """Return what explain blamed on a rank that has nothing to do with the fault."""
-    whose = [set(part.ranks) for part in fault.parts if part.kinds]
+    whose = [set(part.ranks) for part in fault.parts if part.kinds and not fault.is_transfers]
     return tuple(
         cause
         for cause in one.causes
@@ -132,8 +132,8 @@ def measured_s(rounds: tuple[Round, ...]) -> float:
 
 
 def predicted_s(fault: Fault, rounds: tuple[Round, ...]) -> float:
-    """Return the gain of all causes together, of a plan its own, in the median over rounds."""
-    if "plan" in fault.kinds:
+    """Return the gain of all causes together, of transfers their own, in the median over rounds."""
+    if fault.is_transfers:
         return statistics.median(one.causes[0].gain_s if one.causes else 0.0 for one in rounds)
     return statistics.median(one.together_s for one in rounds)
 

@@ -103,7 +103,13 @@ class Session:
             return
         with (
             self._folder(fault) as folder,
-            Lab(Topology(hosts=fault.hosts, rate_bytes_per_s=parse_rate(self.results.rate))) as lab,
+            Lab(
+                Topology(
+                    hosts=fault.hosts,
+                    ranks_per_host=fault.ranks_per_host,
+                    rate_bytes_per_s=parse_rate(self.results.rate),
+                )
+            ) as lab,
         ):
             if self._calibrates(fault):
                 self._calibrate(lab, folder)
@@ -230,7 +236,9 @@ class Session:
 
     def _explained(self, fault: Fault, job: Job, index: int) -> dict[str, object]:
         """Ask as a user does."""
-        command = [sys.executable, "-m", "syncopate", "explain", str(job.trace(index, True))]
+        traces = job.trace(index, True)
+        files = sorted(traces.glob("rank*.json")) if fault.profiled else [traces]
+        command = [sys.executable, "-m", "syncopate", "explain", *map(str, files)]
         if self.results.cluster is not None and "plan" in fault.kinds:
             folder = Path(job.folder)
             where = self.results.cluster.save(folder / "cluster.json")

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from msgspec import structs
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
 import syncopate
 from faults.injected import Between, injected, on_a_core
@@ -54,7 +56,10 @@ def main() -> None:
             return
         os.environ["WORLD_SIZE"] = str(fault.workers)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=_LIMIT_S))
-    told = _calibrated(job) if fault is None else _trained(job, fault)
+    if fault is None:
+        told = _calibrated(job)
+    else:
+        told = _profiled(job, fault) if fault.profiled else _trained(job, fault)
     told.save(job.told(dist.get_rank()))
     dist.destroy_process_group()
 
@@ -102,6 +107,38 @@ def _trained(job: Job, fault: Fault) -> Told:
             meet(job, fault, number, behind=True)
         leave(job, fault)
         model.syncopate.detach()
+    return Told(ends_s=tuple(ends_s), others=tuple(others))
+
+
+def _profiled(job: Job, fault: Fault) -> Told:
+    """Train plain DDP in blocks, each of them profiled, without a plan of ours."""
+    rank = dist.get_rank()
+    bare = replay(job.workload)
+    model = DistributedDataParallel(bare, bucket_cap_mb=1.0)
+    optimizer = bare.optimizer()
+    step = _stepper(model, optimizer)
+    ends_s, others = [], []
+    for number, round_, faulty in job.blocks():
+        if number % 2 == 0 and not _goes_on(job, fault, others):
+            break
+        if fault.host >= 0:
+            _change_link(job, number, faulty)
+        with injected(
+            fault,
+            faulty=faulty,
+            rank=rank,
+            model=model,
+            workload=job.workload,
+            optimizer=optimizer,
+        ) as between:
+            _warm_up(step)
+            job.trace(round_, faulty).mkdir(exist_ok=True)
+            with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+                watched = Others()
+                ends_s.append(_block(step, between, job.iterations))
+                others.append(watched.share())
+            profiler.export_chrome_trace(str(job.trace(round_, faulty) / f"rank{rank}.json"))
+            dist.barrier()
     return Told(ends_s=tuple(ends_s), others=tuple(others))
 
 

@@ -61,7 +61,7 @@ def test_other_jobs_beside_a_fault_are_there_in_both_blocks(faults):
     assert known["backward+noise"].injected(False) == {"noise"}
     assert known["backward+noise"].injected(True) == {"backward", "noise"}
     assert known["noise"].injected(False) == known["backward"].injected(False) == frozenset()
-    assert len([fault for fault in known.values() if fault.of]) == 15
+    assert len([fault for fault in known.values() if len(fault.of) == 2]) == 15
 
 
 def test_servers_are_the_last_hosts(faults):

@@ -10,6 +10,9 @@ that does not is moved to the nearest bound.
 The kernels of NCCL say more: all ranks end one together, up to microseconds. So clocks differ by
 what these ends do, in the median. Then the rank whose kernel was the shortest came last, and what
 the kernels of others lasted longer they waited for it.
+
+On a CPU they end one at about the same time. Clocks are not moved by that, but it says by how much
+they may be off better than bounds do, which are as far apart as ranks wait for each other.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def offsets(traces: Sequence[RankTrace]) -> tuple[ClockOffset, ...]:
     bounds = offset_bounds(spans, (_TOGETHER,))
     ends = [_ends(trace) for trace in traces]
     return tuple(
-        _of_kernels(trace, traces[0], mine, ends[0]) or _offset(trace, traces[0], *between)
+        _of_kernels(trace, traces[0], mine, ends[0])
+        or _offset(trace, traces[0], between, _apart_ns(mine, ends[0]))
         for trace, between, mine in zip(traces, bounds, ends, strict=True)
     )
 
@@ -54,9 +58,9 @@ def _of_kernels(
 
     The error is the median of how far single ones are from their median.
     """
-    if own is first or _share_a_clock(own, first):
+    if own is first or _share_a_clock(own, first) or not (own.on_device and first.on_device):
         return None
-    apart = [end_ns - others[key] for key, end_ns in ends.items() if key in others]
+    apart = _apart_ns(ends, others)
     if not apart:
         return None
     middle_ns = statistics.median(apart)
@@ -66,9 +70,7 @@ def _of_kernels(
 
 
 def _ends(trace: RankTrace) -> dict[Hashable, int]:
-    """Return when a GPU ended each collective that all ranks end together."""
-    if not trace.on_device:
-        return {}
+    """Return when a rank ended each collective that all ranks end together."""
     return {
         one.key: one.end_ns
         for one in trace.launches
@@ -76,17 +78,30 @@ def _ends(trace: RankTrace) -> dict[Hashable, int]:
     }
 
 
+def _apart_ns(ends: dict[Hashable, int], others: dict[Hashable, int]) -> list[int]:
+    """Return by how much a rank ended collectives later than the first."""
+    return [end_ns - others[key] for key, end_ns in ends.items() if key in others]
+
+
 def _share_a_clock(own: RankTrace, other: RankTrace) -> bool:
     return bool(own.host) and own.host == other.host
 
 
-def _offset(own: RankTrace, first: RankTrace, low_s: float, high_s: float) -> ClockOffset:
+def _offset(
+    own: RankTrace, first: RankTrace, bounds_s: tuple[float, float], apart_ns: Sequence[int]
+) -> ClockOffset:
     if own is first or _share_a_clock(own, first):
         return ClockOffset(0.0, 0.0)
+    low_s, high_s = bounds_s
     if not math.isfinite(low_s) or low_s > high_s:
         return ClockOffset(0.0, math.inf)
     seconds = min(max(0.0, low_s), high_s)
-    return ClockOffset(seconds, max(high_s - seconds, seconds - low_s))
+    error_s = max(high_s - seconds, seconds - low_s)
+    if apart_ns:
+        middle_ns = statistics.median(apart_ns)
+        off_ns = statistics.median(abs(one - middle_ns) for one in apart_ns)
+        error_s = min(error_s, abs(middle_ns * 1e-9 - seconds) + off_ns * 1e-9)
+    return ClockOffset(seconds, error_s)
 
 
 def _spans(turns: dict[int, tuple[int, int]], origin_ns: int) -> list[Span]:
