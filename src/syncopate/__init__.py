@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -117,5 +118,6 @@ def __dir__() -> list[str]:
 
 
 # [Note: loaded beside torch]
-if "torch" in sys.modules or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+_is_rank = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
+if sys.modules.get("torch") or (_is_rank and find_spec("torch")):
     import_module(f"{__name__}.{_MODULES['distribute']}")
