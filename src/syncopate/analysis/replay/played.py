@@ -8,9 +8,12 @@
 * With servers that update synchronously a pull moves when all ranks have started to push what it is
   of, and a rank updates when all have ended their backward: they tell each other what it reached.
 
-A message that had to wait for its channel may have been ready long before. Where a timeline does
-not say when (``launched_s`` or ``ready_s`` of a span), a push is taken to have been ready at the
-end of backward at the latest, so that a gain is rather too small than too large.
+[Note: ready before its turn] A message that had to wait for its channel may have been ready long
+before. Where a timeline does not say when (``launched_s`` or ``ready_s`` of a span), a push is
+taken to have been ready as far into backward as pushes like it are that did not have to wait, on
+other ranks or in other iterations: a rank that others wait for finds its channel free. Where there
+are none, it was ready at the end of backward at the latest, so that a gain is rather too small than
+too large.
 
 [Note: computation keeps its pace] Computation that was slowed by a message beside it stays so.
 """
@@ -32,7 +35,7 @@ from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.errors import InvalidValueError
 from syncopate.plan import SERVED
-from syncopate.spans import Mask, Numbers, Times
+from syncopate.spans import Mask, Numbers, Times, coded
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
 
 _AT_ONCE = 1 << 24
@@ -68,6 +71,7 @@ class Parts(NamedTuple):
         delay_s: from there to when the message is ready.
         after: the part that its start waits for; -1: none.
         handover_s: from when it is ready and may start to its start.
+        queued: whether it waited for its channel, and nothing says since when.
     """
 
     message: Numbers
@@ -82,6 +86,7 @@ class Parts(NamedTuple):
     delay_s: Times
     after: Numbers
     handover_s: Times
+    queued: Mask
 
 
 @dataclass
@@ -164,6 +169,7 @@ class Replay:
             raise InvalidValueError(timeline.name, f"{len(spans)} spans", rule)
         self.tasks = Tasks(*map(np.array, zip(*tasks, strict=True)))
         self.parts = _parts(found, [start for start in starts if start is not None])
+        _ready_before(self.tasks, self.parts, found.spans.channel[found.rows])
         meetings = list(self._meetings()) if _synchronous(timeline) else []
         pushed = _pushed(timeline, found, self.parts)
         self._gates, self._others, self._pushed = map(_pairs, (gates, meetings, pushed))
@@ -303,12 +309,38 @@ class Replay:
 def _parts(found: Collectives, starts: Sequence[Start]) -> Parts:
     spans = found.spans.take(found.rows)
     columns = zip(*starts, strict=True) if starts else [()] * len(Start._fields)
-    end_s, task, share, delay_s, after, handover_s = map(np.array, columns)
+    end_s, task, share, delay_s, after, handover_s, queued = map(np.array, columns)
     return Parts(
         found.of, spans.rank.astype(np.int64), spans.iteration, spans.lane.astype(np.int64),
         spans.name.astype(np.int64), spans.start_s, end_s, task.astype(np.int64), share, delay_s,
-        after.astype(np.int64), handover_s,
+        after.astype(np.int64), handover_s, queued.astype(bool),
     )  # fmt: skip
+
+
+def _ready_before(tasks: Tasks, parts: Parts, channel: Numbers) -> None:
+    """Let pushes be ready when those like them are, by [Note: ready before its turn]."""
+    backward = np.flatnonzero(tasks.lane == BACKWARD)
+    if not len(backward) or not parts.queued.any():
+        return
+    turns = coded([tasks.rank, tasks.iteration])
+    single = np.bincount(turns[backward], minlength=turns.max() + 1) == 1
+    task = np.full(turns.max() + 1, -1)
+    task[turns[backward]] = backward
+    turn = np.where(parts.task >= 0, turns[parts.task], 0)
+    there = (parts.task >= 0) & (parts.lane == PUSH) & single[turn] & (task[turn] == parts.task)
+    alike = coded([parts.name, channel])
+    free = np.flatnonzero(there & ~parts.queued & (parts.delay_s == 0))
+    shares: dict[int, list[float]] = defaultdict(list)
+    for kind, share in zip(alike[free].tolist(), parts.share[free].tolist(), strict=True):
+        shares[kind].append(share)
+    usual = {kind: float(np.median(mine)) for kind, mine in shares.items()}
+    for row in np.flatnonzero(there & parts.queued).tolist():
+        share, at = usual.get(int(alike[row]), 2.0), parts.task[row]
+        ready_s = tasks.start_s[at] + share * (tasks.end_s[at] - tasks.start_s[at])
+        free_s = parts.end_s[parts.after[row]]
+        if share < parts.share[row] and ready_s <= parts.start_s[row]:
+            parts.share[row], parts.delay_s[row] = share, 0.0
+            parts.handover_s[row] = max(parts.start_s[row] - max(ready_s, free_s), 0.0)
 
 
 def _pairs(found: Sequence[tuple[int, int]]) -> Numbers:

@@ -102,6 +102,7 @@ class Start(NamedTuple):
         delay_s: from there to when the message is ready.
         after: the row of the message that it waits for; -1: none.
         handover_s: from when it is ready and may start to its start.
+        queued: whether it waited for its channel, and nothing says since when.
     """
 
     end_s: float
@@ -110,6 +111,7 @@ class Start(NamedTuple):
     delay_s: float
     after: int
     handover_s: float
+    queued: bool
 
 
 class _Message(NamedTuple):
@@ -334,10 +336,11 @@ class Rank:
             if (last := following.get(part, -1)) >= 0 and self._over_s[last] <= begun_s:
                 before = last if before < 0 or self._over_s[last] > self._over_s[before] else before
             free_s = self._over_s[before] if before >= 0 else self._origin_s
-            ready_s = begun_s
+            ready_s, queued = begun_s, False
             if not math.isnan(message.known_s):
                 ready_s = min(begun_s, message.known_s)
             elif before >= 0 and begun_s - free_s <= max(self._channel_s, self._idle_s(begun_s)):
+                queued = message.lane == PUSH
                 number = self._messages[own].iteration if own >= 0 else message.iteration
                 ready_s = min(begun_s, backward_s.get(number, begun_s))
                 place = bisect_right(updated_s, begun_s) if message.lane == PULL else 0
@@ -350,7 +353,7 @@ class Rank:
                 share = min((ready_s - under.start_s) / (under.end_s - under.start_s or 1.0), 1.0)
                 delay_s = max(ready_s - under.end_s, 0.0)
             handover_s = max(begun_s - max(ready_s, free_s), 0.0)
-            yield Start(self._over_s[part], at, share, delay_s, before, handover_s)
+            yield Start(self._over_s[part], at, share, delay_s, before, handover_s, queued)
             on_channel[message.channel] = part
             if message.lane == PUSH:
                 pushed[message.name] = part
