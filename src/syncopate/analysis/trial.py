@@ -173,7 +173,9 @@ class Trial:
             groups = kept
         bounds = (self._transfers(), self._pipeline())
         found += [cause for cause in bounds if cause.gain_s > least_s]
-        return tuple(sorted(found, key=lambda cause: -cause.gain_s))
+        # Of what is left when all others are gone, only what it gives by itself counts before them.
+        gains_s = {id(cause): min(cause.gain_s, cause.alone_s) for cause in bounds}
+        return tuple(sorted(found, key=lambda cause: -gains_s.get(id(cause), cause.gain_s)))
 
     def noise_s(self) -> float:
         """Return the gain without pauses and congestion that come and go on any rank."""

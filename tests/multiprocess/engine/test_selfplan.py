@@ -242,7 +242,7 @@ def _leaves_alone_what_cannot_be_better(rank: int) -> None:
 
 
 def test_outcomes() -> None:
-    results = run_ranks(_outcomes, 2, timeout_s=400)
+    results = run_ranks(_outcomes, 2, timeout_s=200)
     for rank, (kept, back, slow, fast) in enumerate(results):
         assert kept[:2] == ("wfbp", 8)
         assert back[:2] == ("threshold", 1)

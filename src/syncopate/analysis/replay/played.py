@@ -8,9 +8,12 @@
 * With servers that update synchronously a pull moves when all ranks have started to push what it is
   of, and a rank updates when all have ended their backward: they tell each other what it reached.
 
-A message that had to wait for its channel may have been ready long before. Where a timeline does
-not say when (``launched_s`` or ``ready_s`` of a span), a push is taken to have been ready at the
-end of backward at the latest, so that a gain is rather too small than too large.
+[Note: ready before its turn] A message that had to wait for its channel may have been ready long
+before. Where a timeline does not say when (``launched_s`` or ``ready_s`` of a span), a push is
+taken to have been ready as far into backward as pushes like it are that did not have to wait, on
+other ranks or in other iterations: a rank that others wait for finds its channel free. Where there
+are none, it was ready at the end of backward at the latest, so that a gain is rather too small than
+too large.
 
 [Note: computation keeps its pace] Computation that was slowed by a message beside it stays so.
 """
@@ -34,7 +37,7 @@ from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.errors import InvalidValueError
 from syncopate.plan import SERVED
-from syncopate.spans import Numbers, Times
+from syncopate.spans import Mask, Numbers, Times, coded
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
 
 _AT_ONCE = 1 << 24
@@ -57,6 +60,7 @@ class Parts(NamedTuple):
         delay_s: from there to when the message is ready.
         after: the part that its start waits for; -1: none.
         handover_s: from when it is ready and may start to its start.
+        queued: whether it waited for its channel, and nothing says since when.
     """
 
     message: Numbers
@@ -71,6 +75,7 @@ class Parts(NamedTuple):
     delay_s: Times
     after: Numbers
     handover_s: Times
+    queued: Mask
 
 
 @dataclass
@@ -152,6 +157,7 @@ class Replay:
         self.tasks = Tasks(*map(np.concatenate, tasks))
         self.iterations = steady(np.unique(self.tasks.iteration).tolist())
         self.parts = _parts(found, ranks)
+        _ready_before(self.tasks, self.parts, found.spans.channel[found.rows].astype(np.int64))
         self._gates = np.concatenate([rank.gates for rank in ranks])
         del ranks
         meetings = list(self._meetings()) if _synchronous(timeline) else []
@@ -305,6 +311,32 @@ def _parts(found: Collectives, ranks: Sequence[Rank]) -> Parts:
         found.of, spans.rank.astype(np.int64), spans.iteration, spans.lane.astype(np.int64),
         spans.name.astype(np.int64), spans.start_s, *starts,
     )  # fmt: skip
+
+
+def _ready_before(tasks: Tasks, parts: Parts, channel: Numbers) -> None:
+    """Let pushes be ready when those like them are, by [Note: ready before its turn]."""
+    backward = np.flatnonzero(tasks.lane == BACKWARD)
+    if not len(backward) or not parts.queued.any():
+        return
+    turns = coded([tasks.rank, tasks.iteration])
+    single = np.bincount(turns[backward], minlength=turns.max() + 1) == 1
+    task = np.full(turns.max() + 1, -1)
+    task[turns[backward]] = backward
+    turn = turns[parts.task]  # of those that follow no task it does not count
+    there = (parts.task >= 0) & (parts.lane == PUSH) & single[turn] & (task[turn] == parts.task)
+    alike = coded([parts.name, channel])
+    free = np.flatnonzero(there & ~parts.queued & (parts.delay_s == 0))
+    usual = np.full(alike.max() + 1, np.inf)
+    for kind, places in sweep.groups(alike[free]):
+        usual[kind] = np.median(parts.share[free[places]])
+    rows = np.flatnonzero(there & parts.queued & (usual[alike] < parts.share))
+    share, at = usual[alike[rows]], parts.task[rows]
+    ready_s = tasks.start_s[at] + share * (tasks.end_s[at] - tasks.start_s[at])
+    before = ready_s <= parts.start_s[rows]
+    rows, share, ready_s = rows[before], share[before], ready_s[before]
+    free_s = parts.end_s[parts.after[rows]]
+    parts.share[rows], parts.delay_s[rows] = share, 0.0
+    parts.handover_s[rows] = np.maximum(parts.start_s[rows] - np.maximum(ready_s, free_s), 0.0)
 
 
 def _pairs(found: Sequence[tuple[int, int]]) -> Numbers:

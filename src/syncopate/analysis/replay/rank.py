@@ -97,6 +97,7 @@ class Starts(NamedTuple):
         delay_s: from there to when the message is ready.
         after: the row of the message that it waits for; -1: none.
         handover_s: from when it is ready and may start to its start.
+        queued: whether it is a push that waited for its channel, and nothing says since when.
     """
 
     end_s: Seconds
@@ -105,6 +106,7 @@ class Starts(NamedTuple):
     delay_s: Seconds
     after: Numbers
     handover_s: Seconds
+    queued: Mask
 
 
 class _Messages(NamedTuple):
@@ -368,7 +370,8 @@ class Rank:
         share = np.where(at >= 0, np.minimum((ready_s - start_s) / lasts_s, 1.0), 0.0)
         delay_s = np.where(at >= 0, np.maximum(ready_s - end_s, 0.0), ready_s - self._origin_s)
         handover_s = np.maximum(begun_s - np.maximum(ready_s, free_s), 0.0)
-        return Starts(ends_s, at, share, delay_s, before, handover_s)
+        queued = held & ~known & (sent.lane == PUSH)
+        return Starts(ends_s, at, share, delay_s, before, handover_s, queued)
 
     def _held_ready_s(self, number: Numbers) -> Seconds:
         """Return when messages were ready that waited for their channel, if nothing says it.

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 
 from syncopate.errors import PlanError, SyncopateError
 
-NICENESS = 19
-"""Added to the priority of the process: a hundredth of a processor where others want it all."""
+NICENESS = 10
+"""Added to the priority of the process: about a tenth of a processor where others want it all."""
 
 Answer = tuple[Any, str | None]
 """What a function returned, and why it did not."""
