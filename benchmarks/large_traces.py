@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -209,12 +210,20 @@ def command(*arguments: str) -> float:
 
 
 def large(*arguments: str) -> dict[str, float]:
-    """Return how long a command takes from its start to its end, and the memory that it takes."""
-    start_s = time.perf_counter()
+    """Return how long a command takes from its start to its end, and the memory that it takes.
+
+    Also its time on processors, which says whether it had one to itself.
+    """
+    start_s, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     line = [sys.executable, "-c", COMMAND, *arguments]
     ended = subprocess.run(line, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    lasts_s = time.perf_counter() - start_s
-    return {"seconds": lasts_s, "peak_bytes": int(ended.stderr.split()[-1]) * 1024}
+    lasts_s, after = time.perf_counter() - start_s, resource.getrusage(resource.RUSAGE_CHILDREN)
+    busy_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return {
+        "seconds": lasts_s,
+        "processor_s": busy_s,
+        "peak_bytes": int(ended.stderr.split()[-1]) * 1024,
+    }
 
 
 def _memory_bytes(what: str) -> int:
@@ -309,6 +318,7 @@ def _print(found: dict[str, Any]) -> None:
         print(
             f"syncopate {name} of {one['ranks']} ranks x {one['iterations']} iterations, "
             f"{one['spans']:,} spans: {format_seconds(one['seconds'])}, "
+            f"{format_seconds(one['processor_s'])} of them on a processor; "
             f"{format_bytes(one['peak_bytes'])} at most"
         )
 
