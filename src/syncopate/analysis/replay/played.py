@@ -169,7 +169,7 @@ class Replay:
             raise InvalidValueError(timeline.name, f"{len(spans)} spans", rule)
         self.tasks = Tasks(*map(np.array, zip(*tasks, strict=True)))
         self.parts = _parts(found, [start for start in starts if start is not None])
-        _ready_before(self.tasks, self.parts, found.spans.channel[found.rows])
+        _ready_before(self.tasks, self.parts, found.spans.channel[found.rows].astype(np.int64))
         meetings = list(self._meetings()) if _synchronous(timeline) else []
         pushed = _pushed(timeline, found, self.parts)
         self._gates, self._others, self._pushed = map(_pairs, (gates, meetings, pushed))
