@@ -72,7 +72,7 @@ def test_a_slow_rank_is_named_first(tmp_path: Path) -> None:
     # What it costs, less what the transfers would take anyway; loosely, for busy machines.
     assert 0.04 < first["gain_s"] < 0.25
     # Its pushes hide behind its backward as those of the others do behind theirs.
-    assert first["gain_s"] == pytest.approx(first["own"] - first["others"], rel=0.25)
+    assert first["gain_s"] == pytest.approx(first["own"] - first["others"], rel=0.5)
 
 
 def test_a_slow_link_is_named_first(tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def test_a_rank_that_is_late_is_named_first(
     assert found.abstains == ()
     first = found.causes[0]
     assert (first.kind, first.ranks) == (kind, (FAULTY,)), found.causes
-    assert first.gain_s == pytest.approx(cost_s, rel=0.25)
+    # Loosely: on busy processors Gloo's messages take longer, and hide less behind backward.
+    assert 0.5 * cost_s < first.gain_s < 1.5 * cost_s
 
 
 def test_a_slow_link_between_two_hosts_is_what_transfers_cost(tmp_path: Path) -> None:
