@@ -12,6 +12,7 @@ computation. Steps are samples of a long training, and are put one behind the ot
 
     git clone https://github.com/ByteDance-Seed/StragglerAnalysis
     python benchmarks/published.py StragglerAnalysis/data --json published.json
+    python benchmarks/published.py --quick       # rows made here, to see that it runs
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,20 @@ def _spans(rank: int, iteration: int, rows: Sequence[Row], by_s: float) -> Itera
         )  # fmt: skip
 
 
+def made() -> Iterator[Row]:
+    """Yield rows of two pipelines of two stages, of which one stage is slow."""
+    lasting_s = {"params-all-gather": 0.01, "forward-compute": 0.1, "backward-compute": 0.2}
+    for step, rank, stage in product(range(8), range(2), range(2)):
+        mine = {"step": step, "dp_rank": rank, "pp_rank": stage}
+        slower = 2 if (rank, stage) == (1, 0) else 1
+        at_s = float(step)
+        for optype, usual_s in lasting_s.items():
+            yield mine | {"optype": optype, "start_ts": at_s, "duration": slower * usual_s}
+            at_s += slower * usual_s
+        rest_s = step + 0.64 - at_s
+        yield mine | {"optype": "grads-reduce-scatter", "start_ts": at_s, "duration": rest_s}
+
+
 def compared(folder: Path, trace: str) -> dict[str, Any]:
     """Return what explain says of a trace, and what is published of it."""
     parquet = import_module("pyarrow.parquet")
@@ -117,9 +133,18 @@ def _said(found: Explanation) -> dict[str, Any]:
 def main() -> None:
     """Parse, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path, help="`data` of a copy of the authors' repository")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="`data` of a copy of the authors' repository"
+    )
     parser.add_argument("--json", type=Path, help="where to write every figure")
+    parser.add_argument("--quick", action="store_true", help="rows made here, to see that it runs")
     arguments = parser.parse_args()
+    if arguments.quick:
+        print(_said(explanation(timeline_of(list(made()), "made here"))))
+        return
+    if arguments.folder is None:
+        print(f"nothing to compare without a folder of traces:\n{__doc__}")
+        return
     rows = [compared(arguments.folder, trace) for trace in TRACES]
     for row in rows:
         print(
