@@ -26,7 +26,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from syncopate.analysis.causes import Explanation, explanation
+from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.output import write_output
 from syncopate.timeline import Span, Timeline
 

@@ -32,8 +32,8 @@ from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, phases
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.output import write_output
 from syncopate.timeline import Timeline
-from syncopate.tracing.foreign.chakra import to_chakra
-from syncopate.tracing.foreign.hta import to_hta
+from syncopate.tracing.foreign.exports.chakra import to_chakra
+from syncopate.tracing.foreign.exports.hta import to_hta
 from syncopate.tracing.perfetto import to_perfetto
 
 HTA = """

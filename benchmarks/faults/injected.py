@@ -182,9 +182,9 @@ def _other_jobs(count: int) -> Callable[[], None]:
 
 
 def on_a_core(rank: int) -> Spend:
-    """Keep this process on a core; return what computes there for so long as it does undisturbed.
+    """Keep this process on a core; return a function that computes there.
 
-    So it computes as much, whatever else runs there.
+    It computes as much as it does in that time on a quiet core, also beside other programs.
     """
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})

@@ -32,7 +32,7 @@ class Fault(NamedTuple):
     Attributes:
         name: on the command line.
         title: in the table.
-        kinds: causes that name it; any of them will do. Empty: nobody may be blamed.
+        kinds: causes that name it; any of them will do. Empty: no cause is right.
         ranks: whose it is; empty: of all ranks, or of none. Of a server, its rank among servers.
         of: the single faults that it is of; empty: it is one itself.
         hosts: of the lab.
@@ -88,7 +88,7 @@ class Fault(NamedTuple):
     def injected(self, faulty: bool) -> frozenset[str]:
         """Return what to inject in a block with the fault, or in one without.
 
-        Beside another fault, other jobs are there all the time: what they cost is nobody's.
+        Beside another fault, other jobs run in all blocks: their cost is not the fault's.
         """
         if faulty:
             return frozenset(part.name for part in self.parts)

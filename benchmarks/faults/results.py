@@ -27,7 +27,7 @@ class Said(Record, frozen=True, kw_only=True):
     """One cause that explain named.
 
     Attributes:
-        kind: of :mod:`syncopate.analysis.causes`.
+        kind: of :mod:`syncopate.analysis.causes.explanation`.
         ranks: whose.
         gain_s: what an iteration would be shorter by without it.
         what: in words.
@@ -103,7 +103,7 @@ def resumed(path: Path | None, fresh: Results) -> Results:
 
 
 def is_right(fault: Fault, one: Round) -> bool:
-    """Say whether explain named the fault first; of none, whether it blamed nobody.
+    """Say whether explain named the fault first; without one, whether it named no cause.
 
     Of several faults any may be first.
     """

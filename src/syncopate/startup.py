@@ -42,7 +42,7 @@ class _Finder(MetaPathFinder):
     def _loaded(self) -> None:
         sys.meta_path.remove(self)
         try:
-            from syncopate.tracing.foreign.automatic import begin  # noqa: PLC0415
+            from syncopate.tracing.foreign.recording.automatic import begin  # noqa: PLC0415
 
             begin()
         except Exception as error:  # the training matters more

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
-from syncopate.analysis.causes import Explanation, explanation
+from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.lab import Topology
 from syncopate.tracing.foreign import read_timeline
 from syncopate.units import MIB

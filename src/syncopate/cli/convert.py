@@ -118,8 +118,8 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     if to == DLC:
         return _served(given)
     from syncopate.analysis.collectives import collectives
-    from syncopate.tracing.foreign.chakra import to_chakra
-    from syncopate.tracing.foreign.hta import to_hta
+    from syncopate.tracing.foreign.exports.chakra import to_chakra
+    from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
     timeline, run = read_recorded(*given, table=table)

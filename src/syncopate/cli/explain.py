@@ -29,7 +29,7 @@ TOOL = "tool"
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from syncopate.analysis.causes import Explanation
+    from syncopate.analysis.causes.explanation import Explanation
     from syncopate.analysis.trips import Trip
     from syncopate.timeline import Timeline
 
@@ -101,7 +101,7 @@ def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip
     """Return what the ranks that are there say, whose ranks are those of the job."""
     from dataclasses import replace
 
-    from syncopate.analysis.causes import SLOW_SERVER, explanation
+    from syncopate.analysis.causes.explanation import SLOW_SERVER, explanation
 
     if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
         return explanation(timeline, cluster, trips)

@@ -46,9 +46,9 @@ def record(
 
       syncopate analyze traces/rank-*.json
     """
-    from syncopate.tracing.foreign.automatic import AutomaticRecording, leave
-    from syncopate.tracing.foreign.record import reserve, run_script
-    from syncopate.tracing.foreign.recorded_file import LIMIT_BYTES
+    from syncopate.tracing.foreign.recording.automatic import AutomaticRecording, leave
+    from syncopate.tracing.foreign.recording.record import reserve, run_script
+    from syncopate.tracing.foreign.recording.recorded_file import LIMIT_BYTES
     from syncopate.tracing.retention import retention
 
     name, *arguments = script

@@ -227,7 +227,7 @@ class Query(Message, frozen=True):
     [Note: queries] A slow answer is no lost one: a server may have seconds of weights to send.
     So what was not answered for long is not sent again, but asked for. What goes one way over a
     connection arrives in its order, and a query goes behind all that waits to be sent, and so does
-    its answer. So whatever came before them came, or is lost; only that is sent again.
+    its answer. So each earlier message has come or is lost; only lost ones are sent again.
     """
 
     key: Key

@@ -14,7 +14,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis.arrivals import lateness
-from syncopate.analysis.causes import (
+from syncopate.analysis.causes.counterfactuals import WORTH
+from syncopate.analysis.causes.explanation import (
     BATCHES,
     CONGESTION,
     PIPELINE,
@@ -25,7 +26,6 @@ from syncopate.analysis.causes import (
     Explanation,
 )
 from syncopate.analysis.collectives import bandwidths
-from syncopate.analysis.counterfactuals import WORTH
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import SEVERAL
 from syncopate.cluster import Cluster
@@ -320,7 +320,7 @@ def expected(found: Explanation, plan: Plan | None) -> list[str]:
 
 
 def _remarks(found: Explanation) -> list[str]:
-    """Return what was left out, and what nobody is blamed for."""
+    """Return what was left out, and what belongs to no cause."""
     said = []
     if found.between is not None:
         first, last = found.between
@@ -337,7 +337,7 @@ def _remarks(found: Explanation) -> list[str]:
     if not found.abstains and share >= WORTH:
         said.append(
             f"{format_seconds(found.noise_s)} ({share:.0%}) go to pauses now on one rank and now "
-            "on another, for no recorded reason; nobody is blamed for them"
+            "on another, for no recorded reason; no rank is blamed for them"
         )
     return said
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.tracing.foreign import read_timeline
 from tests.children import environment
 from tests.multiprocess.tracing.test_record import MODEL, SLEEP_S

@@ -12,11 +12,11 @@ import textwrap
 from typer.testing import CliRunner
 
 from syncopate.analysis.arrivals import lateness
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.cli import main
 from syncopate.cli.app import app
 from syncopate.tracing.foreign import read_directory, read_timeline
-from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from tests.children import REPOSITORY, environment
 from tests.multiprocess.harness import run_ranks
 

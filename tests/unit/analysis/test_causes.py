@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
-from syncopate.analysis.counterfactuals import Counterfactuals
+from syncopate.analysis.causes.counterfactuals import Counterfactuals
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.links import RECORDED, Carried, Entry, SlowLinks
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.timeline import Span, Timeline
 from tests.unit.analysis.troubled import MS, lasts_s
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.timeline import Timeline
 from tests.unit.analysis.troubled import (

@@ -57,7 +57,7 @@ def test_ranks_without_a_file_take_part_as_well():
 
 
 def test_a_straggler_keeps_the_others_of_its_group_waiting():
-    """Of the 5 s that rank 2 is late the other rank computes in 1, and nobody else waits."""
+    """Of the 5 s that rank 2 is late the other rank computes in 1, and no other rank waits."""
     (found,) = stragglers(grouped(lambda r, i: {"input_s": 5.0} if r == 2 else {}))
     assert (found.rank, found.cause) == (2, "input")
     assert found.caused_s == pytest.approx(4.0)

@@ -10,7 +10,7 @@ import random
 
 import pytest
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.replay import Replay
 from syncopate.analysis.stragglers import stragglers
 from syncopate.timeline import Group, Span, Timeline

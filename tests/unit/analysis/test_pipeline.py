@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.evidence.pipeline import pipelines, stages
 from syncopate.analysis.replay import Replay

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from syncopate.analysis.causes import SLOW_SERVER, explanation
+from syncopate.analysis.causes.explanation import SLOW_SERVER, explanation
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
 from syncopate.cli import main

@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import Explanation, explanation
+from syncopate.analysis.causes.explanation import Explanation, explanation
 from syncopate.reports.explanation import explanation_json, verdict
 from syncopate.timeline import Timeline
 from tests.unit.analysis.troubled import (

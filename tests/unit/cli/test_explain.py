@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.cli import main
 from syncopate.cli.common.best_plan import against_the_best
 from syncopate.planning.planner import make_plan

@@ -10,8 +10,8 @@ import textwrap
 import pytest
 
 from syncopate.cli import main
-from syncopate.tracing.foreign.record import BUFFER_SIZE
-from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.recording.record import BUFFER_SIZE
+from syncopate.tracing.foreign.recording.recorded import RecordedRank
 
 STEPS = """
 import sys

@@ -12,16 +12,24 @@ from torch import Tensor, nn
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.profile import profile
 from syncopate.profiling.samples import Iteration, slowest, workload
+from syncopate.tracing.clocks import clock_for
 from syncopate.workload import GradientTensor, Workload
-from syncopate.zoo import Task, lenet5, replay
+from syncopate.zoo import Replay, Task, lenet5, replay
+from tests.clock import set_clock
 
 
 @pytest.fixture
 def exact_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let time pass in sleeps alone."""
     clock = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(time, "sleep", lambda s: clock.__setitem__(0, clock[0] + s))
+    set_clock(
+        monkeypatch,
+        Replay.__module__,
+        profile.__module__,
+        clock_for.__module__,
+        perf_counter=lambda: clock[0],
+        sleep=lambda s: clock.__setitem__(0, clock[0] + s),
+    )
 
 
 def replayed(names: str = "abcde", **times: float) -> Workload:

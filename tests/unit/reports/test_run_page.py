@@ -8,7 +8,7 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.trips import Trip
 from syncopate.reports.pages.evidence import Evidence, Price, alike
 from syncopate.reports.pages.parts import division

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.reports.pages.evidence import Evidence
 from syncopate.reports.pages.run import run_page
 from tests import browser

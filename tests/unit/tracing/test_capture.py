@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.links import recorded
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing import ClockOffset, Event, capture
@@ -22,6 +22,7 @@ from syncopate.tracing.recorder import RECORD, Recorder
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
+from tests.clock import set_clock
 from tests.unit.analysis.troubled import cost_s, slow_backward, trained
 from tests.unit.analysis.written import write
 
@@ -326,7 +327,7 @@ def test_of_several_runs_the_last_is_shown_and_none_is_overwritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written(tmp_path, [(1.0, 2.0)], run="first")
-    monkeypatch.setattr(capture.time, "time", lambda: 2e9)
+    set_clock(monkeypatch, capture.__name__, time=lambda: 2e9)
     (second,) = written(tmp_path, [(1.0, 4.0)], run="second")
     assert second.name == "rank-0-2.trace"
     run = read_run(tmp_path)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from syncopate.tracing.foreign import read_directory
-from syncopate.tracing.foreign.recorded_file import RecordedWriter
+from syncopate.tracing.foreign.recording.recorded_file import RecordedWriter
 from syncopate.tracing.recorder import Recorder
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +18,7 @@ from syncopate.tracing import capture, pauses
 from syncopate.tracing.capture import Capture
 from syncopate.tracing.recorder import Event, Recorder, spans_of
 from syncopate.tracing.run import read_run
+from tests.clock import set_clock
 from tests.unit.tracing.test_capture import Subject
 
 
@@ -32,11 +35,20 @@ def begun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     one.stop()
 
 
-def clocked(monkeypatch: pytest.MonkeyPatch, *times_s: float) -> None:
-    """Let ``time.perf_counter`` give these."""
+@contextlib.contextmanager
+def clocked(monkeypatch: pytest.MonkeyPatch, *times_s: float) -> Iterator[None]:
+    """Let ``time.perf_counter`` give these; the collector, which reads it too, runs when asked."""
     left = list(times_s)
-    for module in (capture, pauses):
-        monkeypatch.setattr(module.time, "perf_counter", lambda: left.pop(0))
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        set_clock(monkeypatch, capture.__name__, pauses.__name__, perf_counter=lambda: left.pop(0))
+        yield
+        assert left == []
+    finally:
+        monkeypatch.undo()
+        if enabled:
+            gc.enable()
 
 
 def paused(tmp_path: Path) -> list[tuple[str, int, float, float]]:
@@ -52,11 +64,10 @@ def test_a_pause_belongs_to_the_iteration_that_it_holds_up(
     one, subject = begun
     for iteration in range(3):
         subject.step(iteration, 10.0 * iteration + 10, 10.0 * iteration + 18)
-    clocked(monkeypatch, 1.0, 2.0, 18.5, 19.0, 33.0, 34.0, 39.0, 40.0)
-    for name in ("input", "checkpoint", "evaluation", "checkpoint"):
-        with syncopate.pause(name):
-            pass
-    monkeypatch.undo()
+    with clocked(monkeypatch, 1.0, 2.0, 18.5, 19.0, 33.0, 34.0, 39.0, 40.0):
+        for name in ("input", "checkpoint", "evaluation", "checkpoint"):
+            with syncopate.pause(name):
+                pass
     one.stop()
     assert paused(tmp_path) == [("checkpoint", 1, 8.5, 9.0), ("evaluation", 2, 23.0, 24.0)]
 
@@ -66,16 +77,9 @@ def test_long_garbage_collections_are_noted_and_short_ones_not(
 ) -> None:
     one, subject = begun
     subject.step(0, 10.0, 20.0)
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        clocked(monkeypatch, 12.0, 12.0 + pauses.SHORTEST_S / 2, 13.0, 13.5)
+    with clocked(monkeypatch, 12.0, 12.0 + pauses.SHORTEST_S / 2, 13.0, 13.5):
         gc.collect()
         gc.collect()
-    finally:
-        monkeypatch.undo()
-        if enabled:
-            gc.enable()
     one.stop()
     gc.collect()
     assert one._pauses.take() == []
@@ -101,10 +105,9 @@ def test_what_a_first_run_does_to_find_its_plan_is_a_pause(
     planner.begin(planner._steps(2))
     for iteration in range(3):
         subject.step(iteration, 10.0 * iteration + 10, 10.0 * iteration + 18)
-    clocked(monkeypatch, 18.5, 19.0, 28.5, 29.5)
-    for _ in range(2):
-        listeners[0](None)
-    monkeypatch.undo()
+    with clocked(monkeypatch, 18.5, 19.0, 28.5, 29.5):
+        for _ in range(2):
+            listeners[0](None)
     assert listeners == []
     one.stop()
     assert paused(tmp_path) == [("self-planning", 1, 8.5, 9.0), ("self-planning", 2, 18.5, 19.5)]

@@ -12,6 +12,7 @@ from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Replay, replay
 from syncopate.zoo import replay as replay_function
 from syncopate.zoo.replay import _Sleeper
+from tests.clock import set_clock
 
 
 class Clock:
@@ -31,8 +32,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     fake = Clock()
-    monkeypatch.setattr(time, "perf_counter", lambda: fake.now_s)
-    monkeypatch.setattr(time, "sleep", fake.sleep)
+    set_clock(monkeypatch, Replay.__module__, perf_counter=lambda: fake.now_s, sleep=fake.sleep)
     return fake
 
 

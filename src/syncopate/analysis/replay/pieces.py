@@ -88,7 +88,7 @@ def _with(every: Pieces, kept: Mask, made: Sequence[_Piece]) -> Pieces:
 
 
 def _apart(every: Pieces) -> Mask:
-    """Say which stretches begin a piece, whatever came before, if the one before them does."""
+    """Say which stretches surely begin a piece if the one before them does."""
     count = len(every.start_s)
     if not count:
         return np.zeros(0, bool)

@@ -10,7 +10,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.workload import Workload
 
 if TYPE_CHECKING:
-    from syncopate.analysis.causes import Explanation
+    from syncopate.analysis.causes.explanation import Explanation
     from syncopate.plan import Plan
     from syncopate.timeline import Timeline
 
@@ -60,8 +60,8 @@ def against_the_best(
         InvalidValueError: a cluster of other ranks, or the workload of another training.
     """
     from syncopate.analysis.arrivals import handing_over_s
-    from syncopate.analysis.causes import PLAN, TRANSFERS, Cause
-    from syncopate.analysis.counterfactuals import WORTH
+    from syncopate.analysis.causes.counterfactuals import WORTH
+    from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause
     from syncopate.analysis.stragglers import SERVER
     from syncopate.planning.planner import make_plan
 

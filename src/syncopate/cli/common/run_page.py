@@ -13,7 +13,7 @@ from syncopate.plan import SERVED, Plan
 from syncopate.workload import Workload
 
 if TYPE_CHECKING:
-    from syncopate.analysis.causes import Explanation
+    from syncopate.analysis.causes.explanation import Explanation
     from syncopate.analysis.trips import Trip
     from syncopate.reports.pages.evidence import Price
     from syncopate.timeline import Timeline
@@ -51,7 +51,7 @@ def run_page(
         PlanError: the plan is not for the workload.
         SyncopateError: the packages that make pages are not installed.
     """
-    from syncopate.analysis.causes import explanation
+    from syncopate.analysis.causes.explanation import explanation
     from syncopate.reports.pages.evidence import Evidence
     from syncopate.reports.pages.run import run_page as page_of
 

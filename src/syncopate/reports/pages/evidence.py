@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.analysis.causes import Explanation
+from syncopate.analysis.causes.explanation import Explanation
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.sweep import runs

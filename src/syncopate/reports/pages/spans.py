@@ -153,7 +153,7 @@ def _columns(
     moves_s: Sequence[float],
     origin_s: float,
 ) -> dict[str, list[int]]:
-    """Return a column of numbers for each field of the spans; -1 for a time nobody knows."""
+    """Return a column of numbers for each field of the spans; -1 for an unknown time."""
 
     def ticks(seconds: float | None) -> int:
         return -1 if seconds is None else _ticks(seconds - origin_s)

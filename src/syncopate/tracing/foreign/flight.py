@@ -20,7 +20,7 @@ from typing import Any
 from syncopate.errors import ArtifactError
 from syncopate.timeline import Group
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
-from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.turns import forwards_and_backwards
 
 TOOL = "torch's flight recorder"

@@ -21,7 +21,7 @@ from syncopate.tracing.foreign.assemble import timeline_of
 from syncopate.tracing.foreign.chrome.events import EVENTS
 from syncopate.tracing.foreign.chrome.ranks import of_ranks
 from syncopate.tracing.foreign.ranktrace import RankTrace
-from syncopate.tracing.foreign.recorded import RecordedRank
+from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.tables.columns import Mapped
 from syncopate.tracing.foreign.tables.read import has_name_of_table, is_table, read_tables
 

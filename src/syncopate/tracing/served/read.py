@@ -90,7 +90,7 @@ class Work(NamedTuple):
     Attributes:
         node: the server.
         kind: one of :data:`~syncopate.tracing.served.rows.WORK`.
-        peer: whose pull is answered; empty: nobody's.
+        peer: whose pull is answered; empty: no worker's.
         key: of the slice.
         number: version of the weights.
         start_s: when it began.

@@ -6,6 +6,7 @@ import pytest
 
 from syncopate.engine.selfplan import payback
 from syncopate.engine.selfplan.payback import Budget, Costs, pays_after
+from tests.clock import set_clock
 
 
 def test_a_gain_repays_what_measuring_cost() -> None:
@@ -17,7 +18,7 @@ def test_a_gain_repays_what_measuring_cost() -> None:
 
 def test_costs_are_longer_steps_and_the_work_between(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(payback.time, "perf_counter", lambda: now_s[0])
+    set_clock(monkeypatch, payback.__name__, perf_counter=lambda: now_s[0])
     costs = Costs()
     # An evaluation of 50 s is a pause of the training's own.
     for step_s, planning_s in ((1.0, 0.5), (1.5, 0.0), (50.0, 0.25), (1.0, 0.0)):
@@ -34,7 +35,7 @@ def test_a_step_of_three_times_the_usual_holds_a_pause(
     monkeypatch: pytest.MonkeyPatch, steps_s: tuple[float, float], beyond_s: float
 ) -> None:
     now_s = [100.0]
-    monkeypatch.setattr(payback.time, "perf_counter", lambda: now_s[0])
+    set_clock(monkeypatch, payback.__name__, perf_counter=lambda: now_s[0])
     costs = Costs()
     usual_s, long_s = steps_s
     for step_s in (usual_s, usual_s, usual_s, long_s):

@@ -10,15 +10,15 @@ import torch
 from typer.testing import CliRunner
 
 from syncopate.analysis.arrivals import lateness
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.work import works
 from syncopate.cli.app import app
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.foreign import read_directory
-from syncopate.tracing.foreign.automatic import AutomaticRecording
-from syncopate.tracing.foreign.record import Recording
-from syncopate.tracing.foreign.recorded import RecordedRank
-from syncopate.tracing.foreign.recorded_file import RecordedWriter
+from syncopate.tracing.foreign.recording.automatic import AutomaticRecording
+from syncopate.tracing.foreign.recording.record import Recording
+from syncopate.tracing.foreign.recording.recorded import RecordedRank
+from syncopate.tracing.foreign.recording.recorded_file import RecordedWriter
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, entry, notes, recorded, times_ms, write
 
 
@@ -154,14 +154,14 @@ def test_what_is_written_is_what_is_read(tmp_path):
 class TestAutomatic:
     @pytest.fixture
     def recording(self, tmp_path, monkeypatch):
-        monkeypatch.setattr("syncopate.tracing.foreign.automatic.EVERY_S", 0.05)
+        monkeypatch.setattr("syncopate.tracing.foreign.recording.automatic.EVERY_S", 0.05)
         found = AutomaticRecording(str(tmp_path / "run"), 10)
         yield found
         found.leave()
 
     @pytest.fixture
     def rank(self, monkeypatch):
-        monkeypatch.setattr("syncopate.tracing.foreign.automatic._member", lambda: (1, 2))
+        monkeypatch.setattr("syncopate.tracing.foreign.recording.automatic._member", lambda: (1, 2))
 
     def _step(self):
         torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()

@@ -10,9 +10,9 @@ from msgspec import structs
 from syncopate.analysis.collectives import collectives
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Group, Span, Timeline
 from syncopate.tracing.foreign import read_timeline
-from syncopate.tracing.foreign.chakra import to_chakra
-from syncopate.tracing.foreign.hta import to_hta
-from syncopate.tracing.foreign.protobuf import number, numbers, varint
+from syncopate.tracing.foreign.exports.chakra import to_chakra
+from syncopate.tracing.foreign.exports.hta import to_hta
+from syncopate.tracing.foreign.exports.protobuf import number, numbers, varint
 
 
 def _timeline():

@@ -9,7 +9,7 @@ import torch
 from torch.nn.modules import module as hooks
 from torch.utils.checkpoint import checkpoint
 
-from syncopate.tracing.foreign.phases import Phases
+from syncopate.tracing.foreign.recording.phases import Phases
 
 
 @pytest.fixture

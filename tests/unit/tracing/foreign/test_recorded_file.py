@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 from syncopate.cli.app import app
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_directory, read_timeline
-from syncopate.tracing.foreign.recorded import (
+from syncopate.tracing.foreign.recording.recorded import (
     Block,
     Call,
     RecordedRank,
     Step,
 )
-from syncopate.tracing.foreign.recorded_file import RecordedWriter
+from syncopate.tracing.foreign.recording.recorded_file import RecordedWriter
 from syncopate.tracing.retention import Retention
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, notes
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from syncopate.analysis.causes import explanation
+from syncopate.analysis.causes.explanation import explanation
 from syncopate.cli import main
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.tracing.foreign import is_table, mapped, read_timeline

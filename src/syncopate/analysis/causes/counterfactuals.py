@@ -1,7 +1,7 @@
 """Counterfactuals: the durations of a replay with something in them removed.
 
-What is removed is said by :mod:`syncopate.analysis.causes`, which tries them. The time of a rank in
-an iteration has disjoint parts, so that several things can be removed at once, in any combination:
+:mod:`syncopate.analysis.causes.explanation` says what to remove. The time of a rank in an iteration
+has disjoint parts, so that several things can be removed at once, in any combination:
 
     forward, backward, update    its tasks of that lane, with the rank's own time between them
     input                        its own time before the first of them, and pauses of that name

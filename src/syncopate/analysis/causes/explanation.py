@@ -5,7 +5,7 @@ played again with it removed, and what that saves is the answer.
 
     compute         a rank computes no longer than the others, in the median; of a pipeline, than
                     those of its stage
-    input           nobody waits for input as long as all do; of one rank: no longer than the others
+    input           no rank waits for input longer than the others; the wait of all is gone
     pause           no iteration of a rank takes unusually long, by the rank's own median
     (by name)       a recorded pause did not happen
     batches         in each iteration all ranks have as much to compute as they have in the mean
@@ -20,7 +20,7 @@ played again with it removed, and what that saves is the answer.
     transfers       what is left of transfers takes no time: the most that any plan can give
     server          the same of messages to and from parameter servers, their work included
 
-Nobody is blamed for what differs from iteration to iteration by itself
+No rank is blamed for what differs from iteration to iteration by itself
 (:mod:`syncopate.analysis.evidence.noise`): a rank is slow by more than the error of the mean,
 and pauses without a recorded reason are some rank's own or everybody's at once. What they cost
 where they are anywhere is said apart, as noise.
@@ -37,14 +37,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from syncopate.analysis.counterfactuals import Counterfactuals
-from syncopate.analysis.evidence.clocks import straightened
-from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
-from syncopate.analysis.evidence.servers import Servers
-from syncopate.analysis.exposure import exposures
-from syncopate.analysis.replay import Replay
-from syncopate.analysis.stragglers import SERVER
-from syncopate.analysis.trial import (
+from syncopate.analysis.causes.counterfactuals import Counterfactuals
+from syncopate.analysis.causes.trial import (
     BATCHES,
     CONGESTION,
     PIPELINE,
@@ -54,6 +48,12 @@ from syncopate.analysis.trial import (
     Cause,
     Trial,
 )
+from syncopate.analysis.evidence.clocks import straightened
+from syncopate.analysis.evidence.links import SlowLinks, conclusive, recorded, slow_links
+from syncopate.analysis.evidence.servers import Servers
+from syncopate.analysis.exposure import exposures
+from syncopate.analysis.replay import Replay
+from syncopate.analysis.stragglers import SERVER
 from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.cluster import Cluster
@@ -102,7 +102,7 @@ class Explanation:
         compute_s: what the median rank computes, in the median over iterations.
         causes: those worth a word, the greatest gain first.
         abstains: why nothing is explained, and what to record; empty where it is.
-        noise_s: what an iteration would be shorter by without pauses that nobody can be blamed for.
+        noise_s: what an iteration would be shorter by without pauses that belong to no cause.
         between: the first and the last iteration that all ranks recorded, one behind the other,
             where there are others; None: all are whole.
         pull_period: from one pull of the same weights to the next, in iterations, as in most

@@ -24,8 +24,8 @@ from pathlib import Path
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.output import new_directory
 from syncopate.tracing import capture
-from syncopate.tracing.foreign.record import RING, Recording, reserve
-from syncopate.tracing.foreign.recorded_file import LIMIT_BYTES, RecordedWriter
+from syncopate.tracing.foreign.recording.record import RING, Recording, reserve
+from syncopate.tracing.foreign.recording.recorded_file import LIMIT_BYTES, RecordedWriter
 from syncopate.tracing.retention import Retention, retention
 
 EVERY_S = 2.0

@@ -3,7 +3,7 @@
 torch's flight recorder keeps the collectives of every backend, and with Gloo nothing but code
 inside the process gets at them: the signals, pipes and files that torch knows belong to NCCL. The
 steps of optimizers, which say where iterations begin, come from torch's hooks, and so do forwards
-and backwards (:mod:`syncopate.tracing.foreign.phases`).
+and backwards (:mod:`syncopate.tracing.foreign.recording.phases`).
 
 ``torch._C._distributed_c10d._dump_fr_trace`` is private to torch and the only way to read the
 recorder; ``torch.distributed.debug`` reads it so. It gives all that the recorder holds, and a copy
@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.tracing.foreign.phases import Phases
-from syncopate.tracing.foreign.recorded import (
+from syncopate.tracing.foreign.recording.phases import Phases
+from syncopate.tracing.foreign.recording.recorded import (
     Block,
     RecordedRank,
     Step,

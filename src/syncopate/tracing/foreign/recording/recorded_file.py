@@ -1,6 +1,6 @@
 """Recorded file: what a rank of a training of plain torch appends to, and thins when it grows.
 
-What it looks like :mod:`syncopate.tracing.foreign.recorded` says.
+What it looks like :mod:`syncopate.tracing.foreign.recording.recorded` says.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from syncopate.errors import ArtifactError
 from syncopate.output import new_file, new_successor
-from syncopate.tracing.foreign.recorded import (
+from syncopate.tracing.foreign.recording.recorded import (
     CLOSE,
     Block,
     Call,

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from syncopate.plan import SERVED
 from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
-from syncopate.tracing.foreign.protobuf import delimited, number, numbers, text
+from syncopate.tracing.foreign.exports.protobuf import delimited, number, numbers, text
 
 VERSION = "0.0.4"
 

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from syncopate.analysis.causes.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.collectives import EXCHANGE
-from syncopate.analysis.counterfactuals import WORTH, Counterfactuals, free
 from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER

@@ -1,0 +1,1 @@
+"""Exports: a timeline as files of other tools, HolisticTraceAnalysis and Chakra."""
