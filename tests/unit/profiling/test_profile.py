@@ -26,6 +26,7 @@ def exact_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         Replay.__module__,
         profile.__module__,
+        __name__,
         clock_for.__module__,
         perf_counter=lambda: clock[0],
         sleep=lambda s: clock.__setitem__(0, clock[0] + s),
