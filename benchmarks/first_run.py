@@ -1,14 +1,15 @@
 """What a first run costs: ``distribute`` without a kept plan, step by step, beside DDP.
 
-    python benchmarks/first_run.py                       # 500 steps on 4 ranks, three turns
+    python benchmarks/first_run.py                       # 500 steps on 4 ranks, five turns
     python benchmarks/first_run.py --busy 4              # beside four processes that compute
     python benchmarks/first_run.py --ranks 2 --steps 50 --json first_run.json
 
 ResNet-20 trains on digits, on ranks of this machine, with default arguments: with DDP, and with
-Syncopate and an empty cache, in turns. Times count from before the model is wrapped. What is
-printed is, after some numbers of steps, the median over turns of both totals with their ratio, and
-the longest step over the median step, the first one left out, in which both set up. The last row
-has the whole command, from its start to its end. The plan that stays is printed with every turn.
+Syncopate and an empty cache, in turns. Times count from before the model is wrapped. After some
+numbers of steps the table has the medians over turns of both totals, the median, the least and the
+largest of the ratios within a turn, and the longest step over the median step. The first step is
+left out of that: in it both set up. The last row has the whole command, from its start to its end.
+The plan that stays is printed with every turn.
 """
 
 from __future__ import annotations
@@ -111,13 +112,11 @@ def computing(count: int) -> Iterator[None]:
 def tell(samples: dict[str, list[Steps]], commands: dict[str, Steps], steps: int) -> None:
     """Print totals, ratios and the longest steps after some numbers of steps."""
     print(
-        f"{'steps':>6s}{'DDP':>10s}{'first run':>12s}{'ratio':>8s}   longest step over the median"
+        f"{'steps':>6s}{'DDP':>10s}{'first run':>12s}{'ratio':>8s}{'turns':>12s}"
+        "   longest step over the median"
     )
     for count in [*(shown for shown in SHOWN if shown < steps), steps]:
-        total_s = {
-            how: statistics.median(sum(run[: count + 1]) for run in runs)
-            for how, runs in samples.items()
-        }
+        totals_s = {how: [sum(run[: count + 1]) for run in runs] for how, runs in samples.items()}
         longest = {
             how: statistics.median(
                 max(run[2 : count + 1]) / statistics.median(run[2 : count + 1]) for run in runs
@@ -125,14 +124,18 @@ def tell(samples: dict[str, list[Steps]], commands: dict[str, Steps], steps: int
             for how, runs in samples.items()
         }
         print(
-            f"{count:6d}{total_s[DDP]:8.2f} s{total_s[FIRST]:10.2f} s"
-            f"{total_s[FIRST] / total_s[DDP]:7.2f}x   "
-            f"DDP {longest[DDP]:.1f}, first run {longest[FIRST]:.1f}"
+            f"{count:6d}{_compared(totals_s)}"
+            f"   DDP {longest[DDP]:.1f}, first run {longest[FIRST]:.1f}"
         )
-    whole_s = {how: statistics.median(seconds) for how, seconds in commands.items()}
-    print(
-        f"{'all':>6s}{whole_s[DDP]:8.2f} s{whole_s[FIRST]:10.2f} s"
-        f"{whole_s[FIRST] / whole_s[DDP]:7.2f}x   the whole command"
+    print(f"{'all':>6s}{_compared(commands)}   the whole command")
+
+
+def _compared(totals_s: dict[str, list[float]]) -> str:
+    """Return the columns of both medians, and of the ratios by turn: median, least and most."""
+    ratios = [first / ddp for ddp, first in zip(totals_s[DDP], totals_s[FIRST], strict=True)]
+    return (
+        f"{statistics.median(totals_s[DDP]):8.2f} s{statistics.median(totals_s[FIRST]):10.2f} s"
+        f"{statistics.median(ratios):7.2f}x  {min(ratios):4.2f}-{max(ratios):4.2f}"
     )
 
 
@@ -141,7 +144,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="What a first run costs, beside DDP.")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=3, help="turns of each")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each")
     parser.add_argument("--busy", type=int, default=0, help="other processes that compute")
     parser.add_argument("--quick", action="store_true", help="one short turn, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write every sample")
@@ -157,11 +160,12 @@ def main() -> int:
     samples: dict[str, list[Steps]] = {DDP: [], FIRST: []}
     commands: dict[str, Steps] = {DDP: [], FIRST: []}
     with computing(options.busy):
-        for _ in range(options.rounds):
-            for how, runs in samples.items():
+        for turn in range(options.rounds):
+            # What drifts meets both: every other turn begins with the other one.
+            for how in (DDP, FIRST) if turn % 2 == 0 else (FIRST, DDP):
                 with tempfile.TemporaryDirectory() as folder:
                     seconds, lasted_s, said = train(options, how, Path(folder))
-                runs.append(seconds)
+                samples[how].append(seconds)
                 commands[how].append(lasted_s)
                 print(f"{how}: {sum(seconds):.2f} s\n{said}".rstrip(), flush=True)
                 if options.json:

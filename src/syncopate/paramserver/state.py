@@ -171,7 +171,8 @@ class Committer:
     @property
     def busy(self) -> bool:
         """Whether a segment is being written, or its end was not taken note of."""
-        return self._work is not None or self._done is not None
+        with self._changed:
+            return self._work is not None or self._done is not None
 
     @property
     def wants_all(self) -> bool:
@@ -193,9 +194,10 @@ class Committer:
         Raises:
             ArtifactError: a segment could not be written.
         """
-        if self._error is not None:
-            raise self._error
-        done, self._done = self._done, None
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            done, self._done = self._done, None
         return done or {}
 
     def close(self) -> None:
@@ -213,12 +215,14 @@ class Committer:
                 if self._work is None:
                     return
                 positions, sizes, data = self._work
+            done, failure = None, None
             try:
                 self._folder.write(self._run, sizes, data)
-                self._done = positions
+                done = positions
             except ArtifactError as error:
-                self._error = error
-            self._work = None
+                failure = error
+            with self._changed:
+                self._work, self._done, self._error = None, done, failure
             self._wake()
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis.collectives import TOGETHER, Collectives, collectives
 from syncopate.analysis.evidence.noise import spread_s
-from syncopate.analysis.sweep import runs
+from syncopate.analysis.sweep import groups, runs
 from syncopate.spans import Times
 from syncopate.timeline import Timeline
 
@@ -66,8 +66,7 @@ def _lines(found: Collectives) -> dict[int, tuple[float, float]]:
     middle_s = (ends_s[first + (sizes - 1) // 2] + ends_s[first + sizes // 2]) / 2
     at_s = np.repeat(middle_s, sizes)
     lines = {}
-    for rank in np.unique(ranks).tolist():
-        mine = ranks == rank
+    for rank, mine in groups(ranks):
         line = _line(at_s[mine], (ends_s - at_s)[mine])
         if line is not None:
             lines[rank] = line
@@ -80,7 +79,7 @@ def _line(at_s: Times, apart_s: Times) -> tuple[float, float] | None:
         return None
     drift, offset_s = np.polyfit(at_s, apart_s, 1).tolist()
     rises_s = abs(drift) * float(np.ptp(at_s))
-    about_s = spread_s((apart_s - drift * at_s - offset_s).tolist())
+    about_s = spread_s(apart_s - drift * at_s - offset_s)
     if abs(drift) < _LEAST or rises_s < _RISES * about_s:
         return None
     half = at_s <= np.median(at_s)

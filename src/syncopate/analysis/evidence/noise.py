@@ -11,6 +11,10 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+import numpy as np
+
+from syncopate.spans import Times
+
 SURE = 3.0
 """What differs by this many standard errors differs."""
 
@@ -20,12 +24,12 @@ _SAME, _FEW = 0.75, 0.25
 _OFTEN, _HALF, _LITTLE = 3, 0.5, 0.25
 
 
-def spread_s(values_s: Sequence[float]) -> float:
+def spread_s(values_s: Sequence[float] | Times) -> float:
     """Return the spread of values; 0 of fewer than two."""
     if len(values_s) < 2:
         return 0.0
-    middle_s = statistics.median(values_s)
-    return _SPREAD * statistics.median(abs(value - middle_s) for value in values_s)
+    every_s = np.asarray(values_s)
+    return _SPREAD * float(np.median(np.abs(every_s - np.median(every_s))))
 
 
 def error_s(values_s: Sequence[float]) -> float:
