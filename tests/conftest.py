@@ -18,10 +18,14 @@ settings.load_profile("syncopate")
 # Plans of tests are kept for no other run, and tests get none of the user's.
 os.environ["SYNCOPATE_CACHE"] = "off"
 
-# A process started in the background of a script ignores interrupts, and so would all that tests
-# start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A process started in the background of a script ignores interrupts, one under nohup hang-ups, and
+# so would all that tests start.
+for _number, _handler in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 MOST_WORKERS = 4
 

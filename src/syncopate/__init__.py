@@ -5,7 +5,9 @@ neither torch nor scipy, so planning for a cluster starts in a blink on any lapt
 
 [Note: loaded beside torch] A program that has loaded torch, or that a launcher started as a rank,
 is going to train. There :func:`distribute` is loaded with the package, as a program's libraries
-are, and not when all ranks of a host stand before it at the same time.
+are, and not when all ranks of a host stand before it at the same time. Where ``SYNCOPATE_TRACE`` is
+set the package is loaded when Python starts (:mod:`syncopate.startup`), in every process that a
+rank starts too, and has to leave torch to the program.
 """
 
 from __future__ import annotations
@@ -119,5 +121,6 @@ def __dir__() -> list[str]:
 
 # [Note: loaded beside torch]
 _is_rank = {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
-if sys.modules.get("torch") or (_is_rank and find_spec("torch")):
+_at_startup = bool(os.environ.get("SYNCOPATE_TRACE"))
+if sys.modules.get("torch") or (_is_rank and not _at_startup and find_spec("torch")):
     import_module(f"{__name__}.{_MODULES['distribute']}")

@@ -18,6 +18,7 @@ _RANK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_POR
         pytest.param("", {}, False, id="nothing"),
         pytest.param("import torch", {}, True, id="torch was loaded"),
         pytest.param("", _RANK, True, id="a rank of a launcher"),
+        pytest.param("", _RANK | {"SYNCOPATE_TRACE": "run"}, False, id="a rank that is recorded"),
         pytest.param("", {"WORLD_SIZE": "2"}, False, id="one variable is no rank"),
         pytest.param("import sys; sys.modules['torch'] = None", _RANK, False, id="no torch there"),
     ],

@@ -32,12 +32,18 @@ def _python(code, *, trace=None, path=(), prepare=True):
 SHOW = "print(sorted(name for name in sys.modules if name.startswith('syncopate')))"
 
 
+RANK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
 @pytest.mark.parametrize("trace", [None, ""])
 def test_nothing_is_loaded_where_the_variable_is_not_set(trace):
     assert _python(SHOW, trace=trace).stdout == "[]\n"
 
 
-def test_a_process_without_torch_loads_two_small_modules(tmp_path):
+@pytest.mark.parametrize("variables", [{}, RANK], ids=["a process", "a rank of a launcher"])
+def test_a_process_without_torch_loads_two_small_modules(tmp_path, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     done = _python(SHOW, trace=tmp_path / "run")
     assert done.stdout == "['syncopate', 'syncopate.startup']\n"
     assert not (tmp_path / "run").exists()

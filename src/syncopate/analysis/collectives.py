@@ -26,7 +26,7 @@ from syncopate.analysis.phases import COMMUNICATION
 from syncopate.analysis.sweep import lengths_s, pieces, runs
 from syncopate.benchmark import BUS_FACTORS
 from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
-from syncopate.spans import Numbers, coded
+from syncopate.spans import Mask, Numbers, coded
 from syncopate.timeline import Span, Spans, Timeline
 
 NAMED = frozenset(
@@ -137,16 +137,25 @@ class Collectives(Sequence[Collective]):
         first: where in ``rows`` each begins.
         kinds: what each is, a place in ``names``.
         names: such as ``"all_reduce"``.
+        between_two: which are messages of two stages of a pipeline.
 
     Attributes:
         sizes: on how many ranks each is.
         of: to which collective each of ``rows`` belongs.
         arrived_s: when the last rank of each arrived.
         moves_s: when each of ``rows`` ceases to wait for other ranks.
+        over_s: when each of ``rows`` was over. What was sent is over for both ends when the first
+            of them says so: a send and a receive that a stage calls together end together.
     """
 
     def __init__(
-        self, spans: Spans, rows: Numbers, first: Numbers, kinds: Numbers, names: Sequence[str]
+        self,
+        spans: Spans,
+        rows: Numbers,
+        first: Numbers,
+        kinds: Numbers,
+        names: Sequence[str],
+        between_two: Mask,
     ) -> None:
         self.spans, self.rows, self.first = spans, rows, first
         self.kinds, self.names = kinds, tuple(names)
@@ -154,6 +163,9 @@ class Collectives(Sequence[Collective]):
         self.of = np.repeat(np.arange(len(first)), self.sizes)
         self.arrived_s = self.most(spans.start_s)
         self.moves_s = np.minimum(self.arrived_s[self.of], spans.end_s[rows])
+        ends_s = np.maximum(self.least(spans.end_s), self.arrived_s)
+        ends_s = np.where(between_two, ends_s, np.inf)[self.of]
+        self.over_s = np.minimum(spans.end_s[rows], ends_s)
 
     def most(self, column: NDArray[Any]) -> NDArray[Any]:
         """Return for each collective the most of a column of all spans."""
@@ -205,6 +217,7 @@ def collectives(timeline: Timeline) -> Collectives:
     seen[order] = np.repeat(seen[order][begins], np.diff(begins, append=len(at)))
     if exchange == SERVED:  # each rank by itself
         rows, first = np.arange(len(at)), np.arange(len(at))
+        two = np.full(len(at), -1)
     else:
         together = code * (nth.max(initial=0) + 1) + nth
         two = matched(timeline, spans)
@@ -218,7 +231,8 @@ def collectives(timeline: Timeline) -> Collectives:
     count = np.diff(first, append=len(rows))[order]
     begins = np.cumsum(count) - count
     moved = np.arange(len(rows)) + np.repeat(first[order] - begins, count)
-    return Collectives(every, at[rows[moved]], begins, kinds[one][order], names)
+    two = (two >= 0)[one][order]
+    return Collectives(every, at[rows[moved]], begins, kinds[one][order], names, two)
 
 
 def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:

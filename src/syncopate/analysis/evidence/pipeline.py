@@ -20,6 +20,9 @@ from syncopate.timeline import Timeline
 
 SEND, RECV = "send", "recv"
 
+_EARLY_S = 2.5e-4
+"""A stage begins with what it received this long before the message is noted to end, at most."""
+
 _FORWARD, _BACKWARD = LANES.index("forward"), LANES.index("backward")
 
 
@@ -112,7 +115,8 @@ def _steps(computing: Spans, spans: Spans, sent: Mask) -> Numbers:
     if not len(lanes):
         return np.zeros(len(spans), np.int64)
     before = np.searchsorted(begins_s, spans.start_s, "right") - 1
-    behind = np.searchsorted(begins_s, spans.end_s, "left")
+    early_s = np.minimum(_EARLY_S, (spans.end_s - spans.start_s) / 2)
+    behind = np.searchsorted(begins_s, spans.end_s - early_s, "left")
     beside = np.where(sent, before, behind)
     there = (beside >= 0) & (beside < len(lanes))
     lane = np.where(there, lanes[np.clip(beside, 0, len(lanes) - 1)], -1)

@@ -448,4 +448,4 @@ def _messages(found: Collectives, rows: Numbers) -> tuple[Numbers, _Messages, Se
     at = found.rows[rows]
     known_s = np.where(np.isnan(spans.launched_s[at]), spans.ready_s[at], spans.launched_s[at])
     columns = (spans.start_s, spans.lane, spans.iteration, spans.name, spans.channel)
-    return rows, _Messages._make((*(column[at] for column in columns), known_s)), spans.end_s[at]
+    return rows, _Messages._make((*(column[at] for column in columns), known_s)), found.over_s[rows]
