@@ -311,7 +311,10 @@ def _concluded(
     console.print(Text("\nIn short", style="bold cyan"))
     console.print(words.concluded(result))
     console.print(Text("\nNext", style="bold cyan"))
-    console.print(words.what_next(folder, _page(folder, timeline, known)))
+    workload, cluster, plan = known
+    if result.pace is not None:  # a busy machine may have profiled at a third of the pace
+        workload = workload.scaled(result.pace.measured_s / workload.compute_s)
+    console.print(words.what_next(folder, _page(folder, timeline, (workload, cluster, plan))))
 
 
 def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan]) -> Path | None:
