@@ -21,6 +21,7 @@ from syncopate.analysis.causes.explanation import (
     PIPELINE,
     PLAN,
     SLOW_SERVER,
+    STAGES,
     TRANSFERS,
     Cause,
     Explanation,
@@ -103,9 +104,14 @@ _WORDS = {
         "see its processor, its link and what else runs there; or train without it",
         "",
     ),
+    STAGES: (
+        "stages of a pipeline take unequally long{detail}",
+        "move layers from the longest stage to the others",
+        "",
+    ),
     PIPELINE: (
-        "stages of a pipeline wait for each other{detail}; this is the most that could be saved",
-        "more micro-batches, or stages of equal length",
+        "stages of a pipeline wait for each other; this is the most that could be saved",
+        "more micro-batches",
         "",
     ),
     TRANSFERS: (
@@ -369,7 +375,7 @@ def _detail(cause: Cause) -> str:
     if cause.kind == COMPUTE and cause.lane:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f": {own} of {cause.lane}, where they take {others}"
-    if cause.kind == PIPELINE:
+    if cause.kind == STAGES:
         own, others = format_seconds(cause.own), format_seconds(cause.others)
         return f", the longest computes {own}, all in the mean {others}"
     if cause.kind == BATCHES and cause.own:

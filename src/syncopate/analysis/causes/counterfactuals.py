@@ -191,11 +191,12 @@ class Counterfactuals:
         return float(np.median(self._pace[:, self._counted].std(axis=1)))
 
     def _found_even_pace(self) -> Times:
-        """Return the same, relative to what ranks take that are not known to be slower."""
+        """Return the same, relative to the ranks of its stage that are not known to be slower."""
         passes_s = self._level[..., _PASSES].sum(axis=2)
         own_s = passes_s[:, self._counted].mean(axis=1)
-        alike = [at for at in range(len(own_s)) if at not in self.slower]
-        own_s[alike] = own_s[alike].mean() if alike else 1.0
+        for stage in self._alike:
+            alike = [at for at in stage if at not in self.slower]
+            own_s[alike] = own_s[alike].mean() if alike else 1.0
         own_s = own_s[:, None]
         return np.where((own_s > 0) & (passes_s > 0), passes_s / np.maximum(own_s, 1e-30), 1.0)
 
@@ -324,18 +325,44 @@ class Counterfactuals:
         there = [at for at in alike if self._there[at, part]]
         return [at for at in there if part not in self.slower.get(at, ())]
 
+    @cached_property
+    def _even_tasks_s(self) -> Times:
+        """What each task takes when the micro-batches of an iteration are equally long."""
+        turn = (self._rank * len(self._numbers) + self._at) * len(_PARTS) + self._lane
+        count = np.bincount(turn)[turn]
+        even_s = np.bincount(turn, self._tasks_s)[turn] / count
+        return np.where(self._lane <= _BACKWARD, even_s, self._tasks_s)
+
+    @cached_property
+    def stages(self) -> list[list[int]]:
+        """The places of the ranks of each pipeline."""
+        place = {rank: at for at, rank in enumerate(self.ranks)}
+        found = pipelines(self._replay.timeline)
+        return [[place[rank] for rank in ranks if rank in place] for ranks in found]
+
     def evenly_s(self, changed: Changed) -> tuple[float, float]:
         """Return what a stage of a pipeline takes in an iteration, were all even, and the longest.
 
         In the mean over iterations, of the pipeline in which that is most; 0: there are no stages.
         """
-        if not (found := pipelines(self._replay.timeline)):
+        if not self.stages:
             return 0.0, 0.0
         lasts_s = changed.parts_s[:, self._counted].sum(axis=2)
-        place = {rank: at for at, rank in enumerate(self.ranks)}
-        there = [[place[rank] for rank in ranks if rank in place] for ranks in found]
-        even_s = np.stack([lasts_s[ranks].mean(axis=0) for ranks in there])
+        even_s = np.stack([lasts_s[mine].mean(axis=0) for mine in self.stages])
         return float(even_s.max(axis=0).mean()), float(lasts_s.mean(axis=1).max())
+
+    @cached_property
+    def _evened(self) -> Times:
+        """How many times as long each rank takes for each pass when all stages take as long."""
+        usual_s = self._median(self._level)[:, _PASSES]
+        for stage, part in product(self._alike, range(usual_s.shape[1])):
+            healthy = [at for at in stage if part not in self.slower.get(at, ())]
+            usual_s[stage, part] = np.median(usual_s[healthy or stage, part])
+        factors = np.ones_like(usual_s)
+        for mine in self.stages:
+            own_s = np.where(usual_s[mine] > 0, usual_s[mine], 1.0)
+            factors[mine] = np.where(usual_s[mine] > 0, usual_s[mine].mean(axis=0) / own_s, 1.0)
+        return factors
 
     # -- one thing different -------------------------------------------------------------------
 
@@ -348,7 +375,8 @@ class Counterfactuals:
         before_s, after_s = self._parts_s, changed.parts_s
         factors = np.where(before_s > 0, after_s / np.where(before_s > 0, before_s, 1.0), 1.0)
         found, rank, at = changed.durations, self._rank, self._at
-        found.tasks_s = self._tasks_s * factors[rank, at, self._lane]
+        tasks_s = self._even_tasks_s if changed.even_tasks else self._tasks_s
+        found.tasks_s = tasks_s * factors[rank, at, self._lane]
         found.tasks_s += self._input_s * factors[rank, at, _INPUT]
         left = np.where(self._known, factors[rank, at, self._before], 1.0)
         found.gaps_s = self._gaps_s * left * gaps
@@ -360,9 +388,14 @@ class Counterfactuals:
         return found
 
     def balanced(self, changed: Changed) -> None:
-        """Let all ranks have batches of equal length in each iteration."""
+        """Let all ranks have equal batches in each iteration, and stages equal micro-batches."""
         even = self._even_pace.mean(axis=0) / self._even_pace
         changed.parts_s[..., _PASSES] *= even[..., None]
+        changed.even_tasks = bool(self.stages)
+
+    def evened(self, changed: Changed) -> None:
+        """Let the stages of each pipeline usually compute equally long."""
+        changed.parts_s[..., _PASSES] *= self._evened[:, None]
 
     def as_usual(self, changed: Changed, rank: int) -> None:
         """Let no iteration of a rank take unusually long."""

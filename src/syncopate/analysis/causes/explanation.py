@@ -15,8 +15,9 @@ played again with it removed, and what that saves is the answer.
     congestion      no iteration has transfers 1.5 times as long as usual
     slow server     a server has a worker's slices there when the others, in their median, have as
                     many bytes (:mod:`syncopate.analysis.evidence.servers`)
-    pipeline        stages wait for each other no longer, and each has as much to compute as they
-                    have in the mean; the most that other stages or more micro-batches can give
+    stages          the stages of a pipeline usually compute equally long
+    pipeline        equally long stages wait for each other no longer: the most that more
+                    micro-batches can give
     transfers       what is left of transfers takes no time: the most that any plan can give
     server          the same of messages to and from parameter servers, their work included
 
@@ -44,6 +45,7 @@ from syncopate.analysis.causes.trial import (
     PIPELINE,
     PLAN,
     SLOW_SERVER,
+    STAGES,
     TRANSFERS,
     Cause,
     Trial,
@@ -66,6 +68,7 @@ __all__ = [
     "PIPELINE",
     "PLAN",
     "SLOW_SERVER",
+    "STAGES",
     "TRANSFERS",
     "Cause",
     "Explanation",
@@ -82,7 +85,7 @@ _EXPLAINED = 1 / 3
 _BOUNDS = (TRANSFERS, SERVER, PIPELINE)
 """Kinds of which a gain is the most that could be, with all others gone."""
 
-_SHARED = (*_BOUNDS, BATCHES, CONGESTION, INPUT)
+_SHARED = (*_BOUNDS, BATCHES, STAGES, CONGESTION, INPUT)
 """Kinds that blame no rank."""
 
 _MANY = 50

@@ -28,7 +28,7 @@ from syncopate.spans import Times
 from syncopate.timeline import PAUSES
 
 BATCHES, CONGESTION, TRANSFERS, PLAN = "batches", "congestion", "transfers", "plan"
-SLOW_SERVER, PIPELINE = "slow server", "pipeline"
+SLOW_SERVER, STAGES, PIPELINE = "slow server", "stages", "pipeline"
 """Kinds of causes beside those of a straggler."""
 
 _TIMES = {PAUSE: 2.0}
@@ -52,10 +52,9 @@ class Cause:
             :data:`~syncopate.analysis.trips.STAGES`.
         own: how many seconds it usually computes there in an iteration, or a slice is in that
             stage; of a slow link, how many bytes per second it carries; of batches, by which part
-            of them they usually differ; of a pipeline, what its longest stage computes. 0: not
-            known.
-        others: the same of the median of the others; of links, what is expected of them; of a
-            pipeline, what a stage computes in the mean.
+            of them they usually differ; of stages, what the longest computes. 0: not known.
+        others: the same of the median of the others; of links, what is expected of them; of
+            stages, what one computes in the mean.
         alone_s: what an iteration would be shorter by without it, all other causes left.
         low_s: the 95% interval of ``gain_s``, by how iterations vary; from here
         high_s: to here.
@@ -124,8 +123,8 @@ class Trial:
         self.played_s, self.even_s = played_s, min(even_s, played_s)
         self.bound_s = min(bound_s, self.even_s)
         self.left_s = max(self.bound_s - replay.iteration_s(idle), 0.0)
-        self._evenly_s, self._longest_s = without.evenly_s(self._changed(all_but))
-        self.bubble_s = max(self.bound_s - self._evenly_s, 0.0) if self._evenly_s else 0.0
+        evenly_s, _ = without.evenly_s(self._changed(all_but))
+        self.bubble_s = max(self.bound_s - evenly_s, 0.0) if evenly_s else 0.0
 
     def _found(self) -> Iterator[Part]:
         """Yield what differs, in the order in which it is removed."""
@@ -137,6 +136,8 @@ class Trial:
         for at in sorted(without.slower):
             rank = without.ranks[at]
             yield Part(COMPUTE, (rank,), partial(without.as_fast, rank=rank))
+        if without.stages:
+            yield Part(STAGES, (), without.evened)
         for at in without.starved:
             rank = without.ranks[at]
             yield Part(INPUT, (rank,), partial(without.like_others, rank=rank))
@@ -270,8 +271,6 @@ class Trial:
             alone_s=self.bubble_s,
             low_s=self.bubble_s,
             high_s=self.bubble_s,
-            own=self._longest_s,
-            others=self._evenly_s,
         )
 
     def _cause(self, group: Sequence[Part], gain_s: float) -> Cause:
@@ -288,6 +287,9 @@ class Trial:
             where = set(without.flowing(without.begin()))
         elif kind == BATCHES:
             figures = ("", without.apart, 0.0)
+        elif kind == STAGES:
+            evenly_s, longest_s = without.evenly_s(without.begin())
+            figures = ("", longest_s, evenly_s)
         elif kind == COMPUTE:
             figures = max(map(without.longest, ranks), key=lambda row: row[1] - row[2])
         elif kind == SLOW_SERVER:
