@@ -155,6 +155,7 @@ class Collectives(Sequence[Collective]):
         first: Numbers,
         kinds: Numbers,
         names: Sequence[str],
+        *,
         between_two: Mask,
     ) -> None:
         self.spans, self.rows, self.first = spans, rows, first
@@ -232,7 +233,7 @@ def collectives(timeline: Timeline) -> Collectives:
     begins = np.cumsum(count) - count
     moved = np.arange(len(rows)) + np.repeat(first[order] - begins, count)
     two = (two >= 0)[one][order]
-    return Collectives(every, at[rows[moved]], begins, kinds[one][order], names, two)
+    return Collectives(every, at[rows[moved]], begins, kinds[one][order], names, between_two=two)
 
 
 def bandwidths(timeline: Timeline) -> tuple[Bandwidth, ...]:

@@ -21,6 +21,7 @@ def piped(
     message_ms: float = 0.2,
     reduce_ms: float = 1.0,
     jitter: float = 0.01,
+    uneven: float = 0.0,
 ) -> Timeline:
     """Return what pipelines do that hold the same model; rank = replica x stages + stage.
 
@@ -36,17 +37,20 @@ def piped(
         message_ms: what a message takes once both ends are there.
         reduce_ms: what an all-reduce takes once all are there.
         jitter: the standard deviation of computation, relative to it.
+        uneven: that of micro-batches, in forward and backward on all stages.
     """
+    lengths = random.Random(1)
     count = len(forward_ms)
     pipes = [tuple(range(r * count, (r + 1) * count)) for r in range(replicas)]
     same = [tuple(range(s, replicas * count, count)) for s in range(count)]
     player = _Player(replicas * count, count, slow, message_ms, jitter)
     for i in range(iterations):
         player.numbers.clear()
+        long = [[1 + uneven * lengths.gauss(0, 1) for _ in pipes] for _ in range(micro_batches)]
         for lane, times in (("forward", 1.0), ("backward", 2.0)):
-            for _ in range(micro_batches):
-                lasts_ms = [times * forward_ms[stage] for stage in range(count)]
+            for each in long:
                 for replica, ranks in enumerate(pipes):
+                    lasts_ms = [times * each[replica] * one_ms for one_ms in forward_ms]
                     player.passes(lane, i, ranks, lasts_ms, replica)
         for stage, ranks in enumerate(same):
             player.reduces(i, ranks, reduce_ms, replicas + stage)

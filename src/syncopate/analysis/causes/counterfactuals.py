@@ -26,6 +26,7 @@ from syncopate.analysis.evidence.pipeline import of_stage, pipelines
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.replay import Changed, Durations, Replay
+from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.replay.shares import Shares
 from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
@@ -371,7 +372,7 @@ class Counterfactuals:
         return Changed(self._parts_s, self._replay.recorded)
 
     def durations(self, changed: Changed, *, gaps: bool = True) -> Durations:
-        """Return the durations that a change comes to, where wanted without the gaps left."""
+        """Return the durations that a change comes to, where wanted without what is left idle."""
         before_s, after_s = self._parts_s, changed.parts_s
         factors = np.where(before_s > 0, after_s / np.where(before_s > 0, before_s, 1.0), 1.0)
         found, rank, at = changed.durations, self._rank, self._at
@@ -380,6 +381,9 @@ class Counterfactuals:
         found.tasks_s += self._input_s * factors[rank, at, _INPUT]
         left = np.where(self._known, factors[rank, at, self._before], 1.0)
         found.gaps_s = self._gaps_s * left * gaps
+        if not gaps:  # what follows no computation has its delay from the beginning of the run
+            parts = self._replay.parts
+            found.delays_s[(parts.task >= 0) & (parts.lane == PUSH)] = 0.0
         for name, (inside_s, before_s) in self._pauses.items():
             if name != INPUT:
                 kept = ~np.isin(rank, list(changed.without[name]))

@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -124,7 +125,7 @@ class Trial:
         self.bound_s = min(bound_s, self.even_s)
         self.left_s = max(self.bound_s - replay.iteration_s(idle), 0.0)
         evenly_s, _ = without.evenly_s(self._changed(all_but))
-        self.bubble_s = max(self.bound_s - evenly_s, 0.0) if evenly_s else 0.0
+        self.bubble_s = max(self.bound_s - self.left_s - evenly_s, 0.0) if evenly_s else 0.0
 
     def _found(self) -> Iterator[Part]:
         """Yield what differs, in the order in which it is removed."""
@@ -142,10 +143,9 @@ class Trial:
             rank = without.ranks[at]
             yield Part(INPUT, (rank,), partial(without.like_others, rank=rank))
         yield Part(INPUT, (), without.without_input)
-        for name in PAUSES:
-            for rank in without.ranks if name != INPUT else ():
-                if without.paused(rank, name):
-                    yield Part(name, (rank,), partial(without.without_pause, rank=rank, name=name))
+        for rank, name in product(without.ranks, PAUSES):
+            if name != INPUT and without.paused(rank, name):
+                yield Part(name, (rank,), partial(without.without_pause, rank=rank, name=name))
         for server in without.servers.slow:
             yield Part(SLOW_SERVER, (server,), partial(without.with_good_server, server=server))
         if without.slow.ranks:

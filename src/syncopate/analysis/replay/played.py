@@ -88,17 +88,23 @@ class Durations:
         transfers_s: by part: from the last start, or from its own where the rank was done before.
         shares: by part: how far the computation that it follows has come when it is ready, in
             [0, 1].
+        delays_s: by part: from there to when it is ready.
     """
 
     tasks_s: Times
     gaps_s: Times
     transfers_s: Times
     shares: Times
+    delays_s: Times
 
     def copy(self) -> Durations:
         """Return a copy to change."""
         return Durations(
-            self.tasks_s.copy(), self.gaps_s.copy(), self.transfers_s.copy(), self.shares.copy()
+            self.tasks_s.copy(),
+            self.gaps_s.copy(),
+            self.transfers_s.copy(),
+            self.shares.copy(),
+            self.delays_s.copy(),
         )
 
 
@@ -173,6 +179,7 @@ class Replay:
             self.tasks.gap_s,
             self.parts.end_s - begun_s,
             self.parts.share,
+            self.parts.delay_s,
         )
         self._events = Events(*self._edges(), self._about_s(), timeline.name)
 
@@ -276,7 +283,7 @@ class Replay:
                 lasts_s[tasks.previous] + of.gaps_s,
                 of.transfers_s[gates[:, 1]] + of.gaps_s[gates[:, 0]],
                 of.tasks_s[others[:, 1]] + of.gaps_s[others[:, 0]],
-                of.shares * lasts_s[parts.task] + parts.delay_s + parts.handover_s,
+                of.shares * lasts_s[parts.task] + of.delays_s + parts.handover_s,
                 of.transfers_s[parts.after[self._later]] + parts.handover_s[self._later],
                 np.zeros(self._plain),
             )
