@@ -149,7 +149,7 @@ def test_micro_batches_of_unequal_length_are_batches():
     timeline = piped(uneven=0.3, jitter=0.0, micro_batches=8, iterations=20)
     found = explanation(timeline)
     assert found.abstains == ()
-    even_s = lasts_s(piped(jitter=0.0, micro_batches=8, iterations=20))
-    together_s = found.together_s + found.noise_s
-    assert together_s == pytest.approx(lasts_s(timeline) - even_s, rel=0.15)
-    assert "batches" in {kind for kind, _ in gains(found)}
+    cost_s = lasts_s(timeline) - lasts_s(piped(jitter=0.0, micro_batches=8, iterations=20))
+    (batches_s,) = (gain_s for (kind, _), gain_s in gains(found).items() if kind == "batches")
+    # The first stage does all its forwards at a stretch: when it sends within that stays as it was.
+    assert 0.5 * cost_s < batches_s < 1.05 * cost_s
