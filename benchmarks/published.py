@@ -5,12 +5,12 @@ comes with three traces of pipeline-parallel trainings, a row for each operation
 iteration takes without stragglers (github.com/ByteDance-Seed/StragglerAnalysis, ``data``). This
 reads ``trace-AR.parquet`` and the like from a copy of that folder; nothing of it is kept here.
 
-Each stage of each pipeline is a rank. It comes to its reduce-scatter when its last forward, backward
-or send is over: what it waits for from there on is not in the traces, and with the reduce-scatter as
-it was recorded explain abstains for that reason. Steps are samples of a long training, and are put
-one behind the other. What is published as the gain without all stragglers has every operation last
-as long as those of its kind do in the mean; beside it stands what all causes but the network and the
-waits of even stages give, with noise.
+Each stage of each pipeline is a rank. It comes to its reduce-scatter when its last forward,
+backward or send is over: the traces do not have what it waits for from there on, and with the
+reduce-scatter as it was recorded explain abstains for that reason. Steps are samples of a long
+training, and are put one behind the other. For the published gain without all stragglers every
+operation lasts as long as those of its kind do in the mean. Beside it stands what all causes give
+together, and noise, but not the network and the waits of even stages.
 
     git clone https://github.com/ByteDance-Seed/StragglerAnalysis
     python benchmarks/published.py StragglerAnalysis/data --json published.json
@@ -139,6 +139,8 @@ def made() -> Iterator[Row]:
             (first, "backward-compute", 0.312 + 0.1 * long, 0.2 * long),
             (first, "grads-reduce-scatter", 0.312 + 0.3 * long, 0.608 - 0.3 * long),
             (second, "grads-reduce-scatter", 0.312 + 0.1 * long, 0.208 - 0.1 * long),
+            (first, "optimizer", 0.92, 0.01),
+            (second, "optimizer", 0.52, 0.01),
         ):
             yield mine | {"optype": optype, "start_ts": step + at_s, "duration": lasts_s}
 

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.arrivals import of_others
+from syncopate.analysis.causes.stages import Stages
 from syncopate.analysis.evidence.links import SlowLinks
 from syncopate.analysis.evidence.noise import outstanding, surely_positive
-from syncopate.analysis.evidence.pipeline import of_stage, pipelines
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.replay import Changed, Durations, Replay
@@ -76,6 +76,7 @@ class Counterfactuals:
         ranks: those that computed.
         slow: as given.
         servers: as given.
+        stages: of its pipelines.
         uneven: whether batches are of unequal length.
         pausing: the ranks whose unusual iterations are their own; None: they are anywhere.
         slower: place of a rank -> the parts in which it computes longer than the others.
@@ -89,7 +90,7 @@ class Counterfactuals:
         tasks = replay.tasks
         ranks, self._rank = np.unique(tasks.rank, return_inverse=True)
         self.ranks = tuple(ranks.tolist())
-        self._alike = of_stage(replay.timeline, self.ranks)
+        self.stages = Stages(replay.timeline, self.ranks)
         numbers, self._at = np.unique(tasks.iteration, return_inverse=True)
         self._numbers = numbers
         self._counted = np.flatnonzero(np.isin(numbers, replay.iterations))
@@ -195,7 +196,7 @@ class Counterfactuals:
         """Return the same, relative to the ranks of its stage that are not known to be slower."""
         passes_s = self._level[..., _PASSES].sum(axis=2)
         own_s = passes_s[:, self._counted].mean(axis=1)
-        for stage in self._alike:
+        for stage in self.stages.alike:
             alike = [at for at in stage if at not in self.slower]
             own_s[alike] = own_s[alike].mean() if alike else 1.0
         own_s = own_s[:, None]
@@ -259,7 +260,7 @@ class Counterfactuals:
         """
         found: dict[int, list[int]] = defaultdict(list)
         usual_s, least_s = self._median(self._level), WORTH / 2 * self.computing_s
-        for part, alike in product(range(3), self._alike):
+        for part, alike in product(range(3), self.stages.alike):
             there = [at for at in alike if self._there[at, part]]
             order = sorted(there, key=lambda at: (usual_s[at, part], at))
             if len(order) < 2:
@@ -283,7 +284,9 @@ class Counterfactuals:
         """
         waits_s = self._level[..., _INPUT]
         self._common_s = waits_s.copy()
-        return sorted(at for alike in self._alike for at in self._starved_among(alike, waits_s))
+        return sorted(
+            at for alike in self.stages.alike for at in self._starved_among(alike, waits_s)
+        )
 
     def _starved_among(self, alike: list[int], waits_s: Times) -> list[int]:
         mine = waits_s[alike]
@@ -322,48 +325,9 @@ class Counterfactuals:
 
     def _healthy(self, part: int, of: int) -> list[int]:
         """Return those that compute the same as a rank, by places, and are not slower in a part."""
-        (alike,) = (mine for mine in self._alike if of in mine)
+        (alike,) = (mine for mine in self.stages.alike if of in mine)
         there = [at for at in alike if self._there[at, part]]
         return [at for at in there if part not in self.slower.get(at, ())]
-
-    @cached_property
-    def _even_tasks_s(self) -> Times:
-        """What each task takes when the micro-batches of an iteration are equally long."""
-        turn = (self._rank * len(self._numbers) + self._at) * len(_PARTS) + self._lane
-        count = np.bincount(turn)[turn]
-        even_s = np.bincount(turn, self._tasks_s)[turn] / count
-        return np.where(self._lane <= _BACKWARD, even_s, self._tasks_s)
-
-    @cached_property
-    def stages(self) -> list[list[int]]:
-        """The places of the ranks of each pipeline."""
-        place = {rank: at for at, rank in enumerate(self.ranks)}
-        found = pipelines(self._replay.timeline)
-        return [[place[rank] for rank in ranks if rank in place] for ranks in found]
-
-    def evenly_s(self, changed: Changed) -> tuple[float, float]:
-        """Return what a stage of a pipeline takes in an iteration, were all even, and the longest.
-
-        In the mean over iterations, of the pipeline in which that is most; 0: there are no stages.
-        """
-        if not self.stages:
-            return 0.0, 0.0
-        lasts_s = changed.parts_s[:, self._counted].sum(axis=2)
-        even_s = np.stack([lasts_s[mine].mean(axis=0) for mine in self.stages])
-        return float(even_s.max(axis=0).mean()), float(lasts_s.mean(axis=1).max())
-
-    @cached_property
-    def _evened(self) -> Times:
-        """How many times as long each rank takes for each pass when all stages take as long."""
-        usual_s = self._median(self._level)[:, _PASSES]
-        for stage, part in product(self._alike, range(usual_s.shape[1])):
-            healthy = [at for at in stage if part not in self.slower.get(at, ())]
-            usual_s[stage, part] = np.median(usual_s[healthy or stage, part])
-        factors = np.ones_like(usual_s)
-        for mine in self.stages:
-            own_s = np.where(usual_s[mine] > 0, usual_s[mine], 1.0)
-            factors[mine] = np.where(usual_s[mine] > 0, usual_s[mine].mean(axis=0) / own_s, 1.0)
-        return factors
 
     # -- one thing different -------------------------------------------------------------------
 
@@ -376,7 +340,7 @@ class Counterfactuals:
         before_s, after_s = self._parts_s, changed.parts_s
         factors = np.where(before_s > 0, after_s / np.where(before_s > 0, before_s, 1.0), 1.0)
         found, rank, at = changed.durations, self._rank, self._at
-        tasks_s = self._even_tasks_s if changed.even_tasks else self._tasks_s
+        tasks_s = self._micro_batches_s() if changed.even_tasks else self._tasks_s
         found.tasks_s = tasks_s * factors[rank, at, self._lane]
         found.tasks_s += self._input_s * factors[rank, at, _INPUT]
         left = np.where(self._known, factors[rank, at, self._before], 1.0)
@@ -391,15 +355,26 @@ class Counterfactuals:
                 found.gaps_s += before_s * kept
         return found
 
+    def _micro_batches_s(self) -> Times:
+        """Return what each task takes when the micro-batches of an iteration are equally long."""
+        turn = (self._rank * len(self._numbers) + self._at) * len(_PARTS) + self._lane
+        even_s = (np.bincount(turn, self._tasks_s) / np.maximum(np.bincount(turn), 1))[turn]
+        return np.where(self._lane <= _BACKWARD, even_s, self._tasks_s)
+
+    def evenly_s(self, changed: Changed) -> tuple[float, float]:
+        """Return what a stage takes, were all even, and the longest: of a change."""
+        return self.stages.evenly_s(changed.parts_s[:, self._counted])
+
     def balanced(self, changed: Changed) -> None:
         """Let all ranks have equal batches in each iteration, and stages equal micro-batches."""
         even = self._even_pace.mean(axis=0) / self._even_pace
         changed.parts_s[..., _PASSES] *= even[..., None]
-        changed.even_tasks = bool(self.stages)
+        changed.even_tasks = bool(self.stages.pipelines)
 
     def evened(self, changed: Changed) -> None:
         """Let the stages of each pipeline usually compute equally long."""
-        changed.parts_s[..., _PASSES] *= self._evened[:, None]
+        usual_s = self._median(self._level)[:, _PASSES]
+        changed.parts_s[..., _PASSES] *= self.stages.factors(usual_s, self.slower)[:, None]
 
     def as_usual(self, changed: Changed, rank: int) -> None:
         """Let no iteration of a rank take unusually long."""

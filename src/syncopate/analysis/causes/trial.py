@@ -137,7 +137,7 @@ class Trial:
         for at in sorted(without.slower):
             rank = without.ranks[at]
             yield Part(COMPUTE, (rank,), partial(without.as_fast, rank=rank))
-        if without.stages:
+        if without.stages.pipelines:
             yield Part(STAGES, (), without.evened)
         for at in without.starved:
             rank = without.ranks[at]
