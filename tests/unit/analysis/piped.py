@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from syncopate.timeline import Group, Span, Timeline
 
 MS = 1e-3
+REDUCE_MS = 1.0
+"""What an all-reduce takes once all ranks are there."""
 
 
 def piped(
@@ -19,7 +21,6 @@ def piped(
     iterations: int = 10,
     slow: tuple[int, float] = (-1, 1.0),
     message_ms: float = 0.2,
-    reduce_ms: float = 1.0,
     jitter: float = 0.01,
     uneven: float = 0.0,
 ) -> Timeline:
@@ -35,7 +36,6 @@ def piped(
         iterations: how many.
         slow: a rank, and how many times as long it computes.
         message_ms: what a message takes once both ends are there.
-        reduce_ms: what an all-reduce takes once all are there.
         jitter: the standard deviation of computation, relative to it.
         uneven: that of micro-batches, in forward and backward on all stages.
     """
@@ -53,7 +53,7 @@ def piped(
                     lasts_ms = [times * each[replica] * one_ms for one_ms in forward_ms]
                     player.passes(lane, i, ranks, lasts_ms, replica)
         for stage, ranks in enumerate(same):
-            player.reduces(i, ranks, reduce_ms, replicas + stage)
+            player.reduces(i, ranks, replicas + stage)
     return Timeline(
         name="piped",
         source="measured",
@@ -93,9 +93,9 @@ class _Player:
                 self._message("send", rank, i, sent_s, channel)
                 self._free_s[rank] = sent_s  # it goes on meanwhile
 
-    def reduces(self, i: int, ranks: Sequence[int], lasts_ms: float, channel: int) -> None:
+    def reduces(self, i: int, ranks: Sequence[int], channel: int) -> None:
         """Let a stage of all replicas add its gradients, and update."""
-        over_s = max(self._free_s[rank] for rank in ranks) + lasts_ms * MS
+        over_s = max(self._free_s[rank] for rank in ranks) + REDUCE_MS * MS
         for rank in ranks:
             self._note("all_reduce 0", "push", rank, i, (self._free_s[rank], over_s), channel)
             self._free_s[rank] = over_s
