@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,8 @@ def _trained(job: Job, fault: Fault) -> Told:
         model, optimizer = syncopate.distribute(bare, optimizer, plan=job.plan, exchange=store)
         syncopate.trace(os.environ["SYNCOPATE_TRACE"]).stop()
         step = _stepper(model, optimizer)
+        whose = {"rank": rank, "model": model, "workload": job.workload, "optimizer": optimizer}
+        inject = partial(injected, fault, spend=spend, **whose)
         ends_s, others = [], []
         for number, round_, faulty in job.blocks():
             if number % 2 == 0 and not _goes_on(job, fault, others):
@@ -90,15 +93,7 @@ def _trained(job: Job, fault: Fault) -> Told:
             if fault.host >= 0:
                 _change_link(job, number, faulty)
             meet(job, fault, number)
-            with injected(
-                fault,
-                faulty=faulty,
-                rank=rank,
-                model=model,
-                workload=job.workload,
-                optimizer=optimizer,
-                spend=spend,
-            ) as between:
+            with inject(faulty=faulty) as between:
                 _warm_up(step)
                 with syncopate.trace(job.trace(round_, faulty)):
                     watched = Others()
@@ -117,20 +112,15 @@ def _profiled(job: Job, fault: Fault) -> Told:
     model = DistributedDataParallel(bare, bucket_cap_mb=1.0)
     optimizer = bare.optimizer()
     step = _stepper(model, optimizer)
+    whose = {"rank": rank, "model": model, "workload": job.workload, "optimizer": optimizer}
+    inject = partial(injected, fault, **whose)
     ends_s, others = [], []
     for number, round_, faulty in job.blocks():
         if number % 2 == 0 and not _goes_on(job, fault, others):
             break
         if fault.host >= 0:
             _change_link(job, number, faulty)
-        with injected(
-            fault,
-            faulty=faulty,
-            rank=rank,
-            model=model,
-            workload=job.workload,
-            optimizer=optimizer,
-        ) as between:
+        with inject(faulty=faulty) as between:
             _warm_up(step)
             job.trace(round_, faulty).mkdir(exist_ok=True)
             with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:

@@ -269,8 +269,7 @@ def _notes(traces: Sequence[RankTrace], world_size: int) -> list[str]:
     used = {launch.collective for trace in traces for launch in trace.launches}
     if {"send", "recv"} & used and "backward" in lanes:
         notes.append(
-            "ranks send to each other (send, recv), as the stages of a pipeline do: what a rank "
-            "waits for is said of collectives, and not of these"
+            "ranks send to each other (send, recv): they are taken to be the stages of a pipeline"
         )
     missing = sorted(set(range(world_size)) - {trace.rank for trace in traces})
     if missing:
