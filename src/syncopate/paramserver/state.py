@@ -222,7 +222,8 @@ class Committer:
             except ArtifactError as error:
                 failure = error
             with self._changed:
-                self._work, self._done, self._error = None, done, failure
+                self._work, self._done = None, done
+                self._error = self._error or failure
             self._wake()
 
 
