@@ -23,7 +23,7 @@ def test_every_benchmark_can_be_quick(script):
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env=environment(),
     )
     assert "--quick" in told.stdout

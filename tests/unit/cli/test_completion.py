@@ -60,7 +60,7 @@ def said_by(shell: list[str], text: str, program: Path) -> list[str]:
         check=True,
         cwd=Path.cwd(),
         env=environment,
-        timeout=60,
+        timeout=200,
     )
     assert not done.stderr
     return done.stdout.splitlines()

@@ -430,7 +430,7 @@ def test_a_job_on_this_machine_has_ranks(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     said = sorted(one for one in done.stdout.splitlines() if one.startswith("rank "))
