@@ -13,9 +13,9 @@ iterations with a fault and without it take turns in one process group: without,
 without. ``syncopate explain`` sees the blocks with the fault alone. It has to name the fault first,
 with its rank, in 95 of 100 rounds, and what all causes gain together has to be within 15% of what
 the fault cost: the mean iteration with it less that without, by the clocks of the script. Of two
-faults at once either may be first. In a healthy training, and beside other
-jobs on the machine, it may name no cause; it may never name a rank that has nothing to do with the
-fault. The exit code is 1 if one of these rules is broken.
+faults at once either may be first. It must not name a cause in a healthy training, nor beside other
+jobs on the machine, and never a rank that has nothing to do with the fault. The exit code is 1 if
+one of these rules is broken.
 
 Where processes of others take more than a tenth of the machine in a round, it is put aside, and
 another one is made, at most three for each that is wanted. Where there are still too few, those
