@@ -38,11 +38,11 @@ from torch._C._distributed_c10d import HashStore
 from serving.switched import Servers, served
 from serving.work import LIMITS
 from syncopate import KVStore, distribute, trace
+from syncopate.artifacts.plan import ALLREDUCE, SERVED
 from syncopate.engine.selfplan.safe import carried_by, plan_of_groups
 from syncopate.output import write_output
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
-from syncopate.plan import ALLREDUCE, SERVED
 from syncopate.tracing.capture import Capture
 from syncopate.units import format_seconds
 

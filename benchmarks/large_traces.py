@@ -37,8 +37,8 @@ from syncopate.analysis.path import critical_path
 from syncopate.analysis.phases import phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.work import works
+from syncopate.artifacts.timeline import LANES, Timeline
 from syncopate.output import write_output
-from syncopate.timeline import LANES, Timeline
 from syncopate.tracing import dlc
 from syncopate.tracing.dlc import Node, Operation
 from syncopate.tracing.foreign import read_timeline

@@ -29,10 +29,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from syncopate.artifacts.plan import filled
 from syncopate.delay import DC_ASGD_A, GLU, SGD, Delay
 from syncopate.engine.exchange.delay.rules import Flat, apply, hyper_of
 from syncopate.output import write_output
-from syncopate.plan import filled
 from syncopate.units import format_bytes, format_seconds
 from syncopate.zoo import char_gpt, resnet50
 from syncopate.zoo.alexnet import AlexNet

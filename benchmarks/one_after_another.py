@@ -32,7 +32,7 @@ from msgspec import structs
 
 from emulated import hosts
 from emulated.options import explained
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.calibration.starts import Starts
 from syncopate.collectives import Communicator
 from syncopate.costs.model.bound import wire_bytes

@@ -30,7 +30,7 @@ from msgspec import structs
 
 from emulated.options import explained
 from serving import disturbed, nonsense
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 
 RUNS, FRAMES = 50, 100_000

@@ -28,7 +28,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
+from syncopate.artifacts.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.model.functions import CurveCost, Envelope, LinearCost
 from syncopate.output import write_output
 from syncopate.planning.policies.optimal import optimal

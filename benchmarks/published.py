@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from syncopate.analysis.causes.explanation import Explanation, explanation
+from syncopate.artifacts.timeline import Group, Span, Timeline
 from syncopate.output import write_output
-from syncopate.timeline import Group, Span, Timeline
 
 TRACES = {
     "AR": "one worker made slow",

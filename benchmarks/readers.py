@@ -29,9 +29,9 @@ from typing import Any
 
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, phases
+from syncopate.artifacts.timeline import Timeline
 from syncopate.cli.common.timelines import read_timeline
 from syncopate.output import write_output
-from syncopate.timeline import Timeline
 from syncopate.tracing.foreign.exports.chakra import to_chakra
 from syncopate.tracing.foreign.exports.hta import to_hta
 from syncopate.tracing.perfetto import to_perfetto

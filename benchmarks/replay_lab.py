@@ -25,16 +25,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from emulated import hosts
+from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.demo.measure import Contender, measure
-from syncopate.cluster import Interference
 from syncopate.collectives import Communicator
 from syncopate.engine.distribute import distribute
 from syncopate.output import write_output
-from syncopate.plan import Plan
 from syncopate.planning import compare
 from syncopate.units import KIB, MIB, format_bytes, format_seconds
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import replay, resnet50
 
 SIZES = (4 * KIB, 64 * KIB, 256 * KIB, MIB, 4 * MIB, 16 * MIB)

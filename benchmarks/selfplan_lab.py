@@ -37,8 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from contest.profiles import RESNET50_S, resnet50_profile
 from emulated import hosts
+from syncopate.artifacts.cluster import robust_mean
 from syncopate.cli.demo.measure import Contender, measure
-from syncopate.cluster import robust_mean
 from syncopate.collectives import Communicator
 from syncopate.costs.model.bound import iteration_bound_s
 from syncopate.engine.distribute import distribute

@@ -13,8 +13,8 @@ from typing import Any
 
 import typer
 
+from syncopate.artifacts.cluster import NETWORKS
 from syncopate.cli.app import app
-from syncopate.cluster import NETWORKS
 from syncopate.output import write_output
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules.registry import ALGORITHMS, collectives

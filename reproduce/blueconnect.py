@@ -36,7 +36,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.decide.decisions import Decision, decisions
 from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.price import price

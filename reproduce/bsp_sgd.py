@@ -31,15 +31,15 @@ from typing import NamedTuple
 
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.training import exchange_costs, training_costs
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan
 from syncopate.planning import predict
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.recipe import ROOTED as WITH_ROOT
 from syncopate.schedules.registry import algorithms
 from syncopate.simulation.traffic import bytes_by_dtype
-from syncopate.workload import GradientTensor, Workload
 
 
 class Algorithm(NamedTuple):

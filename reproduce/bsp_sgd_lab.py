@@ -34,10 +34,11 @@ import bsp_sgd_table as table_2
 from bsp_sgd import bsp_sgd_plan
 from bsp_sgd_networks import shrunk
 from bsp_sgd_table import ALONE, BYTES_PER_S, NETWORKS, PLACES, Cell, Lab, Place
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.calibration.curves import sizes_up_to
 from syncopate.cli.demo.measure import Contender, measure
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import cpu_name
 from syncopate.engine.distribute import distribute
@@ -47,7 +48,6 @@ from syncopate.lab import Topology
 from syncopate.lab.support import why_not
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.units import format_seconds, parse_rate
-from syncopate.workload import Workload
 from syncopate.zoo import replay
 
 SETTING = ("hosts", "rate", "scale", "iterations", "quick")

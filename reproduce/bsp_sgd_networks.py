@@ -15,7 +15,7 @@ from typing import NamedTuple
 from msgspec import structs
 
 import mg_wfbp
-from syncopate.workload import GradientTensor, Workload
+from syncopate.artifacts.workload import GradientTensor, Workload
 
 DATA = Path(__file__).parent / "data"
 _FORWARD = 1 / 3

@@ -47,7 +47,7 @@ from rich.console import Console
 from rich.table import Table
 
 import bsp_sgd_table
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.blocks import best_blocks
 from syncopate.costs.papers.linear_pipeline import table_1

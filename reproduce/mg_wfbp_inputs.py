@@ -17,7 +17,7 @@ from itertools import accumulate, pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.cluster import LinearFit
+from syncopate.artifacts.cluster import LinearFit
 from syncopate.costs.model.functions import LinearCost
 from syncopate.planning.policies.mg_wfbp import mg_wfbp
 from syncopate.planning.policies.optimal import optimal

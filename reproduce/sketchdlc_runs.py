@@ -34,7 +34,7 @@ from syncopate.analysis.serving import (
     overheads,
     served_phases,
 )
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.cli.common.served import computed_of, messages_of
 from syncopate.collectives.machine import cpu_name
 from syncopate.errors import ArtifactError, SyncopateError

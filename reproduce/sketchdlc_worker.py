@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from syncopate import KVStore
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import SGD, Rules
 from syncopate.units import MIB
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import digits, replay
 from syncopate.zoo.task import seeded
 

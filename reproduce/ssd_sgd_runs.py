@@ -24,11 +24,11 @@ from torch.nn import functional
 
 import syncopate
 from ssd_sgd_served import train_served
-from syncopate.artifacts import Artifact, Record
-from syncopate.plan import SHARDED, Bucket, Plan
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.plan import SHARDED, Bucket, Plan
+from syncopate.artifacts.workload import fingerprint
 from syncopate.protocol.rules import SGD
 from syncopate.recipe import Recipe
-from syncopate.workload import fingerprint
 from syncopate.zoo import CharGPT, ResNet20, Text, digits, python_text
 from syncopate.zoo.char_gpt import next_character_loss
 from syncopate.zoo.task import seeded

@@ -13,16 +13,9 @@ VOCABULARY = {
     "units",
     "errors",
     "artifacts",
-    "benchmark",
-    "cluster",
-    "decision_table",
     "delay",
-    "workload",
     "output",
-    "plan",
     "recipe",
-    "spans",
-    "timeline",
     "topology",
 }
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
@@ -94,7 +87,7 @@ IMPURE = {
 MAX_ROOM_MODULES = 16
 MAX_MODULE_LINES = 500
 LONG_MODULES = {
-    "src/syncopate/plan.py": 550,
+    "src/syncopate/artifacts/plan.py": 550,
     "src/syncopate/engine/engine.py": 530,
     "src/syncopate/engine/readiness.py": 520,
     "src/syncopate/engine/selfplan/course.py": 550,

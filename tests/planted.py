@@ -140,10 +140,10 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "samples beyond the inner fence count as outliers",
-        "cluster.py",
+        "artifacts/cluster.py",
         "reach = 3 * (high - low)",
         "reach = 1.5 * (high - low)",
-        ("tests/unit/test_cluster.py",),
+        ("tests/unit/artifacts/test_cluster.py",),
     ),
     Planted(
         "views of other shapes on the same memory have one copy",

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.planning.planner import make_plan
 from syncopate.reports import bench, decisions, terminal
-from syncopate.workload import GradientTensor, Workload
 from tests.architecture import ROOMS
 from tests.unit import examples
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import syncopate
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
 
 REPOSITORY = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("public_surface.json")

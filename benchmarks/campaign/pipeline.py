@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import torch.distributed as dist
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.costs.decide.options import best_options
 from syncopate.lab import Topology

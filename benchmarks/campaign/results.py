@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import Level
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import Level
 from syncopate.lab import Topology
 
 NOISE = 0.05

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import torch
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import cpu_name
 from syncopate.costs.decide.decisions import choose, decisions

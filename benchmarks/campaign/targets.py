@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.schedules.registry import NATIVE
 from syncopate.units import KIB, MIB, format_bytes
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from msgspec import structs
 
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.plan import Plan
 from syncopate.errors import ArtifactError
-from syncopate.plan import Plan
 from syncopate.units import format_seconds, parse_rate
 
 from . import paper

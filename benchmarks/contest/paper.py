@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from syncopate.workload import Workload
+from syncopate.artifacts.workload import Workload
 
 from .profiles import (
     ALEXNET_S,

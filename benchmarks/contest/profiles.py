@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from syncopate.workload import GradientTensor, Workload
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.zoo import VGG11, AlexNet, ResNet50
 
 RESNET50_S = 1.0

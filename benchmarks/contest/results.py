@@ -9,12 +9,12 @@ from typing import ClassVar, NamedTuple
 
 from msgspec import structs
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import Cluster
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.engine.selfplan.cache import Settled
 from syncopate.errors import ArtifactError
-from syncopate.plan import Plan
-from syncopate.workload import Workload
 
 from .conduct import with_command
 

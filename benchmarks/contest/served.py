@@ -28,17 +28,17 @@ from msgspec import structs
 
 import syncopate
 from syncopate import KVStore
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.plan import SERVED, Plan, Prediction
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.served import served_costs
 from syncopate.delay import Delay
 from syncopate.lab import Topology
 from syncopate.paramserver.job import Job
-from syncopate.plan import SERVED, Plan, Prediction
 from syncopate.planning import make_plan, predict
 from syncopate.protocol import rules
 from syncopate.simulation.delay import with_delay
 from syncopate.units import parse_rate
-from syncopate.workload import Workload
 from syncopate.zoo import replay
 
 from .turn import Told, stepper

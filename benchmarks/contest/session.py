@@ -10,19 +10,19 @@ from pathlib import Path
 
 from msgspec import structs
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import iteration_bound_s
 from syncopate.delay import Delay
 from syncopate.engine.selfplan import cache
 from syncopate.errors import SyncopateError
 from syncopate.lab import Lab
-from syncopate.plan import Plan
 from syncopate.planning import make_plan
 from syncopate.planning.planner import CHANNELS
 from syncopate.planning.registry import filled_to
 from syncopate.simulation.delay import with_delay
 from syncopate.units import MIB, format_seconds
-from syncopate.workload import Workload
 
 from .results import Cell, Place, Results, WorkResult
 from .turn import PREPARE, SETTLE, TRAIN, Job, Told, collected, distance

@@ -22,15 +22,15 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan import cache
-from syncopate.plan import Plan
 from syncopate.profiling.profile import profile
 from syncopate.units import parse_rate
-from syncopate.workload import Workload
 
 from . import works
 from .results import Setting, Turn

@@ -14,8 +14,8 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import syncopate
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SHARDED, Plan
 from syncopate.delay import GLU, SGD, Delay
-from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SHARDED, Plan
 
 from .results import Cell
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from syncopate.workload import Workload
+from syncopate.artifacts.workload import Workload
 from syncopate.zoo import CharGPT, ResNet20, Task, digits, python_text, replay
 from syncopate.zoo.char_gpt import next_character_loss
 from syncopate.zoo.task import seeded

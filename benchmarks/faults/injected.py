@@ -40,7 +40,7 @@ from faults.named import (
     UNEQUAL,
     Fault,
 )
-from syncopate.workload import Workload
+from syncopate.artifacts.workload import Workload
 
 _HEAP = 200_000
 _SIDE = 96

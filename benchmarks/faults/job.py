@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from syncopate.artifacts import Artifact
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
-from syncopate.workload import Workload
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 
 _POLL_S = 0.01
 

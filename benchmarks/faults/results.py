@@ -11,8 +11,8 @@ from msgspec import structs
 
 from contest.conduct import with_command
 from faults.named import FAULTS, Fault
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import Cluster
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import ArtifactError
 from syncopate.units import format_seconds
 

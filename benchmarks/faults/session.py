@@ -22,15 +22,15 @@ from faults.machine import QUIET
 from faults.named import FAULTS, Fault
 from faults.results import Results, Round, Said
 from faults.trained import MENDED, SPOILT
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.served import served_costs
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.lab import Lab, Topology
 from syncopate.output import new_directory
-from syncopate.plan import SERVED, Plan
 from syncopate.planning import make_plan
 from syncopate.units import parse_rate
-from syncopate.workload import GradientTensor, Workload
 
 LAYERS, MANY, BYTES = 48, 240, 4 << 20
 FORWARD_S, BACKWARD_S, UPDATE_S = 0.03, 0.08, 0.005

@@ -31,10 +31,10 @@ from faults.machine import QUIET, Others, calm
 from faults.named import FAULTS, Fault
 from faults.serving import leave, meet, serve, served_job
 from syncopate import KVStore
+from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.collectives import Communicator
 from syncopate.units import KIB, MIB
-from syncopate.workload import Workload
 from syncopate.zoo import replay
 
 SPOILT, MENDED = "spoil-the-link", "mend-the-link"

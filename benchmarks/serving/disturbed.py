@@ -13,7 +13,7 @@ from msgspec import structs
 
 from serving import processes
 from serving.processes import Child, Outcome, SmallJob
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.protocol.rules import Rules
 
 SERVER, COUNTED = "server, ssgd", "server, asgd"

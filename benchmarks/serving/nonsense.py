@@ -12,7 +12,7 @@ import zmq
 from serving import processes
 from serving.processes import SmallJob
 from syncopate import KVStore
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.protocol import messages as msg
 from syncopate.protocol.layout import Slice
 from syncopate.protocol.rules import Rules

@@ -16,7 +16,7 @@ from msgspec import structs
 from torch import Tensor
 
 from syncopate import KVStore
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.errors import ArtifactError
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.paramserver.tensors import name_of

@@ -19,8 +19,11 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from syncopate.artifacts.cluster import Cluster
+    from syncopate.artifacts.plan import Plan
+    from syncopate.artifacts.timeline import Timeline
+    from syncopate.artifacts.workload import Workload
     from syncopate.calibration.calibrate import calibrate
-    from syncopate.cluster import Cluster
     from syncopate.collectives.communicator import Communicator
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
@@ -38,12 +41,9 @@ if TYPE_CHECKING:
         UnknownNameError,
     )
     from syncopate.paramserver.worker import KVStore
-    from syncopate.plan import Plan
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
-    from syncopate.timeline import Timeline
     from syncopate.tracing.capture import pause, trace
-    from syncopate.workload import Workload
 
 __version__ = "0.1.0"
 
@@ -80,7 +80,7 @@ __all__ = [
 _MODULES = {
     "calibrate": "calibration.calibrate",
     "profile": "profiling.profile",
-    "Cluster": "cluster",
+    "Cluster": "artifacts.cluster",
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",
@@ -97,13 +97,13 @@ _MODULES = {
     "SyncopateError": "errors",
     "UnknownNameError": "errors",
     "KVStore": "paramserver.worker",
-    "Plan": "plan",
+    "Plan": "artifacts.plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",
-    "Timeline": "timeline",
+    "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",
-    "Workload": "workload",
+    "Workload": "artifacts.workload",
 }
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 GLU, SGD, DC_ASGD_A, NONE = "glu", "sgd", "dc-asgd-a", "none"

@@ -16,7 +16,7 @@ from collections.abc import Hashable, Mapping
 
 from msgspec.structs import force_setattr, replace
 
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
 

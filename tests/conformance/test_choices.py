@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.decide.decisions import decisions
 from syncopate.costs.model.collective import schedule_cost, variants
 from syncopate.schedules.checker import check

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.congestion import busiest_s_per_byte
 from syncopate.costs.model.price import price, price_lines
 from syncopate.costs.papers.closed_forms import closed_form

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.schedules.registry import AUTO
 from tests.multiprocess.harness import run_ranks

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from syncopate.artifacts.plan import Plan
 from syncopate.engine.distribute import distribute
-from syncopate.plan import Plan
 from tests.gpu.test_collectives_nccl import SEVERAL, start_nccl
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,

@@ -23,11 +23,11 @@ import torch
 import torch.distributed as dist
 
 import syncopate
+from syncopate.artifacts.cluster import Cluster
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli import main as command_line
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.errors import SyncopateError
 from syncopate.output import Progress

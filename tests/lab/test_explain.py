@@ -11,11 +11,11 @@ import torch.distributed as dist
 from typer.testing import CliRunner
 
 import syncopate
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.cli.app import app
 from syncopate.lab import Topology
 from syncopate.planning import make_plan
 from syncopate.units import MIB
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import replay
 from tests.lab.hosts import run_on_hosts
 

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.lab import Lab, LabReport, Topology
 from tests.lab.helpers import (
     PYTHON,

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.cluster import Level
 from syncopate.calibration import links
-from syncopate.cluster import Level
 from syncopate.collectives import Communicator
 from syncopate.collectives.wire import Wire
 from syncopate.lab import Topology

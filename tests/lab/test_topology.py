@@ -13,10 +13,10 @@ from unittest import mock
 
 import torch.distributed as dist
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration.racks import discovery
 from syncopate.cli import main
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.lab import Topology
 from tests.lab.hosts import run_on_hosts

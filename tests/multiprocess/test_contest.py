@@ -11,10 +11,10 @@ from benchmarks.contest.results import Setting
 from benchmarks.contest.variants import ALONE, ALONE_DELAYED, REFERENCE, SELF, VARIANTS
 from msgspec import structs
 
-from syncopate.plan import EXCHANGES, Bucket, Plan
+from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.recipe import Recipe
 from syncopate.schedules import registry
-from syncopate.workload import GradientTensor, Workload
 from tests.multiprocess.harness import run_ranks
 
 RANKS = 2

@@ -9,8 +9,8 @@ from msgspec import structs
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from syncopate.benchmark import Benchmark, Point, Series, Timing
-from syncopate.cluster import (
+from syncopate.artifacts.benchmark import Benchmark, Point, Series, Timing
+from syncopate.artifacts.cluster import (
     Cluster,
     CollectiveCurve,
     CurvePoint,
@@ -18,9 +18,9 @@ from syncopate.cluster import (
     Level,
     LinearFit,
 )
-from syncopate.plan import Bucket, Plan, Prediction
+from syncopate.artifacts.plan import Bucket, Plan, Prediction
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.recipe import Recipe
-from syncopate.workload import GradientTensor, Workload
 
 MS = 1e-3
 

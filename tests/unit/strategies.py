@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from syncopate.cluster import (
+from syncopate.artifacts.cluster import (
     MAX_POINT_BYTES,
     Cluster,
     CollectiveCurve,
@@ -17,11 +17,11 @@ from syncopate.cluster import (
     LinearFit,
     LinkProbe,
 )
-from syncopate.plan import EXCHANGES, SERVERLESS, Bucket, Plan, Prediction
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Bucket, Plan, Prediction
+from syncopate.artifacts.timeline import LANES, SOURCES, Span, Timeline
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.recipe import NATIVE, WIRE_DTYPES, Recipe
-from syncopate.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.units import DTYPE_BYTES
-from syncopate.workload import GradientTensor, Workload
 
 texts = st.text(max_size=12)
 times_s = st.floats(0, 1e6, allow_nan=False, allow_subnormal=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from syncopate.artifacts.plan import Bucket, Plan
 from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import Bucket, Plan
 from syncopate.recipe import Recipe
 
 

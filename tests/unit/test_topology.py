@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import links
-from syncopate.cluster import Cluster
 from syncopate.topology import topology
 
 

@@ -18,8 +18,8 @@ from syncopate.analysis.exposure import exposures
 from syncopate.analysis.intervals import length_s, union
 from syncopate.analysis.stragglers import Straggler, stragglers
 from syncopate.analysis.work import SEVERAL, last_end_s, steady, works
+from syncopate.artifacts.timeline import PAUSES, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import PAUSES, Timeline
 from syncopate.units import format_bytes, format_seconds
 
 ITERATION, COMPUTATION = "iteration", "computation"

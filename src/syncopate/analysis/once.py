@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
 
-from syncopate.timeline import Timeline
+from syncopate.artifacts.timeline import Timeline
 
 Found = TypeVar("Found")
 

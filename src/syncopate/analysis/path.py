@@ -19,8 +19,8 @@ import numpy as np
 from syncopate.analysis.collectives import Collective, collectives
 from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.work import INPUT, computations, last_end_s, works
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
 
 TRANSFER, IDLE = "transfer", "idle"
 """Kinds of segments beside the lanes of computation and ``"input"``."""

@@ -29,9 +29,9 @@ import numpy as np
 from syncopate.analysis.intervals import Interval
 from syncopate.analysis.once import once
 from syncopate.analysis.sweep import lengths_s, pieces
+from syncopate.artifacts.spans import Mask, coded
+from syncopate.artifacts.timeline import PAUSES, Span, Spans, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.spans import Mask, coded
-from syncopate.timeline import PAUSES, Span, Spans, Timeline
 
 COMPUTATION: tuple[str, ...] = ("forward", "backward", "update")
 """Lanes that count as computation."""

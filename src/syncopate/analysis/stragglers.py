@@ -29,8 +29,8 @@ from syncopate.analysis.collectives import Collectives, collectives, partners
 from syncopate.analysis.evidence.pipeline import of_stage
 from syncopate.analysis.exposure import Exposures, exposures
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
-from syncopate.spans import Numbers, Times, coded
-from syncopate.timeline import PAUSES, Timeline
+from syncopate.artifacts.spans import Numbers, Times, coded
+from syncopate.artifacts.timeline import PAUSES, Timeline
 
 COMPUTE, LINK, PAUSE, SERVER, UNKNOWN = "compute", "link", "pause", "server", "unknown"
 """Causes beside the recorded pauses."""
@@ -52,7 +52,7 @@ class Straggler:
             others that it has messages with.
         share: of all waiting, in [0, 1].
         cause: ``"compute"``, ``"link"``, ``"pause"``, one of
-            :data:`~syncopate.timeline.PAUSES`, or ``"unknown"``.
+            :data:`~syncopate.artifacts.timeline.PAUSES`, or ``"unknown"``.
         excess_s: cause -> what this rank spends on it in an iteration beyond the median of the
             other ranks; the positive ones.
         iterations: those in which others waited for it for at least half of ``caused_s``.

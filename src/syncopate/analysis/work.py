@@ -1,8 +1,8 @@
 """Work: what each rank did by itself in each iteration, communication and pauses left out.
 
-Spans of the wait lane with a name of :data:`~syncopate.timeline.PAUSES` are pauses. What they cover
-of computation does not count as computation. A gap before an iteration's first computation, in
-which no message, pause or other wait is under way, counts as waiting for input.
+Spans of the wait lane with a name of :data:`~syncopate.artifacts.timeline.PAUSES` are pauses. What
+they cover of computation does not count as computation. A gap before an iteration's first
+computation, in which no message, pause or other wait is under way, counts as waiting for input.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
-from syncopate.spans import LANES, Numbers, Spans, Times, coded
-from syncopate.timeline import PAUSES, Span, Timeline
+from syncopate.artifacts.spans import LANES, Numbers, Spans, Times, coded
+from syncopate.artifacts.timeline import PAUSES, Span, Timeline
 
 INPUT = PAUSES[0]
 """The pause that a gap before the first computation of an iteration counts as."""

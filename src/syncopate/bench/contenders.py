@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.bench.mpi import MpiPeer
 from syncopate.bench.sweep import Sweep, parse_algorithm
-from syncopate.cluster import Cluster, Level
 from syncopate.collectives import transport
 from syncopate.collectives.backend import native
 from syncopate.collectives.communicator import Communicator

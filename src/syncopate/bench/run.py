@@ -27,10 +27,10 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.benchmark import BARRIER, Benchmark, Point, Series, Timing
+from syncopate.artifacts.cluster import Cluster
 from syncopate.bench.contenders import Call, Run, line_up
 from syncopate.bench.sweep import Effort, Sweep
-from syncopate.benchmark import BARRIER, Benchmark, Point, Series, Timing
-from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.collectives.pattern import Pattern, distinct_values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.benchmark import BARRIER, MODES, PEERS
+from syncopate.artifacts.benchmark import BARRIER, MODES, PEERS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
 from syncopate.schedules import registry
@@ -73,7 +73,7 @@ class Sweep:
         algorithms: registered names, ``"native"`` or ``"auto"``, each with options if it takes any
             (see :func:`parse_algorithm`); those that suit the hosts when empty, and ``"auto"``
             where the cluster is known.
-        against: peers to interleave, of :data:`syncopate.benchmark.PEERS`.
+        against: peers to interleave, of :data:`syncopate.artifacts.benchmark.PEERS`.
     """
 
     collective: str
@@ -111,7 +111,7 @@ class Effort:
     Attributes:
         iterations: timed calls per contender, size and place; >= 1.
         warmup: untimed calls before them; >= 0.
-        mode: one of :data:`syncopate.benchmark.MODES`.
+        mode: one of :data:`syncopate.artifacts.benchmark.MODES`.
         check: whether to verify results.
     """
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve
 from syncopate.calibration.curves import (
     DEFAULT_SIZES,
     Curves,
@@ -25,7 +26,6 @@ from syncopate.calibration.interference import Load, measure_interference
 from syncopate.calibration.network import measure_network
 from syncopate.calibration.racks.discovery import discover, measure_racks
 from syncopate.calibration.racks.table import read_groups
-from syncopate.cluster import Cluster, CollectiveCurve
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.errors import InvalidValueError, UnknownNameError

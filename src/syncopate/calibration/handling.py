@@ -1,10 +1,10 @@
 """Handling: what messages cost besides the wire, fitted to a few collectives.
 
-Eight collectives show the figures of :class:`~syncopate.cluster.Handling` at a few sizes each. An
-all-gather along a ring is p - 1 rounds of all ranks, a recursive one log2 p of them; an all-reduce
-along a ring adds as well. A chain broadcast in one block is a message at a time, and in many it is
-a stream. Recursive doubling and halving go on from rank to rank with everything that all ranks
-have, a tree with what one has.
+Eight collectives show the figures of :class:`~syncopate.artifacts.cluster.Handling` at a few sizes
+each. An all-gather along a ring is p - 1 rounds of all ranks, a recursive one log2 p of them; an
+all-reduce along a ring adds as well. A chain broadcast in one block is a message at a time, and in
+many it is a stream. Recursive doubling and halving go on from rank to rank with everything that all
+ranks have, a tree with what one has.
 
 What they took is held against what :mod:`syncopate.costs.model.execution` expects; the fit is a
 least squares of the ratio's logarithm. Buffers that the executor copies and those in which it works
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-from syncopate.cluster import STAGED_BYTES, Cluster, Handling
+from syncopate.artifacts.cluster import STAGED_BYTES, Cluster, Handling
 from syncopate.costs.model.execution import Executions
 from syncopate.costs.model.messages import FloatArray
 from syncopate.schedules import registry
@@ -99,7 +99,7 @@ def handling_of(
     Args:
         cluster: what is known: levels, placement, γ.
         samples: of all sizes.
-        burst_byte_s: see :class:`~syncopate.cluster.Handling`; measured with the links.
+        burst_byte_s: see :class:`~syncopate.artifacts.cluster.Handling`; measured with the links.
     """
     if not samples:
         return ()

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.handle import Handle
 from syncopate.collectives.machine import device_of

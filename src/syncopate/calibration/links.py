@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 from msgspec import structs
 
+from syncopate.artifacts.cluster import CurvePoint, Level, LinkProbe
 from syncopate.calibration.quantiles import lowest_decile
-from syncopate.cluster import CurvePoint, Level, LinkProbe
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.wire import Wire
 from syncopate.output import Progress, say

@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.handling import Sample, handling_of
 from syncopate.calibration.links import burst_byte_time, measure_links
 from syncopate.calibration.probes import measure_samples
 from syncopate.calibration.racks.discovery import discover
 from syncopate.calibration.reduction import measure_reduction
-from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.output import Progress, part
@@ -28,7 +28,7 @@ class Network(NamedTuple):
     Attributes:
         cluster: levels, γ and raw link probes; no curves.
         samples: what handling is fitted to.
-        burst_byte_s: see :class:`~syncopate.cluster.Handling`.
+        burst_byte_s: see :class:`~syncopate.artifacts.cluster.Handling`.
     """
 
     cluster: Cluster

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 import torch
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.handling import Sample, probes
 from syncopate.calibration.starts import Starts
-from syncopate.cluster import Cluster
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of
 from syncopate.output import Progress, say

@@ -23,7 +23,7 @@ from syncopate.cli.common.timelines import (
 from syncopate.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from syncopate.timeline import Timeline
+    from syncopate.artifacts.timeline import Timeline
 
 
 @grouped(table=table_options)

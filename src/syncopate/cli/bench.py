@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from syncopate.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
+from syncopate.artifacts.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
+from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,
@@ -22,7 +23,6 @@ from syncopate.cli.common.console import (
 )
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped, items
-from syncopate.cluster import Cluster
 from syncopate.errors import CalibrationError
 from syncopate.output import is_standard_output, write_output
 from syncopate.units import parse_bytes

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import syncopate
+from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     err,
@@ -19,7 +20,6 @@ from syncopate.cli.common.console import (
     say_written,
 )
 from syncopate.cli.common.options import items
-from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.units import parse_bytes
 

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.common.console import out, progress_bar
 from syncopate.cli.common.machines import machines
 from syncopate.cli.common.options import grouped, items
-from syncopate.cluster import Cluster
 
 
 @grouped(cluster=machines)

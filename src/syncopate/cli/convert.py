@@ -17,8 +17,8 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 
 if TYPE_CHECKING:
-    from syncopate.cluster import Cluster
-    from syncopate.decision_table import CollectiveDecisions
+    from syncopate.artifacts.cluster import Cluster
+    from syncopate.artifacts.decision_table import CollectiveDecisions
     from syncopate.tracing.run import Run
 
 NCCL_TUNER = "nccl-tuner"

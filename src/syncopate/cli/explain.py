@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import out
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
@@ -19,9 +21,7 @@ from syncopate.cli.common.timelines import (
     read_recorded,
     table_options,
 )
-from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
-from syncopate.workload import Workload
 
 TOOL = "tool"
 """What metadata call the tool that wrote the files of ranks."""
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from syncopate.analysis.causes.explanation import Explanation
     from syncopate.analysis.trips import Trip
-    from syncopate.timeline import Timeline
+    from syncopate.artifacts.timeline import Timeline
 
 
 @grouped(table=table_options)

@@ -10,6 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, SERVED, SERVERLESS, SHARDED, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     ProgressFunction,
     out,
@@ -19,12 +22,9 @@ from syncopate.cli.common.console import (
 )
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
-from syncopate.cluster import Cluster
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SERVED, SERVERLESS, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
-from syncopate.workload import Workload
 
 _ALL = "all"
 """What ``--exchange`` says for every exchange."""

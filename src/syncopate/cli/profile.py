@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import syncopate
+from syncopate.artifacts.workload import Workload, kind_named
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,
@@ -19,7 +20,6 @@ from syncopate.cli.common.console import (
     say_written,
 )
 from syncopate.errors import CalibrationError, InvalidValueError, SyncopateError
-from syncopate.workload import Workload, kind_named
 
 
 def profile(

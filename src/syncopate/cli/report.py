@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import LAST, last_of, read_recorded, remarks_of
-from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.output import write_output
-from syncopate.plan import Plan
-from syncopate.workload import Workload
 
 if TYPE_CHECKING:
-    from syncopate.timeline import Timeline
+    from syncopate.artifacts.timeline import Timeline
 
 
 class Known(NamedTuple):

@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
-from syncopate.workload import Workload
 
 
 @grouped(cluster=machines_option)

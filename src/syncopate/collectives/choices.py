@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import torch
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.recipe import Recipe

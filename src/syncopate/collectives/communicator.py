@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import choices, transport
 from syncopate.collectives.channel import Channel
 from syncopate.collectives.choices import Choices

@@ -28,8 +28,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import Plan, joined
 from syncopate.errors import EngineError
-from syncopate.plan import Plan, joined
 from syncopate.recipe import Recipe, wire_dtype_of
 
 

@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.collectives import Communicator
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD
@@ -28,7 +29,6 @@ from syncopate.engine.model.state import Buffers, broadcast_tensors
 from syncopate.engine.recording import tell
 from syncopate.engine.selfplan.start import start
 from syncopate.engine.selfplan.wishes import Asked, Wishes
-from syncopate.plan import SERVED, Plan
 from syncopate.tracing.capture import current
 
 _Optimizers = TypeVar("_Optimizers", bound=torch.optim.Optimizer | Sequence[torch.optim.Optimizer])

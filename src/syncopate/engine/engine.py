@@ -11,6 +11,9 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import TENSOR, Workload
 from syncopate.collectives import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.delay import Delay, LocalSGD
@@ -31,9 +34,6 @@ from syncopate.engine.model.state import Buffers
 from syncopate.engine.readiness import Readiness
 from syncopate.engine.recording import Recording
 from syncopate.errors import EngineError
-from syncopate.plan import SERVED, Plan
-from syncopate.timeline import Timeline
-from syncopate.workload import TENSOR, Workload
 
 if TYPE_CHECKING:
     from syncopate.engine.checks.soundness import Sound

@@ -12,11 +12,11 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.timeline import Timeline
 from syncopate.collectives import Communicator
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
-from syncopate.plan import SERVED, Plan
-from syncopate.timeline import Timeline
 from syncopate.tracing import capture as captures
 from syncopate.tracing.merge import ClockOffset, merge
 from syncopate.tracing.offsets import clock_offsets

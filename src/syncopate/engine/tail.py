@@ -27,11 +27,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from syncopate.artifacts.workload import flag_count
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.collectives.riders import ride_of
 from syncopate.engine.model.state import Buffers
 from syncopate.errors import EngineError
-from syncopate.workload import flag_count
 
 _MOST_FORWARDS = 256
 """What even bfloat16 counts exactly."""

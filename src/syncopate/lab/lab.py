@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import ClassVar
 
-from syncopate.artifacts import Artifact
-from syncopate.cluster import Cluster
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import SyncopateError
 from syncopate.lab import network, state, support
 from syncopate.lab.names import new_run_id

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.lab.kernel import add_namespace, explained, netlink
 from syncopate.lab.names import core_namespace, host_namespace, rack_namespace
 from syncopate.lab.topology import Topology

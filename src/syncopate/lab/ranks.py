@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.errors import InvalidValueError, SyncopateError
 from syncopate.lab import launch
 from syncopate.lab.kernel import NAMESPACES

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError, SyncopateError, UnknownNameError
 from syncopate.lab.kernel import NAMESPACES, remove_namespace
 from syncopate.lab.names import owner_of, require_run_id

@@ -23,7 +23,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of

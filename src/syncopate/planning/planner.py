@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SERVERLESS, Plan, exchange_of
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import ALLREDUCE, EXCHANGES, SERVED, SERVERLESS, Plan, exchange_of
 from syncopate.planning.question import question_of
 from syncopate.planning.registry import POLICIES, Policy, require_policy
-from syncopate.workload import Workload
 
 CHANNELS = (1, 2)
 """The numbers of channels that a policy which chooses them considers; the others take the first."""

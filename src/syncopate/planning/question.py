@@ -9,16 +9,8 @@ from functools import cached_property
 import numpy as np
 from msgspec import structs
 
-from syncopate.cluster import Cluster
-from syncopate.costs.model.bound import plan_bound_s, require_possible
-from syncopate.costs.model.functions import Costs, Envelope
-from syncopate.costs.model.training import (
-    beside_s,
-    on_the_wire,
-    plan_costs,
-    weight_sync_s,
-)
-from syncopate.plan import (
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import (
     EXCHANGES,
     ROOTED,
     SHARDED,
@@ -28,6 +20,15 @@ from syncopate.plan import (
     exchange_of,
     pulled_in,
 )
+from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.bound import plan_bound_s, require_possible
+from syncopate.costs.model.functions import Costs, Envelope
+from syncopate.costs.model.training import (
+    beside_s,
+    on_the_wire,
+    plan_costs,
+    weight_sync_s,
+)
 from syncopate.planning.parts import WHOLE, elements_of, messages
 from syncopate.planning.problem import Partition, Problem, Pulls, pull_channels, pull_order
 from syncopate.recipe import NATIVE, ORDER, SERVERS, Recipe, wire_share
@@ -35,7 +36,6 @@ from syncopate.simulation.delay import predict_delayed
 from syncopate.simulation.iteration import play_traffic
 from syncopate.simulation.local_sgd import predict_averaged
 from syncopate.simulation.traffic import bytes_by_dtype, traffic_of
-from syncopate.workload import Workload
 
 
 @dataclass(frozen=True)

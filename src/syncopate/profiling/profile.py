@@ -20,6 +20,7 @@ from msgspec import structs
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from syncopate.artifacts.workload import Workload
 from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.output import Progress, say
@@ -28,7 +29,6 @@ from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
 from syncopate.profiling.whole import looked_at_whole
 from syncopate.tracing.clocks import Clock, clock_for
-from syncopate.workload import Workload
 from syncopate.zoo.task import Task
 
 

@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.cluster import robust_mean
-from syncopate.workload import GradientTensor, Workload
+from syncopate.artifacts.cluster import robust_mean
+from syncopate.artifacts.workload import GradientTensor, Workload
 
 
 @dataclass

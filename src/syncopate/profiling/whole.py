@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from syncopate.workload import ELEMENT, OPTIMIZERS, kind_named
+from syncopate.artifacts.workload import ELEMENT, OPTIMIZERS, kind_named
 
 _OF_MATRICES = ("Muon",)
 """Optimizers that take matrices alone; another one trains the rest of the model, by element."""

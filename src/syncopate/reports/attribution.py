@@ -19,9 +19,9 @@ from syncopate.analysis.path import Segment, critical_path
 from syncopate.analysis.phases import phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.work import works
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.phases import arrivals_report, phases_report
 from syncopate.reports.tables import titled_table
-from syncopate.timeline import Timeline
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 MEASURED = "measured"

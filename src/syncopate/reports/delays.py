@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from syncopate.plan import Plan
+from syncopate.artifacts.plan import Plan
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 

@@ -13,8 +13,8 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from syncopate.analysis.difference import BYTES, RATE, Change, Difference, Figure, difference
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
-from syncopate.timeline import Timeline
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 

@@ -29,9 +29,9 @@ from syncopate.analysis.causes.explanation import (
 from syncopate.analysis.collectives import bandwidths
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import SEVERAL
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
-from syncopate.timeline import PAUSES, Timeline
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.timeline import PAUSES, Timeline
 from syncopate.units import format_rate, format_seconds
 
 _SHOWN = 8

@@ -11,8 +11,8 @@ from rich.text import Text
 
 from syncopate.analysis.arrivals import arrivals, lateness
 from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.tables import titled_table
-from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
 
 ARRIVALS_ALONE = (

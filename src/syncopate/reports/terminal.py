@@ -13,13 +13,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.benchmark import BUS_FACTORS
-from syncopate.cluster import Cluster, CollectiveCurve
-from syncopate.plan import Bucket, Plan
+from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_rate, format_seconds
-from syncopate.workload import Workload
 
 
 def cluster_report(cluster: Cluster) -> RenderableType:

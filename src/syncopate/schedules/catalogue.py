@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.schedules.algorithms import (
     bidirectional_exchange,
     binary_tree,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Table, Transfers, rounds_of, rows, stacked
 from syncopate.schedules.conditions import conditions, element_offsets

@@ -20,7 +20,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE as _NATIVE
 from syncopate.recipe import ORDER

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from msgspec import structs
 
+from syncopate.artifacts.workload import Workload
 from syncopate.simulation.traffic import Traffic
-from syncopate.workload import Workload
 
 
 class Update(NamedTuple):

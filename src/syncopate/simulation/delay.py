@@ -15,7 +15,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, SERVED, SHARDED, Plan, Prediction
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.decide.noise import DRIFT, NOISE
 from syncopate.costs.model.bound import (
     plan_bound_s,
@@ -26,12 +28,10 @@ from syncopate.costs.model.bound import (
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, on_the_wire, plan_costs
 from syncopate.delay import GLU, Delay
-from syncopate.plan import EXCHANGES, SERVED, SHARDED, Plan, Prediction
 from syncopate.recipe import SERVERS, wire_share
 from syncopate.simulation.iteration import play_period
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 from syncopate.units import format_seconds
-from syncopate.workload import Workload
 
 _SHARES = 16
 """How finely the pulls behind the pushes are chosen: so many shares of all pulls."""

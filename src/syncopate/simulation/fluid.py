@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
 
 _ROUNDING = 1e-12
 """Times that differ by less, as a share of them, differ by the rounding of their sums."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from syncopate.artifacts.workload import Workload
 from syncopate.simulation.traffic import Traffic
-from syncopate.workload import Workload
 
 
 class _Message(NamedTuple):

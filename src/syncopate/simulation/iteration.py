@@ -59,18 +59,18 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import Bucket
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.delay import Delay
-from syncopate.plan import Bucket
 from syncopate.simulation import ideal
 from syncopate.simulation.deferred import Update, played_as
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.layout import Layout, alone
 from syncopate.simulation.serving import Serving, updated_apart
 from syncopate.simulation.traffic import Traffic, traffic_of
-from syncopate.workload import Workload
 
 IDEAL = Interference()
 

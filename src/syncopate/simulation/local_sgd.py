@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import plan_bound_s, require_possible
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import beside_s, plan_costs
-from syncopate.plan import Plan, Prediction
 from syncopate.simulation.fluid import Collective, Piece, Run, run
 from syncopate.simulation.iteration import play_traffic
 from syncopate.simulation.traffic import Traffic, traffic_of
-from syncopate.workload import Workload
 
 
 def play_average(traffic: Traffic, interference: Interference) -> Run:

@@ -20,10 +20,10 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
+from syncopate.artifacts.workload import Workload
 from syncopate.simulation.fluid import Collective, Piece
 from syncopate.simulation.layout import Layout
 from syncopate.simulation.traffic import Traffic
-from syncopate.workload import Workload
 
 _UP, _DOWN = 0, 1
 """The two links: to the servers, and from them."""

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.collective import unequal_factor
 from syncopate.costs.model.functions import CostFunction
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.shards import cut_between, cut_by, levelling, whole_owners
 from syncopate.units import dtype_bytes
-from syncopate.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
+from syncopate.artifacts.timeline import Span, Spans, Timeline
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import (
     beside_s,
@@ -18,13 +21,10 @@ from syncopate.costs.model.training import (
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.plan import EXCHANGES, Bucket, Plan
 from syncopate.recipe import Recipe, wire_share
 from syncopate.simulation.iteration import Iteration, play_several
 from syncopate.simulation.local_sgd import averages_of, play_average
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
-from syncopate.timeline import Span, Spans, Timeline
-from syncopate.workload import Workload
 
 
 def simulate(

@@ -10,16 +10,23 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import (
+    EXCHANGES,
+    SHARDED,
+    Bucket,
+    joined,
+    pulled_in,
+    require_all_parts,
+)
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Costs, Envelope, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import EXCHANGES, SHARDED, Bucket, joined, pulled_in, require_all_parts
 from syncopate.protocol.limits import Limits
 from syncopate.recipe import ROOTED, SERVERS, Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.shards import Part, Shards
 from syncopate.units import dtype_bytes
-from syncopate.workload import GradientTensor, Workload
 
 _SHARDS = EXCHANGES[SHARDED].push
 
@@ -59,7 +66,7 @@ class Traffic:
         pulls: of the same buckets in the same order, None for one whose weights every rank updates;
             none at all where that is so of every bucket.
         update_s: the update, on the rank that takes longest.
-        pull_order: the plan's; see :class:`~syncopate.plan.Plan`.
+        pull_order: the plan's; see :class:`~syncopate.artifacts.plan.Plan`.
         behind: how many of the last pulls go behind the pushes of the next backward.
         served: whether servers update the weights.
         deferred: whether what is pulled is updated in forward; :attr:`update_s` is the rest then.

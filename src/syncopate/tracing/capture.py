@@ -24,9 +24,9 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol
 
+from syncopate.artifacts.timeline import PAUSES
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.output import new_directory
-from syncopate.timeline import PAUSES
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.pauses import Pauses

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.timeline import Span
+from syncopate.artifacts.timeline import Span
 from syncopate.tracing.merge import Bounds, bounds_of_each
 
 _SLACK_S = 0.01

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.artifacts.timeline import Span, Spans, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Spans, Timeline
 
 _TIMES = ("start_s", "end_s", "launched_s", "ready_s")
 

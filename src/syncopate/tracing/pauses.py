@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.timeline import LANES, PAUSES
+from syncopate.artifacts.timeline import LANES, PAUSES
 from syncopate.tracing.recorder import Event, Records
 
 SHORTEST_S = 5e-4

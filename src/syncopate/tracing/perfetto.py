@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.timeline import LANES, Span, Timeline
 from syncopate.output import write_output
-from syncopate.plan import SERVED
-from syncopate.timeline import LANES, Span, Timeline
 
 _COMMUNICATION = ("push", "pull")
 _Event = dict[str, Any]

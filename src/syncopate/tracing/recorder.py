@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.artifacts.spans import LANES, PAUSES, Spans
 from syncopate.errors import UnknownNameError
-from syncopate.spans import LANES, PAUSES, Spans
 
 _UNKNOWN_S = float("nan")
 
@@ -47,7 +47,7 @@ class Event(NamedTuple):
     """What a rank did; times by its ``time.perf_counter``, NaN where they are not known.
 
     Attributes:
-        lane: one of :data:`syncopate.timeline.LANES`.
+        lane: one of :data:`syncopate.artifacts.timeline.LANES`.
         start_s: when it began.
         end_s: when it was over.
         iteration: of the training.

@@ -19,9 +19,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.plan import SERVED
-from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
 from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
 from syncopate.tracing.pauses import placed

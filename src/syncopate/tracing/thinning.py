@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.timeline import LANES
+from syncopate.artifacts.timeline import LANES
 from syncopate.tracing.recorder import RECORD
 from syncopate.tracing.retention import Retention, kept
 

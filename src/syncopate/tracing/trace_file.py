@@ -19,8 +19,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts import Artifact
-from syncopate.cluster import MAX_RANKS
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.output import new_file, new_successor
 from syncopate.tracing.blocks import (

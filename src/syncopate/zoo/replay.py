@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo.task import Task
 
 _SHORTEST_SLEEP_S = 50e-6

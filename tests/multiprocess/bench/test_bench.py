@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from syncopate.artifacts.benchmark import BACK_TO_BACK, BARRIER, Benchmark
+from syncopate.artifacts.cluster import Cluster
 from syncopate.bench import contenders as bench_module
 from syncopate.bench.contenders import suitable
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep
-from syncopate.benchmark import BACK_TO_BACK, BARRIER, Benchmark
 from syncopate.cli import main
 from syncopate.cli.common import ranks
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose
 from syncopate.errors import InvalidValueError

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from syncopate.artifacts.benchmark import Benchmark
 from syncopate.bench import mpi
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep
-from syncopate.benchmark import Benchmark
 from syncopate.cli.common import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError

@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration.calibrate import calibrate
-from syncopate.cluster import Cluster, Interference
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import ArtifactError, CalibrationError, InvalidValueError
 from syncopate.profiling import profile as profiling
@@ -25,7 +26,6 @@ from syncopate.tracing import clocks as stamping
 from syncopate.tracing import offsets as clocks
 from syncopate.tracing.merge import ClockOffset
 from syncopate.tracing.offsets import clock_offsets
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Task, replay
 from tests.multiprocess.harness import run_ranks
 

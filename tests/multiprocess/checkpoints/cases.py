@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor, nn
 
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
+from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, ROOTED, SHARDED, Plan
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine.cases import average, data, in_parts, plan_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.plan import Plan
 from syncopate.engine.distribute import distribute
-from syncopate.plan import Plan
 from tests.multiprocess.checkpoints.cases import (
     OPTIMIZERS,
     Shapes,

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
-from syncopate.workload import Workload
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from tests.children import environment
 from tests.unit import examples
 

@@ -12,15 +12,15 @@ import pytest
 import torch
 from msgspec import structs
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.demo.pace import Computation
 from syncopate.cli.demo.result import DemoResult
 from syncopate.cli.demo.story import Settings, tell
 from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, with_plan
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
-from syncopate.plan import Plan
 from syncopate.planning import predict
-from syncopate.workload import Workload
 from syncopate.zoo import digits, resnet20
 from tests.multiprocess.engine.cases import plan_of
 from tests.multiprocess.harness import run_ranks

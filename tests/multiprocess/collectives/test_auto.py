@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose
 from syncopate.errors import CollectiveError, InvalidValueError, SyncopateError, UnknownNameError

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import Communicator, runner, transport
 from syncopate.errors import CollectiveError, InvalidValueError
 from tests.multiprocess.harness import run_ranks

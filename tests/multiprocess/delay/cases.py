@@ -12,10 +12,10 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import Plan
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine import console
 from syncopate.engine.distribute import distribute
-from syncopate.plan import Plan
 from tests.multiprocess.engine.cases import TIMEOUT_S, identical_everywhere, in_parts, plan_of
 from tests.multiprocess.exchange.cases import Odd, batch
 

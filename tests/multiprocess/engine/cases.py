@@ -14,14 +14,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan, joined
+from syncopate.artifacts.workload import GradientTensor, Workload, fingerprint
 from syncopate.engine.distribute import distribute
-from syncopate.plan import ALLREDUCE, EXCHANGES, ROOTED, Bucket, Plan, joined
 from syncopate.planning import filled_to, make_plan
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.base import chunk_offsets
 from syncopate.units import dtype_bytes
-from syncopate.workload import GradientTensor, Workload, fingerprint
 from tests.multiprocess.harness import Cases
 
 TIMEOUT_S = 60.0

@@ -9,13 +9,13 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.engine.distribute import distribute
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.start import facts_of
 from syncopate.engine.selfplan.wishes import Wishes
-from syncopate.plan import Plan
-from syncopate.workload import GradientTensor, Workload
 
 TIMEOUT_S = 60.0
 

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from syncopate.artifacts.plan import Plan
 from syncopate.engine.distribute import distribute
-from syncopate.plan import Plan
 from syncopate.planning.registry import POLICIES
 from syncopate.schedules import registry
 from tests.multiprocess.engine.cases import (

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
 from syncopate.engine.distribute import distribute
 from syncopate.errors import (
     CollectiveError,
@@ -27,7 +28,6 @@ from syncopate.errors import (
     SyncopateError,
     UnknownNameError,
 )
-from syncopate.plan import Plan
 from syncopate.recipe import Recipe
 from tests.multiprocess.engine.cases import TIMEOUT_S, average, data, identical_everywhere, plan_of
 from tests.multiprocess.harness import run_ranks

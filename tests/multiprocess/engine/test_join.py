@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms.join import Join
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.engine.distribute import distribute
 from syncopate.engine.selfplan import payback
 from syncopate.errors import EngineError

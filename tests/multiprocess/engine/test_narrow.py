@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.engine.distribute import distribute
-from syncopate.plan import EXCHANGES, SERVERLESS
 from syncopate.planning import make_plan
 from syncopate.recipe import NATIVE, WIRE_DTYPES
-from syncopate.workload import GradientTensor, Workload
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     data,

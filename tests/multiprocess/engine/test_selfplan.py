@@ -18,8 +18,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration import network
-from syncopate.cluster import Cluster
 from syncopate.engine.selfplan import cache, contest, course, payback
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import Stepwise

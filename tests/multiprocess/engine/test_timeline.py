@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from syncopate.timeline import Timeline
+from syncopate.artifacts.timeline import Timeline
 from tests.multiprocess.engine.cases import Pair, data, mlp
 from tests.multiprocess.harness import run_ranks
 

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED, Plan
 from syncopate.engine.distribute import distribute
-from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED, Plan
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     identical_everywhere,

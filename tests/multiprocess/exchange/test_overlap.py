@@ -11,9 +11,9 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, Bucket, Plan, pulled_in
 from syncopate.engine.distribute import distribute
-from syncopate.plan import DECOUPLED, EXCHANGES, Bucket, Plan, pulled_in
 from syncopate.planning import make_plan
 from syncopate.profiling.profile import profile
 from syncopate.recipe import Recipe

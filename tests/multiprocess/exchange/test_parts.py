@@ -13,10 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from syncopate.artifacts.plan import (
+    ALLREDUCE,
+    DECOUPLED,
+    EXCHANGES,
+    ROOTED,
+    SERVERLESS,
+    SHARDED,
+    Plan,
+)
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.errors import EngineError
-from syncopate.plan import ALLREDUCE, DECOUPLED, EXCHANGES, ROOTED, SERVERLESS, SHARDED, Plan
 from syncopate.recipe import WIRE_DTYPES
 from tests.multiprocess.checkpoints.cases import OPTIMIZERS, Shapes, assert_same, groups_of
 from tests.multiprocess.checkpoints.cases import train as train_shapes

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from syncopate.plan import SHARDED
+from syncopate.artifacts.plan import SHARDED
 from tests.multiprocess.engine.cases import run_cases
 from tests.multiprocess.exchange.cases import Run, batch, both, launches, squares, watched
 from tests.multiprocess.exchange.seen.test_gradients import clip_norm, clip_value, scaling, train

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adafactor, AdamW, Muon, Optimizer
 
 from syncopate import declare_optimizer
+from syncopate.artifacts.plan import SHARDED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.base import Exchange
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import SHARDED, Plan
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     data,

@@ -22,10 +22,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from syncopate.artifacts.plan import DECOUPLED, Plan
 from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
 from syncopate.engine.step import Step
-from syncopate.plan import DECOUPLED, Plan
 from tests.multiprocess.engine.cases import data, in_parts, plan_of, replicating
 
 STEPS = 6

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from syncopate.plan import DECOUPLED
+from syncopate.artifacts.plan import DECOUPLED
 from tests.multiprocess.engine.cases import TIMEOUT_S, identical_everywhere, plan_of
 
 RECIPES = Path(__file__).parents[3] / "examples" / "recipes"

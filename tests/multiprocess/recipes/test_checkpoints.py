@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 
 import syncopate
+from syncopate.artifacts.plan import SHARDED
 from syncopate.engine.selfplan import course, payback
 from syncopate.errors import CollectiveError, EngineError, SyncopateError
-from syncopate.plan import SHARDED
 from tests.multiprocess.engine.cases import TIMEOUT_S
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.recipes.frameworks import (

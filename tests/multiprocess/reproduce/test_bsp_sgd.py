@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 import bsp_sgd_lab
 from bsp_sgd import ALGORITHMS, bsp_sgd_plan
 from bsp_sgd_table import RANKS
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
 from syncopate.collectives import Communicator, Handle
 from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
-from syncopate.plan import Plan
 from syncopate.recipe import NATIVE
 from syncopate.schedules import registry
 from tests.multiprocess.engine.cases import (

@@ -17,8 +17,8 @@ from torch import nn
 
 import syncopate
 from syncopate.analysis.arrivals import arrivals
+from syncopate.artifacts.timeline import Span
 from syncopate.cli import main
-from syncopate.timeline import Span
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.multiprocess.engine.cases import data, mlp, plan_of

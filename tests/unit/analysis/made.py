@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from syncopate.timeline import LANES, Span, Timeline
+from syncopate.artifacts.timeline import LANES, Span, Timeline
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from syncopate.timeline import Group, Span, Timeline
+from syncopate.artifacts.timeline import Group, Span, Timeline
 
 MS = 1e-3
 REDUCE_MS = 1.0

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from syncopate.analysis.intervals import Interval, intersection, length_s, near, union, without
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled
-from syncopate.timeline import Span, Timeline
+from syncopate.artifacts.timeline import Span, Timeline
 
 Message = tuple[Span, ...]
 """The spans of one message, by rank."""

@@ -15,8 +15,8 @@ from syncopate.analysis.path import critical_path
 from syncopate.analysis.phases import phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.work import works
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
 from tests.unit import strategies
 from tests.unit.analysis.made import UNDISTURBED_S, made
 

@@ -11,11 +11,11 @@ from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.links import RECORDED, Carried, Entry, SlowLinks
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
 from syncopate.reports.explanation import told
 from syncopate.simulation import simulate
-from syncopate.timeline import Span, Timeline
 from tests.unit import examples
 from tests.unit.analysis.made import UNDISTURBED_S, made
 

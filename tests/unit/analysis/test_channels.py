@@ -11,7 +11,7 @@ import random
 import pytest
 
 from syncopate.analysis.causes.explanation import explanation
-from syncopate.timeline import Span, Timeline
+from syncopate.artifacts.timeline import Span, Timeline
 from tests.unit.analysis.troubled import MS, lasts_s
 
 RANKS, BUCKETS, TRANSFER_S = 4, 6, 6 * MS

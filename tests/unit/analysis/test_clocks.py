@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.evidence.clocks import straightened
-from syncopate.timeline import Timeline
+from syncopate.artifacts.timeline import Timeline
 from tests.unit.analysis.troubled import (
     cost_s,
     late_input,

@@ -19,8 +19,8 @@ from syncopate.analysis.phases import phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.sweep import union as union_of_columns
 from syncopate.analysis.work import works
-from syncopate.plan import ALLREDUCE, SERVED, SHARDED
-from syncopate.timeline import LANES, PAUSES, Span, Timeline
+from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED
+from syncopate.artifacts.timeline import LANES, PAUSES, Span, Timeline
 from tests.unit.analysis import plain
 
 times_s = st.integers(0, 24).map(lambda quarter: quarter / 4)

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.difference import difference
+from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Timeline
 from tests.unit.analysis.made import made
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from syncopate.analysis.arrivals import arrivals, lateness
 from syncopate.analysis.collectives import bandwidths, members
 from syncopate.analysis.stragglers import stragglers
-from syncopate.timeline import Group, Timeline
+from syncopate.artifacts.timeline import Group, Timeline
 from tests.unit.analysis.made import made
 
 PAIRS = ((0, 2), (1, 3))

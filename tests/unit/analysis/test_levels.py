@@ -13,7 +13,7 @@ import pytest
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.replay import Replay
 from syncopate.analysis.stragglers import stragglers
-from syncopate.timeline import Group, Span, Timeline
+from syncopate.artifacts.timeline import Group, Span, Timeline
 from tests.unit.analysis.troubled import MS, lasts_s
 
 RANKS = 8

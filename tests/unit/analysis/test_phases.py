@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.analysis.phases import Phases, mean, phases
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Span, Timeline
 from tests.unit.strategies import timelines
 
 

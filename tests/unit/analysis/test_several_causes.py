@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import Explanation, explanation
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.explanation import explanation_json, verdict
-from syncopate.timeline import Timeline
 from tests.unit.analysis.troubled import (
     MS,
     Fault,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from syncopate.timeline import Span, Timeline
+from syncopate.artifacts.timeline import Span, Timeline
 
 MS = 1e-3
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from syncopate.timeline import PAUSES, Span, Timeline
+from syncopate.artifacts.timeline import PAUSES, Span, Timeline
 from syncopate.tracing.recorder import Event, Recorder
 from syncopate.tracing.trace_file import Header, TraceWriter
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import bsp_sgd_lab as lab
 from bsp_sgd_table import ALONE, PLACES
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.errors import ArtifactError
 
 CLUSTER = Cluster.flat(4, latency_s=1e-4, bandwidth_bytes_per_s=1.2e8)

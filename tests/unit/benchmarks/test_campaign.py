@@ -11,8 +11,8 @@ from benchmarks.campaign.results import Cell, PartResult, Sampled, Saying, Scene
 from reproduce import linear_pipeline
 
 import syncopate.costs.model.bound
+from syncopate.artifacts.cluster import Level
 from syncopate.bench.sweep import parse_algorithm
-from syncopate.cluster import Level
 from syncopate.errors import UnknownNameError
 from syncopate.lab import Topology
 from syncopate.schedules.registry import build

@@ -30,11 +30,11 @@ from benchmarks.contest.variants import VARIANTS, best_ddp, state_bytes
 from msgspec import structs
 from torch.optim import SGD
 
+from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import ArtifactError
 from syncopate.lab import Topology
-from syncopate.plan import Plan, Prediction
 from syncopate.planning import make_plan
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import VGG11, AlexNet, ResNet50
 
 MIB = 1 << 20

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from syncopate.artifacts.cluster import Cluster, CurvePoint
 from syncopate.calibration import calibrate as calibrating
 from syncopate.calibration import curves
-from syncopate.cluster import Cluster, CurvePoint
 from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.errors import InvalidValueError

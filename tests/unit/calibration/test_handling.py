@@ -12,9 +12,9 @@ import pytest
 import torch
 from msgspec import structs
 
+from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.calibration import probes
 from syncopate.calibration.handling import PROBES, SIZES, Sample, fit, handling_of
-from syncopate.cluster import Cluster, Handling, Level
 from syncopate.costs.model.execution import execution_times
 from syncopate.schedules.registry import build, candidates
 from syncopate.units import KIB, MIB

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.calibration import network
 from syncopate.calibration.handling import SIZES
 from syncopate.calibration.network import measure_network
-from syncopate.cluster import Cluster, Handling, Level
 from syncopate.topology import topology
 from tests.unit.calibration.test_handling import TRUE, bare, probed
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from syncopate.artifacts.cluster import Cluster, CurvePoint
 from syncopate.calibration import curves, probes, reduction
-from syncopate.cluster import Cluster, CurvePoint
 from syncopate.profiling.samples import Iteration, workload
 from syncopate.units import MIB
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.cli import main
-from syncopate.cluster import Cluster
 from tests.unit import examples
 
 

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.cli import main
-from syncopate.timeline import Span, Timeline
 from tests.unit.tracing.foreign.made import entry, recorded, write
 from tests.unit.tracing.test_dlc import figure_8, written
 

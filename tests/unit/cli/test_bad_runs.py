@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import main
-from syncopate.timeline import Timeline
 from syncopate.tracing.blocks import MARKER
 from syncopate.tracing.trace_file import TraceWriter, read_trace
 from tests.unit.analysis.made import made

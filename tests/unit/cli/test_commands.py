@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 import syncopate
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.decision_table import DecisionTable
+from syncopate.artifacts.plan import SERVERLESS, Plan
+from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import calibrate
 from syncopate.cli.app import flowing
-from syncopate.cluster import Cluster
-from syncopate.decision_table import DecisionTable
 from syncopate.delay import Delay
-from syncopate.plan import SERVERLESS, Plan
 from syncopate.planning.registry import POLICIES
-from syncopate.timeline import Timeline
 from syncopate.units import format_seconds
 from tests.unit import examples
 from tests.unit.analysis.made import made

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import main
-from syncopate.timeline import Timeline
 from tests.unit.tracing.foreign.made import entry, recorded, write
 from tests.unit.tracing.served_cases import Job
 

@@ -7,7 +7,7 @@ import math
 import msgspec
 import pytest
 
-from syncopate.artifacts import Artifact
+from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.demo.pace import at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult
 from syncopate.planning import compare

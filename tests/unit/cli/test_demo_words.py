@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.cli.demo import words
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
-from syncopate.cluster import Cluster
 from syncopate.errors import SyncopateError
 from syncopate.planning import compare
 from tests.unit import examples

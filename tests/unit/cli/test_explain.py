@@ -9,11 +9,11 @@ import pytest
 from msgspec import structs
 
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import main
 from syncopate.cli.common.best_plan import against_the_best
 from syncopate.planning.planner import make_plan
 from syncopate.simulation import simulate
-from syncopate.timeline import Timeline
 from tests.unit import examples
 from tests.unit.analysis.made import made
 from tests.unit.tracing.foreign.made import profile

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.cli.common.timelines import last_of
-from syncopate.timeline import Span, Timeline
 
 
 def test_iterations_that_are_there_count(capsys: pytest.CaptureFixture[str]) -> None:

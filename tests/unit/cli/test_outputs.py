@@ -13,14 +13,14 @@ from typing import NamedTuple
 import pytest
 
 import syncopate
-from syncopate.benchmark import Benchmark
+from syncopate.artifacts.benchmark import Benchmark
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli import bench, main
 from syncopate.cli.common import ranks
-from syncopate.cluster import Cluster
 from syncopate.lab import lab as labs
 from syncopate.lab.ranks import Outcome, RankResult
-from syncopate.plan import Plan
-from syncopate.workload import Workload
 from tests.unit import examples
 from tests.unit.analysis.made import made
 from tests.unit.devices import device

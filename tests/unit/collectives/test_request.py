@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import choices
 from syncopate.collectives.choices import Choices
 from syncopate.collectives.request import require_recipe, schedule_of

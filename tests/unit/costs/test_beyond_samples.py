@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Handling, Level, LinearFit
+from syncopate.artifacts.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Handling,
+    Level,
+    LinearFit,
+)
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import wire_s
 from syncopate.costs.model.collective import (
     UNMEASURED,
@@ -30,7 +38,6 @@ from syncopate.schedules.base import Schedule
 from syncopate.schedules.registry import NATIVE, algorithms, build, candidates
 from syncopate.simulation import simulate
 from syncopate.units import KIB, MIB
-from syncopate.workload import GradientTensor, Workload
 
 GIGABIT = Cluster.preset("1gbe", 4)
 LINE = 1.5 / GIGABIT.levels[0].bandwidth_bytes_per_s

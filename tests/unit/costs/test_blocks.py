@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.blocks import MAX_BLOCKS, best_blocks
 from syncopate.costs.papers.closed_forms import closed_form

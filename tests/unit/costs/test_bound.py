@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import (
     iteration_bound_s,
     line_s_per_byte,
@@ -16,7 +17,6 @@ from syncopate.costs.model.bound import (
 )
 from syncopate.errors import InvalidValueError, PredictionError, UnknownNameError
 from syncopate.units import KIB, MIB
-from syncopate.workload import GradientTensor, Workload
 
 GIGABIT = Cluster.preset("1gbe", 4)
 LINE = 1.5 / GIGABIT.levels[0].bandwidth_bytes_per_s

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.collective import _pieces, fixed_cost, variants
 from syncopate.costs.papers.closed_forms import (
     CLOSED_FORMS,

@@ -11,7 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit, standard_error
+from syncopate.artifacts.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Level,
+    LinearFit,
+    standard_error,
+)
 from syncopate.costs.decide import decisions as decisions_module
 from syncopate.costs.decide.decisions import (
     Decision,

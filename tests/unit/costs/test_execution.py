@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, Handling, Level
+from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.execution import Executions, execution_cost, execution_times
 from syncopate.costs.model.loads import block_counts, loads

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit, standard_error
+from syncopate.artifacts.cluster import CollectiveCurve, CurvePoint, LinearFit, standard_error
 from syncopate.costs.model.functions import (
     FREE,
     CurveCost,

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     BLOCKS,
@@ -22,7 +23,6 @@ from syncopate.costs.model.congestion import congestion_lines
 from syncopate.costs.model.price import price_many
 from syncopate.errors import UnknownNameError
 from syncopate.schedules.registry import algorithms, build, candidates
-from syncopate.workload import GradientTensor, Workload
 
 SIZES = np.concatenate(([0.0], np.geomspace(1, 1e10, 50)))
 FLAT = Cluster.flat(8, latency_s=5e-5, bandwidth_bytes_per_s=1e9, reduction_s_per_byte=2e-10)

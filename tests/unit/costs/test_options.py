@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.decide.options import NEAR, best_options
 from syncopate.costs.model.collective import schedule_cost, variants
 from syncopate.errors import InvalidValueError, UnknownNameError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
 from syncopate.costs.papers.closed_forms import closed_form

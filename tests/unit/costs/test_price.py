@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.links import levels_apart
 from syncopate.costs.model.price import price, price_lines, price_many
 from syncopate.errors import InvalidValueError

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.plan import SERVED, Plan
 from syncopate.costs.model.bound import plan_bound_s, served_s_per_byte
 from syncopate.costs.model.served import served_costs
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import SERVED, Plan
 from syncopate.planning.planner import make_plan
 from syncopate.planning.question import predict
 from syncopate.recipe import Recipe

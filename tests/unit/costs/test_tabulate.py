@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.decide.decisions import decisions
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.costs.model.collective import collective_costs

@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, Handling, Level
+from syncopate.artifacts.cluster import Cluster, Handling, Level
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Bucket
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import iteration_bound_s, plan_bound_s, wire_bytes, wire_s
 from syncopate.costs.model.collective import collective_costs, fixed_cost
 from syncopate.costs.model.training import exchange_costs, training_costs
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, SERVERLESS, Bucket
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.registry import candidates
 from syncopate.units import MIB
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.costs.test_beyond_samples import curve
 
 FLAT = Cluster.preset("1gbe", 4)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Handling, Level, LinearFit
+from syncopate.artifacts.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Handling,
+    Level,
+    LinearFit,
+)
 from syncopate.costs.model.collective import unequal_factor
 from syncopate.costs.model.execution import execution_times
 from syncopate.costs.model.price import price

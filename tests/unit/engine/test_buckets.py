@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.workload import fingerprint
 from syncopate.engine.buckets import FlatBuffer, Place, Trainable, build_buckets
 from syncopate.errors import EngineError
-from syncopate.plan import Bucket, Plan
 from syncopate.recipe import Recipe
-from syncopate.workload import fingerprint
 
 
 def _trainables(*parameters: nn.Parameter) -> list[Trainable]:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from syncopate.artifacts.timeline import Span
 from syncopate.engine import step as step_module
 from syncopate.engine.step import Sent, Step, StepRecorder
 from syncopate.recipe import Recipe
-from syncopate.timeline import Span
 from syncopate.tracing import Recorder, spans_of
 from syncopate.tracing.clocks import HostClock
 

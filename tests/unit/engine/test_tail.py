@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.collectives.riders import riding_bytes
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.tail import Tail
-from syncopate.workload import GradientTensor, Workload
 
 RANKS = 3
 PARAMETERS = 4

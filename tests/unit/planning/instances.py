@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
+from syncopate.artifacts.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.model.functions import (
     CostFunction,
     CurveCost,

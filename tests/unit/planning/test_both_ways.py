@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.training import exchange_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SERVERLESS, Plan
 from syncopate.planning import POLICIES, Policy, compare, make_plan, predict
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem, Pulls, pull_channels, pull_order
@@ -26,7 +27,6 @@ from syncopate.planning.search.search import search
 from syncopate.planning.search.shapes import ramps
 from syncopate.recipe import Recipe
 from syncopate.simulation import simulate
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import COSTS, linear, random_cost, random_problem
 from tests.unit.planning.test_interference import partitions
 from tests.unit.planning.test_planner import with_interference

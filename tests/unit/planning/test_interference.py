@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.workload import Workload
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.problem import Problem
 from syncopate.planning.registry import POLICIES, rivals
@@ -15,7 +16,6 @@ from syncopate.planning.search.changes import CUTS
 from syncopate.planning.search.interference import least_disturbing, overlap_pays
 from syncopate.planning.search.player import Player
 from syncopate.planning.search.search import search
-from syncopate.workload import Workload
 from tests.unit.planning.instances import COSTS, random_problem
 from tests.unit.simulation.workloads import workload
 

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.plan import SERVERLESS, Plan, joined
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost, PiecewiseCost
 from syncopate.costs.model.pieces import Pieces
-from syncopate.plan import SERVERLESS, Plan, joined
 from syncopate.planning import make_plan
 from syncopate.planning.parts import WHOLE, Message, alone, elements_of, grains, messages
 from syncopate.planning.problem import Problem
@@ -21,7 +22,6 @@ from syncopate.planning.search.player import Player
 from syncopate.planning.search.search import split
 from syncopate.reports.terminal import plan_report
 from syncopate.units import MIB
-from syncopate.workload import GradientTensor, Workload
 from tests.unit import examples
 
 CLUSTER = Cluster.flat(4, latency_s=0.0, bandwidth_bytes_per_s=1e12)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import (
+from syncopate.artifacts.cluster import (
     Cluster,
     CollectiveCurve,
     CurvePoint,
@@ -17,16 +17,16 @@ from syncopate.cluster import (
     Level,
     LinearFit,
 )
+from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model import collective as collective_model
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.errors import InvalidValueError, PlanError, PredictionError, UnknownNameError
-from syncopate.plan import Bucket, Plan
 from syncopate.planning import POLICIES, compare, filled_to, make_plan, predict
 from syncopate.schedules.registry import build
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import play
-from syncopate.workload import GradientTensor, Workload
 
 
 def layers(count: int, numel: int = 250_000, dtypes: tuple[str, ...] = ("float32",)) -> Workload:

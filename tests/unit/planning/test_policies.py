@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning import POLICIES, Policy, make_plan
 from syncopate.planning.policies.single import single
@@ -17,7 +18,6 @@ from syncopate.planning.policies.threshold import threshold
 from syncopate.planning.policies.wfbp import wfbp
 from syncopate.planning.problem import Problem
 from syncopate.planning.registry import require_policy
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import linear, random_problem
 
 MIB = 1024 * 1024

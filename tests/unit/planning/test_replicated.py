@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import ALLREDUCE, ROOTED, SHARDED, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import plan_bound_s, wire_s
 from syncopate.costs.model.training import exchange_costs
-from syncopate.plan import ALLREDUCE, ROOTED, SHARDED, Plan
 from syncopate.planning import make_plan
 from syncopate.planning.question import predict
 from syncopate.planning.search import replicated as module
 from syncopate.recipe import Recipe
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of
-from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)
 

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.training import training_costs
 from syncopate.planning.planner import make_plan
 from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.search.changes import improve, neighbours
 from syncopate.planning.search.player import Player
 from syncopate.units import dtype_bytes
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.planning.instances import linear
 
 

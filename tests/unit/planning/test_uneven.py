@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import SHARDED, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.training import exchange_costs
-from syncopate.plan import SHARDED, Plan
 from syncopate.planning import make_plan, predict
 from syncopate.planning.parts import WHOLE
 from syncopate.planning.question import Question, question_of
@@ -17,7 +18,6 @@ from syncopate.planning.search import search
 from syncopate.planning.search.player import Player
 from syncopate.planning.search.search import searched
 from syncopate.planning.search.uneven import Uneven, is_uneven
-from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)
 

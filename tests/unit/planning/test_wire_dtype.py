@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, LinearFit
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, on_the_wire, training_costs
 from syncopate.errors import UnknownNameError
-from syncopate.plan import EXCHANGES, SERVERLESS, Plan
 from syncopate.planning import make_plan, predict
 from syncopate.recipe import WIRE_DTYPES
 from syncopate.simulation import simulate
-from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)
 

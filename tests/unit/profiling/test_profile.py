@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.profile import profile
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.tracing.clocks import clock_for
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Replay, Task, lenet5, replay
 from tests.clock import set_clock
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.reports.attribution import timeline_json, timeline_report
-from syncopate.timeline import Span, Timeline
 from tests.unit import examples
 from tests.unit.analysis.made import made
 

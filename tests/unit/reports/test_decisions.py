@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.reports.decisions import decision_report
 from tests.unit import examples

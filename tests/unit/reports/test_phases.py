@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.errors import InvalidValueError
 from syncopate.reports.phases import phases_report
-from syncopate.timeline import Span, Timeline
 from tests.unit import examples
 
 

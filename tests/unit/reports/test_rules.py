@@ -8,9 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.decision_table import (
+    Candidate,
+    CollectiveDecisions,
+    DecisionTable,
+    SizeRange,
+)
 from syncopate.costs.decide.tabulate import decision_table
-from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.reports.rules.nccl_tuner import LARGEST_BYTES, nccl_tuner
 from syncopate.reports.rules.open_mpi import open_mpi

@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.trips import Trip
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.reports.pages.evidence import Evidence, Price, alike
 from syncopate.reports.pages.parts import division
 from syncopate.reports.pages.run import run_page
 from syncopate.reports.pages.spans import chosen, drawing
-from syncopate.timeline import Span, Timeline
 from tests.unit.analysis.made import made
 
 pytest.importorskip("jinja2", reason="the extra html is not installed")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.decide.tabulate import decision_table
 from syncopate.delay import Delay
 from syncopate.planning.planner import make_plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.recipe import Recipe
 from syncopate.reports import terminal
 from tests.unit import examples

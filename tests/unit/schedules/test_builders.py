@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.links import levels_apart
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.base import Schedule, Transfer

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.algorithms import ring
 from syncopate.schedules.base import (

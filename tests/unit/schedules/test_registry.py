@@ -5,7 +5,7 @@ from contextlib import nullcontext
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.errors import InvalidValueError, UnknownNameError

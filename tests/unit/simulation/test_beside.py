@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import iteration_bound_s, wire_s
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.training import beside_s
 from syncopate.errors import InvalidValueError
-from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVERLESS, SHARDED
 from syncopate.planning import make_plan, predict
 from syncopate.simulation import simulate
-from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)
 BUFFERS = 240_000

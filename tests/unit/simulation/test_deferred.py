@@ -7,15 +7,15 @@ from itertools import pairwise
 
 import pytest
 
-from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost
-from syncopate.plan import Bucket, Plan
 from syncopate.planning import predict
 from syncopate.recipe import Recipe
 from syncopate.simulation.iteration import Iteration, lasts_s, play, play_traffic
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import traffic_of
-from syncopate.workload import GradientTensor, Workload
 
 SLOW = Interference(compute_rate=0.5, collective_stretch=1.5)
 

@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import plan_bound_s
 from syncopate.costs.model.served import served_costs
 from syncopate.costs.papers.ssd_sgd import Times, steady_iteration_s
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError
-from syncopate.plan import Plan
 from syncopate.planning import make_plan, predict
 from syncopate.simulation.delay import delays, gains, limits, proposed, with_delay
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
 from syncopate.simulation.timeline import simulate
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.test_exchanges import traffics
 from tests.unit.simulation.workloads import workloads
 

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from syncopate.analysis.phases import mean, phases
-from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Bucket, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Costs, Envelope, LinearCost
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import EXCHANGES, SERVERLESS, Bucket, Plan
 from syncopate.recipe import Recipe
 from syncopate.simulation import play, simulate
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import IDEAL, play_several, play_traffic
 from syncopate.simulation.traffic import Pull, Traffic
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.workloads import (
     collectives,
     interferences,

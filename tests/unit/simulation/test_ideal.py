@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.ideal import iteration_s
 from syncopate.simulation.iteration import lasts_s, play_traffic
 from syncopate.simulation.traffic import Pull, Traffic
-from syncopate.workload import GradientTensor, Workload
 
 SECONDS = st.one_of(st.just(0.0), st.floats(1e-7, 1.0), st.integers(0, 8).map(lambda n: n / 8))
 

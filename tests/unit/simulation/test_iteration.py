@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.cluster import Interference, LinearFit
+from syncopate.artifacts.cluster import Interference, LinearFit
+from syncopate.artifacts.plan import Bucket
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost, startup_part_s
 from syncopate.errors import PlanError, UnknownNameError
-from syncopate.plan import Bucket
 from syncopate.recipe import Recipe
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import play
 from syncopate.units import DTYPE_BYTES
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.workloads import (
     collectives,
     interferences,

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.bound import plan_bound_s
 from syncopate.delay import LocalSGD
-from syncopate.plan import Plan
 from syncopate.planning import make_plan, predict
 from syncopate.simulation.iteration import IDEAL
 from syncopate.simulation.local_sgd import play_average
 from syncopate.simulation.timeline import simulate
 from syncopate.simulation.traffic import Traffic
-from syncopate.workload import GradientTensor, Workload
 from tests.unit.simulation.workloads import collectives, workloads
 
 

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.artifacts.workload import Workload
 from syncopate.delay import Delay
 from syncopate.simulation.fluid import Collective, Piece, run
 from syncopate.simulation.iteration import IDEAL, play_period, play_several, play_traffic
 from syncopate.simulation.serving import updated_apart
 from syncopate.simulation.traffic import MOST_PARTS, Pull, Traffic, parts_at_servers
 from syncopate.units import MIB
-from syncopate.workload import Workload
 from tests.unit.simulation.workloads import times_s, workload, workloads
 
 

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from syncopate.cluster import Cluster, LinearFit
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.plan import EXCHANGES, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.collective import unequal_factor
 from syncopate.costs.model.functions import LinearCost
 from syncopate.errors import InvalidValueError
-from syncopate.plan import EXCHANGES, Plan
 from syncopate.planning import filled_to, make_plan, predict
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.simulation import simulate
 from syncopate.simulation.shards import Part, Shards
-from syncopate.workload import GradientTensor, Workload
 
 CLUSTER = Cluster.preset("1gbe", 4)
 

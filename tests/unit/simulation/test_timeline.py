@@ -6,19 +6,19 @@ import pytest
 from msgspec import structs
 
 from syncopate.analysis.phases import mean, phases
-from syncopate.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.cluster import Cluster, Interference, LinearFit
+from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs, weight_sync_s
 from syncopate.errors import InvalidValueError, PlanError
-from syncopate.plan import Bucket, Plan
 from syncopate.planning import predict
 from syncopate.planning.planner import make_plan
 from syncopate.recipe import Recipe
 from syncopate.schedules.registry import algorithms
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import IDEAL
-from syncopate.timeline import Timeline
-from syncopate.workload import GradientTensor, Workload
 
 WORKLOAD = Workload(
     model="small",

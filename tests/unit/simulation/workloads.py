@@ -7,11 +7,11 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import IDEAL, Iteration, play_traffic
 from syncopate.simulation.traffic import Traffic
-from syncopate.workload import GradientTensor, Workload
 
 times_s = st.one_of(st.just(0.0), st.floats(1e-3, 10))
 interferences = st.builds(

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.artifacts.timeline import LANES, Span, Timeline
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.timeline import LANES, Span, Timeline
 from syncopate.tracing import (
     Event,
     Recorder,

@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
-from syncopate.workload import GradientTensor, Workload
 from syncopate.zoo import Replay, replay
 from syncopate.zoo import replay as replay_function
 from syncopate.zoo.replay import _Sleeper

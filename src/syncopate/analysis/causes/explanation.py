@@ -58,9 +58,9 @@ from syncopate.analysis.replay import Replay
 from syncopate.analysis.stragglers import SERVER
 from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
-from syncopate.cluster import Cluster
-from syncopate.spans import Spans, coded
-from syncopate.timeline import Timeline
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.spans import Spans, coded
+from syncopate.artifacts.timeline import Timeline
 
 __all__ = [
     "BATCHES",

@@ -24,9 +24,9 @@ from syncopate.analysis.evidence.noise import interval_s
 from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import INPUT
-from syncopate.plan import SERVED
-from syncopate.spans import Times
-from syncopate.timeline import PAUSES
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.spans import Times
+from syncopate.artifacts.timeline import PAUSES
 
 BATCHES, CONGESTION, TRANSFERS, PLAN = "batches", "congestion", "transfers", "plan"
 SLOW_SERVER, STAGES, PIPELINE = "slow server", "stages", "pipeline"

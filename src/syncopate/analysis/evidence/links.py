@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Timeline
 from syncopate.units import KIB, MIB
 
 RECORDED = "links"

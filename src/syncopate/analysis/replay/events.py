@@ -21,8 +21,8 @@ from functools import partial
 import numpy as np
 
 from syncopate.analysis.sweep import runs
+from syncopate.artifacts.spans import Numbers, Times
 from syncopate.errors import InvalidValueError
-from syncopate.spans import Numbers, Times
 
 _WINDOWS, _LEAST = 128, 256
 """There are at most so many windows, and each has at least so many events in the mean."""

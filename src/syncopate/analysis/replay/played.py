@@ -35,10 +35,10 @@ from syncopate.analysis.replay.events import Events
 from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, Starts, Tasks
 from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.spans import Mask, Numbers, Times, coded
+from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.plan import SERVED
-from syncopate.spans import Mask, Numbers, Times, coded
-from syncopate.timeline import SERVERS, SYNCHRONOUS, Timeline
 
 _AT_ONCE = 1 << 24
 """Numbers that are held at once while changes are tried."""
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
         message: which.
         rank: where.
         iteration: which it belongs to.
-        lane: a place in :data:`~syncopate.spans.LANES`.
+        lane: a place in :data:`~syncopate.artifacts.spans.LANES`.
         name: a place in the texts of the timeline's columns.
         start_s: when it started.
         end_s: when it was over for what waits for it.

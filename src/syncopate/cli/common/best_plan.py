@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
-from syncopate.workload import Workload
 
 if TYPE_CHECKING:
     from syncopate.analysis.causes.explanation import Explanation
-    from syncopate.plan import Plan
-    from syncopate.timeline import Timeline
+    from syncopate.artifacts.plan import Plan
+    from syncopate.artifacts.timeline import Timeline
 
 _PACE = 3.0
 """A workload that computes this many times as long as the training, or as short, is another's."""

@@ -7,10 +7,10 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import err
-from syncopate.cluster import NETWORKS, Cluster
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.workload import Workload
 
 _Network = Annotated[
     str | None,
@@ -142,7 +142,7 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
     Args:
         what: how the command calls the file.
         path: the file.
-        network: one of :data:`syncopate.cluster.NETWORKS`.
+        network: one of :data:`syncopate.artifacts.cluster.NETWORKS`.
         nodes: number of hosts on the network.
 
     Raises:

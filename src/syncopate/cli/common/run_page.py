@@ -6,17 +6,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.best_plan import against_the_best, at_pace
-from syncopate.cluster import Cluster
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import SERVED, Plan
-from syncopate.workload import Workload
 
 if TYPE_CHECKING:
     from syncopate.analysis.causes.explanation import Explanation
     from syncopate.analysis.trips import Trip
+    from syncopate.artifacts.timeline import Timeline
     from syncopate.reports.pages.evidence import Price
-    from syncopate.timeline import Timeline
 
 _SIZES = 25
 """Sizes at which the expected bandwidth is drawn, beside those that were sent."""

@@ -13,7 +13,7 @@ from syncopate.cli.common.console import err, progress_bar
 from syncopate.errors import ArtifactError, InvalidValueError
 
 if TYPE_CHECKING:
-    from syncopate.timeline import Timeline
+    from syncopate.artifacts.timeline import Timeline
     from syncopate.tracing.run import Run
 
 LAST = 200

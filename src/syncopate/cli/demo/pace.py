@@ -24,12 +24,12 @@ from dataclasses import dataclass
 import torch
 from msgspec import structs
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.collectives import Communicator
-from syncopate.plan import Plan
 from syncopate.planning import predict
 from syncopate.profiling.profile import profile
-from syncopate.workload import Workload
 from syncopate.zoo.task import Task
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable
 from typing import ClassVar, NamedTuple
 
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.costs.decide.noise import longer_beyond_noise
 
 

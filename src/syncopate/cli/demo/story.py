@@ -11,6 +11,10 @@ from pathlib import Path
 from rich.console import RenderableType
 from rich.text import Text
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import DECOUPLED, Plan
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.common.console import err, out, progress_bar
 from syncopate.cli.common.run_page import run_page
@@ -20,12 +24,10 @@ from syncopate.cli.demo.pace import Computation, at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
 from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, with_plan
 from syncopate.cli.demo.words import BASELINE, BEST, HALVED
-from syncopate.cluster import Cluster
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan.contest import alike
 from syncopate.errors import SyncopateError
 from syncopate.output import write_output
-from syncopate.plan import DECOUPLED, Plan
 from syncopate.planning import compare, make_plan
 from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
@@ -34,10 +36,8 @@ from syncopate.reports.terminal import (
     plans_report,
     workload_report,
 )
-from syncopate.timeline import Timeline
 from syncopate.tracing import save_perfetto
 from syncopate.units import format_seconds
-from syncopate.workload import Workload
 from syncopate.zoo import digits, resnet20
 
 NETWORK = "10gbe"

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from syncopate.artifacts.plan import Plan
 from syncopate.collectives import Communicator
 from syncopate.engine.distribute import distribute
 from syncopate.engine.engine import Engine
-from syncopate.plan import Plan
 from syncopate.zoo import Digits
 
 LEARNING_RATE = 0.1

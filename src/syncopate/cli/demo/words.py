@@ -12,13 +12,13 @@ from pathlib import Path
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
 from syncopate.reports.tables import titled_table
 from syncopate.reports.terminal import algorithms_of
 from syncopate.units import format_bytes, format_count, format_rate, format_seconds
-from syncopate.workload import Workload
 
 BEST = "optimal"
 """The policy that trains, and that is held against the baseline."""

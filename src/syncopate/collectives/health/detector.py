@@ -23,7 +23,7 @@ import msgspec
 import torch.distributed as dist
 
 from syncopate.analysis.evidence.links import Entry
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import transport
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.health.blame import Call, Notice, PeerError, Verdict, name_ranks

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from syncopate.analysis.evidence.links import Carried, Entry
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import transport
 from syncopate.collectives.handle import Completion
 from syncopate.collectives.health import keepalive

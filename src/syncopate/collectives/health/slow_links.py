@@ -16,7 +16,7 @@ from syncopate.analysis.evidence.links import (
     links_between,
     slow_links,
 )
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives.health.blame import name_ranks
 from syncopate.units import format_rate
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from syncopate.cluster import STAGED_BYTES
+from syncopate.artifacts.cluster import STAGED_BYTES
 from syncopate.collectives import transport
 from syncopate.collectives.health.blame import PeerError
 from syncopate.collectives.mesh import links

@@ -27,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.decide.noise import NOISE, beyond_noise
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.model.functions import CostFunction, CurveCost, Envelope

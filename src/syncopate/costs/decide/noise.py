@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from syncopate.cluster import robust_mean, standard_error
+from syncopate.artifacts.cluster import robust_mean, standard_error
 
 NOISE = 0.05
 """Expected durations closer than this share of the smaller are not told apart."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.collective import schedule_cost, variants
 from syncopate.units import KIB
 

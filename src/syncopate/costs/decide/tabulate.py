@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from syncopate.cluster import Cluster
-from syncopate.costs.decide.decisions import Decision, decisions, tied
-from syncopate.costs.model.collective import collective_costs
-from syncopate.costs.model.functions import CostFunction, CurveCost
-from syncopate.decision_table import (
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.decision_table import (
     Candidate,
     CollectiveDecisions,
     DecisionTable,
     SizeRange,
 )
+from syncopate.costs.decide.decisions import Decision, decisions, tied
+from syncopate.costs.model.collective import collective_costs
+from syncopate.costs.model.functions import CostFunction, CurveCost
 from syncopate.output import Progress, say
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import collectives

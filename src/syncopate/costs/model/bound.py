@@ -30,14 +30,14 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import SERVED, Bucket
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, PredictionError
-from syncopate.plan import SERVED, Bucket
 from syncopate.recipe import ROOTED, SERVERS
 from syncopate.schedules.conditions import Place, conditions
 from syncopate.units import MIB, format_seconds
-from syncopate.workload import Workload
 
 FASTER = 0.1
 """A measured collective contradicts the rate of the links if it is faster by this share."""

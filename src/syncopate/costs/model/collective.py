@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from syncopate.cluster import Cluster, CollectiveCurve, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, LinearFit
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
 from syncopate.costs.model.congestion import busiest_s_per_byte, congestion_lines
 from syncopate.costs.model.execution import execution_cost, execution_times

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, Level, LinearFit
 from syncopate.costs.model.links import levels_apart
 from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.schedules.base import Schedule

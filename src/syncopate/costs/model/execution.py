@@ -2,8 +2,8 @@
 
 The papers' model (``price.py``) knows α, β and γ. The executor does better than that model, and the
 processors that drive it do worse; calibration measures by how much
-(:class:`~syncopate.cluster.Handling`, and the burst of a level). On a calibrated cluster this is
-what a schedule is expected to take:
+(:class:`~syncopate.artifacts.cluster.Handling`, and the burst of a level). On a calibrated cluster
+this is what a schedule is expected to take:
 
 * *Starts*: ranks do not start together. The last one starts when the others have been calling for a
   while, spread evenly over that time, and their messages are on their way or there by then.
@@ -36,7 +36,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import Cluster, Handling
+from syncopate.artifacts.cluster import Cluster, Handling
 from syncopate.costs.model.congestion import congestion_lines
 from syncopate.costs.model.loads import Load, Round, Work, joined, loads, ports_of
 from syncopate.costs.model.messages import FloatArray

@@ -16,7 +16,7 @@ import numpy as np
 import scipy
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import LinearFit
+from syncopate.artifacts.cluster import LinearFit
 from syncopate.costs.model.pieces import FloatArray
 from syncopate.errors import CalibrationError
 

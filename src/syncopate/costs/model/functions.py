@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import CollectiveCurve, CurvePoint, LinearFit
+from syncopate.artifacts.cluster import CollectiveCurve, CurvePoint, LinearFit
 from syncopate.costs.model.fits import isotonic, tail_slope
 from syncopate.costs.model.pieces import FloatArray, Pieces, highest, lower_envelope
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -128,7 +128,7 @@ class LinearCost(PiecewiseCost):
         fit: a and b.
 
     Example:
-        >>> from syncopate.cluster import LinearFit
+        >>> from syncopate.artifacts.cluster import LinearFit
         >>> LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=1e-9))([0, 1_000_000]).tolist()
         [0.0, 0.002]
     """
@@ -315,7 +315,7 @@ class Envelope(PiecewiseCost):
             cheapest does not depend on it.
 
     Example:
-        >>> from syncopate.cluster import LinearFit
+        >>> from syncopate.artifacts.cluster import LinearFit
         >>> ring = LinearCost(LinearFit(a_s=6e-3, b_s_per_byte=2e-9))
         >>> tree = LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=8e-9))
         >>> cheapest = Envelope({"ring": ring, "binary_tree": tree})

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.cluster import Level
+from syncopate.artifacts.cluster import Level
 
 _FloatArray = NDArray[np.float64]
 _IntArray = NDArray[np.int64]
@@ -28,8 +28,8 @@ def levels_apart(
 ) -> _IntArray:
     """Return the index of the level between ranks ``a`` and ``b``, elementwise.
 
-    The array form of :meth:`syncopate.cluster.Cluster.level_between`: two ranks are apart at every
-    level whose unit they do not share, and the message crosses the outermost.
+    The array form of :meth:`syncopate.artifacts.cluster.Cluster.level_between`: two ranks are apart
+    at every level whose unit they do not share, and the message crosses the outermost.
     """
     sizes = np.cumprod([level.size for level in levels])
     here, there = _positions(sizes[-1], placement, a), _positions(sizes[-1], placement, b)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.messages import FloatArray, IntArray
 from syncopate.costs.model.relay import Rounds, Turn, rounds_of
 from syncopate.schedules.base import Schedule

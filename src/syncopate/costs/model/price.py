@@ -3,8 +3,8 @@
 The model is the papers' α-β-γ model, per transfer and without barriers:
 
 * A message of m bytes takes α of the level that its ranks are apart
-  (:meth:`~syncopate.cluster.Cluster.level_between`), m β for the wire, and m γ where it is reduced.
-  The transfers of one round between the same two ranks are one message.
+  (:meth:`~syncopate.artifacts.cluster.Cluster.level_between`), m β for the wire, and m γ where it
+  is reduced. The transfers of one round between the same two ranks are one message.
 * β is that of the slowest link on its way; where no outer level is faster than an inner one, of
   the level that the ranks are apart. All ranks of a host share the host's link, and all hosts of a
   rack the rack's: messages of one round that pass the same link in the same direction share it
@@ -34,7 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.cluster import Cluster, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, Level, LinearFit
 from syncopate.costs.model.messages import FloatArray, IntArray, messages_of
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,13 +16,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, SERVED
 from syncopate.costs.model.bound import served_s_per_byte
 from syncopate.costs.model.functions import Costs, Envelope, PiecewiseCost, VariantCost
 from syncopate.costs.model.pieces import Pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, SERVED
 from syncopate.recipe import SERVERS
 
 

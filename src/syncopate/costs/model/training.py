@@ -42,7 +42,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import EXCHANGES, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     collective_costs,
@@ -62,11 +64,9 @@ from syncopate.costs.model.pieces import FloatArray, Pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.model.served import served_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.plan import EXCHANGES, Plan
 from syncopate.recipe import NATIVE
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import algorithms, candidates, keeps_its_peers
-from syncopate.workload import Workload
 
 _MEASURED_MOST = "all_reduce"
 _AFTER_ANOTHER = 1.3

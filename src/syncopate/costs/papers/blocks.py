@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.price import price
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.errors import InvalidValueError

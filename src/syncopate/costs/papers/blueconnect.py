@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 
 
 def ring_s(units: int, nbytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:

@@ -36,7 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from syncopate.cluster import Cluster, LinearFit, require_time
+from syncopate.artifacts.cluster import Cluster, LinearFit, require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS

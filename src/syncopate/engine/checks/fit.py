@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 from syncopate.collectives.request import schedule_of
 from syncopate.delay import Delay, LocalSGD
 from syncopate.engine.buckets import Trainable, dtype_name
@@ -14,7 +15,6 @@ from syncopate.engine.checks.agreement import Checks, Fact
 from syncopate.engine.exchange.delay.rules import require_rule
 from syncopate.engine.exchange.optimizers import kind_of, trained_by
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 
 Tensors = tuple[tuple[str, int, str], ...]
 """``(name, numel, dtype)`` of every exchanged gradient."""

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 from syncopate.collectives.store import Store
 from syncopate.delay import Delay, LocalSGD, delay_of
 from syncopate.engine.buckets import Trainable, dtype_name
@@ -35,7 +36,6 @@ from syncopate.engine.model import module as modules
 from syncopate.engine.model import ownership
 from syncopate.engine.selfplan.wishes import PLANNED, Wishes
 from syncopate.errors import EngineError, InvalidValueError, UnknownNameError
-from syncopate.plan import DECOUPLED, EXCHANGES, SERVED, Plan
 from syncopate.units import dtype_bytes
 
 

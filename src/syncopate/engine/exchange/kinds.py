@@ -11,6 +11,7 @@ from functools import partial
 
 from torch.optim import Optimizer
 
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.base import Exchange
@@ -34,7 +35,6 @@ from syncopate.engine.exchange.shares import AtRoot, Elsewhere, Everywhere, Halv
 from syncopate.engine.exchange.update.deferral import DeferredUpdate
 from syncopate.engine.exchange.update.owned import PieceUpdate
 from syncopate.engine.model.state import Buffers
-from syncopate.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED, Plan
 
 AVERAGED = "averaged"
 DELAYED = "sharded, delayed"

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from syncopate.artifacts.plan import Plan, pulled_in
 from syncopate.collectives import Communicator
 from syncopate.engine.buckets import (
     BucketBuffers,
@@ -29,7 +30,6 @@ from syncopate.engine.checks.agreement import explaining
 from syncopate.engine.exchange.optimizers import Trained, trained_by
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import Ran, Sent
-from syncopate.plan import Plan, pulled_in
 
 if TYPE_CHECKING:
     from syncopate.engine.exchange.notes import Notes

@@ -1,6 +1,6 @@
 """Optimizers: which of them may update a part of a parameter by itself.
 
-Those of torch are in a table (:mod:`syncopate.workload`); any other says so by
+Those of torch are in a table (:mod:`syncopate.artifacts.workload`); any other says so by
 :func:`declare_optimizer`.
 """
 
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from syncopate.artifacts.workload import ELEMENT, OPTIMIZERS, TENSOR
 from syncopate.engine.buckets import Trainable
 from syncopate.errors import EngineError, InvalidValueError
-from syncopate.workload import ELEMENT, OPTIMIZERS, TENSOR
 
 _KNOWN: dict[type, str] = {
     getattr(torch.optim, name): kind

@@ -27,12 +27,12 @@ from itertools import chain
 
 from msgspec import structs
 
+from syncopate.artifacts.workload import TENSOR
 from syncopate.engine.buckets import BucketBuffers, FlatBuffer, Message, Place, Trainable
 from syncopate.engine.exchange.layout import Layout
 from syncopate.errors import EngineError
 from syncopate.schedules.base import chunk_offsets
 from syncopate.schedules.shards import adjoined, cut_between, cut_by, levelling, whole_owners
-from syncopate.workload import TENSOR
 
 
 class Everywhere:

@@ -20,11 +20,11 @@ from typing import ClassVar
 
 import msgspec
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import Cluster
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.errors import ArtifactError
-from syncopate.plan import Plan
-from syncopate.workload import Workload
 
 VARIABLE = "SYNCOPATE_CACHE"
 OFF = ("off", "0", "")

@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from syncopate.cluster import robust_mean
+from syncopate.artifacts.cluster import robust_mean
+from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.engine.selfplan.safe import DDP
-from syncopate.plan import Plan
 
 IDEAL = "ideal overlap"
 """The plan that the interference is read off."""

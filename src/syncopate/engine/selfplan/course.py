@@ -34,7 +34,9 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster, Interference, robust_mean
+from syncopate.artifacts.cluster import Cluster, Interference, robust_mean
+from syncopate.artifacts.plan import ALLREDUCE, SHARDED, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.decide.noise import longer_beyond_noise
 from syncopate.costs.model.bound import wire_s
 from syncopate.engine.engine import Engine
@@ -50,10 +52,8 @@ from syncopate.engine.selfplan.timings import timings
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
-from syncopate.plan import ALLREDUCE, SHARDED, Plan
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.uses import Uses
-from syncopate.workload import Workload
 
 if TYPE_CHECKING:
     from syncopate.calibration.network import Network

@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
 from syncopate.engine.selfplan.timings import Timing, durations
 
 NOISE = 0.03

@@ -20,16 +20,16 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.decide.noise import DRIFT
 from syncopate.engine.selfplan.contest import IDEAL, MOST, Ability, Contender, alike
 from syncopate.engine.selfplan.safe import DDP, Tensors, safe_plan
 from syncopate.engine.selfplan.wishes import Asked
 from syncopate.errors import UnknownNameError
-from syncopate.plan import ALLREDUCE, DECOUPLED, SHARDED, Plan
 from syncopate.planning import Policy, filled_to, make_plan, predict
 from syncopate.units import MIB
-from syncopate.workload import GradientTensor, Workload
 
 MEASURED = "measured overlap"
 EQUAL = "equal buckets"

@@ -7,10 +7,18 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
-from syncopate.plan import ALLREDUCE, DDP_BUCKET_BYTES, EXCHANGES, SERVED, Bucket, Plan, filled
+from syncopate.artifacts.plan import (
+    ALLREDUCE,
+    DDP_BUCKET_BYTES,
+    EXCHANGES,
+    SERVED,
+    Bucket,
+    Plan,
+    filled,
+)
+from syncopate.artifacts.workload import fingerprint
 from syncopate.recipe import SERVERS, Recipe
 from syncopate.units import dtype_bytes
-from syncopate.workload import fingerprint
 
 DDP = "DDP's buckets"
 """What the safe plan is called."""

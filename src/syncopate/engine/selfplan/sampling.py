@@ -19,13 +19,13 @@ from typing import Any
 
 from msgspec import structs
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint
+from syncopate.artifacts.plan import Plan
 from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
 from syncopate.engine.selfplan.timings import Timing, durations
-from syncopate.plan import Plan
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules import registry
 from syncopate.units import KIB, dtype_bytes

@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import torch
 
+from syncopate.artifacts.plan import ALLREDUCE, SERVED, SHARDED, Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.engine import console
 from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, words
@@ -17,9 +19,7 @@ from syncopate.engine.selfplan.course import SelfPlanner
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise
 from syncopate.engine.selfplan.wishes import Wishes
-from syncopate.plan import ALLREDUCE, SERVED, SHARDED, Plan
 from syncopate.units import format_seconds
-from syncopate.workload import Workload
 
 CHECKED = 8
 DIFFERENT = 1.25

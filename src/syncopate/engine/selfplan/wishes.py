@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from syncopate.cluster import Cluster
-from syncopate.plan import LIKE_DDP, SHARDED
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import LIKE_DDP, SHARDED
 
 PLANNED = (*LIKE_DDP, SHARDED)
 """The exchanges that self-planning plans. Unasked it chooses from those like DDP alone."""

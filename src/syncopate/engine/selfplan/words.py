@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from syncopate.artifacts.plan import SERVED, SHARDED, Plan
 from syncopate.delay import GLU, GLU_LR, LEAST_WARM_UP, Delay, LocalSGD
 from syncopate.engine.selfplan import cache
 from syncopate.engine.selfplan.payback import SHARE, pays_after
 from syncopate.engine.selfplan.safe import DDP
-from syncopate.plan import SERVED, SHARDED, Plan
 from syncopate.units import format_count, format_seconds
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from syncopate.plan import EXCHANGES, Prediction
+from syncopate.artifacts.plan import EXCHANGES, Prediction
 from syncopate.planning.question import Draft, Question
 from syncopate.planning.search.changes import PLAYED_MESSAGES
 from syncopate.planning.search.search import Rivals, searched

@@ -10,7 +10,7 @@ Reference: Li et al., "PyTorch Distributed" (VLDB 2020), Section 3.2.3.
 
 from __future__ import annotations
 
-from syncopate.plan import DDP_BUCKET_BYTES, filled
+from syncopate.artifacts.plan import DDP_BUCKET_BYTES, filled
 from syncopate.planning.problem import Partition, Problem
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
 from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.planning.problem import Partition, Problem
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from copy import copy
 from itertools import pairwise
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import CostFunction, startup_part_s
 from syncopate.planning.parts import WHOLE, Message, messages
 from syncopate.planning.problem import Partition, Problem, pull_channels, pull_order
@@ -14,7 +15,6 @@ from syncopate.planning.search.uneven import Uneven
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import lasts_s
 from syncopate.simulation.traffic import Pull, Traffic, parts_at_servers
-from syncopate.workload import Workload
 
 PRICED_MESSAGES = 64
 """As many messages are played while one with unequal shards is priced."""

@@ -8,7 +8,7 @@ these.
 
 from __future__ import annotations
 
-from syncopate.plan import EXCHANGES, SHARDED
+from syncopate.artifacts.plan import EXCHANGES, SHARDED
 from syncopate.planning.parts import Message, elements_of
 from syncopate.planning.question import Question, recipe_of
 from syncopate.simulation.shards import Shards

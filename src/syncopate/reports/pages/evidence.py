@@ -14,10 +14,10 @@ from syncopate.analysis.collectives import collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.sweep import runs
 from syncopate.analysis.trips import Trip
-from syncopate.cluster import Cluster
-from syncopate.plan import Plan
-from syncopate.spans import LANES, Numbers, coded
-from syncopate.timeline import Timeline
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.spans import LANES, Numbers, coded
+from syncopate.artifacts.timeline import Timeline
 
 
 class Price(NamedTuple):

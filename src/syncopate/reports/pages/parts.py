@@ -22,12 +22,12 @@ from syncopate.analysis.phases import mean, phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import Work, steady, works
-from syncopate.plan import SERVED
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.spans import LANES, coded
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds
-from syncopate.spans import LANES, coded
-from syncopate.timeline import Timeline
 from syncopate.units import format_bytes, format_rate, format_seconds
 
 _BUCKETS, _RANKS, _CELLS = 40, 32, 16

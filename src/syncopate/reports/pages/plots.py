@@ -11,10 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from syncopate.benchmark import BUS_FACTORS
+from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.pages.evidence import Evidence, Message, Price, alike, messages
 from syncopate.reports.pages.spans import iteration_bounds
-from syncopate.timeline import Timeline
 from syncopate.units import GIB, KIB, MIB, format_bytes, format_rate, format_seconds
 
 _KINDS = 6

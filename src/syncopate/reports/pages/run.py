@@ -13,6 +13,7 @@ import numpy as np
 
 from syncopate.analysis.difference import difference
 from syncopate.analysis.phases import COMMUNICATION
+from syncopate.artifacts.timeline import LANES
 from syncopate.reports.difference import cells
 from syncopate.reports.explanation import expected, told, verdict
 from syncopate.reports.pages import parts, plots
@@ -20,7 +21,6 @@ from syncopate.reports.pages.evidence import Evidence
 from syncopate.reports.pages.page import render_page
 from syncopate.reports.pages.spans import Chosen, chosen, drawing
 from syncopate.reports.phases import arrivals_report
-from syncopate.timeline import LANES
 from syncopate.units import format_seconds
 
 _CAUSES = 8

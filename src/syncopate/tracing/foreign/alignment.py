@@ -21,7 +21,7 @@ import math
 import statistics
 from collections.abc import Hashable, Sequence
 
-from syncopate.timeline import Span
+from syncopate.artifacts.timeline import Span
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import OF_ALL_RANKS, RankTrace
 from syncopate.tracing.merge import ClockOffset, offset_bounds

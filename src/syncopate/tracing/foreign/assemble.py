@@ -15,8 +15,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.timeline import Group, Span, Timeline
 from syncopate.errors import InvalidValueError
-from syncopate.timeline import Group, Span, Timeline
 from syncopate.tracing.foreign.alignment import offsets
 from syncopate.tracing.foreign.chrome.places import places_of
 from syncopate.tracing.foreign.iterations import iteration_of, iterations

@@ -17,8 +17,8 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
-from syncopate.timeline import Group
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.turns import forwards_and_backwards

@@ -29,8 +29,8 @@ from typing import IO, Any
 
 import msgspec
 
+from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
-from syncopate.timeline import Group
 from syncopate.tracing.foreign.chrome import device
 from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
 from syncopate.tracing.foreign.chrome.names import collective_of_call

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from syncopate.timeline import Group
+from syncopate.artifacts.timeline import Group
 
 LANE_OF = {
     "all_reduce": "push",

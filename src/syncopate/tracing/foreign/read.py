@@ -13,9 +13,9 @@ from typing import IO, Any, NamedTuple, cast
 
 import msgspec
 
-from syncopate.artifacts import TOO_DEEP
+from syncopate.artifacts.artifact import TOO_DEEP
+from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.timeline import Timeline
 from syncopate.tracing.foreign import flight, profiler
 from syncopate.tracing.foreign.assemble import timeline_of
 from syncopate.tracing.foreign.chrome.events import EVENTS

@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts import Artifact
-from syncopate.cluster import MAX_RANKS
+from syncopate.artifacts.artifact import Artifact
+from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 CAPACITY = 1 << 16

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from syncopate.timeline import Span
+from syncopate.artifacts.timeline import Span
 from syncopate.tracing.served.places import places
 from syncopate.tracing.served.read import Served, Wired
 

@@ -16,7 +16,7 @@ from syncopate.analysis.evidence.links import (
     links_between,
     slow_links,
 )
-from syncopate.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.collectives.health.slow_links import Comparison, describe
 
 FAST = 117e6

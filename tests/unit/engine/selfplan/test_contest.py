@@ -7,14 +7,20 @@ import functools
 import pytest
 from msgspec.structs import replace
 
-from syncopate.cluster import Cluster, CollectiveCurve, CurvePoint, Interference, LinearFit
+from syncopate.artifacts.cluster import (
+    Cluster,
+    CollectiveCurve,
+    CurvePoint,
+    Interference,
+    LinearFit,
+)
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.engine.selfplan import contest, proposals, words
 from syncopate.engine.selfplan.contest import Ability, Contender
 from syncopate.engine.selfplan.safe import safe_plan
 from syncopate.engine.selfplan.wishes import Asked
-from syncopate.plan import Plan
 from syncopate.units import KIB, MIB
-from syncopate.workload import GradientTensor, Workload
 
 
 def curve(name: str, start_s: float, s_per_byte: float) -> CollectiveCurve:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cluster import Interference
+from syncopate.artifacts.cluster import Interference
 from syncopate.engine.selfplan.interference import NOISE, Observed, interference_of
 
 

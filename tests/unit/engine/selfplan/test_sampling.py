@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
 from syncopate.engine.selfplan.sampling import (
     MOST_ALGORITHMS,
     SMALLEST_BYTES,

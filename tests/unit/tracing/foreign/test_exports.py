@@ -8,7 +8,7 @@ import json
 from msgspec import structs
 
 from syncopate.analysis.collectives import collectives
-from syncopate.timeline import SERVERS, SYNCHRONOUS, Group, Span, Timeline
+from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Group, Span, Timeline
 from syncopate.tracing.foreign import read_timeline
 from syncopate.tracing.foreign.exports.chakra import to_chakra
 from syncopate.tracing.foreign.exports.hta import to_hta

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.timeline import Span, Timeline
+from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.tracing.perfetto import to_perfetto
 from tests.children import REPOSITORY
 from tests.scripts import scripts

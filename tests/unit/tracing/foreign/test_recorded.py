@@ -7,8 +7,8 @@ import json
 
 import pytest
 
+from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.timeline import Timeline
 from syncopate.tracing.foreign import is_document, read_timeline
 from tests.unit.tracing.foreign.made import dump, entry, notes, profile, recorded, times_ms, write
 

@@ -13,6 +13,7 @@ from itertools import chain
 from torch import Tensor
 from torch.optim import Optimizer
 
+from syncopate.artifacts.workload import TENSOR
 from syncopate.engine.exchange import groups
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
@@ -23,7 +24,6 @@ from syncopate.engine.exchange.seen.partial import Partial
 from syncopate.engine.exchange.update.optimizer_state import OwnedState
 from syncopate.engine.exchange.update.pieces import Pieces
 from syncopate.errors import EngineError
-from syncopate.workload import TENSOR
 
 
 class Beside:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
+from syncopate.artifacts.workload import TENSOR
 from syncopate.engine.buckets import Trainable
 from syncopate.engine.exchange.flat_weights import FlatWeights
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.shares import Shares
-from syncopate.workload import TENSOR
 
 
 class Piece(NamedTuple):

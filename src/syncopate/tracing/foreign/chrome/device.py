@@ -21,7 +21,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
-from syncopate.timeline import Group
+from syncopate.artifacts.timeline import Group
 from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event
 from syncopate.tracing.foreign.chrome.names import (
     GENERIC,

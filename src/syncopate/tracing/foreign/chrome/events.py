@@ -20,7 +20,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
-from syncopate.artifacts import TOO_DEEP
+from syncopate.artifacts.artifact import TOO_DEEP
 from syncopate.errors import ArtifactError
 
 EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')

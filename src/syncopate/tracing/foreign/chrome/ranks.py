@@ -18,9 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
-from syncopate.cluster import MAX_RANKS
+from syncopate.artifacts.cluster import MAX_RANKS
+from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
-from syncopate.timeline import Group
 from syncopate.tracing.foreign.iterations import iteration_at
 from syncopate.tracing.foreign.profiler import keyed
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work

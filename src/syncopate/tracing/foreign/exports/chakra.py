@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
-from syncopate.plan import SERVED
-from syncopate.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
+from syncopate.artifacts.plan import SERVED
+from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
 from syncopate.tracing.foreign.exports.protobuf import delimited, number, numbers, text
 
 VERSION = "0.0.4"

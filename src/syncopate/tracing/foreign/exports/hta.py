@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from syncopate.timeline import Group, Span, Timeline
+from syncopate.artifacts.timeline import Group, Span, Timeline
 
 _COMPUTATION = ("forward", "backward", "update")
 _COMMUNICATION = ("push", "pull")

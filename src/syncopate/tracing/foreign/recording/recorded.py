@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 
 Launched = tuple[int, int, int, int, int, int]
 """A collective as a block has it; see :class:`Block`."""

@@ -25,8 +25,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from syncopate.artifacts.timeline import LANES, PAUSES
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.timeline import LANES, PAUSES
 from syncopate.tracing.foreign.chrome.names import collective_of, collective_of_kernel
 from syncopate.tracing.foreign.ranktrace import LANE_OF
 

@@ -14,9 +14,9 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from syncopate.cluster import MAX_RANKS
+from syncopate.artifacts.cluster import MAX_RANKS
+from syncopate.artifacts.timeline import PAUSES, Group
 from syncopate.errors import ArtifactError
-from syncopate.timeline import PAUSES, Group
 from syncopate.tracing.foreign.chrome.device import ranks_of
 from syncopate.tracing.foreign.profiler import by_updates, keyed
 from syncopate.tracing.foreign.ranktrace import LANE_OF, Launch, RankTrace, Work

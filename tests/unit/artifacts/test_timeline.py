@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from msgspec import json, structs
 
-from syncopate import timeline as timelines
+from syncopate.artifacts import timeline as timelines
+from syncopate.artifacts.timeline import Span, Spans, Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.timeline import Span, Spans, Timeline
 from tests.unit import strategies
 
 

@@ -13,8 +13,8 @@ from typing import ClassVar
 
 from msgspec import structs
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
 

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.cluster import Cluster
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.decision_table import (
+    Candidate,
+    CollectiveDecisions,
+    DecisionTable,
+    SizeRange,
+)
 from syncopate.costs.decide.tabulate import decision_table
-from syncopate.decision_table import Candidate, CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.errors import ArtifactError, SyncopateError
 
 

@@ -21,10 +21,10 @@ from typing import IO, Any, ClassVar
 import msgspec
 import numpy as np
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import MAX_RANKS
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import MAX_RANKS
+from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
-from syncopate.spans import LANES, PAUSES, Span, Spans, span_record
 
 __all__ = [
     "LANES",
@@ -71,7 +71,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         name: what to call it in reports.
         source: one of ``SOURCES``.
         world_size: number of ranks, 1 to ``MAX_RANKS``.
-        spans: in any order; of files :class:`~syncopate.spans.Spans`, which are columns.
+        spans: in any order; of files :class:`~syncopate.artifacts.spans.Spans`, which are columns.
         metadata: plan, cluster, versions, date.
         groups: in which group a push or pull was, by its channel; empty: of all ranks, and channels
             are channels.

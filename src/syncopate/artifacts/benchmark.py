@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.artifacts.workload import GradientTensor, Workload, fingerprint
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.workload import GradientTensor, Workload, fingerprint
 from tests.unit import strategies
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
-from syncopate.artifacts import Artifact, Record
+from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 from syncopate.units import KIB

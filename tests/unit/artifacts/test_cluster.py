@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from syncopate.cluster import (
+from syncopate.artifacts.cluster import (
     NETWORKS,
     Cluster,
     CollectiveCurve,
@@ -176,7 +176,7 @@ def test_options_and_order_are_written_where_there_are_some():
 
 
 def test_the_cluster_that_the_documents_write_by_hand():
-    text = (Path(__file__).parents[2] / "docs" / "cluster.md").read_text()
+    text = (Path(__file__).parents[3] / "docs" / "cluster.md").read_text()
     cluster = Cluster.from_json(text.split("```json\n")[1].split("```")[0])
     assert [(level.name, level.size) for level in cluster.levels] == [("host", 4), ("rack", 2)]
     assert {cluster.coordinates(rank)[1] for rank in (0, 2, 4, 6)} == {0}

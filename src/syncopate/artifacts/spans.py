@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts import Record
+from syncopate.artifacts.artifact import Record
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 LANES: tuple[str, ...] = ("forward", "backward", "push", "update", "pull", "wait")

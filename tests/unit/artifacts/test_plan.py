@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from msgspec import structs
 
+from syncopate.artifacts.plan import Bucket, Plan, Prediction, exchange_of, joined
+from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay
 from syncopate.errors import ArtifactError, InvalidValueError, PlanError, UnknownNameError
-from syncopate.plan import Bucket, Plan, Prediction, exchange_of, joined
 from syncopate.recipe import Recipe
-from syncopate.workload import fingerprint
 from tests.unit import strategies
 
 MODEL = (("a", 4, "float32"), ("b", 3, "float32"))

@@ -30,13 +30,13 @@ from typing import ClassVar, NamedTuple
 
 from msgspec.structs import replace
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe, require_wire_dtype
 from syncopate.units import MIB, dtype_bytes
-from syncopate.workload import fingerprint
 
 ALLREDUCE, DECOUPLED, SHARDED = "allreduce", "decoupled", "sharded"
 ROOTED, SERVED = "rooted", "served"

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import Cluster
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import Workload
 from syncopate.errors import ArtifactError, InvalidValueError
-from syncopate.plan import Plan
-from syncopate.timeline import Timeline
-from syncopate.workload import Workload
 from tests.unit import strategies
 
 ARTEFACTS = (Cluster, Workload, Plan, Timeline)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from syncopate.artifacts import Artifact, Record
-from syncopate.cluster import require_time
+from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.cluster import require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.artifacts.timeline import Span, Spans, Timeline
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
-from syncopate.timeline import Span, Spans, Timeline
 from tests.unit import strategies
 
 RING = Span(

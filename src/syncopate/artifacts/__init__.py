@@ -1,0 +1,1 @@
+"""Artefacts: what Syncopate measures, plans and records, each a strict JSON file."""
