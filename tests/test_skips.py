@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.children import environment
+from tests.children import HANGS_S, environment
 
 _FILES = {
     "whole": "import pytest\npytest.importorskip('no_such_module')\n",
@@ -40,7 +40,7 @@ def _outcome(folder: Path, *options: str) -> str:
         text=True,
         cwd=folder,
         env=environment(),
-        timeout=120,
+        timeout=HANGS_S,
     )
     return done.stdout
 

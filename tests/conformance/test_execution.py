@@ -212,7 +212,7 @@ def sweep_group(group: dist.ProcessGroup, data: Data) -> tuple[list[str], list[i
 
 
 def test_results_are_right_and_bit_identical() -> None:
-    by_rank = run_ranks(sweep, max(EXECUTED), timeout_s=240)
+    by_rank = run_ranks(sweep, max(EXECUTED))
     for world_size in EXECUTED:
         _, checksums, count = by_rank[0][world_size]
         assert count > len(TABLE) * len(DTYPES)

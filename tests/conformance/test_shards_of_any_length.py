@@ -164,7 +164,7 @@ def sweep(rank: int, processes: int) -> tuple[list[str], int]:
 
 
 def test_every_algorithm_gives_exact_sums_for_shards_of_any_length() -> None:
-    results = run_ranks(sweep, max(WORLDS), timeout_s=240)
+    results = run_ranks(sweep, max(WORLDS))
     for rank, (wrong, count) in enumerate(results):
         assert wrong == []
         worlds = sum(rank < world_size for world_size in WORLDS)

@@ -142,7 +142,7 @@ def together(rank: int, world_size: int, backend: str, bound: bool) -> list[str]
 )
 def test_every_collective_with_a_gpu_per_rank(backend: str, bound: bool) -> None:
     world_size = min(torch.cuda.device_count(), 8)
-    assert run_ranks(together, world_size, backend, bound, timeout_s=240) == [[]] * world_size
+    assert run_ranks(together, world_size, backend, bound) == [[]] * world_size
 
 
 def first_meetings(rank: int, world_size: int) -> list[float]:
@@ -171,7 +171,7 @@ def test_channels_first_used_in_any_order() -> None:
     world_size = min(torch.cuda.device_count(), 8)
     total = world_size * (world_size + 1) / 2
     wanted = [total, total + world_size] * 3
-    assert run_ranks(first_meetings, world_size, timeout_s=120) == [wanted] * world_size
+    assert run_ranks(first_meetings, world_size) == [wanted] * world_size
 
 
 def part_of_the_job(rank: int, world_size: int) -> float:
@@ -188,4 +188,4 @@ def part_of_the_job(rank: int, world_size: int) -> float:
 def test_part_of_a_job_that_is_bound_to_devices() -> None:
     world_size = min(torch.cuda.device_count(), 8)
     wanted = [1.0] + [world_size - 1.0] * (world_size - 1)
-    assert run_ranks(part_of_the_job, world_size, timeout_s=120) == wanted
+    assert run_ranks(part_of_the_job, world_size) == wanted

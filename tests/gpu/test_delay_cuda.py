@@ -50,5 +50,5 @@ def sharing(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_ranks_that_share_a_gpu_train_as_the_algorithms_say(world_size: int) -> None:
-    counts = run_ranks(sharing, world_size, timeout_s=240)
+    counts = run_ranks(sharing, world_size)
     assert counts == [len(LOCAL_RULES) * STEPS] * world_size

@@ -83,7 +83,7 @@ def sharing(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_ranks_that_share_a_gpu_train_like_ddp(world_size: int) -> None:
-    counts = run_ranks(sharing, world_size, timeout_s=240)
+    counts = run_ranks(sharing, world_size)
     assert counts == [16] * world_size
 
 
@@ -96,7 +96,7 @@ def over_nccl(rank: int, world_size: int, backend: str) -> int:
 @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
 def test_a_gpu_per_rank_trains_like_ddp(backend: str) -> None:
     world_size = min(torch.cuda.device_count(), 8) // 2 * 2
-    counts = run_ranks(over_nccl, world_size, backend, timeout_s=240)
+    counts = run_ranks(over_nccl, world_size, backend)
     assert counts == [16] * world_size
 
 
@@ -122,15 +122,15 @@ def by_itself(rank: int, world_size: int, nccl: bool) -> str:
 
 
 def test_planning_by_itself_on_a_shared_gpu() -> None:
-    assert set(run_ranks(by_itself, 2, False, timeout_s=240)) <= OUTCOMES
+    assert set(run_ranks(by_itself, 2, False)) <= OUTCOMES
 
 
 @pytest.mark.skipif(not dist.is_nccl_available(), reason="needs a torch built with NCCL")
 def test_alone_over_nccl() -> None:
-    assert set(run_ranks(by_itself, 1, True, timeout_s=120)) <= OUTCOMES
+    assert set(run_ranks(by_itself, 1, True)) <= OUTCOMES
 
 
 @SEVERAL
 def test_planning_by_itself_with_a_gpu_per_rank() -> None:
     world_size = min(torch.cuda.device_count(), 8)
-    assert set(run_ranks(by_itself, world_size, True, timeout_s=240)) <= OUTCOMES
+    assert set(run_ranks(by_itself, world_size, True)) <= OUTCOMES

@@ -76,7 +76,7 @@ def test_training_on_servers_is_that_of_the_cpu() -> None:
             (delay, jobs[2 * place].job, jobs[2 * place + 1].job)
             for place, delay in enumerate(delays)
         ]
-        assert run_ranks(both_devices, 2, given, timeout_s=240) == [len(delays)] * 2
+        assert run_ranks(both_devices, 2, given) == [len(delays)] * 2
     finally:
         for job in jobs:
             job.__exit__(None, None, None)

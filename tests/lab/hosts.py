@@ -15,6 +15,7 @@ from syncopate.lab.kernel import NAMESPACES
 from syncopate.lab.names import host_namespace
 from syncopate.lab.ranks import host_environment, rank_environment
 from syncopate.lab.state import hosts_file
+from tests.children import HANGS_S
 from tests.multiprocess.harness import run_processes
 
 
@@ -38,7 +39,7 @@ class _OnItsHost:
 
 
 def run_on_hosts(
-    topology: Topology, function: Callable[..., Any], *args: Any, timeout_s: float = 120.0
+    topology: Topology, function: Callable[..., Any], *args: Any, timeout_s: float = HANGS_S
 ) -> list[Any]:
     """Run ``function(*args)`` on every rank of a lab that is made for it.
 

@@ -10,6 +10,7 @@ import pytest
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.lab import Lab, LabReport, Topology
+from tests.children import HANGS_S
 from tests.lab.helpers import (
     PYTHON,
     is_alive,
@@ -44,7 +45,7 @@ def test_a_run_prints_counts_and_writes(tmp_path):
     files = ["--counters", "--json", str(report), "--cluster-out", str(cluster)]
     script = "echo $GROUP_RANK; echo oops >&2; exit $RANK"
     process = lab_command("run", "-n", "2", *files, "--", "sh", "-c", script)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=HANGS_S)
     assert process.returncode == 1
     assert {"[host0 rank 0] 0", "[host1 rank 1] 1"} <= set(out.splitlines())
     assert [line.split()[0] for line in out.splitlines()[-2:]] == ["host0", "host1"]
@@ -65,7 +66,7 @@ def test_a_signal_reaches_every_rank_and_the_lab_is_removed(number, rank_code, c
     run_id, pids = _wait_for_ranks(process, 2)
     assert namespaces_of(run_id)
     process.send_signal(number)
-    out, err = process.communicate(timeout=200)
+    out, err = process.communicate(timeout=HANGS_S)
     assert process.returncode == code
     assert sorted(line.split("] ")[1] for line in out.splitlines()) == [f"told {number}"] * 2
     assert f"{signal.Signals(number).name} passed on to 2 ranks" in err
@@ -81,7 +82,7 @@ def test_a_second_interrupt_does_not_wait():
     assert process.stdout is not None
     assert "told 2" in process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=200)
+    process.communicate(timeout=HANGS_S)
     assert process.returncode == 130
     assert is_gone(run_id)
 
@@ -95,14 +96,14 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest():
     child = int(process.stdout.readline().split()[-1])
     with Lab(Topology(hosts=1)) as alive:
         process.kill()
-        process.communicate(timeout=200)
+        process.communicate(timeout=HANGS_S)
         assert wait_until(lambda: not is_alive(pids[0]))
         assert is_alive(child)
         assert namespaces_of(run_id)
-        shown = lab_command("show").communicate(timeout=200)[0]
+        shown = lab_command("show").communicate(timeout=HANGS_S)[0]
         status = {line.split()[0]: line.split()[1] for line in shown.splitlines()}
         assert (status[run_id], status[alive.run_id]) == ("dead", "running")
-        err = lab_command("clean").communicate(timeout=200)[1]
+        err = lab_command("clean").communicate(timeout=HANGS_S)[1]
         assert run_id in err
         assert alive.run_id not in err
         assert is_gone(run_id)
@@ -112,16 +113,18 @@ def test_a_killed_lab_takes_its_ranks_along_and_clean_removes_the_rest():
 
 def test_a_lab_can_stand():
     process = lab_command("up", "-n", "2", "--rate", "100mbit")
-    run_id = process.communicate(timeout=200)[0].strip()
+    run_id = process.communicate(timeout=HANGS_S)[0].strip()
     try:
-        lab_command("clean").communicate(timeout=200)
+        lab_command("clean").communicate(timeout=HANGS_S)
         assert len(namespaces_of(run_id)) == 3
         script = "echo $(hostname) $SYNCOPATE_LAB ${RANK-none}; exit 3"
         process = lab_command("exec", "--lab", run_id, "host1", "--", "sh", "-c", script)
-        assert process.communicate(timeout=200)[0].split() == ["host1", run_id, "none"]
+        assert process.communicate(timeout=HANGS_S)[0].split() == ["host1", run_id, "none"]
         assert process.returncode == 3
         process = lab_command("exec", "--lab", run_id, "host2", "true")
-        assert "HOST is 'host2'; it must be in host0..host1" in process.communicate(timeout=200)[1]
+        assert (
+            "HOST is 'host2'; it must be in host0..host1" in process.communicate(timeout=HANGS_S)[1]
+        )
         assert process.returncode == 2
     finally:
         assert lab_command("down", run_id).wait(60) == 0
@@ -144,7 +147,7 @@ def test_ranks_of_a_lab_meet_through_torch(tmp_path):
     )
     report = tmp_path / "run.json"
     process = lab_command("run", "--json", str(report), PYTHON[0], str(script))
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=HANGS_S)
     assert process.returncode == 0, err
     assert sorted(out.splitlines()) == ["[host0 rank 0] [3.0]", "[host1 rank 1] [3.0]"]
     links = json.loads(report.read_text())["links"]

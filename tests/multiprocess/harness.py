@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.units import DTYPE_BYTES
+from tests.children import HANGS_S
 
 REAL_DTYPES: tuple[torch.dtype, ...] = tuple(
     getattr(torch, name) for name in DTYPE_BYTES if not name.startswith("complex")
@@ -264,7 +265,7 @@ def run_ranks(
     function: Callable[..., Any],
     world_size: int,
     *args: Any,
-    timeout_s: float = 120.0,
+    timeout_s: float = HANGS_S,
     may_die: Collection[int] = (),
 ) -> list[Any]:
     """Run ``function(rank, world_size, *args)`` on ``world_size`` local ranks, all at once.

@@ -24,7 +24,7 @@ from syncopate.collectives import Communicator
 from syncopate.costs.decide.decisions import choose
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
-from tests.children import environment
+from tests.children import HANGS_S, environment
 from tests.multiprocess.harness import run_ranks
 
 RANKS = 4
@@ -39,7 +39,7 @@ def test_the_command_prints_tables_and_writes_every_sample(tmp_path):
         text=True,
         cwd=tmp_path,
         env=environment(),
-        timeout=150,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.strip() == "wrote bench.json"

@@ -20,7 +20,7 @@ from syncopate.cli.common import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.conditions import CONDITIONS
-from tests.children import environment
+from tests.children import HANGS_S, environment
 from tests.multiprocess.harness import run_ranks
 
 LAUNCHED = ("OMPI_", "PMI", "MPI_LOCAL", "SLURM_")
@@ -42,7 +42,7 @@ def _mpirun(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=folder,
         env=clean,
-        timeout=120,
+        timeout=HANGS_S,
     )
 
 

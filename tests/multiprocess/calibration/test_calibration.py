@@ -228,7 +228,7 @@ def require_racks(ranks: list[dict[str, Any]]) -> None:
 
 
 def test_four_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(everything, 4, tmp_path, timeout_s=150)
+    ranks = run_ranks(everything, 4, tmp_path)
     first = ranks[0]
 
     cluster = first["cluster"]

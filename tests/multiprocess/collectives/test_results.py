@@ -99,7 +99,7 @@ def every_case(rank: int, world_size: int) -> dict[str, str]:
 
 @pytest.mark.parametrize("world_size", EXECUTED)
 def test_right_and_bit_identical(world_size: int) -> None:
-    results = run_ranks(every_case, world_size, timeout_s=200)
+    results = run_ranks(every_case, world_size)
     assert all(digests == results[0] for digests in results)
 
 

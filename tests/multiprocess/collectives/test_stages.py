@@ -110,7 +110,7 @@ def every_grid(rank: int, world_size: int) -> tuple[dict[str, str], dict[int, in
 
 
 def test_every_grid_order_size_and_dtype() -> None:
-    results = run_ranks(every_grid, WORLD, timeout_s=200)
+    results = run_ranks(every_grid, WORLD)
     for digests, _ in results:
         for key, digest in digests.items():
             assert results[0][0][key] == digest, key

@@ -109,7 +109,7 @@ def test_servers_and_shards_give_the_same_weights(world_size: int, servers: int)
     jobs = [LocalServers(servers=servers, workers=world_size) for _ in delays]
     try:
         given = dict(zip(delays, (each.job for each in jobs), strict=True))
-        counts = run_ranks(both_ways, world_size, given, timeout_s=120)
+        counts = run_ranks(both_ways, world_size, given)
         assert counts == [len(delays) * (STEPS + 1)] * world_size
         assert [each.ended() for each in jobs] == [None] * len(jobs)
     finally:
@@ -132,7 +132,7 @@ def nothing_else(rank: int, world_size: int, jobs: list[Job]) -> None:
 
 def test_one_step_without_a_local_update_is_the_served_exchange() -> None:
     with LocalServers(servers=2, workers=3) as one, LocalServers(servers=2, workers=3) as other:
-        run_ranks(nothing_else, 3, [one.job, other.job], timeout_s=60)
+        run_ranks(nothing_else, 3, [one.job, other.job])
 
 
 class Counting:
@@ -207,7 +207,7 @@ def test_weights_are_pulled_every_kth_step_and_nobody_waits() -> None:
     try:
         given = dict(zip(delays, (each.job for each in jobs), strict=True))
         glu, plain, none = [1, 1, 1, 0, 0, 1], [1, 1, 0, 1], [1, 1, 0, 1, 0, 1, 0, 1]
-        assert run_ranks(pulled_every_k, 2, given, timeout_s=60) == [glu + plain + none] * 2
+        assert run_ranks(pulled_every_k, 2, given) == [glu + plain + none] * 2
     finally:
         for each in jobs:
             each.__exit__()
@@ -230,7 +230,7 @@ def runs_ahead(rank: int, world_size: int, job: Job) -> None:
 
 def test_between_pulls_a_rank_may_be_an_iteration_ahead() -> None:
     with LocalServers(servers=1, workers=2) as job:
-        run_ranks(runs_ahead, 2, job.job, timeout_s=60)
+        run_ranks(runs_ahead, 2, job.job)
 
 
 def fails(rank: int, world_size: int, job: Job) -> list[str]:
@@ -256,7 +256,7 @@ def fails(rank: int, world_size: int, job: Job) -> list[str]:
 
 def test_a_backward_that_failed_between_pulls_ends_the_training() -> None:
     with LocalServers(servers=1, workers=2) as job:
-        first, second = run_ranks(fails, 2, job.job, timeout_s=60)
+        first, second = run_ranks(fails, 2, job.job)
     assert "backward failed on rank 1" in first[0]
     begin_anew((first[1], *second))
 
@@ -305,7 +305,7 @@ def test_a_training_goes_on_with_the_same_bits(rule: str, nums: tuple[int, ...])
     jobs = [LocalServers(servers=1, workers=2) for _ in (None, *nums)]
     try:
         first, *others = [each.job for each in jobs]
-        run_ranks(resumed, 2, rule, first, dict(zip(nums, others, strict=True)), timeout_s=120)
+        run_ranks(resumed, 2, rule, first, dict(zip(nums, others, strict=True)))
     finally:
         for each in jobs:
             each.__exit__()
@@ -319,7 +319,7 @@ def own_buffers(rank: int, world_size: int, job: Job) -> None:
 
 def test_buffers_are_each_rank_s_own_between_pulls() -> None:
     with LocalServers(servers=1, workers=3) as job:
-        run_ranks(own_buffers, 3, job.job, timeout_s=60)
+        run_ranks(own_buffers, 3, job.job)
 
 
 def refused(rank: int, world_size: int, job: Job) -> None:
@@ -357,4 +357,4 @@ def refused(rank: int, world_size: int, job: Job) -> None:
 
 def test_what_servers_cannot_do_is_refused() -> None:
     with LocalServers(servers=1, workers=2) as job:
-        run_ranks(refused, 2, job.job, timeout_s=60)
+        run_ranks(refused, 2, job.job)

@@ -318,4 +318,4 @@ def _every_case(rank: int, world_size: int) -> None:
 
 
 def test_every_training_forward_begins_with_rank_0s_buffers() -> None:
-    run_ranks(_every_case, 2, timeout_s=120)
+    run_ranks(_every_case, 2)

@@ -81,4 +81,4 @@ def _sweep(rank: int, world_size: int) -> int:
 
 @pytest.mark.parametrize("world_size", [2, 4])
 def test_every_policy_and_algorithm_trains_like_ddp(world_size: int) -> None:
-    assert run_ranks(_sweep, world_size, timeout_s=240) == [len(_sweep_names()) + 2] * world_size
+    assert run_ranks(_sweep, world_size) == [len(_sweep_names()) + 2] * world_size

@@ -276,7 +276,7 @@ def _refuses(rank: int, world_size: int) -> int:
 
 
 def test_every_refusal_is_an_error_on_every_rank() -> None:
-    assert len(set(run_ranks(_refuses, WORLD_SIZE, timeout_s=120))) == 1
+    assert len(set(run_ranks(_refuses, WORLD_SIZE))) == 1
 
 
 class _Bomb(torch.autograd.Function):
@@ -480,12 +480,12 @@ def _fails_in_the_loss(rank: int, world_size: int) -> list[str]:
 
 
 def test_an_error_in_the_loss_of_one_rank_is_found_on_all() -> None:
-    for errors in run_ranks(_fails_in_the_loss, 3, timeout_s=60):
+    for errors in run_ranks(_fails_in_the_loss, 3):
         assert re.search("rank 1 in broadcast .*after an error between", errors[-1]), errors
 
 
 def test_failed_backwards_and_late_changes() -> None:
-    run_ranks(_survives, WORLD_SIZE, timeout_s=120)
+    run_ranks(_survives, WORLD_SIZE)
 
 
 def _leaves(rank: int, world_size: int) -> str:
@@ -506,6 +506,6 @@ def _leaves(rank: int, world_size: int) -> str:
 
 
 def test_a_rank_that_leaves_is_named() -> None:
-    results = run_ranks(_leaves, 3, timeout_s=120, may_die={1})
+    results = run_ranks(_leaves, 3, may_die={1})
     for rank in (0, 2):
         assert results[rank].startswith("(1,) "), results[rank]

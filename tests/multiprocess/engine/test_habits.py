@@ -274,4 +274,4 @@ def _every_case(rank: int, world_size: int) -> None:
 
 
 def test_every_habit_of_torch_is_understood() -> None:
-    run_ranks(_every_case, 2, timeout_s=240)
+    run_ranks(_every_case, 2)

@@ -210,4 +210,4 @@ def _every_case(rank: int, world_size: int) -> None:
 
 
 def test_ranks_may_run_out_of_inputs() -> None:
-    run_ranks(_every_case, RANKS, timeout_s=200)
+    run_ranks(_every_case, RANKS)

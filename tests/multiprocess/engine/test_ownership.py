@@ -380,4 +380,4 @@ def _every_case(rank: int, world_size: int, names: tuple[str, ...]) -> None:
 
 
 def test_a_gradient_has_one_owner() -> None:
-    run_ranks(_every_case, 2, tuple(case.__name__ for case in CASES), timeout_s=240)
+    run_ranks(_every_case, 2, tuple(case.__name__ for case in CASES))

@@ -343,4 +343,4 @@ def _every_case(rank: int, world_size: int) -> None:
 
 
 def test_every_case_means_what_it_means_with_ddp() -> None:
-    run_ranks(_every_case, 2, timeout_s=240)
+    run_ranks(_every_case, 2)

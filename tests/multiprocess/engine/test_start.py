@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan import cache
 from syncopate.errors import CollectiveError
-from tests.children import environment
+from tests.children import HANGS_S, environment
 from tests.multiprocess.engine.start_cases import keep, started
 from tests.multiprocess.harness import run_ranks
 
@@ -122,7 +122,7 @@ def test_a_kept_plan_starts_without_loading_what_plans(tmp_path: Path) -> None:
         for rank in range(2)
     ]
     try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+        said = [rank.communicate(timeout=HANGS_S)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -137,7 +137,7 @@ def _fails(rank: int, ranks: int, after: str) -> list[str]:
 @pytest.mark.parametrize("after", AFTER)
 def test_a_backward_that_fails_on_one_rank_leaves_no_trace(after: str) -> None:
     """All ranks refuse the step, and go on as if they had never seen it."""
-    found = [words for each in run_ranks(_fails, 2, after, timeout_s=90.0) for words in each]
+    found = [words for each in run_ranks(_fails, 2, after) for words in each]
     assert not found, "\n" + "\n".join(found[:20])
 
 

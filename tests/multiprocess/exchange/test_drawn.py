@@ -184,4 +184,4 @@ def _all_drawn(rank: int, world_size: int) -> None:
 
 
 def test_whatever_is_drawn_trains_as_one_process() -> None:
-    run_ranks(_all_drawn, RANKS, timeout_s=120.0)
+    run_ranks(_all_drawn, RANKS)

@@ -484,4 +484,4 @@ def _every_exchange(rank: int, world_size: int, case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_program_trains_as_under_ddp(case: str) -> None:
-    run_ranks(_every_exchange, 2, case, timeout_s=120)
+    run_ranks(_every_exchange, 2, case)

@@ -119,7 +119,7 @@ def _beside_ddp(rank: int, world_size: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_exchange_trains_models_of_full_size_as_ddp_does(name: str) -> None:
-    run_ranks(_beside_ddp, RANKS, name, timeout_s=240)
+    run_ranks(_beside_ddp, RANKS, name)
 
 
 def _served_beside_ddp(rank: int, world_size: int, name: str, job: Job) -> None:
@@ -134,5 +134,5 @@ def _served_beside_ddp(rank: int, world_size: int, name: str, job: Job) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_servers_train_models_of_full_size_as_ddp_does(name: str) -> None:
     with LocalServers(workers=RANKS) as job:
-        run_ranks(_served_beside_ddp, RANKS, name, job.job, timeout_s=240)
+        run_ranks(_served_beside_ddp, RANKS, name, job.job)
         assert job.ended() is None

@@ -95,6 +95,6 @@ def _run(rank: int, ranks: int, theme: str) -> list[str]:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("theme", THEMES)
 def test_programs_see_what_they_see_under_ddp(theme: str, ranks: int) -> None:
-    results = run_ranks(_run, ranks, theme, timeout_s=170.0)
+    results = run_ranks(_run, ranks, theme)
     found = list(dict.fromkeys(words for each in results for words in each))
     assert not found, "\n" + "\n".join(found)

@@ -357,4 +357,4 @@ def _every_case(rank: int, world_size: int) -> int:
 @pytest.mark.parametrize("world_size", [3, 4])
 def test_the_three_algorithms(world_size: int) -> None:
     plans = sum(len(_names(number)) for number in ALGORITHMS) + 3
-    assert run_ranks(_every_case, world_size, timeout_s=240) == [plans] * world_size
+    assert run_ranks(_every_case, world_size) == [plans] * world_size

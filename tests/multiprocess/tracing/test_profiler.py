@@ -7,7 +7,7 @@ import sys
 
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.tracing.foreign import read_timeline
-from tests.children import environment
+from tests.children import HANGS_S, environment
 from tests.multiprocess.tracing.test_record import MODEL, SLEEP_S
 
 ITERATIONS = 6
@@ -30,7 +30,7 @@ def test_a_profile_of_plain_ddp_is_explained(tmp_path):
     script.write_text(SCRIPT)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command = [*launcher, "--nproc-per-node", "2", str(script), str(tmp_path)]
-    subprocess.run(command, check=True, capture_output=True, timeout=200, env=environment())
+    subprocess.run(command, check=True, capture_output=True, timeout=HANGS_S, env=environment())
     timeline = read_timeline(sorted(tmp_path.glob("rank*.json.gz")))
     assert {span.iteration for span in timeline.spans} == set(range(ITERATIONS))
     for iteration in range(1, ITERATIONS):

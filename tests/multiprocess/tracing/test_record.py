@@ -17,7 +17,7 @@ from syncopate.cli import main
 from syncopate.cli.app import app
 from syncopate.tracing.foreign import read_directory, read_timeline
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
-from tests.children import REPOSITORY, environment
+from tests.children import HANGS_S, REPOSITORY, environment
 from tests.multiprocess.harness import run_ranks
 
 ITERATIONS = 4
@@ -160,7 +160,7 @@ def _python(folder, script, *arguments):
         env=environment(folder, SYNCOPATE_TRACE="run", OMP_NUM_THREADS="1"),
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANGS_S,
     )
 
 
@@ -180,7 +180,7 @@ def test_a_rank_that_is_killed_loses_the_last_two_seconds_at_most(tmp_path):
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    said = [rank.communicate(timeout=HANGS_S)[1] for rank in ranks]
     assert ranks[1].returncode == -signal.SIGKILL, said
     lines = [line.split() for line in (tmp_path / "steps-1").read_text().splitlines()]
     ended_s = float(lines[-1][1])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import environment
+from tests.children import HANGS_S, environment
 
 SCRIPTS = sorted((Path(__file__).parents[3] / "benchmarks").glob("*.py"))
 
@@ -23,7 +23,7 @@ def test_every_benchmark_can_be_quick(script):
         check=True,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANGS_S,
         env=environment(),
     )
     assert "--quick" in told.stdout

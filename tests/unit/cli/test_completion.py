@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from syncopate.cli.common.completion import SHELLS
+from tests.children import HANGS_S
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -60,7 +61,7 @@ def said_by(shell: list[str], text: str, program: Path) -> list[str]:
         check=True,
         cwd=Path.cwd(),
         env=environment,
-        timeout=200,
+        timeout=HANGS_S,
     )
     assert not done.stderr
     return done.stdout.splitlines()

@@ -12,6 +12,7 @@ import pytest
 from syncopate.cli import main
 from syncopate.tracing.foreign.recording.record import BUFFER_SIZE
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
+from tests.children import HANGS_S
 
 STEPS = """
 import sys
@@ -90,7 +91,7 @@ def test_what_was_written_stays_where_the_process_is_killed(tmp_path):
     """)
     (tmp_path / "job.py").write_text(text)
     line = [sys.executable, "-m", "syncopate", "record", "job.py"]
-    ended = subprocess.run(line, cwd=tmp_path, timeout=120, check=False)
+    ended = subprocess.run(line, cwd=tmp_path, timeout=HANGS_S, check=False)
     assert ended.returncode == -signal.SIGKILL
     found, damage = RecordedRank.whole((tmp_path / "traces" / "rank-0.json").read_bytes())
     assert [step.number for step in found.steps] == [0, 0, 1, 1, 2, 2]
@@ -108,7 +109,7 @@ def test_processes_that_load_data_write_nothing_and_cost_nothing(tmp_path):
     """)
     (tmp_path / "job.py").write_text(text)
     line = [sys.executable, "-m", "syncopate", "record", "job.py"]
-    ended = subprocess.run(line, cwd=tmp_path, timeout=120, check=False)
+    ended = subprocess.run(line, cwd=tmp_path, timeout=HANGS_S, check=False)
     assert ended.returncode == 0
     assert [path.name for path in (tmp_path / "traces").iterdir()] == ["rank-0.json"]
     steps = RecordedRank.load(tmp_path / "traces" / "rank-0.json").steps

@@ -98,7 +98,7 @@ def runs_ahead(rank: int, world_size: int, job: Job) -> None:
 def test_nobody_waits_for_another_rank() -> None:
     rules = Rules(mode="asgd")
     with LocalServers(servers=2, workers=2, rules=rules) as job:
-        run_ranks(runs_ahead, 2, job.job, timeout_s=60)
+        run_ranks(runs_ahead, 2, job.job)
         assert job.ended() is None
 
 
@@ -118,7 +118,7 @@ def bounded(rank: int, world_size: int, job: Job, rules: Rules) -> None:
 )
 def test_other_asynchronous_rules_train(rules: Rules) -> None:
     with LocalServers(servers=1, workers=3, rules=rules) as job:
-        run_ranks(bounded, 3, job.job, rules, timeout_s=60)
+        run_ranks(bounded, 3, job.job, rules)
 
 
 def fails_alone(rank: int, world_size: int, job: Job) -> None:
@@ -137,7 +137,7 @@ def fails_alone(rank: int, world_size: int, job: Job) -> None:
 
 def test_a_step_that_fails_on_one_rank_is_its_own_affair() -> None:
     with LocalServers(servers=1, workers=2, rules=Rules(mode="asgd")) as job:
-        run_ranks(fails_alone, 2, job.job, timeout_s=60)
+        run_ranks(fails_alone, 2, job.job)
 
 
 def accumulated(rank: int, world_size: int, job: Job) -> None:
@@ -157,4 +157,4 @@ def accumulated(rank: int, world_size: int, job: Job) -> None:
 
 def test_what_accumulated_is_sent() -> None:
     with LocalServers(servers=1, workers=1, rules=Rules(mode="asgd")) as job:
-        run_ranks(accumulated, 1, job.job, timeout_s=60)
+        run_ranks(accumulated, 1, job.job)

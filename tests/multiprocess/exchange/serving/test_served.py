@@ -18,6 +18,7 @@ from syncopate.engine.selfplan.safe import first_plan
 from syncopate.errors import SyncopateError
 from syncopate.protocol.rules import Rules
 from syncopate.recipe import Recipe
+from tests.children import HANGS_S
 from tests.multiprocess.exchange.cases import begin_anew, failing_backward
 from tests.multiprocess.harness import run_ranks
 from tests.multiprocess.paramserver.servers import QUICK, LocalServers
@@ -159,7 +160,7 @@ def alone(name, world, accumulate):
 )
 def test_servers_train_as_one_process_does(name, servers, world, accumulate):
     with LocalServers(servers=servers, workers=world) as job:
-        results = run_ranks(trained, world, job.job, name, accumulate, timeout_s=60)
+        results = run_ranks(trained, world, job.job, name, accumulate)
         assert job.ended() is None
     expected, state = alone(name, world, accumulate)
     assert all(value.isfinite().all() for value in expected.values())
@@ -278,7 +279,7 @@ def refused_in_training(rank, _world, job):
 
 def test_what_servers_cannot_do_is_refused_in_training():
     with LocalServers(servers=1, workers=2) as job:
-        for said in run_ranks(refused_in_training, 2, job.job, timeout_s=60):
+        for said in run_ranks(refused_in_training, 2, job.job):
             everything_refused(said, IN_TRAINING)
 
 
@@ -333,7 +334,7 @@ def refused_at_start(rank, _world, job):
 
 def test_what_servers_cannot_do_is_refused_at_the_start():
     with LocalServers(servers=1, workers=1) as job:
-        (said,) = run_ranks(refused_at_start, 1, job.job, timeout_s=60)
+        (said,) = run_ranks(refused_at_start, 1, job.job)
     everything_refused(said, AT_START)
 
 
@@ -357,7 +358,7 @@ def failed(rank, _world, job):
 
 def test_nobody_goes_on_after_a_backward_that_failed():
     with LocalServers(servers=1, workers=2) as job:
-        first, second = run_ranks(failed, 2, job.job, timeout_s=60)
+        first, second = run_ranks(failed, 2, job.job)
     assert "backward failed on rank 1" in first[0]
     begin_anew((first[1], *second))
 
@@ -398,7 +399,7 @@ def watched(rank, _world, job):
 
 def test_a_served_training_is_recorded_and_given_back():
     with LocalServers(servers=2, workers=2) as job:
-        results = run_ranks(watched, 2, job.job, timeout_s=60)
+        results = run_ranks(watched, 2, job.job)
     for same, moved, timeline in results:
         assert same
         assert moved
@@ -430,7 +431,7 @@ def test_a_job_on_this_machine_has_ranks(tmp_path):
         check=False,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=HANGS_S,
     )
     assert done.returncode == 0, done.stderr
     said = sorted(one for one in done.stdout.splitlines() if one.startswith("rank "))
