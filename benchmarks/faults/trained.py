@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import datetime
 import faulthandler
+import gc
 import os
 import sys
 import time
@@ -128,6 +129,9 @@ def _profiled(job: Job, fault: Fault) -> Told:
                 ends_s.append(_block(step, between, job.iterations))
                 others.append(watched.share())
             profiler.export_chrome_trace(str(job.trace(round_, faulty) / f"rank{rank}.json"))
+            # Else the next block collects what this one has recorded, in one of its iterations.
+            del profiler
+            gc.collect()
             dist.barrier()
     return Told(ends_s=tuple(ends_s), others=tuple(others))
 

@@ -105,39 +105,30 @@ class Tail:
         self._world_size = world_size
         self._head = flag_count(parameters, world_size)
         self._buffers = buffers
-        self._direct: list[Tensor] = []
-        self._bytewise: dict[torch.dtype, list[Tensor]] = {}
         element = dtype.to_real() if dtype.is_complex else dtype
-        buffers.carried = tuple(
-            name for name, kept in buffers.kept.items() if self._carries(kept, element)
-        )
-        direct = sum(kept.numel() for kept in self._direct)
-        bytewise = sum(kept.nbytes for group in self._bytewise.values() for kept in group)
-        self.elements = self._head + direct + bytewise
+        together: dict[tuple[torch.dtype, bool], list[str]] = {}
+        for name, kept in buffers.kept.items():
+            if (ride := ride_of(kept, element)) is not None:
+                together.setdefault((kept.dtype, ride.direct), []).append(name)
+        buffers.carried = tuple(name for names in together.values() for name in names)
+        # One memory for each dtype, so that one copy moves all of them.
+        self._riders = []
+        for (_, direct), names in together.items():
+            flat = buffers.back_to_back(names)
+            self._riders.append(flat if direct else flat.view(torch.uint8))
+        self.elements = self._head + sum(rider.numel() for rider in self._riders)
         self._late: tuple[Tensor, torch.cuda.Event] | None = None
         self._template = torch.zeros(0)
         self._tail = torch.zeros(0)
-
-    def _carries(self, kept: Tensor, element: torch.dtype) -> bool:
-        ride = ride_of(kept, element)
-        if ride is not None and ride.direct:
-            self._direct.append(kept)
-        elif ride is not None:
-            self._bytewise.setdefault(kept.dtype, []).append(kept)
-        return ride is not None
 
     def attach(self, tail: Tensor) -> None:
         """Take ``tail``, at least ``elements`` long, as the memory to write to and read from."""
         self._tail = tail[: self.elements]
         self._template = torch.zeros_like(self._tail[: self._head])
         self._template[: self._parameters] = 1
-        self._places: list[Tensor] = []
-        offset = self._head
-        for kept in self._direct:
-            place = self._tail[offset : offset + kept.numel()]
-            self._places.append(place.view(kept.shape))
-            offset += kept.numel()
-        self._bytes = self._tail[offset:]
+        self._places = torch.split(
+            self._tail[self._head :], [rider.numel() for rider in self._riders]
+        )
 
     def fill(
         self, unreached: Iterable[int] = (), *, failed: bool = False, forwards: int = 0
@@ -163,13 +154,8 @@ class Tail:
         if self._buffers.appeared:
             head[-1] = 1
         self._buffers.take(self._buffers.carried)
-        if self._direct:
-            torch._foreach_copy_(self._places, self._direct)
-        offset = 0
-        for group in self._bytewise.values():
-            raw = torch.cat([kept.reshape(-1) for kept in group]).view(torch.uint8)
-            self._bytes[offset : offset + raw.numel()].copy_(raw)
-            offset += raw.numel()
+        for place, rider in zip(self._places, self._riders, strict=True):
+            place.copy_(rider)
 
     def deliver(self, *, put: bool = True) -> None:
         """Keep the source's value of every buffer that rode along; the source has it already.
@@ -179,16 +165,8 @@ class Tail:
         """
         if self._rank == self._buffers.source:
             return
-        if self._direct:
-            torch._foreach_copy_(self._direct, self._places)
-        offset = 0
-        for dtype, group in self._bytewise.items():
-            nbytes = sum(kept.nbytes for kept in group)
-            raw = self._bytes[offset : offset + nbytes].to(torch.uint8).view(dtype)
-            offset += nbytes
-            parts = torch.split(raw, [kept.numel() for kept in group])
-            shaped = [part.view(t.shape) for part, t in zip(parts, group, strict=True)]
-            torch._foreach_copy_(group, shaped)
+        for place, rider in zip(self._places, self._riders, strict=True):
+            rider.copy_(place)
         if put:
             self._buffers.put(self._buffers.carried)
 

@@ -179,6 +179,15 @@ class Buffers:
         """Exchange buffers from now on: some :attr:`appeared` at the source."""
         self._forms = {"": None}
 
+    def back_to_back(self, names: Sequence[str]) -> Tensor:
+        """Keep the values of ``names``, of one dtype, in one flat memory; return it."""
+        flat = torch.cat([self._flat[name] for name in names])
+        parts = torch.split(flat, [self._flat[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self._flat[name] = part
+            self.kept[name] = part.view(self.kept[name].shape)
+        return flat
+
     def take(self, names: Iterable[str]) -> None:
         """Keep the values that this rank's buffers ``names`` have now."""
         pairs = [(self.kept[name], self._fitting(name)) for name in names]

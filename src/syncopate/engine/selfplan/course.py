@@ -63,7 +63,7 @@ LEAST_PORTION_S = 0.05
 """What probing adds to a step where it does: this share of it, and at least so many seconds."""
 
 LOADING_S = 0.3
-"""What it takes to load what probes, on every rank, and to start what plans beside them."""
+"""What it may take to start what plans beside the training, where processors are scarce."""
 
 LOOK_S = 0.2
 """After about so many seconds ranks look again whether an answer has come."""
@@ -210,7 +210,6 @@ class SelfPlanner(Stepwise):
             self._aside = Aside()
             # A model may be dropped meanwhile, and a rank may end.
             weakref.finalize(self, self._aside.close)
-        self._budget.spend(LOADING_S)
 
     def _answer(self, work: str, *arguments: object) -> Course[Any]:
         """Return what rank 0's process made of ``work``, on every rank; the training goes on.
@@ -223,7 +222,10 @@ class SelfPlanner(Stepwise):
         step_s = self._budget.step_s
         count = self._agreed(max(round(LOOK_S / step_s), AT_LEAST) if step_s > 0 else AT_LEAST)
         while not self._agreed(asked is not None and asked.done()):
+            began_s = time.perf_counter()
             yield from self._train(count)
+            # What runs beside takes processors from the training, and memory.
+            self._budget.spend(time.perf_counter() - began_s - count * step_s)
         answer: tuple[Any, str] = (None, "")
         if asked is not None:
             error = asked.exception()

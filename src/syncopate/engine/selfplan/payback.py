@@ -18,7 +18,7 @@ _PAUSE = 3.0
 """A step this many times as long as usual holds a pause of the training's own."""
 
 
-SHARE = 0.05
+SHARE = 0.04
 """What measuring may take of the training's time."""
 
 
