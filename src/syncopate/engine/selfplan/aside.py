@@ -106,9 +106,16 @@ def _settle(future: Future[Any], answer: Answer) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of the process: it finds the same packages, and records nothing."""
+    """Return the environment of the process: it finds the same packages, and records nothing.
+
+    It is no rank either: in a rank, importing this package loads torch.
+    """
     here = str(Path(__file__).parents[3])
-    kept = {k: v for k, v in os.environ.items() if not k.startswith("SYNCOPATE_")}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name != "RANK" and not name.startswith("SYNCOPATE_")
+    }
     return kept | {"PYTHONPATH": os.pathsep.join([here, *filter(None, sys.path)])}
 
 

@@ -188,13 +188,13 @@ class SelfPlanner(Stepwise):
             asking_s = self._budget.spent_s - spent_s
             least = min(2 * least, AT_ONCE)
 
-    def _train(self, count: int) -> Course[None]:
-        """Train on by the best plan known so far, as long as it is the best."""
+    def _train(self, count: int) -> Course[list[Timed]]:
+        """Train on by the best plan known so far, as long as it is the best; return the steps."""
         if self._meanwhile is not None and self._engine.plan != self._meanwhile:
             self._engine.adopt(self._meanwhile)
         timed = yield from self._steps(count)
         if not self._budget.gain_s:
-            return
+            return timed
         self._budget.gain(count)
         self._lately = [*self._lately, *self._durations(timed)][-LATELY:]
         if len(self._lately) == LATELY:
@@ -202,6 +202,7 @@ class SelfPlanner(Stepwise):
             self._budget.gain_s = max(gain_s, 0.0)
             if gain_s <= 0:
                 self._meanwhile = self._safe()
+        return timed
 
     def _begin_aside(self) -> Course[None]:
         """Start what plans beside the training, once it is earned."""
@@ -222,10 +223,9 @@ class SelfPlanner(Stepwise):
         step_s = self._budget.step_s
         count = self._agreed(max(round(LOOK_S / step_s), AT_LEAST) if step_s > 0 else AT_LEAST)
         while not self._agreed(asked is not None and asked.done()):
-            began_s = time.perf_counter()
-            yield from self._train(count)
-            # What runs beside takes processors from the training, and memory.
-            self._budget.spend(time.perf_counter() - began_s - count * step_s)
+            timed = yield from self._train(count)
+            # The process takes processors and memory from the training.
+            self._budget.spend(self._budget.beyond_s(self._own_durations(timed)))
         answer: tuple[Any, str] = (None, "")
         if asked is not None:
             error = asked.exception()
@@ -355,8 +355,7 @@ class SelfPlanner(Stepwise):
         if watched is not None:
             watched[1].extend(self._observe(one.step) for one in timed)
         durations = self._durations([*first, *held, *timed])
-        for duration_s in durations:
-            self._budget.spend(duration_s - self._budget.step_s)
+        self._budget.spend(self._budget.beyond_s(durations))
         return durations[-counted:]
 
     def _probe(self, step_s: float) -> Course[tuple[Cluster, float]]:
@@ -415,7 +414,7 @@ class SelfPlanner(Stepwise):
             used = used or uses.names
             engine.readiness.clock.finish()
             own.append(self._iteration(timed[0].step, timed[1]))
-            self._held_s = max(lasted_s - self._budget.step_s, 0.0)
+            self._held_s = self._budget.beyond_s([lasted_s])
             self._budget.spend(self._held_s)
         everyone = engine.communicator.all_gather_object(own)
         sizes = {name: (numel, dtype) for name, numel, dtype in engine.tensors}

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
+from collections.abc import Sequence
 
 _PAUSE = 3.0
 """A step this many times as long as usual holds a pause of the training's own."""
@@ -47,6 +48,15 @@ class Budget:
     def spend(self, seconds: float) -> None:
         """Note what something took beside ordinary steps; what took less has cost nothing."""
         self.spent_s += max(seconds, 0.0)
+
+    def beyond_s(self, steps_s: Sequence[float]) -> float:
+        """Return what steps took beyond as many ordinary ones; at least 0.
+
+        A pause of the training's own, such as an evaluation, counts as three steps at most.
+        """
+        longest_s = _PAUSE * self.step_s
+        taken_s = sum(min(own_s, longest_s) for own_s in steps_s)
+        return max(taken_s - len(steps_s) * self.step_s, 0.0)
 
     def gain(self, steps: int) -> None:
         """Note that so many steps were taken by the faster plan."""

@@ -98,11 +98,15 @@ class Stepwise:
 
     def _durations(self, timed: Sequence[Timed]) -> list[float]:
         """Return what steps took, in the mean over ranks; what planning did between is left out."""
-        clock = self._engine.readiness.clock
-        clock.finish()
-        own = [clock.between_s(one.began, one.step.end) for one in timed]
+        own = self._own_durations(timed)
         everyone = self._engine.communicator.all_gather_object(own)
         return [sum(same) / len(same) for same in zip(*everyone, strict=True)]
+
+    def _own_durations(self, timed: Sequence[Timed]) -> list[float]:
+        """Return what steps took on this rank."""
+        clock = self._engine.readiness.clock
+        clock.finish()
+        return [clock.between_s(one.began, one.step.end) for one in timed]
 
     def _agreed(self, value: T) -> T:
         """Return rank 0's value: in floating point, another rank might have found another."""

@@ -22,7 +22,9 @@ PLAN = "syncopate.engine.selfplan.safe:first_plan"
 
 
 @pytest.fixture
-def aside() -> Iterator[Aside]:
+def aside(monkeypatch: pytest.MonkeyPatch) -> Iterator[Aside]:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)  # as a launcher does
     made = Aside()
     yield made
     made.close()

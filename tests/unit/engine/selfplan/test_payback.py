@@ -69,3 +69,12 @@ def test_half_of_what_a_faster_plan_gains_may_be_spent() -> None:
     budget.gain(10)
     assert budget.steps_until(4.0) == 0
     assert budget.steps_until(4.4) == 1
+
+
+def test_a_pause_of_the_training_s_own_costs_little() -> None:
+    budget = Budget()
+    budget.step_s = 2.0
+    assert budget.beyond_s([2.5, 1.5, 3.0]) == 1.0
+    assert budget.beyond_s([1.0, 2.0]) == 0.0
+    # An evaluation of a minute would have to be earned in 25 minutes.
+    assert budget.beyond_s([2.0, 62.0]) == 4.0
