@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from msgspec import structs
 
 from syncopate.artifacts.cluster import CurvePoint, Level, LinkProbe
 from syncopate.calibration.quantiles import lowest_decile
+from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.wire import Wire
-from syncopate.output import Progress, say
+from syncopate.output import Progress
 from syncopate.topology import Topology
 from syncopate.units import KIB, MIB
 
@@ -52,19 +53,24 @@ def measure_links(
         communicator: the ranks; all of them must call this.
         where: which pairs to probe.
         budget_s: about how long to take.
-        progress: called before every pair.
+        progress: called before every few messages.
     """
     every = [pair for pairs in where.pairs for pair in pairs]
     probes: dict[tuple[int, int], LinkProbe] = {}
+    watch = Stopwatch(progress)
     for index, (src, dst) in enumerate(every):
-        say(progress, f"link {src}-{dst}", index / len(every))
-        mine: LinkProbe | None = None
-        communicator.barrier()
-        if communicator.rank == src:
-            mine = _ping(Wire(communicator), dst, budget_s / len(every))
-        elif communicator.rank == dst:
-            _pong(Wire(communicator), src)
-        probes[src, dst] = communicator.broadcast_object(mine, src=src)
+        end = _End(communicator, dst if communicator.rank == src else src)
+        turns = end.turns(watch, budget_s / len(every))
+        probe: LinkProbe | None = None
+        while probe is None:
+            watch(f"link {src}-{dst}", index / len(every))
+            communicator.barrier()
+            if communicator.rank == src:
+                probe = next(turns)
+            elif communicator.rank == dst:
+                end.answer()
+            probe = communicator.broadcast_object(probe, src=src)
+        probes[src, dst] = probe
     found = tuple(probes[pair] for pair in every)
     return levels_of(where, found), found
 
@@ -152,64 +158,79 @@ def _times(probes: Sequence[LinkProbe]) -> dict[int, float]:
     return {nbytes: statistics.median(times_s) for nbytes, times_s in sorted(found.items())}
 
 
-def _ping(wire: Wire, peer: int, budget_s: float) -> LinkProbe:
-    """Drive ``peer``, which returns every message, and time the round trips.
+class _End:
+    """One end of a link: it times round trips, or returns what the other end sends.
 
-    The sizes take turns, so that a disturbance hits all of them alike.
+    Args:
+        communicator: the ranks, at least two.
+        peer: the other end.
     """
-    start_s = time.perf_counter()
-    buffers = {nbytes: _buffer(nbytes, wire.device) for nbytes in PROBE_SIZES}
 
-    def trips(index: int, count: int) -> list[float]:
-        wire.send(torch.tensor([index, count], device=wire.device), peer)
-        buffer = buffers[PROBE_SIZES[index]]
-        return [_round_trip(wire, buffer, peer) / 2 for _ in range(count)]
+    def __init__(self, communicator: Communicator, peer: int) -> None:
+        self._wire = Wire(communicator)
+        self._peer = peer
+        device = self._wire.device
+        self._order = torch.zeros(2, dtype=torch.int64, device=device)
+        self._buffers = [
+            torch.zeros(nbytes, dtype=torch.uint8, device=device) for nbytes in PROBE_SIZES
+        ]
 
-    samples: dict[int, list[float]] = {}
-    for index, nbytes in enumerate(PROBE_SIZES):
-        first_s = min(trips(index, _WARM_UPS))
-        samples[index] = []
-        growth = PROBE_SIZES[min(index + 1, len(PROBE_SIZES) - 1)] / nbytes
-        if nbytes >= _LARGE_BYTES and growth * first_s * _BATCH * 4 > budget_s:
-            break
-    while True:
-        for index, of_size in samples.items():
-            of_size.extend(trips(index, _BATCH))
-        late = time.perf_counter() - start_s > budget_s
-        if late or len(samples[0]) >= _MOST_SAMPLES:
-            break
-    wire.send(torch.tensor([0, 0], device=wire.device), peer)
-    points = (
-        CurvePoint(nbytes=PROBE_SIZES[index], samples_s=tuple(of_size))
-        for index, of_size in samples.items()
-    )
-    return LinkProbe(src=wire.rank, dst=peer, points=tuple(points))
+    def turns(self, watch: Stopwatch, budget_s: float) -> Iterator[LinkProbe | None]:
+        """Time round trips, of one large size a turn at most; the last turn has the probe.
 
+        The sizes take turns, so that a disturbance hits all of them alike.
 
-def _pong(wire: Wire, peer: int) -> None:
-    """Return what ``peer`` sends: first which size and how often, then the messages; 0 to end."""
-    order = torch.zeros(2, dtype=torch.int64, device=wire.device)
-    buffers = {nbytes: _buffer(nbytes, wire.device) for nbytes in PROBE_SIZES}
-    while True:
-        wire.receive(order, peer)
-        index, count = order.tolist()
-        if count == 0:
-            return
-        for _ in range(count):
-            _return(wire, buffers[PROBE_SIZES[index]], peer)
+        Args:
+            watch: knows how long measuring took.
+            budget_s: about how long to take in all.
+        """
+        since_s = watch.spent_s
+        samples: dict[int, list[float]] = {}
+        for index, nbytes in enumerate(PROBE_SIZES):
+            first_s = min(self._trips(index, _WARM_UPS))
+            samples[index] = []
+            self._turn_is_over()
+            yield None
+            growth = PROBE_SIZES[min(index + 1, len(PROBE_SIZES) - 1)] / nbytes
+            if nbytes >= _LARGE_BYTES and growth * first_s * _BATCH * 4 > budget_s:
+                break
+        while len(samples[0]) < _MOST_SAMPLES:
+            for index, of_size in samples.items():
+                of_size.extend(self._trips(index, _BATCH))
+                if PROBE_SIZES[index] >= _LARGE_BYTES:
+                    self._turn_is_over()
+                    yield None
+            if watch.spent_s - since_s > budget_s:
+                break
+        self._turn_is_over()
+        points = (
+            CurvePoint(nbytes=PROBE_SIZES[index], samples_s=tuple(of_size))
+            for index, of_size in samples.items()
+        )
+        yield LinkProbe(src=self._wire.rank, dst=self._peer, points=tuple(points))
 
+    def answer(self) -> None:
+        """Return what the other end sends in a turn: first which size and how often, then that."""
+        while True:
+            self._wire.receive(self._order, self._peer)
+            index, count = self._order.tolist()
+            if count == 0:
+                return
+            for _ in range(count):
+                self._wire.receive(self._buffers[index], self._peer)
+                self._wire.send(self._buffers[index], self._peer)
 
-def _round_trip(wire: Wire, buffer: torch.Tensor, peer: int) -> float:
-    start_s = time.perf_counter()
-    wire.send(buffer, peer)
-    wire.receive(buffer, peer)
-    return time.perf_counter() - start_s
+    def _turn_is_over(self) -> None:
+        self._trips(0, 0)
 
+    def _trips(self, index: int, count: int) -> list[float]:
+        """Announce and make round trips; return the one-way times in seconds."""
+        self._order[0], self._order[1] = index, count
+        self._wire.send(self._order, self._peer)
+        return [self._round_trip(self._buffers[index]) / 2 for _ in range(count)]
 
-def _return(wire: Wire, buffer: torch.Tensor, peer: int) -> None:
-    wire.receive(buffer, peer)
-    wire.send(buffer, peer)
-
-
-def _buffer(nbytes: int, device: torch.device) -> torch.Tensor:
-    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
+    def _round_trip(self, buffer: torch.Tensor) -> float:
+        start_s = time.perf_counter()
+        self._wire.send(buffer, self._peer)
+        self._wire.receive(buffer, self._peer)
+        return time.perf_counter() - start_s

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.handling import Sample, probes
 from syncopate.calibration.starts import Starts
+from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import device_of
-from syncopate.output import Progress, say
+from syncopate.output import Progress
 from syncopate.schedules.conditions import conditions
 from syncopate.units import KIB
 
 MOST_RANKS = 128
 """Beyond, the small messages of a ring take longer than a calibration may."""
 
-_FEW = 4
 _FEWEST_SAMPLES, _MOST_SAMPLES = 1, 15
 _RARELY = 3
 _SMALL_BYTES = 128 * KIB
-
-T = TypeVar("T")
 
 
 def measure_samples(
@@ -42,7 +39,7 @@ def measure_samples(
         communicator: the ranks.
         cluster: what is known of them: levels, placement and hosts.
         budget_s: about how long to take.
-        progress: called before every few calls.
+        progress: called before every call.
 
     Returns:
         All probes at all sizes, but for the largest where these would take more than the budget;
@@ -63,21 +60,18 @@ class _Bench:
         self, communicator: Communicator, cluster: Cluster, progress: Progress | None
     ) -> None:
         self._communicator = communicator
-        self._progress = progress
+        self._watch = Stopwatch(progress)
         self._starts = Starts(communicator, shared_clock=len(set(cluster.hosts)) == 1)
         self._probes = probes(cluster)
         # One each, as gradients have: so none finds its own data in a processor's cache.
         device = device_of(communicator)
-        self._buffers = [
-            torch.zeros(probe[-1] // 4, device=device) for probe in self._in_portions(self._probes)
-        ]
+        self._buffers = []
+        for probe in self._probes:
+            self._report(0.0)
+            self._buffers.append(torch.zeros(probe[-1] // 4, device=device))
 
-    def _in_portions(self, every: Iterable[T], done: float = 0.0) -> Iterator[T]:
-        """Go through ``every``, and report how much of the whole is done before every few."""
-        for index, one in enumerate(every):
-            if index % _FEW == 0:
-                say(self._progress, "small messages", done)
-            yield one
+    def _report(self, done: float) -> None:
+        self._watch("small messages", done)
 
     def measure(self, budget_s: float) -> tuple[Sample, ...]:
         """Return a sample per probe, the same on all ranks."""
@@ -90,15 +84,16 @@ class _Bench:
         )
         measured = self._probes[: len(calls)]
         seconds: list[list[float]] = [[] for _ in calls]
-        began_s = time.perf_counter()
+        began_s = self._watch.spent_s
         for turn in range(_MOST_SAMPLES * _RARELY):
-            spent = (time.perf_counter() - began_s) / budget_s
+            spent = (self._watch.spent_s - began_s) / budget_s
             spent = self._communicator.broadcast_object(spent)
             if turn >= _FEWEST_SAMPLES * _RARELY and spent > 1:
                 break
             small = turn % _RARELY
             now = [i for i, probe in enumerate(measured) if probe[-1] <= _SMALL_BYTES or not small]
-            for index in self._in_portions(now, spent):
+            for index in now:
+                self._report(spent)
                 seconds[index].append(self._starts.timed(calls[index]))
         ranks = self._communicator.all_gather_object(seconds)
         longest = [zip(*(rank[i] for rank in ranks), strict=True) for i in range(len(calls))]
@@ -120,12 +115,12 @@ class _Bench:
             if nbytes > _SMALL_BYTES and spent_s * nbytes / before > budget_s / 2:
                 break
             count = len(list(some))
-            began_s = time.perf_counter()
+            began_s = self._watch.spent_s
             for call in calls[done : done + count]:
+                self._report(0.0)
                 call()
-            spent_s = self._communicator.broadcast_object(time.perf_counter() - began_s)
+            spent_s = self._communicator.broadcast_object(self._watch.spent_s - began_s)
             before, done = nbytes, done + count
-            say(self._progress, "small messages", 0.0)
         return calls[:done]
 
     def _call(

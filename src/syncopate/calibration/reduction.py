@@ -18,7 +18,7 @@ from syncopate.units import MIB
 
 _SIZE_BYTES = 4 * MIB
 _ROUNDS = 15
-_FEW = 5
+_WARM_UPS = 3
 
 
 def measure_reduction(communicator: Communicator, progress: Progress | None = None) -> float:
@@ -26,23 +26,21 @@ def measure_reduction(communicator: Communicator, progress: Progress | None = No
 
     Args:
         communicator: the ranks; all of them must call this.
-        progress: called before every few rounds.
+        progress: called before every round.
     """
     device = device_of(communicator)
+    say(progress, "additions", 0.0)
     total = torch.zeros(_SIZE_BYTES // 4, device=device)
     say(progress, "additions", 0.0)
     part = torch.ones_like(total)
-    for _ in range(3):
-        total.add_(part)
-    communicator.barrier()
     samples_s = []
-    for index in range(_ROUNDS):
-        if index % _FEW == 0:
-            say(progress, "additions", index / _ROUNDS)
+    for index in range(_WARM_UPS + _ROUNDS):
+        say(progress, "additions", index / (_WARM_UPS + _ROUNDS))
+        communicator.barrier()
         synchronize(device)
         start_s = time.perf_counter()
         total.add_(part)
         synchronize(device)
         samples_s.append(time.perf_counter() - start_s)
-    medians_s = communicator.all_gather_object(statistics.median(samples_s))
+    medians_s = communicator.all_gather_object(statistics.median(samples_s[_WARM_UPS:]))
     return float(statistics.median(medians_s)) / _SIZE_BYTES

@@ -220,7 +220,7 @@ def _is_ended_by_an_install(rank: int, world_size: int) -> None:
     with _stderr():
         pair = _SelfPlanned(rank)
         # In the midst of probing, whose thread must not outlive it.
-        course.LEAST_PORTION_S = course.PORTION = 1e-9
+        course.PORTION = 1e-9
         for _ in range(MOST_STEPS):
             pair.train(rank, 1)
             if "syncopate-portions" in {thread.name for thread in threading.enumerate()}:

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from syncopate.calibration.racks.levels import Matching, Observed, Round, middle
 from syncopate.calibration.racks.matchings import across, alone_with_two, second_look
 from syncopate.calibration.racks.search import Racks, RackSearch
 from syncopate.calibration.racks.table import Groups
+from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator
 from syncopate.output import Progress, say
 from syncopate.topology import Topology, topology
@@ -70,21 +71,22 @@ def discover(
         return topology(hosts)
     search = RackSearch(len(names))
     flows = _flows(communicator, hosts, len(search.wanted) + _CONFIRMING_ROUNDS, budget_s)
-    ends_s = time.perf_counter() + max(_PATIENCE * budget_s, _LEAST_PATIENCE_S)
+    watch = Stopwatch(progress)
+    patience_s = max(_PATIENCE * budget_s, _LEAST_PATIENCE_S)
 
     def wanted() -> tuple[Matching, ...]:
         """Return what rank 0 wants: in floating point, other ranks might want something else."""
-        late = bool(search.rounds) and time.perf_counter() > ends_s
+        late = bool(search.rounds) and watch.spent_s > patience_s
         agreed: tuple[Matching, ...] = communicator.broadcast_object(() if late else search.wanted)
         return agreed
 
     while matchings := wanted():
         done = len(search.rounds) / search.most_rounds
-        say(progress, f"racks, round {len(search.rounds) + 1}", done)
-        rounds = [flows.run(matching) for matching in matchings]
+        report = partial(watch, f"racks, round {len(search.rounds) + 1}", done)
+        rounds = [flows.run(matching, report) for matching in matchings]
         if communicator.rank == 0:
             search.observe(rounds)
-    _look_again(communicator, flows, len(names), search.rounds)
+    _look_again(communicator, flows, len(names), search.rounds, watch)
     where = topology_of(hosts, search.found(), search.rounds) if communicator.rank == 0 else None
     agreed: Topology = communicator.broadcast_object(where)
     return agreed
@@ -125,9 +127,10 @@ def measure_racks(
     flows = _flows(communicator, hosts, len(matchings), budget_s)
     rounds: list[Round] = []
     for matching in matchings:
-        say(progress, f"links of racks, round {len(rounds) + 1}", len(rounds) / len(matchings))
-        rounds.append(flows.run(matching))
-    _look_again(communicator, flows, len(names), rounds)
+        done = len(rounds) / len(matchings)
+        report = partial(say, progress, f"links of racks, round {len(rounds) + 1}", done)
+        rounds.append(flows.run(matching, report))
+    _look_again(communicator, flows, len(names), rounds, progress)
     found = Racks.among(labels, rounds, resolved=True)
     where = topology_of(hosts, found, rounds) if communicator.rank == 0 else None
     agreed: Topology = communicator.broadcast_object(where)
@@ -140,7 +143,13 @@ def _flows(communicator: Communicator, hosts: Sequence[str], rounds: int, budget
     return Flows(communicator, [hosts.index(name) for name in dict.fromkeys(hosts)], flow_s)
 
 
-def _look_again(communicator: Communicator, flows: Flows, hosts: int, rounds: list[Round]) -> None:
+def _look_again(
+    communicator: Communicator,
+    flows: Flows,
+    hosts: int,
+    rounds: list[Round],
+    progress: Progress | None,
+) -> None:
     """Add rounds of hosts that seem slow to ``rounds``; see [Note: a second look].
 
     Args:
@@ -148,6 +157,7 @@ def _look_again(communicator: Communicator, flows: Flows, hosts: int, rounds: li
         flows: runs them.
         hosts: how many.
         rounds: at least one on rank 0.
+        progress: called before every repetition.
     """
     for look in range(_SECOND_LOOKS):
         matching: Matching = communicator.broadcast_object(
@@ -155,7 +165,7 @@ def _look_again(communicator: Communicator, flows: Flows, hosts: int, rounds: li
         )
         if not matching:
             return
-        seen = flows.run(matching)
+        seen = flows.run(matching, partial(say, progress, "hosts that seem slow", 1.0))
         rounds.append(Round(seen.pairs, tuple((max(rates),) for rates in seen.rates_bytes_per_s)))
 
 

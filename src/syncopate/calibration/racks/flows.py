@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -56,19 +56,26 @@ class Flows:
         self._seconds = seconds
         self._best_bytes_per_s = [0.0] * len(leads)
 
-    def run(self, matching: Matching) -> Round:
+    def run(self, matching: Matching, report: Callable[[], None] = lambda: None) -> Round:
         """Return the rates of all pairs of ``matching`` at the same time, alike on all ranks.
+
+        Args:
+            matching: who exchanges data with whom.
+            report: called before every repetition.
 
         Raises:
             CollectiveError: a rank was lost.
         """
         if any(not self._best_bytes_per_s[host] for pair in matching for host in pair):
             # Blocks suit links whose rate is known about, and so does the time.
-            self._measure(matching, 1)
-        return self._measure(matching, REPETITIONS)
+            self._measure(matching, 1, report)
+        return self._measure(matching, REPETITIONS, report)
 
-    def _measure(self, matching: Matching, repetitions: int) -> Round:
-        mine = [self._once(matching) for _ in range(repetitions)]
+    def _measure(self, matching: Matching, repetitions: int, report: Callable[[], None]) -> Round:
+        mine = []
+        for _ in range(repetitions):
+            report()
+            mine.append(self._once(matching))
         of_rank = self._communicator.all_gather_object(mine)
         rates = tuple(
             tuple(

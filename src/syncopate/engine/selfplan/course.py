@@ -59,8 +59,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.network import Network
 
 PORTION = 0.5
-LEAST_PORTION_S = 0.05
-"""What probing adds to a step where it does: this share of it, and at least so many seconds."""
+"""What probing adds to a step where it does: about this share of it, as it comes to a report."""
 
 LOADING_S = 0.3
 """What it may take to start what plans beside the training, where processors are scarce."""
@@ -371,6 +370,7 @@ class SelfPlanner(Stepwise):
             )
             # A model may be dropped meanwhile, and the thread would wait for its steps for ever.
             weakref.finalize(self, self._portions.stop).atexit = False
+            yield from self._steps(1)
             yield from self._afford(portion_s)
             while not self._portions.resume(portion_s):
                 yield from self._steps(1)
@@ -517,8 +517,7 @@ class SelfPlanner(Stepwise):
 
 def probing_of(step_s: float) -> tuple[float, float]:
     """Return the seconds of probing in all, and in each step, for steps of ``step_s``."""
-    budget_s = min(max(PROBE_STEPS * step_s, LEAST_PROBE_S), MOST_PROBE_S)
-    return budget_s, max(PORTION * step_s, LEAST_PORTION_S)
+    return min(max(PROBE_STEPS * step_s, LEAST_PROBE_S), MOST_PROBE_S), PORTION * step_s
 
 
 def least_step_s(least_s: float, measured: Workload, cluster: Cluster) -> float:
