@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from syncopate.calibration import links
+from syncopate.calibration import links, stopwatch
 from syncopate.topology import Topology
 from syncopate.units import MIB
 
@@ -37,8 +37,15 @@ class Link:
 
 def test_one_way_takes_half_of_there_and_back(monkeypatch: pytest.MonkeyPatch) -> None:
     wire: Any = Link()
-    monkeypatch.setattr(links, "time", SimpleNamespace(perf_counter=wire.perf_counter))
-    probe = links._ping(wire, 1, budget_s=5.0)
+    clock = SimpleNamespace(perf_counter=wire.perf_counter)
+    for module in (links, stopwatch):
+        monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(links, "Wire", lambda _: wire)
+    communicator: Any = None
+    *pauses, probe = links._End(communicator, 1).turns(stopwatch.Stopwatch(), budget_s=5.0)
+    assert probe is not None
+    # Behind the first messages of every size, then behind each that is large.
+    assert len(pauses) == len(links.PROBE_SIZES) + 3 * (len(probe.points[0].samples_s) // 3)
     for point in probe.points:
         expected_s = ALPHA_S + point.nbytes / BYTES_PER_S
         assert point.samples_s == pytest.approx([expected_s] * len(point.samples_s))

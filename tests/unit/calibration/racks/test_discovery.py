@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from syncopate.calibration import stopwatch
 from syncopate.calibration.racks import discovery
 from syncopate.calibration.racks.levels import Matching, Round
 from syncopate.calibration.racks.matchings import alone, alone_with_two, opening
@@ -58,7 +60,8 @@ def simulated(
         def __init__(self, communicator: object, leads: Sequence[int], seconds: float) -> None:
             assert list(leads) == [i * ranks_per_host for i in range(len(network.racks))]
 
-        def run(self, matching: Matching) -> Round:
+        def run(self, matching: Matching, report: Callable[[], None]) -> Round:
+            report()
             ran.append(matching)
             return network.measure(matching, randomness)
 
@@ -236,6 +239,18 @@ class TestWarnings:
         where, _ = discovered(monkeypatch, network)
         assert (where.names, where.sizes, where.placement) == (("host",), (8,), ())
         assert any("could not be told" in warning for warning in where.warnings)
+
+    def test_a_pause_of_the_search_does_not_end_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now_s = 0.0
+
+        def pause(_: str, __: float) -> None:
+            nonlocal now_s
+            now_s += 1e6
+
+        monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: now_s))
+        hosts, _ = simulated(monkeypatch, Network.regular(2, 4, 4.0, "alternating"), 1)
+        where = discovery.discover(Alone(), hosts, 1.0, pause)  # type: ignore[arg-type]
+        assert where.names == ("host", "rack")
 
     def test_a_search_that_takes_too_long_ends(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("_PATIENCE", "_LEAST_PATIENCE_S"):
