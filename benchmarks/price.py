@@ -39,10 +39,11 @@ import torch.distributed as dist
 
 from emulated import hosts
 from syncopate.artifacts.cluster import Cluster
-from syncopate.calibration.handling import PROBES, Sample, handling_of, probes
-from syncopate.calibration.handling import SIZES as PROBE_SIZES
+from syncopate.calibration.handling import handling_of
 from syncopate.calibration.links import burst_byte_time, levels_of
 from syncopate.calibration.network import measure_network
+from syncopate.calibration.samples import PROBES, Sample, probes
+from syncopate.calibration.samples import SIZES as PROBE_SIZES
 from syncopate.calibration.starts import Starts
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import hosts_of

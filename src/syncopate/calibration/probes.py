@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.calibration.handling import Sample, probes
+from syncopate.calibration.samples import Sample, probes
 from syncopate.calibration.starts import Starts
 from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator

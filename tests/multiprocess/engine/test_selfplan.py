@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torch import Tensor, nn
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.calibration import network
+from syncopate.calibration import probing
 from syncopate.engine.selfplan import cache, contest, course, payback
 from syncopate.engine.selfplan.safe import first_plan
 from syncopate.engine.selfplan.stepwise import Stepwise
@@ -203,7 +203,7 @@ def _keeps_training_when_planning_fails(rank: int, world_size: int) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise CalibrationError("the network is made of string")
 
-    before, network.probe = network.probe, fail
+    before, probing.probe = probing.probe, fail
     with _stderr() as log:
         pair = _SelfPlanned(rank)
         pair.settle(rank)
@@ -212,7 +212,7 @@ def _keeps_training_when_planning_fails(rank: int, world_size: int) -> None:
         assert pair.model.syncopate.plan.policy == "threshold"
         assert ("made of string" in log.getvalue()) == (rank == 0)
         pair.close()
-    network.probe = before
+    probing.probe = before
 
 
 def _is_ended_by_an_install(rank: int, world_size: int) -> None:

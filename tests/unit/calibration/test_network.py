@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Handling, Level
-from syncopate.calibration import network
-from syncopate.calibration.handling import SIZES
+from syncopate.calibration import network, probing
 from syncopate.calibration.network import measure_network
+from syncopate.calibration.samples import SIZES
 from syncopate.topology import topology
 from tests.unit.calibration.test_handling import TRUE, bare, probed
 
@@ -48,9 +48,9 @@ def budgets(monkeypatch) -> dict[str, float]:
         assert (cluster.levels, cluster.reduction_s_per_byte) == (bare(4).levels, 3e-11)
         return tuple(s for _, sizes in SIZES for s in probed(cluster, sizes))
 
-    monkeypatch.setattr(network, "measure_links", links)
-    monkeypatch.setattr(network, "measure_samples", samples)
-    monkeypatch.setattr(network, "measure_reduction", lambda communicator, progress: 3e-11)
+    monkeypatch.setattr(probing, "measure_links", links)
+    monkeypatch.setattr(probing, "measure_samples", samples)
+    monkeypatch.setattr(probing, "measure_reduction", lambda communicator, progress: 3e-11)
     return given
 
 

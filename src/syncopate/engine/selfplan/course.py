@@ -19,12 +19,13 @@ none of these steps.
 
 [Note: loaded when needed]
 What probes the network takes as long to load as a step of a small model. So it is loaded when the
-training has earned it: a short run does without.
+training has earned it, a part in each of some steps: a short run does without.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import math
 import socket
 import time
@@ -56,7 +57,7 @@ from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.uses import Uses
 
 if TYPE_CHECKING:
-    from syncopate.calibration.network import Network
+    from syncopate.calibration.probing import Network
 
 PORTION = 0.5
 """What probing adds to a step where it does: about this share of it, as it comes to a report."""
@@ -97,6 +98,9 @@ SAMPLES = 2
 NOTHING_TO_GAIN = 0.02
 """DDP's buckets within this share of the physical bound are left alone."""
 
+_PROBES_THE_NETWORK = tuple(
+    f"syncopate.calibration.{part}" for part in ("racks.search", "racks.discovery", "probing")
+)
 _HERE = "syncopate.engine.selfplan"
 _UNMEASURED = f"{_HERE}.proposals:unmeasured"
 _PROPOSALS = f"{_HERE}.proposals:proposals"
@@ -361,16 +365,13 @@ class SelfPlanner(Stepwise):
         """Return the cluster without curves, and what a step takes on the safe plan."""
         budget_s, portion_s = probing_of(step_s)
         if self._cluster is None:
-            # [Note: loaded when needed]
-            from syncopate.calibration.network import probe  # noqa: PLC0415
-
+            probe = yield from self._loaded()
             communicator = self._engine.communicator
             self._portions = Portions(
                 communicator, lambda progress: probe(communicator, budget_s, progress)
             )
             # A model may be dropped meanwhile, and the thread would wait for its steps for ever.
             weakref.finalize(self, self._portions.stop).atexit = False
-            yield from self._steps(1)
             yield from self._afford(portion_s)
             while not self._portions.resume(portion_s):
                 yield from self._steps(1)
@@ -386,6 +387,13 @@ class SelfPlanner(Stepwise):
         durations = self._durations(timed)
         self._budget.step_s = self._agreed(robust_mean(durations))
         return self._cluster, self._budget.step_s
+
+    def _loaded(self) -> Course[Any]:
+        """Return what probes the network; see [Note: loaded when needed]."""
+        for name in _PROBES_THE_NETWORK:
+            module = importlib.import_module(name)
+            yield from self._steps(1)
+        return module.probe
 
     def _safe(self) -> Plan:
         """Return the safe plan, the same on all ranks."""

@@ -1,0 +1,101 @@
+"""Probing: levels, reduction, and samples of what messages cost beside; nothing is fitted."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from syncopate.artifacts.cluster import Cluster
+from syncopate.calibration.links import burst_byte_time, measure_links
+from syncopate.calibration.probes import measure_samples
+from syncopate.calibration.racks.discovery import discover
+from syncopate.calibration.reduction import measure_reduction
+from syncopate.calibration.samples import Sample
+from syncopate.collectives.communicator import Communicator
+from syncopate.collectives.machine import hosts_of
+from syncopate.output import Progress, part
+from syncopate.topology import Topology
+from syncopate.units import format_count
+
+_LINKS_SHARE = 0.4
+_DISCOVERY_SHARE = 0.375
+
+
+class Network(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        cluster: levels, γ and raw link probes; no curves.
+        samples: what handling is fitted to.
+        burst_byte_s: see :class:`~syncopate.artifacts.cluster.Handling`.
+    """
+
+    cluster: Cluster
+    samples: tuple[Sample, ...]
+    burst_byte_s: float
+
+
+def probe(communicator: Communicator, budget_s: float, progress: Progress | None = None) -> Network:
+    """Return hosts, racks, links and what messages cost, without a fit or a collective's curve.
+
+    Every rank must call it with the same arguments, while nothing else uses the communicator.
+
+    Args:
+        communicator: the ranks.
+        budget_s: about how long to take.
+        progress: called with what is measured and how much of the whole is done.
+    """
+    where = discover(
+        communicator,
+        hosts_of(communicator),
+        budget_s * _DISCOVERY_SHARE,
+        part(progress, 0.0, _DISCOVERY_SHARE),
+    )
+    return probed(
+        communicator,
+        where,
+        budget_s * (1 - _DISCOVERY_SHARE),
+        part(progress, _DISCOVERY_SHARE, 1.0),
+    )
+
+
+def probed(
+    communicator: Communicator, where: Topology, budget_s: float, progress: Progress | None = None
+) -> Network:
+    """Return what :func:`probe` does, where it is known which ranks sit where.
+
+    Args:
+        communicator: the ranks; every one must call this with the same arguments.
+        where: which ranks sit where.
+        budget_s: about how long to take.
+        progress: called with what is measured and how much of the whole is done.
+    """
+    levels, probes = measure_links(
+        communicator,
+        where,
+        budget_s=budget_s * _LINKS_SHARE,
+        progress=part(progress, 0.0, _LINKS_SHARE),
+    )
+    bare = Cluster(
+        name=_name(where),
+        levels=levels,
+        placement=where.placement,
+        hosts=where.hosts,
+        reduction_s_per_byte=measure_reduction(
+            communicator, part(progress, _LINKS_SHARE, _LINKS_SHARE)
+        ),
+        probes=probes,
+        warnings=where.warnings,
+    )
+    samples = measure_samples(
+        communicator,
+        bare,
+        budget_s=budget_s * (1 - _LINKS_SHARE),
+        progress=part(progress, _LINKS_SHARE, 1.0),
+    )
+    return Network(bare, samples, burst_byte_time(levels, probes))
+
+
+def _name(where: Topology) -> str:
+    hosts = len(set(where.hosts))
+    ranks = len(where.hosts)
+    return f"{format_count(ranks, 'rank')} on {format_count(hosts, 'host')}"
