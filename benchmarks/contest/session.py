@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import iteration_bound_s
@@ -147,9 +147,6 @@ class Session:
         found = self.results.works[name].workload
         cluster = self.results.cluster
         assert cluster is not None
-        if not WORKS[name].real:
-            # A rank that sleeps is not slowed down by those that communicate.
-            cluster = structs.replace(cluster, interference=Interference())
         optimizer = self.results.setting.optimizer or WORKS[name].optimizer
         delay = variant.delay(OPTIMIZERS[optimizer][0])
         return best_plan(found, cluster, variant.exchange, delay)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.cluster import Cluster, Interference, require_time
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes
 
@@ -79,6 +79,8 @@ class Workload(Artifact, frozen=True, kw_only=True):
             empty for the reverse of ready order.
         whole: indices of the tensors that the optimizer looks at whole, ascending. Where ranks own
             shards, one rank has all of such a tensor, and shards are unequal.
+        interference: what overlap costs this model, measured by its own iterations with traffic
+            beside them; None where it was not, and then the cluster's counts.
         buffers_nbytes: bytes that the model's buffers take beside its gradients in every iteration,
             as elements of a float32 sum; None where it was not measured, and then nothing that
             travels beside gradients is counted.
@@ -96,6 +98,7 @@ class Workload(Artifact, frozen=True, kw_only=True):
     forward_order: tuple[int, ...] = ()
     whole: tuple[int, ...] = ()
     buffers_nbytes: int | None = None
+    interference: Interference | None = None
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:
@@ -128,6 +131,10 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """Bytes of all gradients."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def interference_on(self, cluster: Cluster) -> Interference:
+        """Return what overlap costs this model on ``cluster``."""
+        return cluster.interference if self.interference is None else self.interference
 
     def beside_nbytes(self, world_size: int) -> int:
         """Return the bytes that travel beside the gradients: flags and buffers, as float32.

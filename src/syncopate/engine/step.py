@@ -120,6 +120,14 @@ class Step:
     updates: list[tuple[int, float, float]] = field(default_factory=list)
     whole: bool = True
 
+    @property
+    def timings(self) -> tuple[tuple[int, int, float, float], ...]:
+        """``(bucket, bytes on the wire, start, end)`` of each push, in launch order, once over."""
+        return tuple(
+            (push.bucket, push.nbytes, push.handle.started_s, push.handle.finished_s)
+            for push in self.pushes
+        )
+
 
 class StepRecorder:
     """Listens to steps and notes their events, once all that was launched in them is over.

@@ -180,7 +180,7 @@ class Question:
             cluster=cluster,
             deferred=kind.pulls_gradients,
         )
-        played = play_traffic(workload, traffic, cluster.interference)
+        played = play_traffic(workload, traffic, workload.interference_on(cluster))
         beside_nbytes = workload.beside_nbytes(cluster.world_size)
         bound_s = plan_bound_s(
             cluster,
@@ -193,7 +193,7 @@ class Question:
         more_s = beside_s(cluster, workload, exchange, self.share)
         played_s = played.iteration_s + more_s
         require_possible(played_s, bound_s, f"a plan for {workload.model!r}")
-        iteration_s = max(played_s + cluster.interference.unexplained_s, bound_s)
+        iteration_s = max(played_s + workload.interference_on(cluster).unexplained_s, bound_s)
         return Prediction(
             iteration_s=iteration_s,
             compute_s=played.compute_s,

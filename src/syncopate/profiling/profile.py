@@ -11,7 +11,8 @@ import datetime
 import socket
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,10 +21,13 @@ from msgspec import structs
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
+from syncopate.artifacts.cluster import Interference
 from syncopate.artifacts.workload import Workload
+from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.output import Progress, say
+from syncopate.profiling.beside import ROUNDS, Backward, Iterate, interference_beside
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.stamps import StampedModel
 from syncopate.profiling.state import preserved, trainable
@@ -46,7 +50,8 @@ def profile(
 
     When ``torch.distributed`` is initialised every rank must call this: they measure at the same
     time, side by side as they will train, and all return the same workload, that of the slowest
-    rank at every moment ([Note: slowest rank] in ``samples``).
+    rank at every moment ([Note: slowest rank] in ``samples``). Ranks on several hosts also measure
+    what overlap costs, with traffic over their network (:mod:`syncopate.profiling.beside`).
 
     Parameters without ``requires_grad`` are left out. Trainable ones that never got a gradient
     stand last, with no time, and are named in ``metadata["unused"]``. The model, the optimizer and
@@ -75,7 +80,7 @@ def profile(
     task = task.to(where) if where != home else task
     try:
         with preserved(task.model, stepped):
-            measured = _measure(
+            measured, interference = _measure(
                 task,
                 warmup=warmup,
                 iterations=iterations,
@@ -83,15 +88,14 @@ def profile(
                 group=group,
                 progress=progress,
             )
-        facts = _facts(task, parameters, where) | {
-            "warmup": str(warmup),
-            "iterations": str(iterations),
-        }
+        facts = _facts(task, parameters, where)
+        facts |= {"warmup": str(warmup), "iterations": str(iterations)}
     finally:
         if where != home:
             task.model.to(home)
     looked = whole, riding_bytes(task.model.buffers())
-    return _agree(task.title, parameters, (measured, facts, *looked), group)
+    found = _agree(task.title, parameters, (measured, facts, *looked), group)
+    return structs.replace(found, interference=interference)
 
 
 def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
@@ -142,7 +146,8 @@ def _measure(
     updater: torch.optim.Optimizer,
     group: dist.ProcessGroup | None,
     progress: Progress | None,
-) -> list[Iteration]:
+) -> tuple[list[Iteration], Interference | None]:
+    """Return the iterations, and what overlap costs where ranks are on several hosts."""
     clock = clock_for(next(task.model.parameters()).device)
     measured = []
     if not task.model.training:
@@ -153,14 +158,57 @@ def _measure(
             if dist.is_initialized():
                 dist.barrier(group)
             measured.append(_iterate(task, stamped, clock, updater))
-    say(progress, f"profile {task.title}", 1.0)
-    return measured[warmup:]
+        say(progress, f"profile {task.title}", 1.0)
+        iterate = partial(_backward_of, task, stamped, clock, updater)
+        return measured[warmup:], _beside(task, iterate, group, progress)
+
+
+def _beside(
+    task: Task, iterate: Iterate, group: dist.ProcessGroup | None, progress: Progress | None
+) -> Interference | None:
+    """Return what overlap costs; None where ranks are on one host, or there is one alone."""
+    if len(set(_all_gather(socket.gethostname(), group))) == 1:
+        return None
+    nbytes = sum(p.numel() * p.element_size() for p in trainable(task.model).values())
+    with Communicator(group) as communicator:
+        return interference_beside(
+            communicator,
+            nbytes,
+            iterate,
+            lambda turn: say(progress, f"{task.title} beside traffic", turn / ROUNDS),
+        )
+
+
+def _backward_of(
+    task: Task,
+    stamped: StampedModel,
+    clock: Clock,
+    updater: torch.optim.Optimizer,
+    begun: Callable[[], None],
+) -> Backward:
+    """Run one iteration; return its backward."""
+    iteration = _iterate(task, stamped, clock, updater, begun)
+    start_s = None if stamped.backward_start is None else clock.host_s(stamped.backward_start)
+    span = None if start_s is None else (start_s, start_s + iteration.backward_s)
+    return Backward(iteration.backward_s, span)
 
 
 def _iterate(
-    task: Task, stamped: StampedModel, clock: Clock, updater: torch.optim.Optimizer
+    task: Task,
+    stamped: StampedModel,
+    clock: Clock,
+    updater: torch.optim.Optimizer,
+    begun: Callable[[], None] = lambda: None,
 ) -> Iteration:
-    """Run one iteration as a training loop does and return its durations."""
+    """Run one iteration as a training loop does and return its durations.
+
+    Args:
+        task: what is trained.
+        stamped: its model.
+        clock: made the stamps.
+        updater: steps.
+        begun: called as backward begins.
+    """
     stamped.start_iteration()
     clock.finish()
     began_s = time.perf_counter()
@@ -173,6 +221,7 @@ def _iterate(
             "computed from a trainable parameter, outside torch.no_grad()",
         )
     backward_start = stamped.start_backward()
+    begun()
     loss.backward()  # type: ignore[no-untyped-call]
     backward_end = clock.stamp()
     updater.step()

@@ -54,6 +54,11 @@ class StampedModel(Uses):
         self._backward_start = self._clock.stamp()
         return self._backward_start
 
+    @property
+    def backward_start(self) -> Any:
+        """The stamp of the start of backward; None before the first."""
+        return self._backward_start
+
     def ready_s(self) -> dict[str, float]:
         """Return, per parameter, the time from the start of backward to its gradient.
 

@@ -44,6 +44,7 @@ def cluster_report(cluster: Cluster) -> RenderableType:
 
 def workload_report(workload: Workload, top: int = 10) -> RenderableType:
     """Return a workload: its times, and its ``top`` largest gradient tensors."""
+    beside = workload.interference
     lines = Text.assemble(
         (workload.model, "bold"),
         f": {len(workload.tensors)} gradient tensors, {format_bytes(workload.nbytes)}\n",
@@ -51,6 +52,10 @@ def workload_report(workload: Workload, top: int = 10) -> RenderableType:
         f"forward {format_seconds(workload.forward_s)} + "
         f"backward {format_seconds(workload.backward_s)} + "
         f"update {format_seconds(workload.update_s)}",
+        f"\nbeside a collective computation runs at {beside.compute_rate:.0%}, "
+        f"beside computation a collective takes {beside.collective_stretch:.2f}x"
+        if beside
+        else "",
     )
     table = titled_table(f"largest {min(top, len(workload.tensors))} tensors")
     _columns(table, "tensor", "dtype", right=("ready #", "elements", "size", "share", "ready at"))

@@ -53,7 +53,7 @@ def predict_delayed(
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
     traffic = _traffic(workload, plan, cluster, costs)
     k = plan.delay.k
-    period = play_period(workload, traffic, plan.delay, cluster.interference)
+    period = play_period(workload, traffic, plan.delay, workload.interference_on(cluster))
     played_s = math.fsum(one.iteration_s for one in period) / k
     communication_s = math.fsum(one.communication_s for one in period) / k
     compute_s = period[0].compute_s
@@ -62,7 +62,7 @@ def predict_delayed(
     more_s = beside_s(cluster, workload, plan.exchange, share)
     played_s += more_s
     require_possible(played_s, bound_s, f"a plan for {workload.model!r}")
-    iteration_s = max(played_s + cluster.interference.unexplained_s, bound_s)
+    iteration_s = max(played_s + workload.interference_on(cluster).unexplained_s, bound_s)
     return Prediction(
         iteration_s=iteration_s,
         compute_s=compute_s,
@@ -116,7 +116,7 @@ def _pulled_behind(
 
     def lasts_s(behind: int) -> float:
         tried = dataclasses.replace(traffic, behind=behind)
-        period = play_period(workload, tried, delay, cluster.interference)
+        period = play_period(workload, tried, delay, workload.interference_on(cluster))
         return math.fsum(one.iteration_s for one in period)
 
     tried = {n: lasts_s(n) for n in {round(count * i / _SHARES) for i in range(_SHARES + 1)}}

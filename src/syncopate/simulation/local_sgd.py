@@ -73,9 +73,9 @@ def predict_averaged(
     assert plan.local_sgd is not None
     period = plan.local_sgd.period
     alone, average = averages_of(workload, plan, cluster, costs)
-    played = play_traffic(workload, alone, cluster.interference)
+    played = play_traffic(workload, alone, workload.interference_on(cluster))
     more_s = beside_s(cluster, workload, plan.exchange)
-    averaged_s = play_average(average, cluster.interference).finishes_s[-1] + more_s
+    averaged_s = play_average(average, workload.interference_on(cluster)).finishes_s[-1] + more_s
     sent_s = math.fsum(push.duration_s for push in average.pushes) + more_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     wire_s = plan_bound_s(cluster, plan.buckets, 0.0, 1.0, beside_nbytes)

@@ -128,7 +128,7 @@ def _patterns(
     share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
     traffic = _traffic(workload, plan, cluster, costs, share)
     told_s = beside_s(cluster, workload, plan.exchange, share)
-    several = play_several(workload, traffic, cluster.interference, count, plan.delay)
+    several = play_several(workload, traffic, workload.interference_on(cluster), count, plan.delay)
     for iteration, played in enumerate(several):
         pattern = _pattern(workload, plan, played, share)
         pattern += _beside(workload, cluster, played.iteration_s, told_s)
@@ -143,9 +143,11 @@ def _local_patterns(
     """Yield the same of a plan whose ranks step by themselves."""
     assert plan.local_sgd is not None
     alone, average = averages_of(workload, plan, cluster, costs)
-    averaged = play_average(average, cluster.interference)
+    averaged = play_average(average, workload.interference_on(cluster))
     told_s = beside_s(cluster, workload, plan.exchange)
-    for iteration, played in enumerate(play_several(workload, alone, cluster.interference, count)):
+    for iteration, played in enumerate(
+        play_several(workload, alone, workload.interference_on(cluster), count)
+    ):
         pattern, end_s = _pattern(workload, plan, played, 1.0), played.iteration_s
         if (iteration + 1) % plan.local_sgd.period == 0:
             for index, bucket in enumerate(plan.buckets):

@@ -168,6 +168,15 @@ def profiled(rank: int) -> dict[str, Any]:
     return found
 
 
+def profiled_on_two_hosts(rank: int) -> tuple[Workload, bool]:
+    """Profile a model that computes; return also whether its gradients are as they were."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 8))
+    task = Task(model, torch.ones(16, 64))
+    with mock.patch.object(profiling.socket, "gethostname", return_value=f"host{rank // 2}"):
+        found = profile(task, warmup=1, iterations=2)
+    return found, all(p.grad is None for p in model.parameters())
+
+
 def replayed_under_ddp(rank: int) -> dict[str, float]:
     module = replay(workload(0.1))
     parallel = nn.parallel.DistributedDataParallel(module)
@@ -187,8 +196,17 @@ def everything(rank: int, world_size: int, path: Path) -> dict[str, Any]:
             "wrong_sum": wrong_sum(communicator),
             "offsets": offsets(communicator),
             "profiled": profiled(rank),
+            "two_hosts": profiled_on_two_hosts(rank),
             "ddp": replayed_under_ddp(rank),
         }
+
+
+def require_the_same_across_hosts(ranks: list[tuple[Workload, bool]]) -> None:
+    found, _ = ranks[0]
+    assert all(rank == (found, True) for rank in ranks)
+    assert found.metadata["ranks_per_host"] == "2"
+    assert found.interference is not None
+    assert Workload.from_json(found.to_json()) == found
 
 
 def require_two_levels(levels: Cluster) -> None:
@@ -278,6 +296,8 @@ def test_four_ranks(tmp_path: Path) -> None:
     assert found.ready_s == pytest.approx([0.01 + 0.012 * count for count in (1, 2, 3, 4)])
     assert found.backward_s == pytest.approx(0.06)
     assert "rank 3 has another model than rank 0" in profiles[0]["error"]
+    assert found.interference is None
+    require_the_same_across_hosts([rank["two_hosts"] for rank in ranks])
 
     for rank in ranks:
         assert set(rank["ddp"].values()) == {(1 + 2 + 3 + 4) / 4}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.workload import GradientTensor, Workload, fingerprint
 from syncopate.errors import InvalidValueError, UnknownNameError
 from tests.unit import strategies
@@ -120,3 +121,14 @@ def test_nonsense_is_refused(build, complaint):
 def test_an_unknown_dtype_is_refused():
     with pytest.raises(UnknownNameError, match="unknown dtype 'f32'"):
         _tensor(dtype="f32")
+
+
+def test_what_was_measured_with_the_model_counts_before_what_the_cluster_says() -> None:
+    said, measured = Interference(compute_rate=0.5), Interference(compute_rate=0.9)
+    cluster = Cluster.flat(2, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    cluster = msgspec.structs.replace(cluster, interference=said)
+    workload = _workload(_tensor())
+    assert workload.interference_on(cluster) == said
+    for own in (measured, Interference()):
+        with_own = msgspec.structs.replace(workload, interference=own)
+        assert with_own.interference_on(cluster) == own

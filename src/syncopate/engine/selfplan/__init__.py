@@ -3,9 +3,8 @@
 A run begins in ``start``, with a plan that was kept or with DDP's own buckets.
 :mod:`~syncopate.engine.selfplan.course` tells what follows in the second case; the other modules
 are its parts: what the user asks (``wishes``), DDP's buckets (``safe``), a step at a time
-(``stepwise``), network probes in portions (``portions``), when collectives ran (``timings``), what
-overlap costs (``interference``), plans that compete (``contest``), what that cost (``payback``),
-plans that were kept (``cache``), and what is said of it all (``words``). Held steps that measure
-(``sampling``) and the plans that compete (``proposals``) are made in a process of its own
-(``aside``).
+(``stepwise``), network probes in portions (``portions``), plans that compete (``contest``), what
+that cost (``payback``), plans that were kept (``cache``), and what is said of it all (``words``).
+Held steps that measure (``sampling``) and the plans that compete (``proposals``) are made in a
+process of its own (``aside``).
 """

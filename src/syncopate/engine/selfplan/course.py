@@ -44,15 +44,14 @@ from syncopate.engine.engine import Engine
 from syncopate.engine.selfplan import cache, contest, words
 from syncopate.engine.selfplan.aside import Aside
 from syncopate.engine.selfplan.contest import Ability, Contender
-from syncopate.engine.selfplan.interference import Observed, interference_of
 from syncopate.engine.selfplan.payback import SHARE, Budget, Costs
 from syncopate.engine.selfplan.portions import Portions
 from syncopate.engine.selfplan.safe import DDP, first_plan, safe_plan
 from syncopate.engine.selfplan.stepwise import WARMUP, Course, Stepwise, Timed
-from syncopate.engine.selfplan.timings import timings
 from syncopate.engine.selfplan.wishes import Wishes
 from syncopate.engine.step import Step
 from syncopate.errors import CollectiveError, PlanError, SyncopateError
+from syncopate.profiling.interference import Observed, interference_of
 from syncopate.profiling.samples import Iteration, slowest, workload
 from syncopate.profiling.uses import Uses
 
@@ -416,7 +415,7 @@ class SelfPlanner(Stepwise):
             uses = Uses(engine.model)
             with nullcontext() if used else uses:
                 timed = yield from self._steps(1, held=True)
-                steps.append((plan, engine.communicator.all_gather_object(timings(timed[0].step))))
+                steps.append((plan, engine.communicator.all_gather_object(timed[0].step.timings)))
                 lasted_s = self._durations(timed)[0]
                 timed += yield from self._steps(1)
             used = used or uses.names
@@ -446,7 +445,7 @@ class SelfPlanner(Stepwise):
         own = Observed(
             backward_s=clock.between_s(step.backward_start, step.backward_end),
             span=None if begin_s is None or end_s is None else (begin_s, end_s),
-            timings=timings(step),
+            timings=step.timings,
         )
         everyone: list[Observed] = self._engine.communicator.all_gather_object(own)
         return everyone

@@ -25,7 +25,7 @@ from syncopate.costs.decide.options import best_options
 from syncopate.costs.model.collective import schedule_cost
 from syncopate.costs.model.fits import fit_linear
 from syncopate.engine.selfplan.safe import Tensors, plan_of_groups
-from syncopate.engine.selfplan.timings import Timing, durations
+from syncopate.profiling.timings import Timing, durations
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules import registry
 from syncopate.units import KIB, dtype_bytes

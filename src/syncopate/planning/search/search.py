@@ -63,7 +63,8 @@ def searched(question: Question, rivals: Rivals, most: int = PLAYED_MESSAGES) ->
         rivals: none of them is better.
         most: messages to play.
     """
-    problem, interference = question.problem, question.cluster.interference
+    problem = question.problem
+    interference = question.workload.interference_on(question.cluster)
     partition, channels = optimal(problem), question.channels[0]
     player = Player(problem, question.workload, interference, channels)
     if problem.pulls is not None or channels > 1 or not interference.is_ideal:

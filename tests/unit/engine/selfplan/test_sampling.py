@@ -16,7 +16,7 @@ from syncopate.engine.selfplan.sampling import (
     ladder,
     sampling_plans,
 )
-from syncopate.engine.selfplan.timings import durations
+from syncopate.profiling.timings import durations
 from syncopate.recipe import NATIVE
 from syncopate.units import KIB, MIB
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.artifacts.cluster import Interference
-from syncopate.engine.selfplan.interference import NOISE, Observed, interference_of
+from syncopate.profiling.interference import NOISE, Observed, interference_of
 
 
 def step(

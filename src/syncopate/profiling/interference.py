@@ -1,7 +1,7 @@
 """Interference: what overlap costs this model here, from its own steps, overlapped against held.
 
-[Note: reading it off] The same plan runs held, when no collective disturbs backward and backward
-disturbs no collective, and overlapped. Of what overlap adds to backward, every second in which a
+[Note: reading it off] The same collectives run held, when none disturbs backward and backward
+disturbs none, and overlapped. Of what overlap adds to backward, every second in which a
 collective was under way had its share: ``compute_rate = 1 - (overlapped - held) / under way``.
 Collectives that ran inside backward took ``collective_stretch`` times as long as held. A model that
 leaves processors and links idle while it computes has neither; what noise alone could have made is
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from syncopate.artifacts.cluster import Interference
-from syncopate.engine.selfplan.timings import Timing, durations
+from syncopate.profiling.timings import Timing, durations
 
 NOISE = 0.03
 """Longer by less than this share, backward or collectives are taken for undisturbed."""

@@ -1,4 +1,4 @@
-"""Timings: when the collectives of a step ran, and what each of a held step took.
+"""Timings: when collectives ran beside one another, and what each of them took.
 
 [Note: back to back] A collective that waited behind another one takes from the end of that one to
 its own end, in the mean over ranks: so the durations of a step add up to the time it spent. One
@@ -12,23 +12,11 @@ import math
 import operator
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from syncopate.engine.step import Step
 
 _LATE_S = 0.5e-3
 
 Timing = tuple[int, int, float, float]
 """``(bucket, bytes on the wire, start, end)`` of one collective, by one rank's clock."""
-
-
-def timings(step: Step) -> tuple[Timing, ...]:
-    """Return when each collective of a step ran, in launch order, by this rank's clock."""
-    return tuple(
-        (push.bucket, push.nbytes, push.handle.started_s, push.handle.finished_s)
-        for push in step.pushes
-    )
 
 
 def durations(ranks: Sequence[Sequence[Timing]]) -> list[float]:
