@@ -187,7 +187,8 @@ def on_a_core(rank: int) -> Spend:
     It computes as much as it does in that time on a quiet core, also beside other programs.
     """
     cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
+    for thread in os.listdir("/proc/self/task"):  # those that communicate too
+        os.sched_setaffinity(int(thread), {cores[rank % len(cores)]})
     one = torch.ones(_SIDE, _SIDE)
     out = torch.empty_like(one)
 
