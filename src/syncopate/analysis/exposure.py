@@ -128,6 +128,23 @@ class Exposures(Sequence[Exposure]):
                 one, late = np.nonzero(charged > 0)
                 yield some[one], every.rank[members[one, late + 1]], charged[one, late]
 
+    def waited_outside_s(self, chosen: NDArray[Any]) -> float:
+        """Return how long ranks waited for others that were in no message themselves.
+
+        A rank that comes late because its message before took longer is late by transferring.
+
+        Args:
+            chosen: the places of the exposures to look at.
+        """
+        waited_s = 0.0
+        chosen = chosen[self.waiting_s[chosen] > 0]
+        for places, late, seconds_s in self.charges(chosen):
+            since_s, until_s = self.spans.start_s[places], self._found.moves_s[self._rows[places]]
+            within_s = self._free.until(late, until_s) - self._free.until(late, since_s)
+            share = np.clip(within_s / (until_s - since_s), 0.0, 1.0)
+            waited_s += float((seconds_s * (1 - share)).sum())
+        return waited_s
+
     def by_message(self) -> tuple[MessageExposure, ...]:
         """Return what the messages of each name and lane come to, the longest exposed first."""
         spans = self.spans

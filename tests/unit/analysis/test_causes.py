@@ -193,6 +193,19 @@ def test_faster_transfers_start_no_earlier_than_their_gradients_are_there():
     assert (cause.kind, cause.gain_s) == ("transfers", pytest.approx(3.0))
 
 
+def test_ranks_that_leave_one_message_late_and_come_late_to_the_next_are_transferring():
+    """Of each message another rank's part takes twice as long; nobody computes meanwhile."""
+    count = 24
+
+    def takes(rank: int, _: int) -> dict[str, object]:
+        transfers_s = tuple(1.0 + ((bucket + rank) % 4 == 0) for bucket in range(count))
+        return {"ready": (1.0,) * count, "transfers_s": transfers_s}
+
+    found = explanation(made(4, 6, takes, nbytes=(100,) * count))
+    assert (found.abstains, [one.kind for one in found.causes]) == ((), ["transfers"])
+    assert found.causes[0].gain_s > 0.5 * found.iteration_s
+
+
 def test_no_bound_is_above_what_was_recorded():
     """Ranks that never wait for each other, of which one begins late and computes without gaps."""
     spans = []

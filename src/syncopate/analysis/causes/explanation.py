@@ -27,8 +27,8 @@ and pauses without a recorded reason are some rank's own or everybody's at once.
 where they are anywhere is said apart, as noise.
 
 [Note: self-check] Nothing is explained where the recorded iterations, played again without a
-change, do not last as long as they did; where ranks wait for each other much longer than causes
-and noise explain; or where more idle time is left without a cause than the causes explain.
+change, do not last as long as they did; where ranks wait much longer than causes and noise explain
+for others that are in no message themselves; or where more idle time is left without a cause than the causes explain.
 """
 
 from __future__ import annotations
@@ -193,9 +193,9 @@ def _contradicted(replay: Replay, gained_s: float, noise_s: float, left_s: float
     """Yield what the causes leave open, by [Note: self-check]."""
     limit_s = TRUSTED * replay.recorded_s
     found = exposures(replay.timeline)
-    counted = np.isin(found.spans.iteration, replay.iterations)
+    counted = np.flatnonzero(np.isin(found.spans.iteration, replay.iterations))
     turns = len(replay.iterations) * replay.timeline.world_size
-    waited_s = float(found.waiting_s[counted].sum()) / turns
+    waited_s = found.waited_outside_s(counted) / turns
     if waited_s > limit_s and gained_s + noise_s < _EXPLAINED * waited_s:
         yield (
             f"ranks wait {waited_s / replay.recorded_s:.0%} of an iteration for each other, and "

@@ -33,13 +33,14 @@ def at_pace(timeline: Timeline, found: Explanation, workload: Workload) -> Workl
     from syncopate.analysis.arrivals import handing_over_s
 
     trained = timeline.metadata.get("model", workload.model)
-    pace = found.compute_s / workload.compute_s if workload.compute_s > 0 else 0.0
+    _, plan_s = handing_over_s(timeline)
+    own_s = max(found.compute_s - plan_s, _LEAST * found.compute_s)
+    pace = own_s / workload.compute_s if workload.compute_s > 0 else 0.0
     if trained != workload.model or not 1 / _PACE <= pace <= _PACE:
         said = f"{workload.model}, which computes for {workload.compute_s:.3g} s"
-        rule = f"that of the training: {trained}, which computed for {found.compute_s:.3g} s"
+        rule = f"that of the training: {trained}, which computed for {own_s:.3g} s"
         raise InvalidValueError("--workload", said, rule)
-    _, plan_s = handing_over_s(timeline)
-    return workload.scaled(pace * max(1 - plan_s / found.compute_s, _LEAST))
+    return workload.scaled(pace)
 
 
 def against_the_best(
