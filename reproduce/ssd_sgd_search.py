@@ -52,7 +52,7 @@ from syncopate.zoo.task import seeded
 SEARCHED = Path(__file__).parent / "data" / "ssd_sgd_search.json"
 WORKERS = 4
 NAME = "digits"
-DIVISORS = (1, 2, 4, 8)
+DIVISORS = (1, 2, 4)
 """Learning rates: that of ``ssd_sgd.py`` over each."""
 
 SEEDS = 3

@@ -2,8 +2,8 @@
 
 The paper measures overheads of whole iterations, several times what its equations give with the
 latency of a wire. One number more, the same for every step of every algorithm, gives all three:
-what a step costs beside its bytes, calls and copies included. It is fitted to the three. By it a flat
-ring with its 382 steps is slow, as measured; at less than about 12 us a step the ring is the
+what a step costs beside its bytes, calls and copies included. It is fitted to the three. By it a
+flat ring with its 382 steps is slow, as measured; at less than about 12 us a step the ring is the
 fastest.
 """
 

@@ -1,8 +1,8 @@
 """MG-WFBP's rows: Table II, Figs. 5b to 9.
 
 The line of Fig. 5b stands beside what the authors measured, and so do Figs. 6 to 8 on their
-machines of two GPUs. A machine takes 64 images an iteration there, of either network: with that SyncEASGD,
-which hides nothing and so tests the line alone, comes out as they measured it.
+machines of two GPUs. A machine takes 64 images an iteration there, of either network: with that
+SyncEASGD, which hides nothing and so tests the line alone, comes out as they measured it.
 """
 
 from __future__ import annotations
