@@ -161,17 +161,19 @@ def tables(paper: Paper) -> Group:
     into = ReportTable(title=f"{paper.title}: what goes in", box=box.SIMPLE_HEAD)
     for heading in ("what", "value", "from"):
         into.add_column(heading)
-    for one in paper.given:
-        into.add_row(one.what, one.value, one.source)
-    drawn = []
-    for one in paper.tables:
-        own = ReportTable(title=one.title, box=box.SIMPLE_HEAD)
-        for index, heading in enumerate(one.headings):
-            own.add_column(heading, justify="right" if index else "left")
-        for cells in one.lines:
-            own.add_row(*cells)
-        drawn.append(own)
-    return Group(into, out, *drawn)
+    for given in paper.given:
+        into.add_row(given.what, given.value, given.source)
+    return Group(into, out, *(drawn_table(one) for one in paper.tables))
+
+
+def drawn_table(drawn: Drawn) -> ReportTable:
+    """Return a table of its own for a terminal."""
+    found = ReportTable(title=drawn.title, box=box.SIMPLE_HEAD)
+    for index, heading in enumerate(drawn.headings):
+        found.add_column(heading, justify="right" if index else "left")
+    for cells in drawn.lines:
+        found.add_row(*cells)
+    return found
 
 
 def show(papers: Iterable[Paper], console: Console) -> None:
@@ -187,9 +189,13 @@ def markdown(paper: Paper) -> str:
     if into:
         parts += ["What goes in:\n", as_markdown(("what", "value", "from"), into)]
     parts += ["What comes out:\n", as_markdown(HEADINGS, [one.cells for one in paper.figures])]
-    for one in paper.tables:
-        parts += [f"{one.title}:\n", as_markdown(one.headings, one.lines)]
+    parts += [drawn_markdown(one) for one in paper.tables]
     return "\n".join(parts)
+
+
+def drawn_markdown(drawn: Drawn) -> str:
+    """Return a table of its own as a page has it."""
+    return f"{drawn.title}:\n\n{as_markdown(drawn.headings, drawn.lines)}"
 
 
 def as_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
