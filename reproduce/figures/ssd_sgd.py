@@ -182,7 +182,8 @@ def figure_5(study: Study, searched: Study | None) -> Iterator[Figure]:
         )
     if searched is not None:
         for row in others:
-            yield _searched(row, first, printed, searched)
+            if dict(search.accuracies(searched, row)):
+                yield _searched(row, first, printed, searched)
     for row in others:
         yield Figure(
             "Fig. 5",
