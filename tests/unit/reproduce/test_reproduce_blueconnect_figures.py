@@ -56,6 +56,19 @@ def test_figures_that_contradict_each_other() -> None:
     )
 
 
+def test_emulated_hosts_count_bytes_alone() -> None:
+    whole = ROWS["GLOO over BlueConnect, 4 emulated hosts of 2 ranks"]
+    # By hand: twice 3/4 of the bytes over each host's port on both sides, and more inside.
+    inside_s = 2**25 / 4.16e9 + 3 * 66.2e-6
+    port_s = 2 * (2 * 62.8e-6 + 3 / 4 * 2**25 / 118.5e6)
+    blue_s = port_s + 2**25 / 4.16e9 + 2 * 66.2e-6
+    assert whole.simulated == pytest.approx((port_s + 2 * inside_s) / blue_s, rel=1e-3)
+    assert whole.measured == pytest.approx(0.583286 / 0.584998)
+    parts = ROWS["GLOO over BlueConnect in 3 parts, 4 emulated hosts of 2 ranks"]
+    assert parts.simulated is None
+    assert parts.measured == pytest.approx(0.583286 / 0.515773)
+
+
 def test_fig_3_over_all_numbers_of_gpus() -> None:
     table = blue.scaling()
     assert [line[0] for line in table.lines] == ["4", "8", "16", "32", "64", "128", "192"]
