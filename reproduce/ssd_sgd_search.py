@@ -236,8 +236,8 @@ def table(study: Study) -> ReportTable:
     for row in SEARCH_ROWS:
         cells = dict.fromkeys(DIVISORS, "-")
         for divisor, values in accuracies(study, row):
-            spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
-            cells[divisor] = f"{statistics.fmean(values):.1f}{spread}"
+            spread = f"{min(values):.1f} to {max(values):.1f}" if len(values) > 1 else "one seed"
+            cells[divisor] = f"{statistics.fmean(values):.1f} ({spread})"
         title = "GLU" if row == FIG_5[0] else ROWS[row].title
         found.add_row(title, *cells.values())
     return found

@@ -194,8 +194,10 @@ def figure_5(study: Study, searched: Study | None) -> Iterator[Figure]:
 
 
 def best_divisor(searched: Study, row: str) -> int:
-    """Return the learning rate's divisor at which a row's mean accuracy is highest."""
-    means = {n: statistics.fmean(values) for n, values in search.accuracies(searched, row)}
+    """Return the learning rate's divisor of the highest mean accuracy, of those with most seeds."""
+    found = dict(search.accuracies(searched, row))
+    most = max(len(values) for values in found.values())
+    means = {n: statistics.fmean(values) for n, values in found.items() if len(values) == most}
     return max(means, key=means.__getitem__)
 
 
@@ -323,7 +325,8 @@ def rates(searched: Study) -> Drawn:
 def _mean_and_range(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    return f"{statistics.fmean(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+    spread = "one seed" if len(values) == 1 else f"{min(values):.1f} to {max(values):.1f}"
+    return f"{statistics.fmean(values):.1f} ({spread})"
 
 
 GIVEN = (
