@@ -18,7 +18,7 @@ SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rest test-full test-extras extras-here lint format docs bench mutants clean
+.PHONY: help demo test test-rest test-full test-extras extras-here lint format docs reproduce bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
@@ -88,6 +88,13 @@ format: $(READY) ## put the formatting right
 docs: $(READY) ## renew the generated tables and the frozen public surface
 	@$(BIN)/python docs/generate.py
 	@$(BIN)/python -m tests.test_public_surface
+
+# What every paper's script shows, then all figures of the papers, and the tables of docs/reproduce.md.
+PAPERS := mg_wfbp linear_pipeline blueconnect ssd_sgd ssd_sgd_search glu_stability sketchdlc sketchdlc_networks papers
+reproduce: $(READY) ## the five papers' figures anew, and their page: some minutes (ARGS=--quick: one)
+	@set -e; for script in $(PAPERS); do \
+	  echo "==> reproduce/$$script.py"; $(BIN)/python reproduce/$$script.py $(ARGS); \
+	done
 
 bench: $(READY) ## every benchmark, in turn: two hours (ARGS=--quick: a few minutes)
 	@set -e; for script in benchmarks/*.py; do \

@@ -5,11 +5,13 @@ sought. The second has a network of three layers and a choice of warm-ups. docs/
 they mean. It takes some minutes::
 
     python reproduce/glu_stability.py
+    python reproduce/glu_stability.py --quick     # one k, one warm-up
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,14 +134,17 @@ class Network:
         return self.loss_and_gradient(weights, random.integers(0, len(self.labels), 32))[1]
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     """Print both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="one k, one warm-up")
+    quick = parser.parse_args(words).quick
     print(f"largest stable lr c on a quadratic, m = {MOMENTUM}: SGD {2 * (1 + MOMENTUM):.2f}")
-    for period in PERIODS:
+    for period in PERIODS[:1] if quick else PERIODS:
         print(f"  GLU, k = {period}: {largest_stable(period):.2f}")
     network = Network()
     print(f"\nthree layers, {WORKERS} workers, lr = {LR}, {STEPS} iterations: loss")
-    for period, warm_up in ((None, 0), *((1, each) for each in WARM_UPS)):
+    for period, warm_up in ((None, 0), *((1, each) for each in WARM_UPS[: 1 if quick else None])):
         end = train(network.gradient, network.weights(), LR, period, warm_up=warm_up, steps=STEPS)
         what = "SGD" if period is None else f"GLU, k = 1, after {warm_up + 1} iterations of SGD"
         loss = None if end is None else network.loss_and_gradient(end, np.arange(2000))[0]

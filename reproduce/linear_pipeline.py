@@ -4,6 +4,7 @@
     python reproduce/linear_pipeline.py --json                 # the same as JSON
     python reproduce/linear_pipeline.py --measured lab.json    # another measurement than ours
     python reproduce/linear_pipeline.py --training lab.json    # another one of Table 2
+    python reproduce/linear_pipeline.py --quick                # 2 and 4 ranks alone
 
 The paper (Wang et al. 2017) compares broadcast, reduce and all-reduce by linear pipeline (LP),
 minimum spanning tree (MST) and bidirectional exchange (BE). What it takes as given:
@@ -61,6 +62,7 @@ MEASURED = "linear_pipeline_*hosts.json"
 COLLECTIVES = ("broadcast", "reduce", "all_reduce")
 ALGORITHMS = ("be", "mst", "lp")
 RANKS = (2, 3, 4, 5, 6, 8, 12, 16)
+QUICK_RANKS = (2, 4)
 ALPHA_S = 1e-7
 BYTES_PER_S = 1e9
 BLOCK_BYTES = 64 * 1024
@@ -361,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--measured", type=Path, help="a measurement to print beside its prices")
     parser.add_argument("--training", type=Path, help="what bsp_sgd_lab.py wrote")
+    parser.add_argument("--quick", action="store_true", help="fewer numbers of ranks")
     options = parser.parse_args(arguments)
     trainings = [options.training] if options.training else bsp_sgd_table.committed()
     ours = sorted(DATA.parent.glob(MEASURED), key=lambda path: (len(path.name), path.name))
@@ -372,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         labs = [bsp_sgd_table.Lab.load(path) for path in trainings]
     except SyncopateError as error:
         parser.error(str(error))
-    entries, rows = table_one(), scaling()
+    entries, rows = table_one(), scaling(QUICK_RANKS) if options.quick else scaling()
     if options.json:
         report = {
             "table_1": [asdict(entry) for entry in entries],
