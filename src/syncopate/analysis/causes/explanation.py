@@ -28,7 +28,8 @@ where they are anywhere is said apart, as noise.
 
 [Note: self-check] Nothing is explained where the recorded iterations, played again without a
 change, do not last as long as they did; where ranks wait much longer than causes and noise explain
-for others that are in no message themselves; or where more idle time is left without a cause than the causes explain.
+for others that are in no message themselves; or where more idle time is left without a cause than
+the causes explain.
 """
 
 from __future__ import annotations
