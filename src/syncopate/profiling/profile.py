@@ -67,7 +67,11 @@ def profile(
         InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
         UnknownNameError: no optimizer of that name.
     """
-    parameters = _require_measurable(task, warmup, iterations)
+    if warmup < 0:
+        raise InvalidValueError("warmup", warmup, "an integer >= 0")
+    if iterations < 1:
+        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+    parameters = require_measurable(task)
     whole = looked_at_whole(parameters, optimizer)
     stepped = None if isinstance(optimizer, str) else optimizer
     home = next(iter(parameters.values())).device
@@ -94,12 +98,13 @@ def profile(
     return _agree(task.title, parameters, (measured, facts, *looked), group)
 
 
-def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
-    """Refuse what cannot be measured; return the trainable parameters."""
-    if warmup < 0:
-        raise InvalidValueError("warmup", warmup, "an integer >= 0")
-    if iterations < 1:
-        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+def require_measurable(task: Task) -> dict[str, Tensor]:
+    """Refuse a task that has no workload; return the trainable parameters.
+
+    Raises:
+        CalibrationError: nothing to train, or parameters without a shape.
+        InvalidValueError: a data-parallel wrapper.
+    """
     if isinstance(task.model, torch.nn.parallel.DistributedDataParallel):
         raise InvalidValueError(
             f"the model of {task.title}",
@@ -152,15 +157,25 @@ def _measure(
             say(progress, f"profile {task.title}", index / (warmup + iterations))
             if dist.is_initialized():
                 dist.barrier(group)
-            measured.append(_iterate(task, stamped, clock, updater))
+            measured.append(iterate(task, stamped, clock, updater))
     say(progress, f"profile {task.title}", 1.0)
     return measured[warmup:]
 
 
-def _iterate(
+def iterate(
     task: Task, stamped: StampedModel, clock: Clock, updater: torch.optim.Optimizer
 ) -> Iteration:
-    """Run one iteration as a training loop does and return its durations."""
+    """Run one iteration as a training loop does and return its durations.
+
+    Args:
+        task: what to train.
+        stamped: its model, within its block.
+        clock: the one that stamps.
+        updater: steps at the end.
+
+    Raises:
+        InvalidValueError: a loss without a gradient.
+    """
     stamped.start_iteration()
     clock.finish()
     began_s = time.perf_counter()
@@ -205,7 +220,7 @@ def _agree(
         own: the iterations, facts, names of whole parameters, and bytes of buffers.
         group: the ranks.
     """
-    sizes = {name: (p.numel(), _dtype_name(p)) for name, p in parameters.items()}
+    sizes = {name: (p.numel(), dtype_name(p)) for name, p in parameters.items()}
     ranks = _all_gather((sizes, *own), group)
     for rank, (theirs, *_) in enumerate(ranks):
         if theirs != ranks[0][0]:
@@ -232,7 +247,7 @@ def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) -> dict[str, str]:
-    dtypes = sorted({_dtype_name(p) for p in parameters.values()})
+    dtypes = sorted({dtype_name(p) for p in parameters.values()})
     facts = {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
         "dtype": ", ".join(dtypes),
@@ -241,18 +256,19 @@ def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) ->
         "clock": clock_for(where).name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    batch = _batch_size(task.inputs)
+    batch = batch_size(task.inputs)
     return facts | ({"batch": str(batch)} if batch is not None else {})
 
 
-def _batch_size(inputs: Any) -> int | None:
+def batch_size(inputs: Any) -> int | None:
     """Return the first dimension of the first tensor among the inputs."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     if isinstance(inputs, tuple | list):
-        return next((size for item in inputs if (size := _batch_size(item)) is not None), None)
+        return next((size for item in inputs if (size := batch_size(item)) is not None), None)
     return int(inputs.shape[0]) if isinstance(inputs, Tensor) and inputs.dim() else None
 
 
-def _dtype_name(parameter: Tensor) -> str:
+def dtype_name(parameter: Tensor) -> str:
+    """Return the dtype of a parameter by torch's name, such as ``"float32"``."""
     return str(parameter.dtype).removeprefix("torch.")

@@ -54,6 +54,11 @@ class StampedModel(Uses):
         self._backward_start = self._clock.stamp()
         return self._backward_start
 
+    @property
+    def start_of_backward(self) -> Any:
+        """The stamp of :meth:`start_backward`."""
+        return self._backward_start
+
     def ready_s(self) -> dict[str, float]:
         """Return, per parameter, the time from the start of backward to its gradient.
 
