@@ -201,8 +201,8 @@ def _complete(table: _Table, text: str) -> None:
         if _fits(int(row.group(1)), time_us, algbw):
             found.append(time_us * 1e-6)
             table.factors.append((algbw, busbw))
-            check = values[at + 3]
-            table.wrong += columns[at + 3] == "#wrong" and check not in ("0", "N/A")
+            counted = "#wrong" in table.columns or values[at + 3].isdecimal()
+            table.wrong += counted and values[at + 3] not in ("0", "N/A")
     nbytes = int(row.group(1))
     if found and nbytes:
         table.operations.add(row.group(4))
