@@ -142,7 +142,7 @@ def convert(
     logs = given.files if _are_logs(given, beside, to) else ()
     to = to or (CLUSTER if logs else TIMELINE)
     if to not in (CLUSTER, *RULES, *TIMELINES):
-        raise UnknownNameError("format", to, (CLUSTER, *TIMELINES, *RULES))
+        raise UnknownNameError("format", to, (*TIMELINES, CLUSTER, *RULES))
     for option, value in (("--protocol", protocol), ("--channels", channels)):
         if value is not None and to != NCCL_TUNER:
             raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")

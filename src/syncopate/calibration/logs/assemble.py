@@ -42,6 +42,7 @@ from syncopate.artifacts.cluster import (
     CurvePoint,
     Level,
 )
+from syncopate.artifacts.overlap import RDMA, TCP, assuming_overlap
 from syncopate.calibration.logs.measured import CollectiveLog, LinkLog, Log, Sample, sizes_of
 from syncopate.costs.model.fits import fit_linear
 from syncopate.errors import CalibrationError, InvalidValueError, UnknownNameError
@@ -126,7 +127,7 @@ def assemble(logs: Sequence[Log], given: Given) -> Cluster:
             "are priced by latency and bandwidth alone"
         )
     placed = _hosts(shown, world)
-    return Cluster(
+    cluster = Cluster(
         name=_name(shown, hosts, per_host),
         levels=levels,
         hosts=placed,
@@ -138,6 +139,12 @@ def assemble(logs: Sequence[Log], given: Given) -> Cluster:
         warnings=(*remarks, *_slow(links)),
         metadata=facts | _provenance(logs, curves, shown),
     )
+    return assuming_overlap(cluster, _carrier(logs))
+
+
+def _carrier(logs: Sequence[Log]) -> str:
+    """Return what carries messages: TCP where any log says so, and RDMA otherwise."""
+    return TCP if any(log.carrier == TCP for log in logs) else RDMA
 
 
 def _shape(logs: Sequence[CollectiveLog], largest: int, given: Given) -> tuple[int, int]:
@@ -265,7 +272,7 @@ def _outer_start(
         return _Start(seconds, f"fitted to single messages: {_paths_of(links, points)}")
 
     def steps(log: CollectiveLog, algorithm: str) -> tuple[int, int]:
-        hosts, per_host = max(log.host_count, shape[0]), shape[1]
+        hosts, per_host = log.host_count or shape[0], log.ranks_per_host or shape[1]
         if algorithm == "ring":
             between = _turns(log) * (hosts - 1)
             return _turns(log) * (log.ranks - 1) - between, between

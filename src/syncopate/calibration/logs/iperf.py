@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from syncopate.calibration.logs.measured import TCP, LinkLog
+from syncopate.artifacts.overlap import TCP
+from syncopate.calibration.logs.measured import LinkLog
 from syncopate.errors import ArtifactError
 
 _ROW = re.compile(

@@ -5,13 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-GPU = "gpu"
-"""Of a log: collectives between GPUs."""
-
-TCP = "tcp"
-RDMA = "rdma"
-"""What carried messages between hosts."""
-
 
 @dataclass(frozen=True)
 class Sample:
@@ -40,7 +33,7 @@ class CollectiveLog:
         host_count: how many hosts; 0 where the log does not tell.
         samples: by their order in the log.
         forced: the only algorithm that the environment allowed; empty where the library chose.
-        carrier: ``TCP`` or ``RDMA``; empty where the log does not tell.
+        carrier: ``"tcp"`` or ``"rdma"``; empty where the log does not tell.
         device: name of the GPUs; may be empty.
         version: of the tool and the library; may be empty.
         remarks: what is wrong with the log, a sentence each.
@@ -76,7 +69,7 @@ class LinkLog:
     Attributes:
         path: of the file.
         tool: such as ``"ib_write_bw"``.
-        carrier: ``TCP`` or ``RDMA``.
+        carrier: ``"tcp"`` or ``"rdma"``.
         rate_bytes_per_s: payload in one direction; None where it was not measured.
         one_way: sizes in bytes and seconds of single messages; empty where not measured.
         remarks: what is wrong with the log, a sentence each.

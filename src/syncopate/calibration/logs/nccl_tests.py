@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from syncopate.artifacts.benchmark import BUS_FACTORS
-from syncopate.calibration.logs.measured import RDMA, TCP, CollectiveLog, Sample
+from syncopate.artifacts.overlap import RDMA, TCP
+from syncopate.calibration.logs.measured import CollectiveLog, Sample
 from syncopate.errors import ArtifactError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "sendrecv")

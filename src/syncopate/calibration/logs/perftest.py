@@ -10,14 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from syncopate.calibration.logs.measured import RDMA, LinkLog
+from syncopate.artifacts.overlap import RDMA
+from syncopate.calibration.logs.measured import LinkLog
 from syncopate.errors import ArtifactError
 from syncopate.units import MIB
 
 _HEADER = re.compile(r"\s*#bytes\s+#iterations\s+(.*)")
-_TITLE = re.compile(
-    r"\s*(RDMA_Write|RDMA_Read|Send|Atomic)\s+(?:\w+ )?(Bidirectional )?(BW|Latency) Test"
-)
+_TITLE = re.compile(r"\s*(RDMA_Write|RDMA_Read|Send|Atomic)\s+(.*?)(?:BW|Latency) Test")
 _COMMAND = re.compile(r"\b(ib_(?:write|read|send|atomic)_(?:bw|lat))\b")
 _COLUMNS = re.compile(r"tps average|[^\s\[\]][^\[\]]*\[[^\]]+\]|\S+")
 _UNITS = {
@@ -54,7 +53,7 @@ def read_perftest(path: str, lines: Sequence[tuple[str, str]]) -> tuple[LinkLog,
         if header is not None:
             columns = tuple(_COLUMNS.findall(header.group(1)))
         elif named is not None:
-            title = _Title(named.group(1).lower(), bool(named.group(2)))
+            title = _Title(named.group(1).lower(), "Bidirectional" in named.group(2))
         elif command is not None and not title.verb:
             title = _Title(command.group(1).split("_")[1], False)
         values = line.split()

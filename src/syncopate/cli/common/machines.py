@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.overlap import TCP, assuming_overlap
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import err
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
@@ -160,4 +161,5 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
         raise InvalidValueError(what, None, "given, or else --network and --nodes")
     if nodes is None or nodes < 1:
         raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
-    return Cluster.preset(network, nodes)
+    # Typical networks are of TCP, and nothing was measured on them.
+    return assuming_overlap(Cluster.preset(network, nodes), TCP)

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from syncopate.calibration.logs.measured import RDMA, TCP, CollectiveLog
+from syncopate.artifacts.overlap import RDMA, TCP
+from syncopate.calibration.logs.measured import CollectiveLog
 from syncopate.calibration.logs.nccl_tests import read_nccl_tests
 from syncopate.calibration.logs.text import lines_of
 from syncopate.errors import ArtifactError
