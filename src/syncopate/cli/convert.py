@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+import syncopate
 from syncopate.cli.common.console import say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
@@ -74,25 +75,32 @@ def beside_logs(
     return Beside(latency, ranks_per_host, collective)
 
 
-@grouped(given=sources, table=table_options, beside=beside_logs)
-def convert(
+class Tuner(NamedTuple):
+    """What the options say of rules for NCCL.
+
+    Attributes:
+        protocol: for every size; None: by size.
+        channels: None: the plug-in's own.
+    """
+
+    protocol: str | None
+    channels: int | None
+
+    def require_meant(self, to: str) -> None:
+        """Refuse them where other files are written.
+
+        Raises:
+            InvalidValueError: names the one that was given.
+        """
+        for name, value in zip(self._fields, self, strict=True):
+            if value is not None and to != NCCL_TUNER:
+                raise InvalidValueError(
+                    f"--{name}", value, f"left out: it belongs to --to {NCCL_TUNER}"
+                )
+
+
+def tuner_options(
     *,
-    given: Sources,
-    table: Table,
-    beside: Beside,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Of logs {CLUSTER} or {_OR_RULES}, of a training {' or '.join(TIMELINES)}, of a "
-            f"cluster {_OR_RULES}; {CLUSTER} of logs and {TIMELINE} of others otherwise."
-        ),
-    ] = None,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="File to write; - prints it. For hta, chakra, dlc a folder."
-        ),
-    ] = Path(STANDARD_OUTPUT),
     protocol: Annotated[
         str | None,
         typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
@@ -100,13 +108,41 @@ def convert(
     channels: Annotated[
         int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
     ] = None,
+) -> Tuner:
+    """Return what the options say."""
+    return Tuner(protocol, channels)
+
+
+_To = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of logs {CLUSTER} or {_OR_RULES}, of a training {' or '.join(TIMELINES)}, of a "
+        f"cluster {_OR_RULES}; {CLUSTER} of logs and {TIMELINE} of others otherwise."
+    ),
+]
+_Output = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="File to write; - prints it. For hta, chakra, dlc a folder."
+    ),
+]
+
+
+@grouped(given=sources, table=table_options, beside=beside_logs, tuner=tuner_options)
+def convert(
+    *,
+    given: Sources,
+    table: Table,
+    beside: Beside,
+    tuner: Tuner,
+    to: _To = None,
+    output: _Output = Path(STANDARD_OUTPUT),
 ) -> None:
     """Write a training, a cluster's decisions, or what other tools measured, as other files.
 
-    Logs of nccl-tests, iperf3, ib_write_bw and ib_write_lat become a cluster. Several logs of one
-    cluster may be given together: what it carries is taken from one, its latency from another.
-    Latency is fitted to what was measured. Where no log tells it, --latency does, or --network
-    names a typical one; --nodes and --ranks-per-host say what the logs do not.
+    Logs of nccl-tests, iperf3, ib_write_bw and ib_write_lat become a cluster, several of one
+    together. Latency is fitted to them; where none tells it, --latency does, or --network names a
+    typical one.
 
     A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
     flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
@@ -118,8 +154,6 @@ def convert(
     For example:
 
       syncopate convert all_reduce.log -o cluster.json
-
-      syncopate convert iperf3.json --nodes 16 --network 10gbe -o cluster.json
 
       syncopate convert one_host.log ib_write_bw.log ib_write_lat.log --nodes 64 -o cluster.json
 
@@ -143,15 +177,13 @@ def convert(
     to = to or (CLUSTER if logs else TIMELINE)
     if to not in (CLUSTER, *RULES, *TIMELINES):
         raise UnknownNameError("format", to, (*TIMELINES, CLUSTER, *RULES))
-    for option, value in (("--protocol", protocol), ("--channels", channels)):
-        if value is not None and to != NCCL_TUNER:
-            raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
+    tuner.require_meant(to)
     if to in OF_RANKS and is_standard_output(output):
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
     if to in (CLUSTER, *RULES):
         cluster = _from_logs(given, beside) if logs else given.cluster()
         content = cluster.to_json() if to == CLUSTER else None
-        files = {"": content or _rules(cluster, to, protocol or "", channels).encode()}
+        files = {"": content or _rules(cluster, to, tuner).encode()}
     else:
         files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
@@ -178,12 +210,14 @@ def _are_logs(given: Sources, beside: Beside, to: str | None) -> bool:
 
 def _from_logs(given: Sources, beside: Beside) -> Cluster:
     """Return what logs tell, and remark what they do not."""
-    from syncopate.calibration.logs.assemble import Given
-    from syncopate.calibration.logs.read import read_logs
-
-    latency_s = None if beside.latency is None else parse_seconds(beside.latency)
-    known = Given(given.nodes, beside.ranks_per_host, latency_s, given.network)
-    cluster = read_logs(given.files, known, collective=beside.collective or "")
+    cluster = syncopate.read_logs(
+        given.files,
+        nodes=given.nodes,
+        ranks_per_host=beside.ranks_per_host,
+        latency_s=None if beside.latency is None else parse_seconds(beside.latency),
+        network=given.network,
+        collective=beside.collective or "",
+    )
     for warning in cluster.warnings:
         note(warning)
     for what in ("latency", "devices", "overlap"):
@@ -233,7 +267,7 @@ def _messages(run: Run | None) -> Iterable[dict[str, Any]]:
     return served_events(run.served, shown)
 
 
-def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> str:
+def _rules(cluster: Cluster, to: str, tuner: Tuner) -> str:
     """Return the file of another library's tuning; remark what has no counterpart there."""
     from syncopate.costs.decide.tabulate import decision_table
     from syncopate.reports.rules.nccl_tuner import nccl_tuner
@@ -245,7 +279,7 @@ def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> st
 
     table = decision_table(cluster)
     if to == NCCL_TUNER:
-        made = nccl_tuner(table, restrict, protocol=protocol, channels=channels)
+        made = nccl_tuner(table, restrict, protocol=tuner.protocol or "", channels=tuner.channels)
     else:
         made = open_mpi(table, restrict)
     for remark in made.notes:

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from syncopate.profiling.estimate import Estimated
     from syncopate.profiling.roofline import Roofline
 
-_ITERATIONS, _WARMUP = 10, 3
 _LAYERS = 5
 
 
@@ -106,7 +105,60 @@ def absent_device(
     return absent
 
 
-@grouped(absent=absent_device)
+class Here(NamedTuple):
+    """What the options say of a measurement on this machine.
+
+    Attributes:
+        iterations: that are measured.
+        warmup: before them.
+        device: where; None: where the model is.
+        local: ranks of this machine; None: not asked for.
+    """
+
+    iterations: int = 10
+    warmup: int = 3
+    device: str | None = None
+    local: int | None = None
+
+    def require_unsaid(self) -> None:
+        """Refuse every one of them, where nothing is measured.
+
+        Raises:
+            InvalidValueError: names one that was given.
+        """
+        for name, value, unsaid in zip(self._fields, self, Here(), strict=True):
+            if value != unsaid:
+                rule = "left out: with --on nothing runs here"
+                raise InvalidValueError(f"--{name}", value, rule)
+
+
+_UNSAID = Here()
+
+
+def measured_here(
+    *,
+    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = _UNSAID.iterations,
+    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = _UNSAID.warmup,
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
+    ] = None,
+    local: Annotated[
+        int | None,
+        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
+    ] = None,
+) -> Here:
+    """Return what the options say.
+
+    Raises:
+        InvalidValueError: a count out of range.
+    """
+    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise InvalidValueError(option, value, f"an integer >= {least}")
+    return Here(iterations, warmup, device, local)
+
+
+@grouped(here=measured_here, absent=absent_device)
 def profile(
     *,
     builder: Annotated[
@@ -117,15 +169,11 @@ def profile(
             show_default=False,
         ),
     ],
+    here: Here,
     absent: Absent,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the workload; - prints it.")
     ] = Path("workload.json"),
-    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = _ITERATIONS,
-    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = _WARMUP,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
-    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -136,10 +184,6 @@ def profile(
     json: Annotated[
         bool, typer.Option("--json", help="Print the workload as JSON instead of tables.")
     ] = False,
-    local: Annotated[
-        int | None,
-        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
-    ] = None,
 ) -> None:
     """Time forward, backward and every gradient of a model, and write the workload.
 
@@ -148,59 +192,37 @@ def profile(
     ranks, started with --local or torchrun, all profile at once and the slowest rank counts. Have
     as many on a host as will train there.
 
-    With --on, or --device-peak and --device-bandwidth, the model is neither trained nor measured:
-    it is built without values, in no memory, and its times are an assumption, which the workload
-    and the last line say.
+    With --on, or --device-peak, nothing runs: the model has shapes alone, and takes no memory. Its
+    times are an assumption, which the workload and the last line say.
 
     For example:
 
       syncopate profile syncopate.zoo:resnet20
 
-      syncopate profile mymodels:build_gpt -o gpt.json --iterations 20 --local 4
-
-      syncopate profile mymodels:build_gpt --optimizer Muon
+      syncopate profile mymodels:build_gpt -o gpt.json --optimizer Muon --local 4
 
       syncopate profile mymodels:build_gpt --on h100 --batch 16 -o gpt.json
 
       syncopate profile mymodels:build --device-peak 90TFLOPS --device-bandwidth 1TB/s
     """
-    _require_counts(iterations, warmup)
     if optimizer is not None:
         kind_named(optimizer)
     require_one_writer(json, ("--output", output))
     if absent.is_meant:
-        measuring = (
-            ("--local", local, None),
-            ("--device", device, None),
-            ("--iterations", iterations, _ITERATIONS),
-            ("--warmup", warmup, _WARMUP),
-        )
-        for option, value, unsaid in measuring:
-            if value != unsaid:
-                raise InvalidValueError(option, value, "left out: with --on nothing runs here")
+        here.require_unsaid()
         _show_estimated(_estimate(builder, absent, optimizer), output, json)
         return
-    code = ranks.start_if_asked(local)
+    code = ranks.start_if_asked(here.local)
     if code is not None:
         raise typer.Exit(code)
     with progress_bar("profiling") as progress:
-        workload = _profile(builder, (warmup, iterations), device, optimizer, progress)
+        workload = _profile(builder, here, optimizer, progress)
     if is_leader():
         _show(workload, output, json)
 
 
-def _require_counts(iterations: int, warmup: int) -> None:
-    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
-        if value < least:
-            raise InvalidValueError(option, value, f"an integer >= {least}")
-
-
 def _profile(
-    builder: str,
-    counts: tuple[int, int],
-    device: str | None,
-    optimizer: str | None,
-    progress: ProgressFunction,
+    builder: str, here: Here, optimizer: str | None, progress: ProgressFunction
 ) -> Workload:
     from syncopate.profiling.builder import load_task, story
 
@@ -209,9 +231,9 @@ def _profile(
         try:
             return syncopate.profile(
                 task,
-                warmup=counts[0],
-                iterations=counts[1],
-                device=device,
+                warmup=here.warmup,
+                iterations=here.iterations,
+                device=here.device,
                 optimizer=optimizer,
                 progress=progress,
             )

@@ -67,10 +67,7 @@ def profile(
         InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
         UnknownNameError: no optimizer of that name.
     """
-    if warmup < 0:
-        raise InvalidValueError("warmup", warmup, "an integer >= 0")
-    if iterations < 1:
-        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+    _require_counts(warmup, iterations)
     parameters = require_measurable(task)
     whole = looked_at_whole(parameters, optimizer)
     stepped = None if isinstance(optimizer, str) else optimizer
@@ -87,15 +84,19 @@ def profile(
                 group=group,
                 progress=progress,
             )
-        facts = _facts(task, parameters, where) | {
-            "warmup": str(warmup),
-            "iterations": str(iterations),
-        }
+        counts = {"warmup": str(warmup), "iterations": str(iterations)}
+        facts = _facts(task, parameters, where) | counts
     finally:
         if where != home:
             task.model.to(home)
-    looked = whole, riding_bytes(task.model.buffers())
-    return _agree(task.title, parameters, (measured, facts, *looked), group)
+    own = measured, facts, whole, riding_bytes(task.model.buffers())
+    return _agree(task.title, parameters, own, group)
+
+
+def _require_counts(warmup: int, iterations: int) -> None:
+    for what, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
+        if count < least:
+            raise InvalidValueError(what, count, f"an integer >= {least}")
 
 
 def require_measurable(task: Task) -> dict[str, Tensor]:

@@ -37,13 +37,23 @@ def is_log(path: str | os.PathLike[str]) -> bool:
 
 
 def read_logs(
-    paths: Sequence[str | os.PathLike[str]], given: Given | None = None, *, collective: str = ""
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    nodes: int | None = None,
+    ranks_per_host: int | None = None,
+    latency_s: float | None = None,
+    network: str | None = None,
+    collective: str = "",
 ) -> Cluster:
     """Return what logs of other tools measured as a cluster.
 
     Args:
         paths: the files, of several tools together where they measured one cluster.
-        given: what is known beside them.
+        nodes: number of hosts, where the logs do not tell, or of a larger cluster like theirs.
+        ranks_per_host: where the logs do not tell.
+        latency_s: α between hosts, instead of what is fitted to the logs.
+        network: a typical network, one of :data:`~syncopate.artifacts.cluster.NETWORKS`, whose α
+            counts where no log tells it.
         collective: which collective nccl-tests measured, where its log does not say.
 
     Raises:
@@ -56,7 +66,8 @@ def read_logs(
         raise UnknownNameError("collective", collective, COLLECTIVES)
     if not paths:
         raise InvalidValueError("FILE", [], f"at least one: {READABLE}")
-    return assemble([log for path in paths for log in _read(path, collective)], given or Given())
+    given = Given(nodes, ranks_per_host, latency_s, network)
+    return assemble([log for path in paths for log in _read(path, collective)], given)
 
 
 def _read(path: str | os.PathLike[str], collective: str) -> tuple[Log, ...]:

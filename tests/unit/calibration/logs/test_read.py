@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
-from syncopate.calibration.logs.assemble import Given
 from syncopate.calibration.logs.read import is_log, read_logs
 from syncopate.costs.model.collective import collective_costs
 from syncopate.errors import (
@@ -39,7 +38,7 @@ def made(tmp_path):
         for number, text in enumerate(texts):
             paths.append(tmp_path / f"{number}.log")
             paths[-1].write_text(text)
-        return read_logs(paths, Given(**given))
+        return read_logs(paths, **given)
 
     return read
 
@@ -239,7 +238,7 @@ def test_any_damage_is_one_error_or_a_cluster(tmp_path) -> None:
         for end in range(0, len(text), max(len(text) // 60, 1)):
             path.write_text(text[:end])
             try:
-                cluster = read_logs([path], Given(latency_s=1e-5))
+                cluster = read_logs([path], latency_s=1e-5)
             except SyncopateError:
                 continue
             rates = [level.bandwidth_bytes_per_s for level in cluster.levels]
