@@ -34,7 +34,7 @@ _TYPES = (
 _OPERATIONS = "sum|prod|max|min|avg|mulsum|none|all"
 _ROW = re.compile(rf"\s*(\d+)\s+(\d+)\s+({_TYPES})\s+({_OPERATIONS})\b(.*)")
 _HEADER = re.compile(r"#\s+(?:size\s+count|bytes\s+N)\s+type\s+(?:redop|op)\b(.*)")
-_NUMBERS = re.compile(r"\s*(?:(?:[-+0-9.e]+|N/A|nan|inf)\s*)+", re.IGNORECASE)
+_NUMBERS = re.compile(r"\s*(?:(?:[-+:0-9.e]+|N/A|nan|inf)\s*)+", re.IGNORECASE)
 _RANK = re.compile(
     r"#\s+Rank\s+(\d+)\s+(?:Group\s+(\d+)\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device\s+\d+"
     r"\s+\[[^\]]*\]\s*(.*)"
@@ -111,6 +111,9 @@ def read_nccl_tests(
     _finish(tables[-1])
     whole = [table for table in tables if table.samples]
     if not whole:
+        if any("cputime" in table.columns for table in tables):
+            reason = "times of processors (-C), which say nothing of the network; run it without -C"
+            raise ArtifactError(path, reason)
         cut = sum(table.dropped for table in tables)
         why = f"{cut} rows are cut off or mixed up" if cut else "it has no row of a size and times"
         raise ArtifactError(path, f"a log of nccl-tests, of which no row can be read: {why}")
@@ -203,7 +206,7 @@ def _complete(table: _Table, text: str) -> None:
             found.append(time_us * 1e-6)
             table.factors.append((algbw, busbw))
             counted = "#wrong" in table.columns or values[at + 3].isdecimal()
-            table.wrong += counted and values[at + 3] not in ("0", "N/A")
+            table.wrong += counted and _number(values[at + 3]) > 0
     nbytes = int(row.group(1))
     if found and nbytes:
         table.operations.add(row.group(4))

@@ -10,6 +10,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.calibration.logs.assemble import Given, assemble
 from syncopate.calibration.logs.iperf import is_iperf, read_iperf
 from syncopate.calibration.logs.measured import Log
+from syncopate.calibration.logs.nccl_json import as_lines, is_nccl_json
 from syncopate.calibration.logs.nccl_tests import COLLECTIVES, is_nccl_tests, read_nccl_tests
 from syncopate.calibration.logs.perftest import is_perftest, read_perftest
 from syncopate.calibration.logs.text import lines_of, read_text
@@ -17,7 +18,7 @@ from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.units import KIB
 
 READABLE = (
-    "a log of nccl-tests (all_reduce_perf and the like), of iperf3 (text or JSON), or of "
+    "a log of nccl-tests (all_reduce_perf and the like) or iperf3, as text or JSON, or of "
     "ib_write_bw or ib_write_lat"
 )
 
@@ -76,7 +77,8 @@ def _read(path: str | os.PathLike[str], collective: str) -> tuple[Log, ...]:
     if tool is None:
         first = next((line.strip() for line in text.splitlines() if line.strip()), "")
         raise ArtifactError(path, f"begins with {first[:60]!r}; expected {READABLE}")
-    name, lines = os.fspath(path), lines_of(text)
+    name = os.fspath(path)
+    lines = as_lines(name, text) if is_nccl_json(text) else lines_of(text)
     if tool == "perftest":
         return read_perftest(name, lines)
     if tool == "iperf3":
@@ -88,6 +90,6 @@ def _tool(text: str) -> str | None:
     """Return which tool wrote a text; None is not known."""
     if is_perftest(text):
         return "perftest"
-    if is_nccl_tests(text):
+    if is_nccl_json(text) or is_nccl_tests(text):
         return "nccl-tests"
     return "iperf3" if is_iperf(text) else None

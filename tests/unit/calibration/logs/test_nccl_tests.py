@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
 from syncopate.artifacts.overlap import RDMA, TCP
 from syncopate.calibration.logs.measured import CollectiveLog
+from syncopate.calibration.logs.nccl_json import as_lines, is_nccl_json
 from syncopate.calibration.logs.nccl_tests import read_nccl_tests
 from syncopate.calibration.logs.text import lines_of
 from syncopate.errors import ArtifactError
@@ -191,9 +193,63 @@ class TestWhatTheLogDoesNotSay:
         assert found.ranks_per_host == 8
 
 
+def as_json(**changes: object) -> str:
+    """Return the log as ``-J`` writes it."""
+    devices = [
+        {"rank": rank, "group": 0, "pid": 7, "hostname": f"node{rank // 8}", "device": rank % 8,
+         "device_hex": "0000:0f:00", "device_info": "NVIDIA H100"}
+        for rank in range(32)
+    ]  # fmt: skip
+    results = []
+    for size in written.SIZES:
+        row = {"size": size, "count": size // 4, "type": "float", "redop": "sum", "root": "    -1"}
+        for place, time_us in zip(
+            ("out_of_place", "in_place"), written.times_us(size), strict=True
+        ):
+            rate = size / time_us / 1e3
+            row[place] = {
+                "time": time_us,
+                "alg_bw": rate,
+                "bus_bw": rate * 2 * 31 / 32,
+                "nwrong": 0.0,
+            }
+        results.append(row)
+    document = {
+        "version": 2,
+        "args": ["./all_reduce_perf", "-b", "8"],
+        "env": ["NCCL_ALGO=Tree", "HOME=/root"],
+        "nccl_version": 22807,
+        "config": {"devices": devices},
+        "results": results,
+    }
+    return json.dumps(document | changes)
+
+
+def test_json_says_what_text_does() -> None:
+    (found,) = read_nccl_tests("log", as_lines("log", as_json()))
+    assert is_nccl_json(as_json())
+    assert seconds(found) == EXPECTED
+    assert (found.collective, found.ranks, found.ranks_per_host) == ("all_reduce", 32, 8)
+    assert (found.forced, found.device, found.remarks) == ("tree", "NVIDIA H100", ())
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        (as_json()[:-20], "not valid JSON (damaged or truncated)"),
+        (as_json(results=[]), "JSON of nccl-tests without results"),
+    ],
+)
+def test_json_that_is_damaged(text: str, said: str) -> None:
+    with pytest.raises(ArtifactError) as raised:
+        as_lines("log", text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PLAIN.replace("  time  ", "cputime "), "times of processors (-C)"),
         (nameless("all_gather"), "give --collective, one of all_reduce"),
         (PLAIN.replace("all_reduce", "alltoall"), "a test of alltoall, of which nothing is known"),
         (written.nccl_tests(1, 1), "each process tested one GPU alone"),
