@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 import syncopate
-from syncopate.artifacts.workload import Workload, kind_named
+from syncopate.artifacts.workload import TIMES, Workload, kind_named
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,
@@ -290,8 +290,6 @@ def _roofline(absent: Absent) -> Roofline:
 
 
 def _show_estimated(found: Estimated, output: Path, json: bool) -> None:
-    from syncopate.profiling.estimate import TIMES
-
     _show(found.workload, output, json)
     console = err() if json else out(beside=output)
     most = sorted(found.layers, key=lambda layer: -(layer.forward + layer.backward))[:_LAYERS]

@@ -18,7 +18,7 @@ import torch
 from msgspec import structs
 from torch import Tensor, nn
 
-from syncopate.artifacts.workload import Workload
+from syncopate.artifacts.workload import TIMES, Workload
 from syncopate.collectives.riders import riding_bytes
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.profiling.builder import as_task, story
@@ -37,8 +37,6 @@ images/s, HKBU-HPML/ddl-benchmarks, 2020-05-29), and 0.63 of that of a V100 at b
 the profile of PipeDream)."""
 
 META = torch.device("meta")
-TIMES = "times"
-"""The entry of a workload's metadata that says what its times are an assumption about."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +192,8 @@ def _shape_of(tensor: Tensor) -> Tensor:
 def _reads_values(title: str, error: Exception) -> CalibrationError:
     return CalibrationError(
         f"{title} cannot be estimated: {story(error)}. Its forward reads values of tensors, or "
-        "makes tensors on a device by name, and on torch's meta device there are shapes alone; "
-        "profile it where it runs"
+        "asks for a device or for autocast on one, and on torch's meta device there are shapes "
+        "alone; profile it where it runs"
     )
 
 

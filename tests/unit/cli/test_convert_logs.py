@@ -78,3 +78,13 @@ def test_a_typical_network_has_a_default_of_what_overlap_costs() -> None:
     assert machines(network="10gbe", nodes=4).interference == Interference(
         compute_rate=0.84, collective_stretch=1.3
     )
+
+
+def test_what_is_assumed_is_said_where_it_is_used(run) -> None:
+    run("profile syncopate.zoo:lenet5 --on v100 -o absent.json")
+    for line in ("plan -w absent.json --policy wfbp", "simulate -w absent.json -p plan.json"):
+        code, _, err = run(f"{line} --network 10gbe --nodes 4 -o {line.split()[0]}.json")
+        assert code == 0
+        assert "note: times: an assumption: the roofline of NVIDIA V100 SXM2" in err
+        assert "note: overlap: an assumption: computation beside a collective at 84%" in err
+    assert "note: " not in run("plan -w workload.json -c cluster.json")[2]
