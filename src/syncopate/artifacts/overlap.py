@@ -11,8 +11,8 @@ Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning", arX
 computation takes longer than alone: 1.3 times, fitted to ResNet-50 on 8 x 4 RTX 2080 Ti with 10 GbE
 (HKBU-HPML/ddl-benchmarks, 2020-05-29; NCCL's own times by dexhunter/allreduce-experiments). There
 WFBP is predicted 5% too short and MG-WFBP 3% too long, and 16% and 12% too short if overlap is
-ideal (``benchmarks/unmeasured.py``). On the same GPUs with 100 Gbit/s InfiniBand, to which nothing was fitted, they are 6% too
-short and 1% too long, and 9% and 3% too short if it is ideal.
+ideal (``benchmarks/unmeasured.py``). On the same GPUs with 100 Gbit/s InfiniBand, to which nothing
+was fitted, they are 6% too short and 1% too long, and 10% and 3% too short if it is ideal.
 """
 
 from __future__ import annotations
