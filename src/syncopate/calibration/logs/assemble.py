@@ -31,7 +31,7 @@ import datetime
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.cluster import (
@@ -110,6 +110,10 @@ def assemble(logs: Sequence[Log], given: Given) -> Cluster:
     links = [log for log in logs if isinstance(log, LinkLog)]
     largest = max((log.ranks for log in collectives), default=0)
     hosts, per_host = _shape(collectives, largest, given)
+    if any(not log.ranks for log in collectives):
+        # What a log does not tell, the user does.
+        largest = largest or hosts * per_host
+        collectives = [replace(log, ranks=log.ranks or largest) for log in collectives]
     whole = [log for log in collectives if log.ranks == largest]
     inside = [log for log in collectives if log.ranks < largest]
     _require_alike(inside, whole, per_host)

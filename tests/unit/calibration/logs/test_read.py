@@ -132,6 +132,19 @@ class TestCollectives:
         assert "the curves of 32 ranks are left out" in cluster.warnings[0]
         assert cluster.levels[1].latency_s == made(nccl_tests()).levels[1].latency_s
 
+    def test_ranks_that_the_log_does_not_tell_are_told(self, made) -> None:
+        text = nccl_tests(8, 32)
+        listed = text[text.index("# Using") : text.index(written.NEW)]
+        bare = text.replace(listed, "")
+        cluster = made(bare, nodes=8, ranks_per_host=32)
+        assert cluster.world_size == 256
+        assert cluster.curves == made(text).curves
+        assert cluster.levels == made(text).levels
+        with pytest.raises(
+            CalibrationError, match=r"it is not in the log.*give --nodes and --ranks"
+        ):
+            made(bare)
+
 
 class TestLinks:
     def test_a_rate_and_a_latency_by_two_tools(self, made) -> None:
