@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from syncopate.artifacts.timeline import Timeline
     from syncopate.artifacts.workload import Workload
     from syncopate.calibration.calibrate import calibrate
+    from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
     from syncopate.paramserver.worker import KVStore
     from syncopate.planning.planner import compare, make_plan
+    from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
     from syncopate.tracing.capture import pause, trace
 
@@ -71,15 +73,19 @@ __all__ = [
     "compare",
     "declare_optimizer",
     "distribute",
+    "estimate",
     "make_plan",
     "pause",
     "profile",
+    "read_logs",
     "trace",
 ]
 
 _MODULES = {
     "calibrate": "calibration.calibrate",
+    "estimate": "profiling.estimate",
     "profile": "profiling.profile",
+    "read_logs": "calibration.logs.read",
     "Cluster": "artifacts.cluster",
     "Communicator": "collectives.communicator",
     "Delay": "delay",

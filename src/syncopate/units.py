@@ -43,6 +43,7 @@ _BYTE_UNITS = {
     "g": GIB,
 }
 _RATE_UNITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -75,6 +76,11 @@ def parse_bytes(text: str) -> int:
 def parse_rate(text: str) -> float:
     """Read a link rate such as ``"1gbit"`` or ``"100mbit"`` into bytes per second."""
     return _parse(text, _RATE_UNITS, "rate", "1gbit")
+
+
+def parse_seconds(text: str) -> float:
+    """Read a duration such as ``"20us"`` or ``"1.5ms"`` into seconds; the unit is needed."""
+    return _parse(text, _TIME_UNITS, "duration", "20us")
 
 
 def format_bytes(nbytes: float) -> str:

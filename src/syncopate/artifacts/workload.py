@@ -21,6 +21,10 @@ from syncopate.units import dtype_bytes
 _ROUNDING = 1e-12
 """Times that differ by less, as a share of an iteration, differ by the rounding of their sums."""
 
+TIMES = "times"
+"""The entry of a workload's metadata that says what its times are an assumption about; there is
+none where they were measured."""
+
 ELEMENT, TENSOR = "element", "tensor"
 """The kinds of optimizers: those that treat every element alike and by itself, and update a part of
 a tensor as they would update it within the whole; and those that look at whole tensors, at their

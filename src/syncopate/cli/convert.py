@@ -1,20 +1,22 @@
-"""``syncopate convert``: recorded trainings and clusters, in the files of other tools."""
+"""``syncopate convert``: trainings and clusters, to and from the files of other tools."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+import syncopate
 from syncopate.cli.common.console import say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.timelines import Table, note, read_nodes, read_recorded, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
+from syncopate.units import parse_seconds
 
 if TYPE_CHECKING:
     from syncopate.artifacts.cluster import Cluster
@@ -27,6 +29,9 @@ RULES = (NCCL_TUNER, OPEN_MPI)
 """What a cluster may be converted to."""
 _OR_RULES = " or ".join(RULES)
 
+CLUSTER = "cluster"
+"""What logs of other tools are converted to."""
+
 TIMELINE = "timeline"
 PERFETTO = "perfetto"
 HTA = "hta"
@@ -38,20 +43,64 @@ TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
 
-@grouped(given=sources, table=table_options)
-def convert(
+class Beside(NamedTuple):
+    """What the options say beside logs of other tools.
+
+    Attributes:
+        latency: between hosts, as text; None: as the logs tell.
+        ranks_per_host: None: as the logs tell.
+        collective: which was tested, where the log does not say.
+    """
+
+    latency: str | None
+    ranks_per_host: int | None
+    collective: str | None
+
+
+def beside_logs(
     *,
-    given: Sources,
-    table: Table,
-    to: Annotated[
-        str, typer.Option(help=f"Of a training {' or '.join(TIMELINES)}, of a cluster {_OR_RULES}.")
-    ] = TIMELINE,
-    output: Annotated[
-        Path,
-        typer.Option(
-            "--output", "-o", help="File to write; - prints it. For hta, chakra, dlc a folder."
-        ),
-    ] = Path(STANDARD_OUTPUT),
+    latency: Annotated[
+        str | None,
+        typer.Option(help="Logs: latency between hosts, such as 20us; fitted to them otherwise."),
+    ] = None,
+    ranks_per_host: Annotated[
+        int | None, typer.Option(help="Logs: ranks on each host, where they do not tell.")
+    ] = None,
+    collective: Annotated[
+        str | None,
+        typer.Option(help="Logs of nccl-tests: what was tested, where they do not tell."),
+    ] = None,
+) -> Beside:
+    """Return what the options say."""
+    return Beside(latency, ranks_per_host, collective)
+
+
+class Tuner(NamedTuple):
+    """What the options say of rules for NCCL.
+
+    Attributes:
+        protocol: for every size; None: by size.
+        channels: None: the plug-in's own.
+    """
+
+    protocol: str | None
+    channels: int | None
+
+    def require_meant(self, to: str) -> None:
+        """Refuse them where other files are written.
+
+        Raises:
+            InvalidValueError: names the one that was given.
+        """
+        for name, value in zip(self._fields, self, strict=True):
+            if value is not None and to != NCCL_TUNER:
+                raise InvalidValueError(
+                    f"--{name}", value, f"left out: it belongs to --to {NCCL_TUNER}"
+                )
+
+
+def tuner_options(
+    *,
     protocol: Annotated[
         str | None,
         typer.Option(help="nccl-tuner: ll, ll128 or simple for every size; by size otherwise."),
@@ -59,8 +108,41 @@ def convert(
     channels: Annotated[
         int | None, typer.Option(help="nccl-tuner: channels to use; the plug-in's own otherwise.")
     ] = None,
+) -> Tuner:
+    """Return what the options say."""
+    return Tuner(protocol, channels)
+
+
+_To = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Of logs {CLUSTER} or {_OR_RULES}, of a training {' or '.join(TIMELINES)}, of a "
+        f"cluster {_OR_RULES}; {CLUSTER} of logs and {TIMELINE} of others otherwise."
+    ),
+]
+_Output = Annotated[
+    Path,
+    typer.Option(
+        "--output", "-o", help="File to write; - prints it. For hta, chakra, dlc a folder."
+    ),
+]
+
+
+@grouped(given=sources, table=table_options, beside=beside_logs, tuner=tuner_options)
+def convert(
+    *,
+    given: Sources,
+    table: Table,
+    beside: Beside,
+    tuner: Tuner,
+    to: _To = None,
+    output: _Output = Path(STANDARD_OUTPUT),
 ) -> None:
-    """Write a recorded training, or the decisions for a cluster, as the files of other tools.
+    """Write a training, a cluster's decisions, or what other tools measured, as other files.
+
+    Logs of nccl-tests, iperf3, ib_write_bw and ib_write_lat become a cluster, several of one
+    together. Latency is fitted to them; where none tells it, --latency does, or --network names a
+    typical one.
 
     A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
     flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
@@ -70,6 +152,10 @@ def convert(
     no counterpart there, a note says what stands for it. Needs no ranks and no torch.
 
     For example:
+
+      syncopate convert all_reduce.log -o cluster.json
+
+      syncopate convert one_host.log ib_write_bw.log ib_write_lat.log --nodes 64 -o cluster.json
 
       syncopate convert traces/rank-*.json -o timeline.json
 
@@ -87,18 +173,57 @@ def convert(
 
       mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_dynamic_rules_filename rules.json
     """
-    if to not in (*RULES, *TIMELINES):
-        raise UnknownNameError("format", to, (*TIMELINES, *RULES))
-    for option, value in (("--protocol", protocol), ("--channels", channels)):
-        if value is not None and to != NCCL_TUNER:
-            raise InvalidValueError(option, value, f"left out: it belongs to --to {NCCL_TUNER}")
+    logs = given.files if _are_logs(given, beside, to) else ()
+    to = to or (CLUSTER if logs else TIMELINE)
+    if to not in (CLUSTER, *RULES, *TIMELINES):
+        raise UnknownNameError("format", to, (*TIMELINES, CLUSTER, *RULES))
+    tuner.require_meant(to)
     if to in OF_RANKS and is_standard_output(output):
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
-    if to in RULES:
-        files = {"": _rules(given.cluster(), to, protocol or "", channels).encode()}
+    if to in (CLUSTER, *RULES):
+        cluster = _from_logs(given, beside) if logs else given.cluster()
+        content = cluster.to_json() if to == CLUSTER else None
+        files = {"": content or _rules(cluster, to, tuner).encode()}
     else:
         files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
+
+
+def _are_logs(given: Sources, beside: Beside, to: str | None) -> bool:
+    """Say whether the files are logs of other tools: as options say, or else as one begins.
+
+    Raises:
+        InvalidValueError: options for logs, and no file.
+    """
+    meant = [name for name, value in zip(Beside._fields, beside, strict=True) if value is not None]
+    if not given.files:
+        if meant:
+            option = f"--{meant[0].replace('_', '-')}"
+            raise InvalidValueError("FILE", None, f"given with {option}: a log of another tool")
+        return False
+    if meant or to == CLUSTER:
+        return True
+    from syncopate.calibration.logs.read import is_log
+
+    return to in (None, *RULES) and any(is_log(path) for path in given.files)
+
+
+def _from_logs(given: Sources, beside: Beside) -> Cluster:
+    """Return what logs tell, and remark what they do not."""
+    cluster = syncopate.read_logs(
+        given.files,
+        nodes=given.nodes,
+        ranks_per_host=beside.ranks_per_host,
+        latency_s=None if beside.latency is None else parse_seconds(beside.latency),
+        network=given.network,
+        collective=beside.collective or "",
+    )
+    for warning in cluster.warnings:
+        note(warning)
+    for what in ("latency", "devices", "overlap"):
+        if what in cluster.metadata:
+            note(f"{what}: {cluster.metadata[what]}")
+    return cluster
 
 
 def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
@@ -142,7 +267,7 @@ def _messages(run: Run | None) -> Iterable[dict[str, Any]]:
     return served_events(run.served, shown)
 
 
-def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> str:
+def _rules(cluster: Cluster, to: str, tuner: Tuner) -> str:
     """Return the file of another library's tuning; remark what has no counterpart there."""
     from syncopate.costs.decide.tabulate import decision_table
     from syncopate.reports.rules.nccl_tuner import nccl_tuner
@@ -154,7 +279,7 @@ def _rules(cluster: Cluster, to: str, protocol: str, channels: int | None) -> st
 
     table = decision_table(cluster)
     if to == NCCL_TUNER:
-        made = nccl_tuner(table, restrict, protocol=protocol, channels=channels)
+        made = nccl_tuner(table, restrict, protocol=tuner.protocol or "", channels=tuner.channels)
     else:
         made = open_mpi(table, restrict)
     for remark in made.notes:

@@ -1,28 +1,166 @@
-"""``syncopate profile``: times a model's gradients in ready order, writes a workload."""
+"""``syncopate profile``: times a model's gradients in ready order, writes a workload.
+
+With ``--on`` or ``--device-peak`` nothing is timed: the model has shapes alone, and the times are
+those of a device that is not at hand, by its roofline.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 import syncopate
-from syncopate.artifacts.workload import Workload, kind_named
+from syncopate.artifacts.workload import TIMES, Workload, kind_named
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,
+    err,
     is_leader,
     out,
     progress_bar,
     require_one_writer,
     say_written,
 )
+from syncopate.cli.common.options import grouped
 from syncopate.errors import CalibrationError, InvalidValueError, SyncopateError
 
+if TYPE_CHECKING:
+    from syncopate.profiling.estimate import Estimated
+    from syncopate.profiling.roofline import Roofline
 
+_LAYERS = 5
+
+
+class Absent(NamedTuple):
+    """What the options say of a device that is not at hand.
+
+    Attributes:
+        on: its name; None: not named.
+        peak: its operations per second, as text.
+        bandwidth: its memory's bytes per second, as text.
+        efficiency: share of both that is reached.
+        compute: type in which products of float32 are computed.
+        batch: put in the place of the inputs' own.
+    """
+
+    on: str | None
+    peak: str | None
+    bandwidth: str | None
+    efficiency: float | None
+    compute: str | None
+    batch: int | None
+
+    @property
+    def is_meant(self) -> bool:
+        """Whether there is a device that is not at hand."""
+        return self.on is not None or self.peak is not None
+
+
+def absent_device(
+    *,
+    on: Annotated[
+        str | None,
+        typer.Option(
+            help="Estimate for a device that is not here, such as h100, a100, v100 or rtx2080ti: "
+            "the model gets shapes alone, and times by published peaks."
+        ),
+    ] = None,
+    device_peak: Annotated[
+        str | None,
+        typer.Option(help="The same with a peak of your own, such as 312TFLOPS, for every dtype."),
+    ] = None,
+    device_bandwidth: Annotated[
+        str | None,
+        typer.Option(help="With --device-peak: bandwidth of its memory, such as 2039GB/s."),
+    ] = None,
+    efficiency: Annotated[
+        float | None,
+        typer.Option(help="Share of peak and bandwidth that is reached; 0.65 otherwise."),
+    ] = None,
+    compute: Annotated[
+        str | None,
+        typer.Option(
+            help="Type in which products of float32 are computed: tf32, or bfloat16 under autocast."
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(help="Batch in the place of the one that the inputs have.")
+    ] = None,
+) -> Absent:
+    """Return what the options say."""
+    absent = Absent(on, device_peak, device_bandwidth, efficiency, compute, batch)
+    names = ("--device-bandwidth", "--efficiency", "--compute", "--batch")
+    if not absent.is_meant:
+        for name, value in zip(names, absent[2:], strict=True):
+            if value is not None:
+                raise InvalidValueError(name, value, "left out without --on or --device-peak")
+    for name, value in (("--device-peak", device_peak), ("--device-bandwidth", device_bandwidth)):
+        if on is not None and value is not None:
+            raise InvalidValueError(name, value, "left out beside --on, which has its own")
+    if device_peak is not None and device_bandwidth is None:
+        raise InvalidValueError(names[0], None, "given with --device-peak, such as 2039GB/s")
+    return absent
+
+
+class Here(NamedTuple):
+    """What the options say of a measurement on this machine.
+
+    Attributes:
+        iterations: that are measured.
+        warmup: before them.
+        device: where; None: where the model is.
+        local: ranks of this machine; None: not asked for.
+    """
+
+    iterations: int = 10
+    warmup: int = 3
+    device: str | None = None
+    local: int | None = None
+
+    def require_unsaid(self) -> None:
+        """Refuse every one of them, where nothing is measured.
+
+        Raises:
+            InvalidValueError: names one that was given.
+        """
+        for name, value, unsaid in zip(self._fields, self, Here(), strict=True):
+            if value != unsaid:
+                rule = "left out: with --on nothing runs here"
+                raise InvalidValueError(f"--{name}", value, rule)
+
+
+_UNSAID = Here()
+
+
+def measured_here(
+    *,
+    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = _UNSAID.iterations,
+    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = _UNSAID.warmup,
+    device: Annotated[
+        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
+    ] = None,
+    local: Annotated[
+        int | None,
+        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
+    ] = None,
+) -> Here:
+    """Return what the options say.
+
+    Raises:
+        InvalidValueError: a count out of range.
+    """
+    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
+        if value < least:
+            raise InvalidValueError(option, value, f"an integer >= {least}")
+    return Here(iterations, warmup, device, local)
+
+
+@grouped(here=measured_here, absent=absent_device)
 def profile(
+    *,
     builder: Annotated[
         str,
         typer.Argument(
@@ -31,15 +169,11 @@ def profile(
             show_default=False,
         ),
     ],
-    *,
+    here: Here,
+    absent: Absent,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="Where to write the workload; - prints it.")
     ] = Path("workload.json"),
-    iterations: Annotated[int, typer.Option(help="Measured iterations.")] = 10,
-    warmup: Annotated[int, typer.Option(help="Iterations before measuring.")] = 3,
-    device: Annotated[
-        str | None, typer.Option(help="Such as cpu or cuda:0; where the model is otherwise.")
-    ] = None,
     optimizer: Annotated[
         str | None,
         typer.Option(
@@ -50,10 +184,6 @@ def profile(
     json: Annotated[
         bool, typer.Option("--json", help="Print the workload as JSON instead of tables.")
     ] = False,
-    local: Annotated[
-        int | None,
-        typer.Option(help="Profile on this many ranks of this machine at once, as in training."),
-    ] = None,
 ) -> None:
     """Time forward, backward and every gradient of a model, and write the workload.
 
@@ -62,39 +192,37 @@ def profile(
     ranks, started with --local or torchrun, all profile at once and the slowest rank counts. Have
     as many on a host as will train there.
 
+    With --on, or --device-peak, nothing runs: the model has shapes alone, and takes no memory. Its
+    times are an assumption, which the workload and the last line say.
+
     For example:
 
       syncopate profile syncopate.zoo:resnet20
 
-      syncopate profile mymodels:build_gpt -o gpt.json --iterations 20 --local 4
+      syncopate profile mymodels:build_gpt -o gpt.json --optimizer Muon --local 4
 
-      syncopate profile mymodels:build_gpt --optimizer Muon
+      syncopate profile mymodels:build_gpt --on h100 --batch 16 -o gpt.json
+
+      syncopate profile mymodels:build --device-peak 90TFLOPS --device-bandwidth 1TB/s
     """
-    _require_counts(iterations, warmup)
     if optimizer is not None:
         kind_named(optimizer)
     require_one_writer(json, ("--output", output))
-    code = ranks.start_if_asked(local)
+    if absent.is_meant:
+        here.require_unsaid()
+        _show_estimated(_estimate(builder, absent, optimizer), output, json)
+        return
+    code = ranks.start_if_asked(here.local)
     if code is not None:
         raise typer.Exit(code)
     with progress_bar("profiling") as progress:
-        workload = _profile(builder, (warmup, iterations), device, optimizer, progress)
+        workload = _profile(builder, here, optimizer, progress)
     if is_leader():
         _show(workload, output, json)
 
 
-def _require_counts(iterations: int, warmup: int) -> None:
-    for option, value, least in (("--iterations", iterations, 1), ("--warmup", warmup, 0)):
-        if value < least:
-            raise InvalidValueError(option, value, f"an integer >= {least}")
-
-
 def _profile(
-    builder: str,
-    counts: tuple[int, int],
-    device: str | None,
-    optimizer: str | None,
-    progress: ProgressFunction,
+    builder: str, here: Here, optimizer: str | None, progress: ProgressFunction
 ) -> Workload:
     from syncopate.profiling.builder import load_task, story
 
@@ -103,9 +231,9 @@ def _profile(
         try:
             return syncopate.profile(
                 task,
-                warmup=counts[0],
-                iterations=counts[1],
-                device=device,
+                warmup=here.warmup,
+                iterations=here.iterations,
+                device=here.device,
                 optimizer=optimizer,
                 progress=progress,
             )
@@ -126,3 +254,51 @@ def _show(workload: Workload, output: Path, json: bool) -> None:
 
     out(beside=output).print(workload_report(workload))
     say_written(output)
+
+
+def _estimate(builder: str, absent: Absent, optimizer: str | None) -> Estimated:
+    """Return the workload of a model on a device that is not at hand."""
+    roofline = _roofline(absent)
+    from syncopate.profiling.builder import load_task, story
+    from syncopate.profiling.estimate import estimated, on_meta
+
+    task = on_meta(lambda: load_task(builder))
+    try:
+        return estimated(task, roofline, batch=absent.batch, optimizer=optimizer)
+    except SyncopateError:
+        raise
+    except Exception as error:
+        raise CalibrationError(f"estimating {builder} raised {story(error)}") from error
+
+
+def _roofline(absent: Absent) -> Roofline:
+    from syncopate.profiling.devices import ANY, Device, device_named, parse_peak
+    from syncopate.profiling.estimate import EFFICIENCY
+    from syncopate.profiling.roofline import Roofline
+
+    if absent.on is not None:
+        device = device_named(absent.on)
+    else:
+        device = Device(
+            "a device given by hand",
+            {ANY: parse_peak("--device-peak", absent.peak or "")},
+            parse_peak("--device-bandwidth", absent.bandwidth or ""),
+            "given on the command line",
+        )
+    efficiency = EFFICIENCY if absent.efficiency is None else absent.efficiency
+    return Roofline(device, efficiency, absent.compute or "")
+
+
+def _show_estimated(found: Estimated, output: Path, json: bool) -> None:
+    _show(found.workload, output, json)
+    console = err() if json else out(beside=output)
+    most = sorted(found.layers, key=lambda layer: -(layer.forward + layer.backward))[:_LAYERS]
+    text = ", ".join(f"{layer.name} {(layer.forward + layer.backward) / 1e9:.4g}" for layer in most)
+    console.print(
+        f"operations: forward {found.forward / 1e9:.4g} GFLOP, backward "
+        f"{found.backward / 1e9:.4g} GFLOP; most in {text}",
+        f"times are {found.workload.metadata[TIMES]}",
+        sep="\n",
+        soft_wrap=True,
+        markup=False,
+    )

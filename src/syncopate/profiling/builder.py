@@ -48,7 +48,7 @@ def load_task(builder: str) -> Task:
         result = function()
     except Exception as error:
         raise CalibrationError(f"{builder} raised {story(error)}") from error
-    return _as_task(result, builder)
+    return as_task(result, builder)
 
 
 def _import_module(name: str) -> ModuleType:
@@ -123,7 +123,12 @@ def _public_callables(module: ModuleType) -> list[str]:
     return sorted(names) or ["none"]
 
 
-def _as_task(result: Any, builder: str) -> Task:
+def as_task(result: Any, builder: str) -> Task:
+    """Return what a builder returned as a task.
+
+    Raises:
+        InvalidValueError: it is no task, and no tuple like one.
+    """
     if isinstance(result, Task):
         return result
     if isinstance(result, tuple) and len(result) in {2, 3, 4}:

@@ -72,7 +72,8 @@ def profile(
         InvalidValueError: a count out of range, an absent device, or a loss without a gradient.
         UnknownNameError: no optimizer of that name.
     """
-    parameters = _require_measurable(task, warmup, iterations)
+    _require_counts(warmup, iterations)
+    parameters = require_measurable(task)
     whole = looked_at_whole(parameters, optimizer)
     stepped = None if isinstance(optimizer, str) else optimizer
     home = next(iter(parameters.values())).device
@@ -88,22 +89,29 @@ def profile(
                 group=group,
                 progress=progress,
             )
-        facts = _facts(task, parameters, where)
-        facts |= {"warmup": str(warmup), "iterations": str(iterations)}
+        counts = {"warmup": str(warmup), "iterations": str(iterations)}
+        facts = _facts(task, parameters, where) | counts
     finally:
         if where != home:
             task.model.to(home)
-    looked = whole, riding_bytes(task.model.buffers())
-    found = _agree(task.title, parameters, (measured, facts, *looked), group)
+    own = measured, facts, whole, riding_bytes(task.model.buffers())
+    found = _agree(task.title, parameters, own, group)
     return structs.replace(found, interference=interference)
 
 
-def _require_measurable(task: Task, warmup: int, iterations: int) -> dict[str, Tensor]:
-    """Refuse what cannot be measured; return the trainable parameters."""
-    if warmup < 0:
-        raise InvalidValueError("warmup", warmup, "an integer >= 0")
-    if iterations < 1:
-        raise InvalidValueError("iterations", iterations, "an integer >= 1")
+def _require_counts(warmup: int, iterations: int) -> None:
+    for what, count, least in (("warmup", warmup, 0), ("iterations", iterations, 1)):
+        if count < least:
+            raise InvalidValueError(what, count, f"an integer >= {least}")
+
+
+def require_measurable(task: Task) -> dict[str, Tensor]:
+    """Refuse a task that has no workload; return the trainable parameters.
+
+    Raises:
+        CalibrationError: nothing to train, or parameters without a shape.
+        InvalidValueError: a data-parallel wrapper.
+    """
     if isinstance(task.model, torch.nn.parallel.DistributedDataParallel):
         raise InvalidValueError(
             f"the model of {task.title}",
@@ -157,14 +165,14 @@ def _measure(
             say(progress, f"profile {task.title}", index / (warmup + iterations))
             if dist.is_initialized():
                 dist.barrier(group)
-            measured.append(_iterate(task, stamped, clock, updater))
+            measured.append(iterate(task, stamped, clock, updater))
         say(progress, f"profile {task.title}", 1.0)
-        iterate = partial(_backward_of, task, stamped, clock, updater)
-        return measured[warmup:], _beside(task, iterate, group, progress)
+        again = partial(_backward_of, task, stamped, clock, updater)
+        return measured[warmup:], _beside(task, again, group, progress)
 
 
 def _beside(
-    task: Task, iterate: Iterate, group: dist.ProcessGroup | None, progress: Progress | None
+    task: Task, again: Iterate, group: dist.ProcessGroup | None, progress: Progress | None
 ) -> Interference | None:
     """Return what overlap costs; None where ranks are on one host, or there is one alone."""
     if len(set(_all_gather(socket.gethostname(), group))) == 1:
@@ -174,7 +182,7 @@ def _beside(
         return interference_beside(
             communicator,
             nbytes,
-            iterate,
+            again,
             lambda turn: say(progress, f"{task.title} beside traffic", turn / ROUNDS),
         )
 
@@ -187,13 +195,13 @@ def _backward_of(
     begun: Callable[[], None],
 ) -> Backward:
     """Run one iteration; return its backward."""
-    iteration = _iterate(task, stamped, clock, updater, begun)
-    start_s = None if stamped.backward_start is None else clock.host_s(stamped.backward_start)
+    iteration = iterate(task, stamped, clock, updater, begun)
+    start_s = clock.host_s(stamped.start_of_backward)
     span = None if start_s is None else (start_s, start_s + iteration.backward_s)
     return Backward(iteration.backward_s, span)
 
 
-def _iterate(
+def iterate(
     task: Task,
     stamped: StampedModel,
     clock: Clock,
@@ -203,11 +211,14 @@ def _iterate(
     """Run one iteration as a training loop does and return its durations.
 
     Args:
-        task: what is trained.
-        stamped: its model.
-        clock: made the stamps.
-        updater: steps.
+        task: what to train.
+        stamped: its model, within its block.
+        clock: the one that stamps.
+        updater: steps at the end.
         begun: called as backward begins.
+
+    Raises:
+        InvalidValueError: a loss without a gradient.
     """
     stamped.start_iteration()
     clock.finish()
@@ -254,7 +265,7 @@ def _agree(
         own: the iterations, facts, names of whole parameters, and bytes of buffers.
         group: the ranks.
     """
-    sizes = {name: (p.numel(), _dtype_name(p)) for name, p in parameters.items()}
+    sizes = {name: (p.numel(), dtype_name(p)) for name, p in parameters.items()}
     ranks = _all_gather((sizes, *own), group)
     for rank, (theirs, *_) in enumerate(ranks):
         if theirs != ranks[0][0]:
@@ -281,7 +292,7 @@ def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) -> dict[str, str]:
-    dtypes = sorted({_dtype_name(p) for p in parameters.values()})
+    dtypes = sorted({dtype_name(p) for p in parameters.values()})
     facts = {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
         "dtype": ", ".join(dtypes),
@@ -290,18 +301,19 @@ def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) ->
         "clock": clock_for(where).name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    batch = _batch_size(task.inputs)
+    batch = batch_size(task.inputs)
     return facts | ({"batch": str(batch)} if batch is not None else {})
 
 
-def _batch_size(inputs: Any) -> int | None:
+def batch_size(inputs: Any) -> int | None:
     """Return the first dimension of the first tensor among the inputs."""
     if isinstance(inputs, Mapping):
         inputs = tuple(inputs.values())
     if isinstance(inputs, tuple | list):
-        return next((size for item in inputs if (size := _batch_size(item)) is not None), None)
+        return next((size for item in inputs if (size := batch_size(item)) is not None), None)
     return int(inputs.shape[0]) if isinstance(inputs, Tensor) and inputs.dim() else None
 
 
-def _dtype_name(parameter: Tensor) -> str:
+def dtype_name(parameter: Tensor) -> str:
+    """Return the dtype of a parameter by torch's name, such as ``"float32"``."""
     return str(parameter.dtype).removeprefix("torch.")

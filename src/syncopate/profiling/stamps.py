@@ -55,8 +55,8 @@ class StampedModel(Uses):
         return self._backward_start
 
     @property
-    def backward_start(self) -> Any:
-        """The stamp of the start of backward; None before the first."""
+    def start_of_backward(self) -> Any:
+        """The stamp of :meth:`start_backward`."""
         return self._backward_start
 
     def ready_s(self) -> dict[str, float]:

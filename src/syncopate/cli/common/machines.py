@@ -8,7 +8,8 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
-from syncopate.artifacts.workload import Workload
+from syncopate.artifacts.overlap import OVERLAP, TCP, assuming_overlap
+from syncopate.artifacts.workload import TIMES, Workload
 from syncopate.cli.common.console import err
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 
@@ -116,10 +117,16 @@ def load_cluster(path: Path) -> Cluster:
 
 
 def say_unlike(workload: Workload, cluster: Cluster) -> None:
-    """Warn of a workload that had more of its processors to itself than it will have in training.
+    """Warn of what was not measured as it will be in training.
 
-    Ranks on CPUs share the cores of their host, so each computes the longer the more there are.
+    Ranks on CPUs share the cores of their host, so each computes the longer the more there are. And
+    times of a device that is not at hand, or what overlap costs, may be assumptions.
     """
+    for what, metadata in ((TIMES, workload.metadata), (OVERLAP, cluster.metadata)):
+        if what in metadata:
+            err().print(
+                f"note: {what}: {metadata[what]}", style="yellow", soft_wrap=True, markup=False
+            )
     profiled = workload.metadata.get("ranks_per_host", "")
     if workload.metadata.get("device") != "cpu" or not profiled.isdecimal():
         return
@@ -160,4 +167,5 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
         raise InvalidValueError(what, None, "given, or else --network and --nodes")
     if nodes is None or nodes < 1:
         raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
-    return Cluster.preset(network, nodes)
+    # Typical networks are of TCP, and nothing was measured on them.
+    return assuming_overlap(Cluster.preset(network, nodes), TCP)
