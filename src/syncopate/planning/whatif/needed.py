@@ -1,7 +1,8 @@
 """Needed: the inverse question, which link keeps an efficiency.
 
-Efficiency never falls with a faster link, so the slowest that keeps it is found by halving: among
-the rates that are sold, and, of rates that are not, to within ``CLOSE``.
+Efficiency does not fall with a faster link, so the first of ascending rates that keeps it is the
+slowest; of rates that are not sold the least is found by halving, to within ``CLOSE``. Where the
+physical bound alone says that a rate is too slow, nothing is planned.
 """
 
 from __future__ import annotations
@@ -39,11 +40,19 @@ def link_needed(
         exactly: whether the least rate is looked for, too; 0 otherwise.
     """
 
+    late = setting.wire_dtype or setting.pull_period or setting.local_sgd
+    bounded = today == DDP or not late
+
     def keeps(bytes_per_s: float) -> bool:
-        return _efficiency(_with(setting, bytes_per_s), today, predictor) >= keep - _REACH
+        at: Setting = replace(setting, bandwidth_bytes_per_s=bytes_per_s)
+        compute_s = predictor.compute_s(at, EXACT)
+        if bounded and compute_s < (keep - _REACH) * predictor.bound_s(at):
+            return False  # whatever the plan
+        iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
+        return compute_s >= (keep - _REACH) * iteration_s
 
     named = sorted({link_rate(name) for name in _names(predictor.prices)})
-    enough = _first(named, keeps)
+    enough = next((rate for rate in named if keeps(rate)), None)
     if enough is None:
         return LinkNeeded(
             nodes=setting.nodes, today=today, link="", bandwidth_bytes_per_s=0.0,
@@ -69,18 +78,6 @@ def _names(prices: Prices | None) -> list[str]:
     return [f"{gbit}g" for gbit in SOLD]
 
 
-def _first(rates: list[float], keeps: Callable[[float], bool]) -> float | None:
-    """Return the least of ascending rates that keeps the efficiency; None: none does."""
-    low, high = 0, len(rates)
-    while low < high:
-        middle = (low + high) // 2
-        if keeps(rates[middle]):
-            high = middle
-        else:
-            low = middle + 1
-    return rates[low] if low < len(rates) else None
-
-
 def _least(keeps: Callable[[float], bool], start: float) -> float:
     """Return the least rate that keeps the efficiency, which some does."""
     high = start
@@ -95,19 +92,8 @@ def _least(keeps: Callable[[float], bool], start: float) -> float:
     return high
 
 
-def _with(setting: Setting, bytes_per_s: float) -> Setting:
-    changed: Setting = replace(setting, bandwidth_bytes_per_s=bytes_per_s)
-    return changed
-
-
-def _efficiency(setting: Setting, today: str, predictor: Predictor) -> float:
-    iteration_s = predictor.iteration_s(setting, ddp=today == DDP, shifts=EXACT)
-    compute_s = predictor.compute_s(setting, EXACT)
-    return min(compute_s / iteration_s, 1.0) if iteration_s > 0 else 1.0
-
-
 def _cost(setting: Setting, rate: float, today: str, predictor: Predictor) -> float:
     assert predictor.prices is not None
-    at = _with(setting, rate)
+    at: Setting = replace(setting, bandwidth_bytes_per_s=rate)
     iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
     return epoch_cost(predictor.prices, at, at.ranks * (at.batch or 1) / iteration_s)

@@ -16,6 +16,7 @@ from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.artifacts.plan import Plan, Prediction
 from syncopate.artifacts.whatif import Outcome, Point, Prices, Setting
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.bound import iteration_bound_s
 from syncopate.planning.question import predict
 from syncopate.planning.whatif import quick
 from syncopate.planning.whatif.costs import epoch_cost
@@ -62,6 +63,7 @@ class Predictor:
         self._clusters: _Kept[Cluster] = _Kept()
         self._workloads: _Kept[Workload] = _Kept()
         self._points: _Kept[Point] = _Kept()
+        self._iterations: _Kept[float] = _Kept()
 
     def point(self, setting: Setting) -> Point:
         """Return the point of a setting, with intervals.
@@ -79,10 +81,19 @@ class Predictor:
             ddp: whether DDP's buckets are asked for.
             shifts: what bandwidth, latency and computation are multiplied by.
         """
+        return self._iterations.get_or(
+            (setting, ddp, shifts), lambda: self._iteration_s(setting, ddp, shifts)
+        )
+
+    def _iteration_s(self, setting: Setting, ddp: bool, shifts: tuple[float, ...]) -> float:
         workload, cluster = self._inputs(setting, shifts)
         plan = quick.ddp(workload, cluster) if ddp else quick.planned(workload, cluster, setting)
         assert plan.prediction is not None
         return plan.prediction.iteration_s
+
+    def bound_s(self, setting: Setting) -> float:
+        """Return what no iteration that sends every gradient as it is can be shorter than."""
+        return iteration_bound_s(*self._inputs(setting, (1.0,) * len(INPUTS)))
 
     def compute_s(self, setting: Setting, shifts: tuple[float, ...]) -> float:
         """Return what an iteration computes, with other inputs."""

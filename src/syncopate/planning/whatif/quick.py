@@ -22,21 +22,19 @@ from syncopate.planning.planner import make_plan
 from syncopate.planning.policies.auto import NEAR
 from syncopate.planning.policies.optimal import optimal
 from syncopate.planning.policies.threshold import threshold
-from syncopate.planning.problem import Partition
+from syncopate.planning.problem import Partition, Problem
 from syncopate.planning.question import Draft, Question, predict
 from syncopate.planning.registry import Policy
 from syncopate.planning.search.both_ways import both_ways
-from syncopate.planning.search.changes import stops_of
 from syncopate.planning.search.interference import least_disturbing
 from syncopate.planning.search.player import Player
-from syncopate.planning.search.shapes import equal
 from syncopate.simulation.delay import with_delay
 
 RING = "ring"
 """What carries DDP's buckets: the algorithm of Gloo, and of NCCL for long messages."""
 
-_EQUAL = (4, 16)
-"""Numbers of equal buckets that are played too."""
+_CUTS = 256
+"""A bucket may end where at least this part of all bytes has come since the last such place."""
 
 
 def _draft(question: Question) -> Draft:
@@ -50,15 +48,26 @@ def _partition(question: Question) -> Partition:
         return first
     workload = question.workload
     computed_s = workload.forward_s + workload.backward_s
-    stops = stops_of(problem, first)
+    stops = _stops(problem)
     found = [first, threshold(problem)]
-    found += [equal(problem, count) for count in _EQUAL if count < problem.length]
     if not interference.is_ideal:
         found.append(least_disturbing(problem, computed_s, interference, stops))
     if problem.pulls is not None:
         found.append(both_ways(problem, workload.forward_s, computed_s, stops))
     player = Player(problem, workload, interference, 1)
     return min(dict.fromkeys(found), key=player.score)
+
+
+def _stops(problem: Problem) -> tuple[int, ...]:
+    """Return the places where buckets may end: small gradients go with the next ones."""
+    filled = problem.offsets.sum(axis=0).tolist()
+    least, last = filled[-1] / _CUTS, 0.0
+    found = []
+    for stop, bytes_so_far in enumerate(filled[1:], start=1):
+        if bytes_so_far - last >= least:
+            found.append(stop)
+            last = bytes_so_far
+    return tuple(dict.fromkeys((*found, problem.length)))
 
 
 QUICK = Policy(
