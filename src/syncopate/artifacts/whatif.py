@@ -8,17 +8,42 @@ from __future__ import annotations
 
 import os
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Prediction
 from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.units import format_count, format_link, format_seconds
 
 DDP, BEST = "ddp", "best"
 """How a training may exchange gradients today: by DDP's buckets, or by the best plan."""
+
+PLANS = {DDP: "DDP's buckets", BEST: "the best plan"}
+"""Their words."""
+
+AXES: dict[str, str] = {
+    "nodes": "nodes",
+    "gpus_per_node": "gpus_per_node",
+    "bandwidth": "bandwidth_bytes_per_s",
+    "latency": "latency_s",
+    "oversubscription": "oversubscription",
+    "levels": "levels",
+    "gpu_speed": "gpu_speed",
+    "batch": "batch",
+    "exchange": "exchange",
+    "policy": "policy",
+    "algorithm": "algorithm",
+    "wire_dtype": "wire_dtype",
+    "pull_period": "pull_period",
+    "servers": "servers",
+    "local_sgd": "local_sgd",
+}
+"""What users vary -> the field of a setting. Machines come first: points that share them are near
+each other in a sweep."""
 
 
 class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -66,6 +91,42 @@ class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
     def ranks(self) -> int:
         """World size."""
         return self.nodes * self.gpus_per_node
+
+    def said(self, axis: str) -> str:
+        """Return the value of an axis in words, such as ``"8 nodes"`` or ``"k = 4"``.
+
+        Args:
+            axis: one of ``AXES``, or a level's, such as ``"rack.bandwidth"``.
+        """
+        if axis not in AXES:
+            value = dict(self.levels)[axis]
+            name, _, what = axis.rpartition(".")
+            return f"{name} {format_link(value) if what == 'bandwidth' else format_seconds(value)}"
+        if axis == "gpu_speed" and self.profile:
+            return self.profile
+        value = getattr(self, AXES[axis])
+        words = _WORDS[axis]
+        if isinstance(words, str):
+            return words.format(value)
+        return words(value)
+
+
+_WORDS: dict[str, str | Callable[[Any], str]] = {
+    "nodes": lambda value: format_count(value, "node"),
+    "gpus_per_node": "{} GPUs a node",
+    "bandwidth": format_link,
+    "latency": lambda value: f"{format_seconds(value)} latency",
+    "oversubscription": "{:g}:1 oversubscribed",
+    "gpu_speed": "{:g}x the compute speed",
+    "batch": "batch {}",
+    "exchange": lambda value: value or "best exchange",
+    "policy": lambda value: value or "best buckets",
+    "algorithm": lambda value: value or "cheapest algorithm",
+    "wire_dtype": lambda value: value or "own type",
+    "pull_period": lambda value: f"k = {value}" if value else "synchronous",
+    "servers": lambda value: format_count(value, "server") if value else "servers as hosts",
+    "local_sgd": lambda value: f"average every {value}" if value else "no local SGD",
+}
 
 
 class Outcome(Record, frozen=True, kw_only=True):

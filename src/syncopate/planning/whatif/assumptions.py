@@ -6,10 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.whatif import Setting
-from syncopate.planning.whatif.links import GOODPUT, sold_as
 from syncopate.planning.whatif.machines import DEVICE, first_outer
 from syncopate.planning.whatif.work import Work
-from syncopate.units import format_seconds
+from syncopate.units import GOODPUT, format_seconds, sold_as
 
 
 def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> Iterator[str]:
@@ -23,10 +22,12 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
         )
     if any(sold_as(one.bandwidth_bytes_per_s) for one in settings):
         yield f"of a link's rate as sold {GOODPUT:.0%} arrives as messages"
-    if len({one.bandwidth_bytes_per_s for one in settings}) > 1 and len(
-        {one.latency_s for one in settings}
-    ) == 1:
-        yield f"links of every rate have the latency of today's, {format_seconds(settings[0].latency_s)}"
+    if (
+        len({one.bandwidth_bytes_per_s for one in settings}) > 1
+        and len({one.latency_s for one in settings}) == 1
+    ):
+        latency = format_seconds(settings[0].latency_s)
+        yield f"links of every rate have the latency of today's, {latency}"
     if any(one.gpus_per_node > 1 for one in settings) and not first_outer(cluster):
         rate = DEVICE.bandwidth_bytes_per_s / 1e9
         yield (

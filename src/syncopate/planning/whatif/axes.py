@@ -11,28 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from syncopate.artifacts.plan import EXCHANGES
-from syncopate.artifacts.whatif import Setting
+from syncopate.artifacts.whatif import AXES, Setting
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.planning.whatif.links import link_rate
-
-AXES: dict[str, str] = {
-    "nodes": "nodes",
-    "gpus_per_node": "gpus_per_node",
-    "bandwidth": "bandwidth_bytes_per_s",
-    "latency": "latency_s",
-    "oversubscription": "oversubscription",
-    "levels": "levels",
-    "gpu_speed": "gpu_speed",
-    "batch": "batch",
-    "exchange": "exchange",
-    "policy": "policy",
-    "algorithm": "algorithm",
-    "wire_dtype": "wire_dtype",
-    "pull_period": "pull_period",
-    "servers": "servers",
-    "local_sgd": "local_sgd",
-}
-"""Name -> the field of a setting. Machines come first, so that points that share them are near."""
+from syncopate.units import parse_link
 
 MOST_POINTS = 20_000
 """Of one sweep."""
@@ -74,7 +55,7 @@ def _values(axis: str, item: Any) -> list[Any]:
     if axis in _NAMES:
         return [_name(axis, item)]
     if axis == "bandwidth":
-        return [link_rate(item)]
+        return [_number(axis, parse_link(item) if isinstance(item, str) else item)]
     if axis == "latency":
         return [seconds(item)]
     return [_number(axis, item)]
@@ -111,7 +92,8 @@ def _counts(axis: str, item: Any) -> list[int]:
     if isinstance(item, str):
         match = _RANGE.fullmatch(item.strip())
         if match is not None:
-            return _range(axis, item, *(int(one) if one else None for one in match.groups()))
+            step = int(match[3]) if match[3] else None
+            return _range(axis, item, int(match[1]), int(match[2]), step)
         if not item.strip().isdecimal():
             raise InvalidValueError(axis, item, rule)
         item = int(item)
@@ -120,7 +102,9 @@ def _counts(axis: str, item: Any) -> list[int]:
     return [item]
 
 
-def _range(axis: str, text: str, first: int | None, last: int | None, step: int | None) -> list[int]:
+def _range(
+    axis: str, text: str, first: int | None, last: int | None, step: int | None
+) -> list[int]:
     assert first is not None
     assert last is not None
     if first < 1 or last < first or step == 0:
@@ -162,9 +146,10 @@ class Axes:
         for axis in values:
             if axis not in AXES:
                 raise UnknownNameError("what to vary", axis, AXES)
-        self._values: dict[str, Sequence[Any]] = {a: values[a] for a in AXES if a in values}
-        levels = self._values.pop("levels", {})
-        self._levels: dict[str, Sequence[float]] = dict(levels)  # type: ignore[call-overload]
+        self._values: dict[str, Sequence[Any]] = {
+            axis: values[axis] for axis in AXES if axis in values and axis != "levels"
+        }
+        self._levels: dict[str, Sequence[float]] = dict(values.get("levels", {}))
         count = math.prod(map(len, (*self._values.values(), *self._levels.values())))
         if count > MOST_POINTS:
             rule = f"at most {MOST_POINTS}: vary less, or in several sweeps"
@@ -216,8 +201,6 @@ def _is_same(one: Any, other: Any) -> bool:
 def _with(setting: Setting, axis: str, value: Any) -> Setting:
     if axis == "gpu_speed":
         named = isinstance(value, str)
-        return replace(
-            setting, profile=value if named else "", gpu_speed=1.0 if named else value
-        )
+        return replace(setting, profile=value if named else "", gpu_speed=1.0 if named else value)
     changed: Setting = replace(setting, **{AXES[axis]: value})
     return changed

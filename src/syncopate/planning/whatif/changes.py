@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED
 from syncopate.artifacts.whatif import DDP, Change, Setting
-from syncopate.planning.whatif.links import link_words
 from syncopate.planning.whatif.predictor import Predictor
+from syncopate.units import format_link, sold_as
 
 NOTHING, PROGRAM, HARDWARE, TRAINING = "nothing", "program", "hardware", "training"
 """What a change asks for: a plan alone, a program that is not quite DDP's (docs/sharded.md), other
@@ -90,7 +90,8 @@ def options(base: Setting, today: str, levels: int) -> Iterator[Option]:
             words = f"average weights every {LOCAL_STEPS}th step (local SGD)"
             yield plan("local SGD", words, TRAINING, exchange="", local_sgd=LOCAL_STEPS)
         rate = 2 * base.bandwidth_bytes_per_s
-        words = f"links twice as fast, {link_words(rate)}"
+        sold = sold_as(rate)
+        words = "links twice as fast" + (f", {format_link(rate)}" if sold else "")
         faster = replace(base, bandwidth_bytes_per_s=rate)
         yield Option("links", words, HARDWARE, faster, plain)
         closer = replace(base, latency_s=base.latency_s / 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from syncopate.artifacts.whatif import Prices, Setting
 from syncopate.errors import InvalidValueError
-from syncopate.planning.whatif.links import link_rate, link_words, sold_as
+from syncopate.units import format_link, parse_link, sold_as
 
 _NEAR = 0.01
 
@@ -42,9 +42,9 @@ def link_hour(prices: Prices, bytes_per_s: float) -> float:
     if not prices.link_hour:
         return 0.0
     for name, price in prices.link_hour.items():
-        if _is_near(link_rate(name), bytes_per_s):
+        if _is_near(parse_link(name), bytes_per_s):
             return price
-    asked = sold_as(bytes_per_s) or link_words(bytes_per_s)
+    asked = sold_as(bytes_per_s) or format_link(bytes_per_s)
     rule = f"one of those with a price: {', '.join(prices.link_hour)}"
     raise InvalidValueError("link_hour of the prices", asked, rule)
 

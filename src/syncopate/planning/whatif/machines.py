@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.artifacts.whatif import Setting
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.planning.whatif.links import link_words
+from syncopate.units import format_link
 
 DEVICE = Level(name="device", size=1, latency_s=5e-6, bandwidth_bytes_per_s=12e9)
 """The level inside a host that has none: 16 lanes of PCIe 3, 12 GB/s each direction."""
@@ -89,7 +89,7 @@ def cluster_of(base: Cluster, setting: Setting) -> Cluster:
 
 def _name(setting: Setting) -> str:
     gpus = f" of {setting.gpus_per_node}" if setting.gpus_per_node > 1 else ""
-    return f"{setting.nodes} nodes{gpus}, {link_words(setting.bandwidth_bytes_per_s)}"
+    return f"{setting.nodes} nodes{gpus}, {format_link(setting.bandwidth_bytes_per_s)}"
 
 
 def _inside(inner: Sequence[Level], gpus: int) -> list[Level]:
@@ -130,9 +130,7 @@ def _oversubscription(outer: Sequence[Level]) -> float:
     return below * outer[0].bandwidth_bytes_per_s / outer[-1].bandwidth_bytes_per_s
 
 
-def _oversubscribed(
-    levels: Sequence[Level], known: Sequence[Level], wanted: float
-) -> list[Level]:
+def _oversubscribed(levels: Sequence[Level], known: Sequence[Level], wanted: float) -> list[Level]:
     if not 0 < wanted < math.inf:
         raise InvalidValueError("oversubscription", wanted, "a finite number > 0")
     if len(levels) < 2:

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from syncopate.artifacts.whatif import DDP, LinkNeeded, Prices, Setting
 from syncopate.planning.whatif.changes import EXACT
 from syncopate.planning.whatif.costs import epoch_cost
-from syncopate.planning.whatif.links import SOLD, link_rate, sold_as
 from syncopate.planning.whatif.predictor import Predictor
+from syncopate.units import SOLD_GBIT, parse_link, sold_as
 
 CLOSE = 0.05
 """How close the least rate is found, as a share."""
@@ -39,7 +39,6 @@ def link_needed(
         predictor: of this training.
         exactly: whether the least rate is looked for, too; 0 otherwise.
     """
-
     late = setting.wire_dtype or setting.pull_period or setting.local_sgd
     bounded = today == DDP or not late
 
@@ -51,7 +50,7 @@ def link_needed(
         iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
         return compute_s >= (keep - _REACH) * iteration_s
 
-    named = sorted({link_rate(name) for name in _names(predictor.prices)})
+    named = sorted({parse_link(name) for name in _names(predictor.prices)})
     enough = next((rate for rate in named if keeps(rate)), None)
     if enough is None:
         return LinkNeeded(
@@ -75,7 +74,7 @@ def link_needed(
 def _names(prices: Prices | None) -> list[str]:
     if prices is not None and prices.link_hour:
         return list(prices.link_hour)
-    return [f"{gbit}g" for gbit in SOLD]
+    return [f"{gbit}g" for gbit in SOLD_GBIT]
 
 
 def _least(keeps: Callable[[float], bool], start: float) -> float:

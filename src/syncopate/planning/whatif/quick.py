@@ -114,9 +114,7 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
 
 def ddp(workload: Workload, cluster: Cluster) -> Plan:
     """Return DDP's plan: buckets of 25 MiB, all-reduced through a ring."""
-    return make_plan(
-        workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, algorithm=RING
-    )
+    return make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, algorithm=RING)
 
 
 def _exchanges(setting: Setting) -> tuple[str, ...]:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.whatif import BEST, DDP, Change, Doubt, LinkNeeded, Outcome, Point, Setting
-from syncopate.planning.whatif.axes import AXES
+from syncopate.artifacts.whatif import (
+    BEST,
+    DDP,
+    PLANS,
+    Change,
+    Doubt,
+    LinkNeeded,
+    Outcome,
+    Point,
+    Setting,
+)
 from syncopate.planning.whatif.changes import NOTHING, WORTH
-from syncopate.planning.whatif.links import link_words
-from syncopate.units import format_count, format_seconds
-
-PLANS = {DDP: "DDP's buckets", BEST: "the best plan"}
-"""Today -> its words."""
+from syncopate.units import format_count, format_link, format_rate, format_seconds
 
 _MOST_SERIES = 6
 """Of so many series is said from how many nodes on the network limits."""
@@ -45,34 +51,8 @@ def interval_words(found: Outcome) -> str:
 
 def words_of(setting: Setting, varied: Iterable[str] = ("nodes", "bandwidth")) -> str:
     """Return a setting in words: what some axes say, such as ``"8 nodes at 10 Gbit/s"``."""
-    said = [value_words(setting, axis) for axis in varied]
+    said = [setting.said(axis) for axis in varied]
     return " at ".join(said[:2]) + "".join(f", {one}" for one in said[2:])
-
-
-def value_words(setting: Setting, axis: str) -> str:
-    """Return the value of an axis in words, such as ``"8 nodes"`` or ``"k = 4"``."""
-    if axis not in AXES:
-        value = dict(setting.levels)[axis]
-        name, _, what = axis.rpartition(".")
-        return f"{name} {link_words(value) if what == 'bandwidth' else format_seconds(value)}"
-    if axis == "gpu_speed":
-        return setting.profile or f"{setting.gpu_speed:g}x the compute speed"
-    value = getattr(setting, AXES[axis])
-    return {
-        "nodes": lambda: format_count(value, "node"),
-        "gpus_per_node": lambda: f"{value} GPUs a node",
-        "bandwidth": lambda: link_words(value),
-        "latency": lambda: f"{format_seconds(value)} latency",
-        "oversubscription": lambda: f"{value:g}:1 oversubscribed",
-        "batch": lambda: f"batch {value}",
-        "exchange": lambda: value or "best exchange",
-        "policy": lambda: value or "best buckets",
-        "algorithm": lambda: value or "cheapest algorithm",
-        "wire_dtype": lambda: value or "own types",
-        "pull_period": lambda: f"k = {value}" if value else "synchronous",
-        "servers": lambda: format_count(value, "server") if value else "servers as hosts",
-        "local_sgd": lambda: f"average every {value}" if value else "no local SGD",
-    }[axis]()
 
 
 def limits(points: Sequence[Point], varied: Sequence[str], keep: float) -> Iterator[str]:
@@ -91,9 +71,9 @@ def limits(points: Sequence[Point], varied: Sequence[str], keep: float) -> Itera
         if count == _MOST_SERIES:
             yield f"and {len(series) - _MOST_SERIES} more series, in the table"
             return
-        found = sorted(found, key=lambda point: point.setting.nodes)
-        where = ", ".join(value_words(setting, axis) for axis in others) or "this network"
-        said = [_limit(found, today, keep) for today in (DDP, BEST)]
+        ordered = sorted(found, key=lambda point: point.setting.nodes)
+        where = ", ".join(setting.said(axis) for axis in others) or "this network"
+        said = [_limit(ordered, today, keep) for today in (DDP, BEST)]
         yield f"{where}: {said[0]}; {said[1]}"
 
 
@@ -129,8 +109,8 @@ def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[
             "left"
         )
     if changes and changes[0].gain >= WORTH:
-        first = changes[0]
-        yield f"the single change that gains most: {first.words}, {times(first.gain)} the throughput"
+        gains = f"{changes[0].words}, {times(changes[0].gain)} the throughput"
+        yield f"the single change that gains most: {gains}"
     free = next((one for one in changes if one.asks == NOTHING), None)
     if free is not None and free.gain >= WORTH and free is not changes[0]:
         yield f"of those that ask for no other hardware and no other training: {free.words}, " + (
@@ -139,26 +119,34 @@ def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[
 
 
 def link_sentences(needed: Sequence[LinkNeeded], keep: float, currency: str) -> Iterator[str]:
-    """Yield which link keeps the efficiency, for each number of nodes."""
-    by_nodes: dict[int, list[LinkNeeded]] = defaultdict(list)
-    for one in needed:
-        by_nodes[one.nodes].append(one)
-    for nodes, found in sorted(by_nodes.items()):
-        said = " and ".join(_needed(one, currency) for one in found)
-        yield f"to keep {keep:.0%} on {format_count(nodes, 'node')} takes {said}"
+    """Yield which link keeps the efficiency, for neighbouring numbers of nodes together."""
+    for today, words in PLANS.items():
+        mine = sorted((one for one in needed if one.today == today), key=lambda one: one.nodes)
+        said = []
+        for _, group in groupby(mine, key=lambda one: one.bandwidth_bytes_per_s):
+            said.append(_needed(list(group), currency))
+        if said:
+            yield f"to keep {keep:.0%} with {words} takes {'; '.join(said)}"
 
 
-def _needed(one: LinkNeeded, currency: str) -> str:
-    with_plan = f"with {PLANS[one.today]}"
-    if not one.bandwidth_bytes_per_s:
-        return f"more than faster links {with_plan} (none that is sold does)"
-    text = link_words(one.bandwidth_bytes_per_s)
-    details = []
-    if one.least_bytes_per_s:
-        details.append(f"at least {one.least_bytes_per_s * 8 / 1e9:.2g} Gbit/s of messages")
-    if one.epoch_cost is not None:
-        details.append(f"{number(one.epoch_cost)} {currency} an epoch")
-    return f"{text} {with_plan}" + (f" ({', '.join(details)})" if details else "")
+def _needed(group: Sequence[LinkNeeded], currency: str) -> str:
+    """Say which link some numbers of nodes need, all the same."""
+    first, last = group[0], group[-1]
+    nodes = format_count(last.nodes, "node")
+    if first is not last:
+        nodes = f"{first.nodes} to {nodes}"
+    if not first.bandwidth_bytes_per_s:
+        return f"more than any link that is sold on {nodes}"
+    text = f"{format_link(first.bandwidth_bytes_per_s)} on {nodes}"
+    exact = next((one for one in group if one.least_bytes_per_s), None)
+    if exact is not None:
+        where = f" on {exact.nodes}" if len(group) > 1 else ""
+        text += f" (at least {format_rate(exact.least_bytes_per_s)} of messages{where})"
+    costs = [one.epoch_cost for one in group if one.epoch_cost is not None]
+    if costs:
+        ends = dict.fromkeys((number(costs[0]), number(costs[-1])))
+        text += f", {' to '.join(ends)} {currency} an epoch"
+    return text
 
 
 def doubt_sentences(doubts: Sequence[Doubt], changes: Sequence[Change]) -> Iterator[str]:
@@ -188,6 +176,11 @@ def cost_sentence(points: Sequence[Point], varied: Sequence[str], currency: str)
         f"an epoch costs least with {where}: {number(cheap.epoch_cost or 0.0)} {currency} by the "
         f"best plan, {number(cheap.ddp_epoch_cost or 0.0)} by DDP's buckets"
     )
+
+
+def whole(text: str) -> str:
+    """Return words as a sentence."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def times(gain: float) -> str:

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.whatif import (
+    AXES,
     BEST,
     DDP,
     Change,
@@ -21,7 +22,6 @@ from syncopate.artifacts.whatif import (
     LinkNeeded,
     Point,
     Prices,
-    Setting,
     WhatIf,
 )
 from syncopate.artifacts.workload import Workload
@@ -111,6 +111,26 @@ class Study:
         self._doubts: tuple[Doubt, ...] = ()
         self._complete = False
 
+    @property
+    def base(self) -> Point:
+        """Today's point."""
+        return self._predictor.point(self._base)
+
+    @property
+    def today(self) -> str:
+        """How gradients travel today."""
+        return self._terms.today
+
+    @property
+    def done(self) -> int:
+        """How many points of the sweep were predicted."""
+        return len(self._points)
+
+    @property
+    def count(self) -> int:
+        """How many points the sweep has."""
+        return len(self._settings)
+
     def run(self, progress: Progress | None = None) -> None:
         """Predict every setting, and answer the questions.
 
@@ -157,21 +177,28 @@ class Study:
                     setting, self._terms.keep, today, self._predictor, exactly=exactly
                 )
 
-    def result(self) -> WhatIf:
-        """Return what was found so far; without a point, the base alone."""
+    def result(self, remarks: Iterable[str] = ()) -> WhatIf:
+        """Return what was found so far.
+
+        Args:
+            remarks: what else is to be said, behind what today's setting takes.
+        """
         terms = self._terms
-        base, points = self._predictor.point(self._base), tuple(self._points)
+        base, points = self.base, tuple(self._points)
         unit = "samples/s" if self._base.batch else "iterations/s of a rank"
         currency = terms.prices.currency if terms.prices else ""
         varied = self._axes.varied
         said = [
             sentences.today_sentence(base, terms.today, unit),
+            *remarks,
             *sentences.limits(points, varied, terms.keep),
             *sentences.best_change(self._changes, base, terms.today),
             *sentences.doubt_sentences(self._doubts, self._changes),
             *sentences.link_sentences(self._links, terms.keep, currency),
             *sentences.cost_sentence(points, varied, currency),
         ]
+        settings = (self._base, *self._settings)
+        assumed = (*terms.remarks, *assumptions(self._work, self._cluster, settings))
         return WhatIf(
             model=self._work.base.model,
             cluster=self._cluster.name,
@@ -184,12 +211,9 @@ class Study:
             changes=self._changes,
             links=self._links,
             doubts=self._doubts,
-            sentences=tuple(said),
-            assumptions=(
-                *terms.remarks,
-                *assumptions(self._work, self._cluster, (self._base, *self._settings)),
-            ),
-            interval=self._margins.words,
+            sentences=tuple(map(sentences.whole, said)),
+            assumptions=tuple(map(sentences.whole, assumed)),
+            interval=sentences.whole(self._margins.words),
             currency=currency,
             complete=self._complete,
         )
@@ -206,7 +230,7 @@ def whatif(
     progress: Progress | None = None,
     **vary: Any,
 ) -> WhatIf:
-    """Predict a training on other clusters and with other settings, and say what follows.
+    r"""Predict a training on other clusters and with other settings, and say what follows.
 
     Every combination of the values is a point: the best plan there, DDP's buckets beside it,
     throughput, efficiency, the physical bound, an interval, and what an epoch costs.
@@ -239,7 +263,7 @@ def whatif(
 
     Example:
         >>> found = whatif(workload, Cluster.preset("10gbe", 8), nodes="4..64")  # doctest: +SKIP
-        >>> print(*found.sentences, sep="\\n")  # doctest: +SKIP
+        >>> print(*found.sentences, sep="\n")  # doctest: +SKIP
     """
     terms = Terms(today=today, keep=keep, prices=prices, uncertain=uncertain or {})
     study = Study(workload, cluster, vary, terms)
@@ -262,20 +286,16 @@ def _split(
         if axis == "batch":
             found = [one for one in mixed if isinstance(one, Workload)]
             if len(found) > 1:
-                raise InvalidValueError(axis, f"{len(found)} profiles", "one profile beside the base")
+                raise InvalidValueError(
+                    axis, f"{len(found)} profiles", "one profile beside the base"
+                )
             other = found[0] if found else None
             mixed = [batch_of(one) if isinstance(one, Workload) else one for one in mixed]
         if axis == "gpu_speed":
             values[axis] = tuple(_speeds(mixed, profiles))
         else:
-            values[axis] = values_of(axis, mixed) if axis in _known() else ()
+            values[axis] = values_of(axis, mixed) if axis in AXES else ()
     return Axes(values), profiles, other
-
-
-def _known() -> Iterable[str]:
-    from syncopate.planning.whatif.axes import AXES
-
-    return AXES
 
 
 def _items(given: Any) -> list[Any]:
@@ -287,10 +307,9 @@ def _items(given: Any) -> list[Any]:
 def _speeds(given: Iterable[Any], profiles: dict[str, Workload]) -> Iterator[Any]:
     """Yield factors and names of profiles, which are collected; a profile may be (name, it)."""
     for one in given:
-        if isinstance(one, Workload):
-            one = (f"profile {len(profiles) + 1}", one)
-        if isinstance(one, tuple):
-            name, profile = one
+        if isinstance(one, Workload | tuple):
+            fresh = f"profile {len(profiles) + 1}"
+            name, profile = (fresh, one) if isinstance(one, Workload) else one
             profiles[name] = profile
             yield name
         else:

@@ -5,8 +5,8 @@ takes, for each time t of forward and backward, the line through two profiles,
 
     t(b) = t1 + (t2 - t1) (b - b1) / (b2 - b1),
 
-and from one profile ``t(b) = t1 b / b1``, which is an assumption: it leaves out what is the same for
-every batch, such as the launch of kernels. The update stays as it is then.
+and from one profile ``t(b) = t1 b / b1``, which is an assumption: it leaves out what is the same
+for every batch, such as the launch of kernels. The update stays as it is then.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _times(
     update: float,
     parts: Mapping[str, tuple[float, float]],
 ) -> Workload:
-    """Return a workload with its times multiplied; ``parts`` has forward and backward of tensors."""
+    """Return a workload with its times multiplied, those of named tensors by ``parts``."""
     tensors = []
     for tensor in workload.tensors:
         ahead, back = parts.get(tensor.name, (forward, backward))
