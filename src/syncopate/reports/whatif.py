@@ -27,13 +27,11 @@ def whatif_report(found: WhatIf) -> RenderableType:
     parts: list[RenderableType] = [_points(found)]
     if found.changes:
         parts.append(_changes(found))
-    parts.append(Text("\n".join(found.sentences) + "\n"))
     parts += [Text(f"assumed: {text}", style="dim") for text in found.assumptions]
-    parts.append(Text(f"intervals: {found.interval}", style="dim"))
+    parts.append(Text(f"intervals: {found.interval}\n", style="dim"))
     if not found.complete:
-        parts.append(
-            Text("The sweep was interrupted: these are the points that were done.", "bold")
-        )
+        parts.append(Text("The sweep was interrupted: this is what was done.", "bold"))
+    parts.append(Text("\n".join(found.sentences)))
     return Group(*parts)
 
 
