@@ -120,7 +120,7 @@ def base_cluster(
         found: the training.
         path: a cluster file.
         network: one of ``NETWORKS``.
-        vary: what is varied; the first nodes and rate count where nothing else says them.
+        vary: what is varied; the most nodes and the first rate count where nothing else says them.
 
     Raises:
         InvalidValueError: a file and a network, or nothing to go by.
@@ -135,23 +135,37 @@ def base_cluster(
     if network is not None:
         if network not in NETWORKS:
             raise UnknownNameError("network", network, NETWORKS)
-        return Cluster.preset(network, _nodes(found, vary)), ()
+        return _typical(found, network, vary)
     if found.cluster is not None:
         return found.cluster, ()
     if "bandwidth" not in vary:
         rule = "given, or --network, or --bandwidth with the rates of links"
         raise InvalidValueError("--cluster", None, rule)
-    nodes = _nodes(found, vary)
+    cluster, remarks = _typical(found, _USUAL, vary)
     remark = f"of today's network nothing is known: it has the latency of {_USUAL}"
-    return Cluster.preset(_USUAL, nodes), () if "latency" in vary else (remark,)
+    return cluster, remarks if "latency" in vary else (remark, *remarks)
+
+
+def _typical(
+    found: Trained, network: str, vary: Mapping[str, Any]
+) -> tuple[Cluster, tuple[str, ...]]:
+    from syncopate.planning.whatif.machines import on_device
+
+    cluster = Cluster.preset(network, _nodes(found, vary))
+    device = found.workload.metadata.get("device", "")
+    chosen = on_device(cluster, device)
+    if chosen is cluster:
+        return cluster, ()
+    rate = 1 / chosen.reduction_s_per_byte / 1e9
+    return chosen, (f"gradients are added at {rate:.0f} GB/s, on the GPU ({device})",)
 
 
 def _nodes(found: Trained, vary: Mapping[str, Any]) -> int:
-    """Return how many hosts a typical network has: those of the run, or the first asked for."""
+    """Return how many hosts a typical network has: those of the run, or the most asked for."""
     from syncopate.planning.whatif.axes import values_of
 
     if "nodes" in vary:
-        return int(values_of("nodes", vary["nodes"])[0])
+        return int(max(values_of("nodes", vary["nodes"])))
     if found.ranks is None:
         raise InvalidValueError("--nodes", None, "given, as 4,8 or 4..64")
     inside = values_of("gpus_per_node", vary.get("gpus_per_node", 1))[0]

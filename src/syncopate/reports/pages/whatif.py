@@ -37,6 +37,8 @@ _MOST_SERIES = 8
 _MOST_POINTS = 400
 _TICKS = 5
 _ROOM = 1.06
+_FEW_DECADES = 2.0
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class _Scale(NamedTuple):
@@ -209,7 +211,10 @@ def _curves(found: WhatIf) -> dict[str, Any]:
     across = _Scale(min(xs), max(xs), min(xs) > 0 and max(xs) > 4 * min(xs))
     tops = [one.high_throughput for point in points for one in (point.best, point.ddp)]
     tops += [_bound_rate(point.best) for point in points]
-    up = _Scale(0.0, _ROOM * max(tops))
+    least = min(one.low_throughput for point in points for one in (point.best, point.ddp))
+    # Over a logarithmic axis, what grows in proportion is a straight line on another one.
+    as_log = across.is_log and least > 0
+    up = _Scale(least / _ROOM if as_log else 0.0, _ROOM * max(tops), as_log)
     whole = _Scale(0.0, 1.0)
     return {
         "over": heading(over),
@@ -303,7 +308,7 @@ def _plot(
         ],
         "y": [
             {"at": 100 - up.at(tick), "text": _said(tick, is_share)}
-            for tick in (_shares() if is_share else _ticks(up.high))
+            for tick in (_SHARES if is_share else _ticks(up))
         ],
     }
 
@@ -312,16 +317,17 @@ def _said(figure: float, is_share: bool) -> str:
     return f"{figure:.0%}" if is_share else rate(figure)
 
 
-def _shares() -> list[float]:
-    return [0.0, 0.25, 0.5, 0.75, 1.0]
-
-
-def _ticks(high: float) -> list[float]:
-    """Return a few round figures from 0 on that are not above ``high``."""
-    raw = high / _TICKS
-    power = 10 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
+def _ticks(up: _Scale) -> list[float]:
+    """Return a few round figures on an axis."""
+    if up.is_log:
+        decades = range(math.floor(math.log10(up.low)), math.ceil(math.log10(up.high)) + 1)
+        steps = (1, 2, 5) if math.log10(up.high / up.low) < _FEW_DECADES else (1,)
+        found = [step * 10.0**power for power in decades for step in steps]
+        return [tick for tick in found if up.low <= tick <= up.high]
+    raw = up.high / _TICKS
+    power = 10.0 ** math.floor(math.log10(raw)) if raw > 0 else 1.0
     step = next(one * power for one in (1, 2, 5, 10) if one * power >= raw)
-    return [step * place for place in range(int(high / step) + 1)]
+    return [step * place for place in range(int(up.high / step) + 1)]
 
 
 def _thinned(marks: list[tuple[float, Point]], most: int = 6) -> list[tuple[float, Point]]:
