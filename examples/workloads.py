@@ -32,7 +32,7 @@ class Parameter(NamedTuple):
 
 def resnet50() -> Iterator[Parameter]:
     """Yield ResNet-50 (He et al. 2016) for images of 224 x 224 pixels."""
-    yield from _convolution("conv1", "bn1", 3, 64, 7, 112)
+    yield from _convolution("conv1", "bn1", 3, 64, 7, side=112)
     width, side = 64, 56
     for stage, (inner, blocks) in enumerate(((64, 3), (128, 4), (256, 6), (512, 3)), start=1):
         for block in range(blocks):
@@ -40,12 +40,12 @@ def resnet50() -> Iterator[Parameter]:
             before = side
             if block == 0 and stage > 1:
                 side //= 2
-            yield from _convolution(f"{name}.conv1", f"{name}.bn1", width, inner, 1, before)
-            yield from _convolution(f"{name}.conv2", f"{name}.bn2", inner, inner, 3, side)
-            yield from _convolution(f"{name}.conv3", f"{name}.bn3", inner, 4 * inner, 1, side)
+            yield from _convolution(f"{name}.conv1", f"{name}.bn1", width, inner, 1, side=before)
+            yield from _convolution(f"{name}.conv2", f"{name}.bn2", inner, inner, 3, side=side)
+            yield from _convolution(f"{name}.conv3", f"{name}.bn3", inner, 4 * inner, 1, side=side)
             if block == 0:
                 down = f"{name}.downsample"
-                yield from _convolution(f"{down}.0", f"{down}.1", width, 4 * inner, 1, side)
+                yield from _convolution(f"{down}.0", f"{down}.1", width, 4 * inner, 1, side=side)
             width = 4 * inner
     yield from _linear("fc", width, 1000, 1)
 
@@ -69,7 +69,7 @@ def bert_large(tokens: int = 64) -> Iterator[Parameter]:
 
 
 def _convolution(
-    name: str, norm: str, channels: int, made: int, kernel: int, side: int
+    name: str, norm: str, channels: int, made: int, kernel: int, *, side: int
 ) -> Iterator[Parameter]:
     numel = channels * made * kernel**2
     yield Parameter(f"{name}.weight", numel, numel * side**2)

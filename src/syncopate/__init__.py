@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.plan import Plan
     from syncopate.artifacts.timeline import Timeline
+    from syncopate.artifacts.whatif import Prices, WhatIf
     from syncopate.artifacts.workload import Workload
     from syncopate.calibration.calibrate import calibrate
     from syncopate.collectives.communicator import Communicator
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     )
     from syncopate.paramserver.worker import KVStore
     from syncopate.planning.planner import compare, make_plan
+    from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.profile import profile
     from syncopate.tracing.capture import pause, trace
 
@@ -61,10 +63,12 @@ __all__ = [
     "ParameterServerError",
     "Plan",
     "PlanError",
+    "Prices",
     "ScheduleError",
     "SyncopateError",
     "Timeline",
     "UnknownNameError",
+    "WhatIf",
     "Workload",
     "__version__",
     "calibrate",
@@ -75,6 +79,7 @@ __all__ = [
     "pause",
     "profile",
     "trace",
+    "whatif",
 ]
 
 _MODULES = {
@@ -100,6 +105,9 @@ _MODULES = {
     "Plan": "artifacts.plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",
+    "Prices": "artifacts.whatif",
+    "WhatIf": "artifacts.whatif",
+    "whatif": "planning.whatif.study",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",

@@ -160,7 +160,7 @@ class Point(Record, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         setting: of the point.
         best: the best plan found.
-        ddp: DDP's buckets of 25 MiB, each an all-reduce through a ring.
+        ddp: DDP's buckets of 25 MiB, each an all-reduce of the backend's.
         epoch_cost: of the best plan, in the currency of the prices; None without prices.
         ddp_epoch_cost: of DDP's buckets.
     """
@@ -182,7 +182,8 @@ class Change(Record, frozen=True, kw_only=True):
     Attributes:
         kind: such as ``"plan"`` or ``"links"``.
         words: what is done.
-        asks: ``"nothing"``, ``"hardware"``, or ``"training"``: what computes differs then.
+        asks: ``"nothing"``; ``"program"``: one that is not quite DDP's; ``"hardware"``; or
+            ``"training"``: one that computes something else.
         gain: of throughput, as a share of today's: 0.25 means a quarter more.
         efficiency: with it.
         iteration_s: with it.

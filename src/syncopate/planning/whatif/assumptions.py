@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.whatif import Setting
 from syncopate.planning.whatif.machines import DEVICE, first_outer
+from syncopate.planning.whatif.quick import is_gpu
 from syncopate.planning.whatif.work import Work
 from syncopate.units import GOODPUT, format_seconds, sold_as
 
@@ -43,9 +44,15 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
         )
     if cluster.interference.is_ideal:
         yield "computation and communication do not slow each other down: overlap is free"
+    backend = (
+        "rings, or trees where they are faster, as NCCL does it"
+        if is_gpu(work.base)
+        else ("rings, as Gloo does it")
+    )
+    yield f"DDP's buckets are all-reduced in {backend}"
     yield (
-        "DDP's buckets are all-reduced through a ring; plans of points are searched for less than "
-        "by syncopate plan, which finds ones that are up to a percent or two faster"
+        "plans of points are searched for less than by syncopate plan, which finds ones that are "
+        "up to a percent or two faster"
     )
     if any(one.pull_period or one.local_sgd for one in settings):
         yield "what late weights do to accuracy is not predicted"

@@ -8,7 +8,7 @@ add up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -21,6 +21,11 @@ from syncopate.units import format_link, sold_as
 NOTHING, PROGRAM, HARDWARE, TRAINING = "nothing", "program", "hardware", "training"
 """What a change asks for: a plan alone, a program that is not quite DDP's (docs/sharded.md), other
 hardware, or a training that computes something else."""
+
+_DEMANDS = (NOTHING, PROGRAM, HARDWARE, TRAINING)
+
+TIED = 0.005
+"""Gains closer than this share of throughput are not told apart."""
 
 WORTH = 0.02
 """A change is worth a word from this share of throughput on."""
@@ -152,6 +157,12 @@ def throughput(setting: Setting, iteration_s: float) -> float:
     return setting.ranks * (setting.batch or 1) / iteration_s if iteration_s > 0 else 0.0
 
 
-def free(changes: tuple[Change, ...]) -> Change | None:
-    """Return the change that asks for nothing and gains most; None: none is worth a word."""
-    return next((one for one in changes if one.asks == NOTHING and one.gain >= WORTH), None)
+def ranked(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return changes, the greatest gain first; of gains within ``TIED`` what asks for least."""
+    left = sorted(changes, key=lambda change: -change.gain)
+    found = []
+    while left:
+        near = [one for one in left if 1 + one.gain >= (1 - TIED) * (1 + left[0].gain)]
+        found.append(min(near, key=lambda change: _DEMANDS.index(change.asks)))
+        left.remove(found[-1])
+    return tuple(found)

@@ -9,29 +9,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.whatif import DDP, Doubt, Setting
-from syncopate.planning.whatif.changes import Option, change_of, throughput
+from syncopate.planning.whatif.changes import TIED, Option, change_of, throughput
 from syncopate.planning.whatif.margins import INPUTS
 from syncopate.planning.whatif.predictor import Predictor
 
 RIVALS = 3
 """So many of the changes that gain most are predicted again."""
 
-TIED = 0.005
-"""Another change is another advice where it gains more by this share of throughput."""
-
 
 def doubts(
-    base: Setting, today: str, ranked: Sequence[Option], predictor: Predictor
+    base: Setting, today: str, advised: Sequence[Option], predictor: Predictor
 ) -> Iterator[Doubt]:
     """Yield the advice with every input at either end of its interval.
 
     Args:
         base: today's setting.
         today: by which plan.
-        ranked: options to advise, the greatest gain first; at least one.
+        advised: options to advise, the greatest gain first; at least one.
         predictor: of this training.
     """
-    first, rivals = ranked[0], ranked[:RIVALS]
+    first, rivals = advised[0], advised[:RIVALS]
     for place, what in enumerate(INPUTS):
         share = predictor.margins.of(what)
         if share == 0:
@@ -42,7 +39,7 @@ def doubts(
             now = throughput(base, now_s)
             found = {one.kind: change_of(one, now, predictor, shifts) for one in rivals}
             best = max(found.values(), key=lambda change: change.gain)
-            changes = best.gain > found[first.kind].gain + TIED
+            changes = 1 + best.gain > (1 + TIED) * (1 + found[first.kind].gain)
             advice = best if changes else found[first.kind]
             yield Doubt(
                 what=what, factor=factor, advice=advice.kind, gain=advice.gain, changes=changes

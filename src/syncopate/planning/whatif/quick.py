@@ -16,6 +16,7 @@ from syncopate.artifacts.whatif import Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.served import served_costs
+from syncopate.costs.model.training import exchange_costs
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
@@ -30,8 +31,9 @@ from syncopate.planning.search.interference import least_disturbing
 from syncopate.planning.search.player import Player
 from syncopate.simulation.delay import with_delay
 
-RING = "ring"
-"""What carries DDP's buckets: the algorithm of Gloo, and of NCCL for long messages."""
+GLOO, NCCL = ("ring",), ("ring", "halving_doubling")
+"""What carries DDP's buckets: the algorithm of Gloo; and of NCCL, whose trees take as many steps as
+halving and doubling, and as many bytes."""
 
 _CUTS = 256
 """A bucket may end where at least this part of all bytes has come since the last such place."""
@@ -113,8 +115,15 @@ def planned(workload: Workload, cluster: Cluster, setting: Setting) -> Plan:
 
 
 def ddp(workload: Workload, cluster: Cluster) -> Plan:
-    """Return DDP's plan: buckets of 25 MiB, all-reduced through a ring."""
-    return make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, algorithm=RING)
+    """Return DDP's plan: buckets of 25 MiB, all-reduced by the backend of the profiled device."""
+    names = NCCL if is_gpu(workload) else GLOO
+    costs = exchange_costs(cluster, workload.nbytes, ALLREDUCE, names)
+    return make_plan(workload, cluster, "threshold", exchange=ALLREDUCE, channels=1, costs=costs)
+
+
+def is_gpu(workload: Workload) -> bool:
+    """Say whether a workload was profiled on a GPU; where nothing is said, that is taken for so."""
+    return workload.metadata.get("device") != "cpu"
 
 
 def _exchanges(setting: Setting) -> tuple[str, ...]:

@@ -103,10 +103,11 @@ def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[
     best = max((one.gain for one in network), default=0.0)
     if best < WORTH:
         share = found.prediction.compute_s / found.prediction.iteration_s
+        helps = any(one.kind == "batch" and one.gain >= WORTH for one in changes)
+        left = "faster devices and larger batches are" if helps else "faster devices are"
         yield (
             f"no other network, plan, exchange or delay gains {WORTH:.0%}: computation is "
-            f"{share:.0%} of an iteration already. Faster devices and larger batches are what is "
-            "left"
+            f"{share:.0%} of an iteration already; {left} what is left"
         )
     if changes and changes[0].gain >= WORTH:
         gains = f"{changes[0].words}, {times(changes[0].gain)} the throughput"

@@ -30,7 +30,7 @@ from syncopate.output import Progress, part, say
 from syncopate.planning.whatif import sentences
 from syncopate.planning.whatif.assumptions import assumptions
 from syncopate.planning.whatif.axes import Axes, values_of
-from syncopate.planning.whatif.changes import change_of, levels_of, options
+from syncopate.planning.whatif.changes import change_of, levels_of, options, ranked
 from syncopate.planning.whatif.doubts import doubts
 from syncopate.planning.whatif.machines import setting_of
 from syncopate.planning.whatif.margins import margins
@@ -154,13 +154,13 @@ class Study:
         for place, option in enumerate(asked):
             say(progress, option.kind, 0.4 * place / len(asked))
             found[option.kind] = change_of(option, now, predictor)
-        self._changes = tuple(sorted(found.values(), key=lambda change: -change.gain))
+        self._changes = ranked(found.values())
         say(progress, "links", 0.4)
         self._links = tuple(self._needed(part(progress, 0.4, 0.8)))
         say(progress, "uncertain inputs", 0.8)
         by_kind = {option.kind: option for option in asked}
-        ranked = [by_kind[change.kind] for change in self._changes]
-        self._doubts = tuple(doubts(base, today, ranked, predictor))
+        advised = [by_kind[change.kind] for change in self._changes]
+        self._doubts = tuple(doubts(base, today, advised, predictor))
 
     def _needed(self, progress: Progress) -> Iterator[LinkNeeded]:
         if self._base.ranks == 1:
