@@ -4,7 +4,8 @@ Times of forward, backward and update are medians over ranks and iterations, wit
 pauses. A recording knows messages, not gradients: what a bucket carries is taken for pieces of up
 to ``PIECE_BYTES`` that become ready evenly between the bucket before it and its own ready time, as
 the share of backward that was done by then. So a plan may cut buckets anew, and large tensors,
-which a recording does not tell, may be cut where the training could not.
+which a recording does not tell, may be cut where the training could not. Where ranks share the
+update it is the sum of theirs; what parameter servers do is not in it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import NamedTuple
 import numpy as np
 
 from syncopate.analysis import sweep
+from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.work import Work, steady, works
+from syncopate.artifacts.plan import ROOTED, SHARDED
 from syncopate.artifacts.spans import Spans, Times
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
@@ -34,6 +37,7 @@ _MOST_PIECES = 32
 _BESIDE = ("flags and buffers",)
 """Names of pushes that carry no gradient."""
 
+_SHARING = (SHARDED, ROOTED)
 _ELEMENT_BYTES = 4
 _SLACK = 1 + 1e-9
 
@@ -77,7 +81,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
         tensors=tensors,
         forward_s=forward_s,
         backward_s=max(backward_s, sum(tensor.backward_s for tensor in tensors)) * _SLACK,
-        update_s=_usual_s(kept, "update"),
+        update_s=_update_s(timeline, kept),
         metadata={
             "recorded": timeline.name,
             "ranks": str(timeline.world_size),
@@ -97,6 +101,14 @@ def _refuse(timeline: Timeline, lacking: str) -> None:
 def _usual_s(found: Sequence[Work], lane: str) -> float:
     """Return the median over ranks and iterations; 0 where most have none."""
     return statistics.median(work.computing_s.get(lane, 0.0) for work in found) if found else 0.0
+
+
+def _update_s(timeline: Timeline, found: Sequence[Work]) -> float:
+    """Return what a whole update takes: where ranks share it, that of all ranks together."""
+    if timeline.metadata.get(EXCHANGE) not in _SHARING:
+        return _usual_s(found, "update")
+    ranks = {work.rank for work in found}
+    return sum(_usual_s([work for work in found if work.rank == rank], "update") for rank in ranks)
 
 
 def _buckets(spans: Spans, counted: set[int]) -> list[_Bucket]:
