@@ -20,7 +20,7 @@ import numpy as np
 
 from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE
-from syncopate.analysis.work import Work, steady, works
+from syncopate.analysis.work import Work, last_end_s, steady, works
 from syncopate.artifacts.plan import ROOTED, SHARDED
 from syncopate.artifacts.spans import Spans, Times
 from syncopate.artifacts.timeline import Timeline
@@ -88,6 +88,17 @@ def recorded_workload(timeline: Timeline) -> Workload:
             **{key: timeline.metadata[key] for key in _COPIED if key in timeline.metadata},
         },
     )
+
+
+def recorded_iteration_s(timeline: Timeline) -> float | None:
+    """Return what an iteration took: the median from one's end to the next's; None: there is one."""
+    ends_s = sorted(last_end_s(works(timeline)).items())
+    lasts_s = [
+        after_s - before_s
+        for (one, before_s), (other, after_s) in pairwise(ends_s)
+        if other == one + 1
+    ]
+    return statistics.median(lasts_s) if lasts_s else None
 
 
 _COPIED = ("device", "batch", "torch")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.workload import PIECE_BYTES, recorded_workload
+from syncopate.analysis.workload import PIECE_BYTES, recorded_iteration_s, recorded_workload
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
@@ -13,7 +13,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan
 from syncopate.simulation import simulate
 from tests.unit import examples
-from tests.unit.analysis.made import made
+from tests.unit.analysis.made import UNDISTURBED_S, made
 
 
 def test_times_are_those_of_the_recording():
@@ -29,9 +29,9 @@ def test_slow_ranks_and_pauses_are_not_the_usual():
     timeline = made(
         3,
         4,
-        lambda rank, iteration: {"forward_s": 9.0, "pause": ("checkpoint", 1.0)}
-        if rank == 1
-        else {},
+        lambda rank, iteration: (
+            {"forward_s": 9.0, "pause": ("checkpoint", 1.0)} if rank == 1 else {}
+        ),
     )
     assert recorded_workload(timeline).forward_s == 2.0
     assert recorded_workload(timeline).backward_s == pytest.approx(4.0)
@@ -84,6 +84,13 @@ def test_what_is_predicted_of_a_recording_is_what_was_recorded(network):
     found = recorded_workload(simulate(work, plan, cluster, iterations=5))
     again = make_plan(found, cluster, "threshold")
     assert again.prediction.iteration_s == pytest.approx(plan.prediction.iteration_s, rel=0.02)
+
+
+def test_an_iteration_is_from_one_end_to_the_next():
+    assert recorded_iteration_s(made(2, 4)) == UNDISTURBED_S
+    late = made(2, 4, lambda rank, iteration: {"forward_s": 7.0} if iteration == 1 else {})
+    assert recorded_iteration_s(late) == UNDISTURBED_S
+    assert recorded_iteration_s(made(2, 1)) is None
 
 
 def test_metadata_say_where_it_comes_from():

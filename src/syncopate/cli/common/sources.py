@@ -79,8 +79,7 @@ def _is_workload(path: Path) -> bool:
 
 
 def _recorded(path: Path) -> Trained:
-    from syncopate.analysis.causes.explanation import explanation
-    from syncopate.analysis.workload import recorded_workload
+    from syncopate.analysis.workload import recorded_iteration_s, recorded_workload
     from syncopate.cli.common.timelines import read_timeline
 
     folder = path if path.is_dir() else None
@@ -96,13 +95,12 @@ def _recorded(path: Path) -> Trained:
             "pieces of up to a mebibyte that are ready one after the other, and computation lasts "
             "as long as it did beside that run's communication"
         )
-    iteration_s = explanation(timeline).iteration_s
     policy = timeline.metadata.get("policy", "")
     return Trained(
         workload=workload,
         ranks=timeline.world_size,
         cluster=None if beside is None else load_cluster(beside),
-        iteration_s=iteration_s or None,
+        iteration_s=recorded_iteration_s(timeline),
         today=BEST if policy and policy not in (DDP, "threshold") else DDP,
         remarks=(remark,),
     )

@@ -105,7 +105,7 @@ def test_one_level_changes_by_its_name_alone():
     found = cluster_of(RACKS, replace(setting_of(RACKS), levels=levels))
     assert _rates(found) == [10e9, 2e9, 1e9]
     assert found.levels[0].latency_s == 1e-6
-    with pytest.raises(UnknownNameError, match="unknown level 'spine.bandwidth'"):
+    with pytest.raises(UnknownNameError, match=r"unknown level 'spine\.bandwidth'"):
         cluster_of(RACKS, replace(setting_of(RACKS), levels=(("spine.bandwidth", 1.0),)))
 
 
