@@ -91,7 +91,7 @@ def recorded_workload(timeline: Timeline) -> Workload:
 
 
 def recorded_iteration_s(timeline: Timeline) -> float | None:
-    """Return what an iteration took: the median from one's end to the next's; None: there is one."""
+    """Return what an iteration took, the median from one's end to the next's; None of only one."""
     ends_s = sorted(last_end_s(works(timeline)).items())
     lasts_s = [
         after_s - before_s

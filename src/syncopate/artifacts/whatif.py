@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -275,6 +276,22 @@ class WhatIf(Artifact, frozen=True, kw_only=True, omit_defaults=True):
     interval: str = ""
     currency: str = ""
     complete: bool = True
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the answers, and the points as a table."""
+        varied = self.varied or ("nodes", "bandwidth")
+        heads = [*varied, "iteration", "efficiency", f"best plan, {self.unit}", "DDP", "bound"]
+        rows = [[*heads]]
+        for point in self.points:
+            found = point.best.prediction
+            figures = [format_seconds(found.iteration_s), f"{point.best.efficiency:.0%}"]
+            figures += [f"{one.throughput:,.4g}" for one in (point.best, point.ddp)]
+            figures.append(format_seconds(found.bound_s))
+            rows.append([*map(point.setting.said, varied), *figures])
+        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
+        answers = "".join(f"<li>{escape(text)}</li>" for text in self.sentences)
+        table = "".join(f"<tr>{line}</tr>" for line in lines)
+        return f"<p><b>{escape(self.model)}</b></p><ul>{answers}</ul><table>{table}</table>"
 
 
 class Prices(Record, frozen=True, kw_only=True):

@@ -115,6 +115,13 @@ def test_efficiency_is_drawn_from_nothing_to_all(swept, page):
     assert [100 - y for _, y in drawn] == pytest.approx([100 * one for one in shares], abs=0.01)
 
 
+def test_a_notebook_shows_answers_and_points(swept):
+    shown = _Page(swept._repr_html_())
+    assert all(said in shown.texts for said in swept.sentences)
+    assert shown.tags.count("tr") == 1 + len(swept.points)
+    assert "layers" not in shown.texts
+
+
 def test_a_single_point_has_a_page_without_curves():
     pytest.importorskip("jinja2", reason="the extra html is not installed")
     found = syncopate.whatif(examples.workload(), Cluster.preset("10gbe", 4))

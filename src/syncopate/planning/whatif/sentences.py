@@ -84,16 +84,24 @@ def _limit(points: Sequence[Point], today: str, keep: float) -> str:
         if point.by(today).efficiency >= keep:
             break
         first = point
+    shown = points[-1] if first is None else first
+    nodes = format_count(shown.setting.nodes, "node")
+    there = f"({_efficiency_words(shown.by(today))} there)"
     if first is None:
-        last = points[-1]
-        return (
-            f"with {PLANS[today]} the network does not limit up to "
-            f"{format_count(last.setting.nodes, 'node')} ({last.by(today).efficiency:.0%} there)"
-        )
-    return (
-        f"with {PLANS[today]} the network limits from {format_count(first.setting.nodes, 'node')} "
-        f"on ({first.by(today).efficiency:.0%} there)"
-    )
+        return f"with {PLANS[today]} the network does not limit up to {nodes} {there}"
+    return f"with {PLANS[today]} the network limits from {nodes} on {there}"
+
+
+def _efficiency_words(found: Outcome) -> str:
+    """Return an efficiency with the ends of its interval: ``"70%, 54% to 88%"``."""
+    prediction = found.prediction
+    ends = [
+        min(prediction.compute_s / seconds, 1.0) if seconds else 1.0
+        for seconds in (prediction.high_s, prediction.low_s)
+    ]
+    said = f"{found.efficiency:.0%}"
+    low, high = (f"{end:.0%}" for end in ends)
+    return said if low == high == said else f"{said}, {low} to {high}"
 
 
 def best_change(changes: Sequence[Change], base: Point, today: str) -> Iterator[str]:

@@ -64,8 +64,9 @@ def test_today_has_its_interval_and_its_bound():
 def test_the_network_limits_from_where_it_keeps_too_little_for_good():
     points = _points((1.0, 1.0), (0.8, 0.95), (0.95, 0.93), (0.7, 0.92), (0.6, 0.91))
     assert list(sentences.limits(points, ("nodes",), 0.9)) == [
-        "this network: with DDP's buckets the network limits from 8 nodes on (70% there); with the "
-        "best plan the network does not limit up to 16 nodes (91% there)"
+        "this network: with DDP's buckets the network limits from 8 nodes on (70%, 54% to 88% "
+        "there); with the best plan the network does not limit up to 16 nodes (91%, 70% to 100% "
+        "there)"
     ]
 
 
