@@ -25,6 +25,9 @@ from syncopate.units import format_count, format_link, format_rate, format_secon
 _MOST_SERIES = 6
 """Of so many series is said from how many nodes on the network limits."""
 
+_MOST_VALUES = 8
+"""Of an axis that is the only one, so many values are said one by one."""
+
 _COMPUTING = ("compute", "batch")
 """Kinds of changes that leave the network as it is."""
 
@@ -62,6 +65,7 @@ def limits(points: Sequence[Point], varied: Sequence[str], keep: float) -> Itera
     larger numbers of nodes in the series too.
     """
     if "nodes" not in varied:
+        yield from _along(points, varied)
         return
     series: dict[Setting, list[Point]] = defaultdict(list)
     for point in points:
@@ -72,9 +76,21 @@ def limits(points: Sequence[Point], varied: Sequence[str], keep: float) -> Itera
             yield f"and {len(series) - _MOST_SERIES} more series, in the table"
             return
         ordered = sorted(found, key=lambda point: point.setting.nodes)
-        where = ", ".join(setting.said(axis) for axis in others) or "this network"
-        said = [_limit(ordered, today, keep) for today in (DDP, BEST)]
-        yield f"{where}: {said[0]}; {said[1]}"
+        where = ", ".join(setting.said(axis) for axis in others)
+        said = "; ".join(_limit(ordered, today, keep) for today in PLANS)
+        yield f"{where}: {said}" if where else said
+
+
+def _along(points: Sequence[Point], varied: Sequence[str]) -> Iterator[str]:
+    """Yield what each value of the only axis keeps, where there are a few."""
+    if len(varied) != 1 or len(points) > _MOST_VALUES:
+        return
+    for today, words in PLANS.items():
+        kept = [
+            f"{point.setting.said(varied[0])} {_efficiency_words(point.by(today))}"
+            for point in points
+        ]
+        yield f"efficiency with {words}: {'; '.join(kept)}"
 
 
 def _limit(points: Sequence[Point], today: str, keep: float) -> str:
