@@ -9,8 +9,6 @@ from itertools import groupby
 from msgspec.structs import replace
 
 from syncopate.artifacts.whatif import (
-    BEST,
-    DDP,
     PLANS,
     Change,
     Doubt,
