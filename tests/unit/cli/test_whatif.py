@@ -91,7 +91,7 @@ def test_how_gradients_travel_may_vary(run):
     "how", ["--pull-period 0,4", "--local-sgd 0,8", "--exchange served --servers 1,4"]
 )
 def test_late_weights_and_servers_are_settings(run, how):
-    code, _, err = run(f"whatif workload.json --network 10gbe --nodes 4 {how}")
+    code, _, err = run(f"whatif workload.json --network 1gbe --nodes 4 {how}")
     assert code == 0, err
     slow, fast = (point.best.prediction.iteration_s for point in _found().points)
     assert fast < slow
