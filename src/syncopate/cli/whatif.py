@@ -250,15 +250,24 @@ def whatif(
 
       syncopate whatif workload.json --network 10gbe --nodes 16 --batch 32,64 --page whatif.html
     """
-    from syncopate.planning.whatif.study import Study, Terms
-
     require_one_writer(json, ("--output", output), ("--page", page))
     if page is not None:
         from syncopate.reports.pages.page import require_html
 
         require_html("jinja2")
     found = trained(file, asked.samples)
-    vary = machines | how
+    study = _study(found, base, machines | how, asked)
+    interrupted = _run(study)
+    result = study.result(_beside(found, study))
+    result.save(output)
+    _show(result, output, page, json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+def _study(found: Trained, base: _Base, vary: dict[str, Any], asked: _Asked) -> Study:
+    from syncopate.planning.whatif.study import Study, Terms
+
     cluster, remarks = base_cluster(found, base.cluster, base.network, vary)
     terms = Terms(
         today=asked.today or found.today,
@@ -267,13 +276,7 @@ def whatif(
         uncertain=asked.uncertain,
         remarks=(*found.remarks, *remarks),
     )
-    study = Study(found.workload, cluster, vary, terms)
-    interrupted = _run(study)
-    result = study.result(_beside(found, study))
-    result.save(output)
-    _show(result, output, page, json)
-    if interrupted:
-        raise typer.Exit(INTERRUPTED)
+    return Study(found.workload, cluster, vary, terms)
 
 
 def _beside(found: Trained, study: Study) -> tuple[str, ...]:
