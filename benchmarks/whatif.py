@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -60,13 +62,13 @@ def measure(vary: dict[str, object]) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--quick", action="store_true", help="a few settings only")
     parser.add_argument("--boxes", action="store_true", help="eight GPUs on each node")
-    told = parser.parse_args()
+    told = parser.parse_args(arguments)
     vary: dict[str, object] = dict(QUICK if told.quick else VARY)
     if told.boxes:
         vary["gpus_per_node"] = [8]
@@ -81,7 +83,8 @@ def main() -> None:
     )
     Console().print(table)
     if told.json is not None:
-        write_output(told.json, json.dumps(found, indent=1).encode())
+        versions = {"python": platform.python_version(), "vary": vary}
+        write_output(told.json, json.dumps(found | versions, indent=1).encode() + b"\n")
 
 
 if __name__ == "__main__":
