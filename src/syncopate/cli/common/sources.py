@@ -162,9 +162,9 @@ def _nodes(found: Trained, vary: Mapping[str, Any]) -> int:
     """Return how many hosts a typical network has: those of the run, or the most asked for."""
     from syncopate.planning.whatif.axes import values_of
 
+    if found.ranks is not None:
+        inside = int(values_of("gpus_per_node", vary.get("gpus_per_node", 1))[0])
+        return max(found.ranks // inside, 1)
     if "nodes" in vary:
         return int(max(values_of("nodes", vary["nodes"])))
-    if found.ranks is None:
-        raise InvalidValueError("--nodes", None, "given, as 4,8 or 4..64")
-    inside = values_of("gpus_per_node", vary.get("gpus_per_node", 1))[0]
-    return max(found.ranks // int(inside), 1)
+    raise InvalidValueError("--nodes", None, "given, as 4,8 or 4..64")

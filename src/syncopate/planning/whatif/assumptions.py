@@ -16,6 +16,8 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
     """Yield what is assumed of these settings, a sentence each."""
     if not cluster.probes:
         yield f"links of {cluster.name} are typical ones, not measured"
+    if not work.base.metadata.get("device"):
+        yield "which device computes is not said; it is taken for a GPU"
     if cluster.curves:
         yield (
             "every point is priced from links alone, also that of the cluster as it is, whose "

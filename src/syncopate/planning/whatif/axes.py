@@ -165,17 +165,18 @@ class Axes:
         """Return the values of an axis; none where it is not given."""
         return self._values.get(axis, ())
 
-    def start(self, known: Setting, choose: Mapping[str, Any]) -> Setting:
-        """Return today's setting: the known one, or of a given axis a value of that.
+    def start(self, known: Setting) -> Setting:
+        """Return today's setting: the known one, as far as it is among the values of each axis.
+
+        Otherwise the most nodes are taken, and the first value of any other axis.
 
         Args:
             known: of the cluster and workload as they are.
-            choose: of axes of which the known value says nothing, the value to take.
         """
         for axis, values in self._values.items():
-            value = choose.get(axis, getattr(known, AXES[axis]))
-            near = (one for one in values if _is_same(one, value))
-            known = _with(known, axis, next(near, values[0]))
+            near = (one for one in values if _is_same(one, getattr(known, AXES[axis])))
+            other = max(values) if axis == "nodes" else values[0]
+            known = _with(known, axis, next(near, other))
         chosen = tuple((name, values[0]) for name, values in self._levels.items())
         return replace(known, levels=chosen)
 

@@ -102,8 +102,7 @@ class Study:
         self._margins = margins(device, measured, dict(terms.uncertain))
         self._predictor = Predictor(self._work, cluster, self._margins, terms.prices)
         known = setting_of(cluster, batch_of(workload))
-        choose = {} if measured else {"nodes": max(axes.of("nodes"), default=known.nodes)}
-        self._base = axes.start(known, choose)
+        self._base = axes.start(known)
         self._settings = list(axes.settings(self._base))
         self._points: list[Point] = []
         self._changes: tuple[Change, ...] = ()

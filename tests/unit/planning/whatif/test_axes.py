@@ -97,10 +97,10 @@ def test_levels_are_axes_of_their_own():
 
 def test_today_is_the_known_value_where_it_is_among_those_asked_for():
     axes = Axes({"nodes": (4, 8, 16), "bandwidth": values_of("bandwidth", "1g,10g")})
-    today = axes.start(BASE, {})
+    today = axes.start(BASE)
     assert (today.nodes, today.bandwidth_bytes_per_s) == (8, pytest.approx(1.175e9))
-    assert axes.start(BASE, {"nodes": 16}).nodes == 16
-    assert Axes({"nodes": (2, 4)}).start(BASE, {}).nodes == 2
+    others = Axes({"nodes": (2, 4), "batch": (64, 128)}).start(BASE)
+    assert (others.nodes, others.batch) == (4, 64)
 
 
 def test_a_profile_among_speeds_is_one_setting():

@@ -67,8 +67,8 @@ def test_faster_links_never_make_an_iteration_longer(swept):
             assert fast <= slow
 
 
-def test_today_is_the_largest_typical_cluster_and_a_measured_one_as_it_is(swept):
-    assert swept.base.setting.nodes == 16
+def test_today_is_the_cluster_given(swept):
+    assert swept.base.setting.nodes == 8
     assert swept.base.setting.bandwidth_bytes_per_s == parse_link("10g")
     measured = syncopate.whatif(_workload(), examples.cluster(), nodes=[1, 2, 4])
     assert measured.base.setting.nodes == 2
@@ -76,15 +76,15 @@ def test_today_is_the_largest_typical_cluster_and_a_measured_one_as_it_is(swept)
 
 
 def test_a_single_change_gains_what_its_own_sweep_says(swept):
-    faster = syncopate.whatif(_workload(), CLUSTER, nodes=[16], gpu_speed=[2]).points[0]
+    faster = syncopate.whatif(_workload(), CLUSTER, nodes=[8], gpu_speed=[2]).points[0]
     found = {change.kind: change for change in swept.changes}
     gain = faster.ddp.throughput / swept.base.ddp.throughput - 1
     assert found["compute"].gain == pytest.approx(gain)
-    wider = syncopate.whatif(_workload(), CLUSTER, nodes=[16], bandwidth=["20g"]).points[0]
+    wider = syncopate.whatif(_workload(), CLUSTER, nodes=[8], bandwidth=["20g"]).points[0]
     assert found["links"].gain == pytest.approx(
         wider.ddp.throughput / swept.base.ddp.throughput - 1
     )
-    late = syncopate.whatif(_workload(), CLUSTER, nodes=[16], pull_period=[4]).points[0]
+    late = syncopate.whatif(_workload(), CLUSTER, nodes=[8], pull_period=[4]).points[0]
     assert found["k"].iteration_s == pytest.approx(late.best.prediction.iteration_s)
     assert found["batch"].gain > 0
 
@@ -212,7 +212,7 @@ def test_what_is_interrupted_keeps_what_was_done():
     assert not found.complete
     assert len(found.points) == 2
     assert found.changes == ()
-    assert found.sentences[0].startswith("16 nodes at 10 Gbit/s")
+    assert found.sentences[0].startswith("8 nodes at 10 Gbit/s")
 
 
 def test_progress_comes_to_its_end_in_order():
