@@ -1,11 +1,17 @@
-"""Writes ``docs/reference.md``: the tables that come from registries and the command line.
+"""Writes ``docs/reference.md``, and the answers in ``docs/whatif.md``.
 
-Run it as ``make docs``; a test fails while the file is not what this would write.
+The one are the tables of registries and of the command line, the others what the commands there
+say. Run it as ``make docs``; a test fails while a file is not what this would write.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
+import re
+import shlex
+import tempfile
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -14,6 +20,7 @@ from typing import Any
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS
+from syncopate.artifacts.whatif import WhatIf
 from syncopate.cli.app import app
 from syncopate.output import write_output
 from syncopate.planning.registry import POLICIES
@@ -21,6 +28,11 @@ from syncopate.schedules.registry import ALGORITHMS, collectives
 from syncopate.units import format_rate, format_seconds
 
 TARGET = Path(__file__).with_name("reference.md")
+
+QUESTIONS = Path(__file__).with_name("whatif.md")
+"""Each part under a quoted heading has a command and, in the next block, what it answers."""
+
+_QUESTION = re.compile(r'(\n## "[^`]*```\n(syncopate whatif [^\n]*)\n```\n\n)```\n[^`]*```')
 
 _HEADER = """# Reference
 
@@ -38,6 +50,30 @@ def render() -> str:
         _commands(),
     ]
     return "\n".join(parts)
+
+
+def questions(page: str) -> list[str]:
+    """Return the commands of a page that answer its quoted questions."""
+    return [match[2] for match in _QUESTION.finditer(page)]
+
+
+def answer(command: str) -> list[str]:
+    """Return what a ``syncopate whatif`` of the project's files says, a sentence each."""
+    _, _, *words = shlex.split(command)
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(Path(__file__).parents[1]):
+        found = Path(folder) / "whatif.json"
+        with contextlib.redirect_stdout(io.StringIO()):
+            app(["whatif", *words, "--json", "-o", str(found)], standalone_mode=False)
+        return list(WhatIf.load(found).sentences)
+
+
+def answered(page: str) -> str:
+    """Return a page with the answers that its commands give today."""
+
+    def replaced(match: re.Match[str]) -> str:
+        return f"{match[1]}```\n" + "\n".join(answer(match[2])) + "\n```"
+
+    return _QUESTION.sub(replaced, page)
 
 
 def _algorithms() -> str:
@@ -136,8 +172,11 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
+def _write(path: Path, text: str) -> None:
+    write_output(path, text.encode())
+    print(f"wrote {path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}")
+
+
 if __name__ == "__main__":
-    write_output(TARGET, render().encode())
-    print(
-        f"wrote {TARGET.relative_to(Path.cwd()) if TARGET.is_relative_to(Path.cwd()) else TARGET}"
-    )
+    _write(TARGET, render())
+    _write(QUESTIONS, answered(QUESTIONS.read_text()))

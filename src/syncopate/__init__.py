@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.plan import Plan
     from syncopate.artifacts.timeline import Timeline
+    from syncopate.artifacts.whatif import Prices, WhatIf
     from syncopate.artifacts.workload import Workload
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from syncopate.paramserver.worker import KVStore
     from syncopate.planning.planner import compare, make_plan
+    from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
     from syncopate.tracing.capture import pause, trace
@@ -63,10 +65,12 @@ __all__ = [
     "ParameterServerError",
     "Plan",
     "PlanError",
+    "Prices",
     "ScheduleError",
     "SyncopateError",
     "Timeline",
     "UnknownNameError",
+    "WhatIf",
     "Workload",
     "__version__",
     "calibrate",
@@ -79,6 +83,7 @@ __all__ = [
     "profile",
     "read_logs",
     "trace",
+    "whatif",
 ]
 
 _MODULES = {
@@ -106,6 +111,9 @@ _MODULES = {
     "Plan": "artifacts.plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",
+    "Prices": "artifacts.whatif",
+    "WhatIf": "artifacts.whatif",
+    "whatif": "planning.whatif.study",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",

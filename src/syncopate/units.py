@@ -44,6 +44,14 @@ _BYTE_UNITS = {
 }
 _RATE_UNITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
 _TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+GOODPUT = 0.94
+"""Of a link's rate as it is sold, what arrives: TCP over Ethernet with frames of 1500 bytes."""
+
+SOLD_GBIT = (1, 2.5, 5, 10, 25, 40, 50, 100, 200, 400, 800)
+"""Rates of links that are sold, in Gbit/s."""
+
+_SOLD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(g|gbe|m)\s*", re.IGNORECASE)
+_NEAR_SOLD = 0.01
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -81,6 +89,42 @@ def parse_rate(text: str) -> float:
 def parse_seconds(text: str) -> float:
     """Read a duration such as ``"20us"`` or ``"1.5ms"`` into seconds; the unit is needed."""
     return _parse(text, _TIME_UNITS, "duration", "20us")
+
+
+def parse_link(text: str) -> float:
+    """Read the rate of a link into bytes per second of messages.
+
+    ``"25g"`` or ``"25gbe"`` is the rate on its data sheet, of which :data:`GOODPUT` arrives;
+    ``"23.5gbit"`` is what arrives.
+    """
+    sold = _SOLD.fullmatch(text)
+    if sold is not None:
+        unit = 1e6 if sold[2].lower() == "m" else 1e9
+        return float(sold[1]) * unit * GOODPUT / 8
+    try:
+        return parse_rate(text)
+    except InvalidValueError:
+        rule = "as sold, such as 25g, or what arrives, such as 23.5gbit"
+        raise InvalidValueError("rate of a link", text, rule) from None
+
+
+def sold_as(bytes_per_s: float) -> str:
+    """Return what a link is sold as; empty where none of that rate is.
+
+    Example:
+        >>> sold_as(2.9375e9), sold_as(2e9)
+        ('25g', '')
+    """
+    for gbit in SOLD_GBIT:
+        if abs(bytes_per_s / parse_link(f"{gbit}g") - 1) < _NEAR_SOLD:
+            return f"{gbit:g}g"
+    return ""
+
+
+def format_link(bytes_per_s: float) -> str:
+    """Write a link for people: ``"25 Gbit/s"`` as it is sold, else what arrives."""
+    sold = sold_as(bytes_per_s)
+    return f"{sold[:-1]} Gbit/s" if sold else format_rate(bytes_per_s)
 
 
 def format_bytes(nbytes: float) -> str:

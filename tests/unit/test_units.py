@@ -108,3 +108,19 @@ def test_every_dtype_has_torchs_size():
 
     for name, nbytes in units.DTYPE_BYTES.items():
         assert torch.empty((), dtype=getattr(torch, name)).element_size() == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [("10g", 1.175e9), ("25GbE", 2.9375e9), ("100m", 11.75e6), ("9.4gbit", 1.175e9)],
+)
+def test_links_are_read_as_sold_or_as_they_arrive(text, rate):
+    assert units.parse_link(text) == pytest.approx(rate)
+
+
+def test_links_are_written_as_sold_where_they_are():
+    assert (units.sold_as(1.175e9), units.sold_as(1.0e9)) == ("10g", "")
+    sold = 2.5e9 / 8 * units.GOODPUT
+    assert (units.format_link(sold), units.format_link(1e9)) == ("2.5 Gbit/s", "8.00 Gbit/s")
+    with pytest.raises(InvalidValueError, match="as sold, such as 25g"):
+        units.parse_link("fast")

@@ -179,7 +179,7 @@ def pulled_in(pull_order: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(pull_order) or tuple(reversed(range(count)))
 
 
-class Prediction(Record, frozen=True, kw_only=True):
+class Prediction(Record, frozen=True, kw_only=True, omit_defaults=True):
     """What a plan is expected to cost in one iteration.
 
     Attributes:
@@ -189,6 +189,8 @@ class Prediction(Record, frozen=True, kw_only=True):
         communication_s: sum over the buckets' collectives, and the same part of that broadcast.
         exposed_s: ``iteration_s - compute_s``, what overlap did not hide.
         bound_s: the physical bound, ``max(compute, bytes on the wire / line rate)``.
+        low_s: the lower end of the interval around ``iteration_s``; None: no interval is known.
+        high_s: its upper end; None as well then.
     """
 
     iteration_s: float
@@ -196,10 +198,20 @@ class Prediction(Record, frozen=True, kw_only=True):
     communication_s: float
     exposed_s: float
     bound_s: float
+    low_s: float | None = None
+    high_s: float | None = None
 
     def __post_init__(self) -> None:
         for what in ("iteration_s", "compute_s", "communication_s", "exposed_s", "bound_s"):
             require_time(what, getattr(self, what))
+        if self.low_s is None and self.high_s is None:
+            return
+        if self.low_s is None or self.high_s is None:
+            raise InvalidValueError("low_s and high_s", (self.low_s, self.high_s), "given together")
+        require_time("high_s", self.high_s)
+        if not 0 <= self.low_s <= self.iteration_s <= self.high_s:
+            rule = f"an interval that holds the iteration of {self.iteration_s} s"
+            raise InvalidValueError("low_s and high_s", (self.low_s, self.high_s), rule)
 
     @property
     def above_bound(self) -> float:

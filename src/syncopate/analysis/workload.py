@@ -1,0 +1,186 @@
+"""Workload: what a recorded training computes and sends, for predictions elsewhere.
+
+Times of forward, backward and update are medians over ranks and iterations, without waits and
+pauses. A recording knows messages, not gradients: what a bucket carries is taken for pieces of up
+to ``PIECE_BYTES`` that become ready evenly between the bucket before it and its own ready time, as
+the share of backward that was done by then. So a plan may cut buckets anew, and large tensors,
+which a recording does not tell, may be cut where the training could not. Where ranks share the
+update it is the sum of theirs; what parameter servers do is not in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from syncopate.analysis import sweep
+from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.work import Work, last_end_s, steady, works
+from syncopate.artifacts.plan import ROOTED, SHARDED
+from syncopate.artifacts.spans import Spans, Times
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.errors import InvalidValueError
+from syncopate.units import MIB
+
+PIECE_BYTES = MIB
+"""What a piece of a bucket carries at most."""
+
+_MOST_PIECES = 32
+"""Of one bucket."""
+
+_BESIDE = ("flags and buffers",)
+"""Names of pushes that carry no gradient."""
+
+_SHARING = (SHARDED, ROOTED)
+_ELEMENT_BYTES = 4
+_SLACK = 1 + 1e-9
+
+
+class _Bucket(NamedTuple):
+    """A push of one iteration of one rank.
+
+    Attributes:
+        name: its own.
+        nbytes: what it carried.
+        done: which share of backward was done when all of it was there.
+    """
+
+    name: str
+    nbytes: int
+    done: float
+
+
+def recorded_workload(timeline: Timeline) -> Workload:
+    """Return what a training computes and sends in an iteration.
+
+    Args:
+        timeline: of a data-parallel training, recorded or simulated.
+
+    Raises:
+        InvalidValueError: it has no forward, no backward or no push to learn from.
+    """
+    found = works(timeline)
+    counted = set(steady([work.iteration for work in found]))
+    kept = [work for work in found if work.iteration in counted]
+    forward_s, backward_s = _usual_s(kept, "forward"), _usual_s(kept, "backward")
+    if backward_s <= 0:
+        _refuse(timeline, "spans of backward, of which gradients come")
+    buckets = _buckets(timeline.columns, counted)
+    if not buckets:
+        _refuse(timeline, "pushes with their bytes")
+    tensors = tuple(_pieces(buckets, backward_s))
+    model = timeline.metadata.get("model", timeline.name)
+    return Workload(
+        model=model,
+        tensors=tensors,
+        forward_s=forward_s,
+        backward_s=max(backward_s, sum(tensor.backward_s for tensor in tensors)) * _SLACK,
+        update_s=_update_s(timeline, kept),
+        metadata={
+            "recorded": timeline.name,
+            "ranks": str(timeline.world_size),
+            **{key: timeline.metadata[key] for key in _COPIED if key in timeline.metadata},
+        },
+    )
+
+
+def recorded_iteration_s(timeline: Timeline) -> float | None:
+    """Return what an iteration took, the median from one's end to the next's; None of only one."""
+    ends_s = sorted(last_end_s(works(timeline)).items())
+    lasts_s = [
+        after_s - before_s
+        for (one, before_s), (other, after_s) in pairwise(ends_s)
+        if other == one + 1
+    ]
+    return statistics.median(lasts_s) if lasts_s else None
+
+
+_COPIED = ("device", "batch", "torch")
+
+
+def _refuse(timeline: Timeline, lacking: str) -> None:
+    rule = f"one of a data-parallel training, with {lacking}; a workload of `syncopate profile` "
+    raise InvalidValueError("timeline", timeline.name, rule + "says the same")
+
+
+def _usual_s(found: Sequence[Work], lane: str) -> float:
+    """Return the median over ranks and iterations; 0 where most have none."""
+    return statistics.median(work.computing_s.get(lane, 0.0) for work in found) if found else 0.0
+
+
+def _update_s(timeline: Timeline, found: Sequence[Work]) -> float:
+    """Return what a whole update takes: where ranks share it, that of all ranks together."""
+    if timeline.metadata.get(EXCHANGE) not in _SHARING:
+        return _usual_s(found, "update")
+    ranks = {work.rank for work in found}
+    return sum(_usual_s([work for work in found if work.rank == rank], "update") for rank in ranks)
+
+
+def _buckets(spans: Spans, counted: set[int]) -> list[_Bucket]:
+    """Return the buckets of the layout that most iterations of ranks have, by readiness."""
+    layouts: dict[tuple[tuple[str, int], ...], list[tuple[float, ...]]] = defaultdict(list)
+    for _, mine in sweep.groups(spans.rank):
+        of_rank = spans.take(mine)
+        for iteration, rows in sweep.groups(of_rank.iteration):
+            if iteration in counted and (found := _of_iteration(of_rank.take(rows))):
+                key = tuple((one.name, one.nbytes) for one in found)
+                layouts[key].append(tuple(one.done for one in found))
+    if not layouts:
+        return []
+    usual = max(layouts, key=lambda layout: len(layouts[layout]))
+    done = np.median(np.array(layouts[usual]), axis=0)
+    made = [
+        _Bucket(name, nbytes, float(share))
+        for (name, nbytes), share in zip(usual, done, strict=True)
+    ]
+    return sorted(made, key=lambda one: one.done)
+
+
+def _of_iteration(spans: Spans) -> list[_Bucket]:
+    """Return the pushes of a rank in an iteration, in the order of their names' first ready time.
+
+    A bucket travels as one message for each dtype; each is one here.
+    """
+    back = spans.take(spans.in_lanes("backward"))
+    pushes = spans.take(spans.in_lanes("push") & (spans.nbytes > 0) & ~spans.named(_BESIDE))
+    whole_s = float((back.end_s - back.start_s).sum())
+    if not len(pushes) or whole_s <= 0:
+        return []
+    ready_s = np.where(np.isfinite(pushes.ready_s), pushes.ready_s, pushes.launched_s)
+    ready_s = np.where(np.isfinite(ready_s), ready_s, pushes.start_s)
+    done = _done_s(back, ready_s) / whole_s
+    names = [pushes.texts[place] for place in pushes.name.tolist()]
+    counts: Counter[str] = Counter()
+    found = []
+    for name, nbytes, share in zip(names, pushes.nbytes.tolist(), done.tolist(), strict=True):
+        counts[name] += 1
+        label = name if counts[name] == 1 else f"{name} ({counts[name]})"
+        found.append(_Bucket(label, nbytes, share))
+    return sorted(found, key=lambda one: one.name)
+
+
+def _done_s(back: Spans, moments_s: Times) -> Times:
+    """Return how many seconds of backward spans were over at each moment."""
+    over = np.minimum(back.end_s[None], moments_s[:, None]) - back.start_s[None]
+    return np.asarray(np.maximum(over, 0.0).sum(axis=1))
+
+
+def _pieces(buckets: Sequence[_Bucket], backward_s: float) -> Iterator[GradientTensor]:
+    """Yield the pieces of buckets in ready order; the last bucket may end before backward does."""
+    edges = [0.0, *(one.done * backward_s for one in buckets)]
+    for bucket, (begin_s, end_s) in zip(buckets, pairwise(edges), strict=True):
+        count = min(max(-(-bucket.nbytes // PIECE_BYTES), 1), _MOST_PIECES)
+        elements = -(-bucket.nbytes // _ELEMENT_BYTES)
+        cuts = [elements * part // count for part in range(count + 1)]
+        for part, (start, stop) in enumerate(pairwise(cuts)):
+            yield GradientTensor(
+                name=bucket.name if count == 1 else f"{bucket.name} part {part}",
+                numel=stop - start,
+                backward_s=max(end_s - begin_s, 0.0) / count,
+            )

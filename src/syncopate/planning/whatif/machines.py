@@ -1,0 +1,175 @@
+"""Machines: the cluster of a setting, made from the one that is known.
+
+Inside a host are the levels before the one called ``"host"``, as
+:attr:`~syncopate.artifacts.cluster.Cluster.host_count` counts them. More or fewer nodes change the
+levels of hosts: full racks first. Links of another rate or latency between hosts change those of
+outer levels in proportion, so that the network keeps its shape; what names a level changes that
+level alone.
+
+Curves, probes and places of ranks were measured on the base cluster and nowhere else. So all
+points, the base among them, are priced from links: like is compared with like.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.whatif import Setting
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.units import format_link
+
+DEVICE = Level(name="device", size=1, latency_s=5e-6, bandwidth_bytes_per_s=12e9)
+"""The level inside a host that has none: 16 lanes of PCIe 3, 12 GB/s each direction."""
+
+BANDWIDTH, LATENCY = "bandwidth", "latency"
+
+GPU_REDUCTION_S_PER_BYTE = 5e-12
+"""γ of GPUs on a typical network: an addition reads two bytes and writes one, at 600 GB/s."""
+
+
+def on_device(cluster: Cluster, device: str) -> Cluster:
+    """Return a typical network's cluster whose ranks add gradients where they compute.
+
+    Args:
+        cluster: of :meth:`~syncopate.artifacts.cluster.Cluster.preset`, whose ranks are CPUs.
+        device: that the workload was profiled on; empty: not known.
+    """
+    if device in ("", "cpu"):
+        return cluster
+    changed: Cluster = replace(cluster, reduction_s_per_byte=GPU_REDUCTION_S_PER_BYTE)
+    return changed
+
+
+def first_outer(cluster: Cluster) -> int:
+    """Return the index of the level that joins hosts."""
+    names = [level.name for level in cluster.levels]
+    return names.index("host") if "host" in names else int(len(names) > 1)
+
+
+def setting_of(cluster: Cluster, batch: int | None = None) -> Setting:
+    """Return the setting of a cluster as it is."""
+    first = first_outer(cluster)
+    inner, outer = cluster.levels[:first], cluster.levels[first:]
+    return Setting(
+        nodes=math.prod(level.size for level in outer),
+        gpus_per_node=math.prod(level.size for level in inner),
+        bandwidth_bytes_per_s=outer[0].bandwidth_bytes_per_s,
+        latency_s=outer[0].latency_s,
+        oversubscription=_oversubscription(outer),
+        batch=batch,
+    )
+
+
+def cluster_of(base: Cluster, setting: Setting) -> Cluster:
+    """Return the machines of a setting, priced by their links alone.
+
+    Args:
+        base: the cluster that is known.
+        setting: as far as it speaks of machines.
+
+    Raises:
+        InvalidValueError: the nodes fill no whole racks, or the GPUs no whole switches; a level
+            that is oversubscribed is not there.
+        UnknownNameError: a level that is not there.
+    """
+    first = first_outer(base)
+    inner = _inside(base.levels[:first], setting.gpus_per_node)
+    outer = _nodes(base.levels[first:], setting.nodes)
+    rate = setting.bandwidth_bytes_per_s / outer[0].bandwidth_bytes_per_s
+    late = setting.latency_s / outer[0].latency_s if outer[0].latency_s else None
+    outer = [
+        replace(
+            level,
+            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * rate,
+            latency_s=setting.latency_s if late is None else level.latency_s * late,
+        )
+        for level in outer
+    ]
+    outer = _oversubscribed(outer, base.levels[first:], setting.oversubscription)
+    levels = _named([*inner, *outer], dict(setting.levels))
+    return replace(
+        base,
+        name=_name(setting),
+        levels=tuple(levels),
+        placement=(),
+        hosts=(),
+        curves=(),
+        probes=(),
+        warnings=(),
+    )
+
+
+def _name(setting: Setting) -> str:
+    gpus = f" of {setting.gpus_per_node}" if setting.gpus_per_node > 1 else ""
+    return f"{setting.nodes} nodes{gpus}, {format_link(setting.bandwidth_bytes_per_s)}"
+
+
+def _inside(inner: Sequence[Level], gpus: int) -> list[Level]:
+    """Return the levels of a host of so many GPUs: the outermost of them takes what differs."""
+    if gpus < 1:
+        raise InvalidValueError("gpus_per_node", gpus, "an integer >= 1")
+    if not inner:
+        return [replace(DEVICE, size=gpus)] if gpus > 1 else []
+    *fixed, last = inner
+    below = math.prod(level.size for level in fixed)
+    if gpus % below:
+        rule = f"a multiple of the {below} GPUs on each {fixed[-1].name} of the cluster"
+        raise InvalidValueError("gpus_per_node", gpus, rule)
+    return [*fixed, replace(last, size=gpus // below)]
+
+
+def _nodes(outer: Sequence[Level], nodes: int) -> list[Level]:
+    """Return the levels of so many hosts: the outermost takes what differs, racks stay full."""
+    if nodes < 1:
+        raise InvalidValueError("nodes", nodes, "an integer >= 1")
+    *fixed, last = outer
+    below = math.prod(level.size for level in fixed)
+    if nodes == below * last.size or not fixed:
+        return [*fixed, replace(last, size=nodes // below)]
+    if nodes < fixed[0].size:
+        return [replace(fixed[0], size=nodes), *(replace(o, size=1) for o in outer[1:])]
+    if nodes % below:
+        rule = f"fewer than {fixed[0].size} or a multiple of {below}, which fill racks"
+        raise InvalidValueError("nodes", nodes, rule)
+    return [*fixed, replace(last, size=nodes // below)]
+
+
+def _oversubscription(outer: Sequence[Level]) -> float:
+    """Return what the hosts below the outermost level send together, over what its links carry."""
+    if len(outer) < 2:
+        return 1.0
+    below = math.prod(level.size for level in outer[:-1])
+    return below * outer[0].bandwidth_bytes_per_s / outer[-1].bandwidth_bytes_per_s
+
+
+def _oversubscribed(levels: Sequence[Level], known: Sequence[Level], wanted: float) -> list[Level]:
+    if not 0 < wanted < math.inf:
+        raise InvalidValueError("oversubscription", wanted, "a finite number > 0")
+    if len(levels) < 2:
+        if wanted != 1:
+            rule = "1 on a cluster with one level of hosts; one with racks has an uplink to share"
+            raise InvalidValueError("oversubscription", wanted, rule)
+        return list(levels)
+    # Where fewer hosts stand in a rack its uplink stays; so the ratio is that of the known racks.
+    below = math.prod(level.size for level in known[:-1])
+    rate = below * levels[0].bandwidth_bytes_per_s / wanted
+    return [*levels[:-1], replace(levels[-1], bandwidth_bytes_per_s=rate)]
+
+
+def _named(levels: Sequence[Level], changes: Mapping[str, float]) -> list[Level]:
+    """Return levels of which some have another rate or latency, by ``"level.bandwidth"``."""
+    fields = {BANDWIDTH: "bandwidth_bytes_per_s", LATENCY: "latency_s"}
+    found = list(levels)
+    known = [f"{level.name}.{what}" for level in levels for what in fields]
+    for key, value in changes.items():
+        name, _, what = key.rpartition(".")
+        places = [place for place, level in enumerate(found) if level.name == name]
+        if not places or what not in fields:
+            raise UnknownNameError("level", key, known)
+        for place in places:
+            found[place] = replace(found[place], **{fields[what]: value})
+    return found

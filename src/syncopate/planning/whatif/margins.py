@@ -1,0 +1,137 @@
+"""Margins: how far a prediction may be off, as an interval around it.
+
+Two things make a prediction uncertain: its inputs, and the method. For the inputs, the plan is
+predicted again with each of them at the unfavourable end of its own interval, one at a time; the
+relative shifts are those of a first-order propagation of uncertainty, and independent ones add as
+squares (JCGM 100:2008, 5.1.2). With e of the method and x_i of the inputs,
+
+    r = sqrt(min(e, communication / iteration)^2 + sum of x_i^2)
+    [iteration / (1 + r), iteration (1 + r)]
+
+The error of the method is one of communication: where little is communicated it cannot be large.
+The lower end is never below what computation and line rate allow with favourable inputs.
+
+[Note: preliminary] Until predictions were validated in a lab for this very purpose, ``METHOD`` has
+what the project measured on other occasions. An interval is meant to hold nine iterations in ten.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from syncopate.artifacts.plan import Prediction
+from syncopate.errors import InvalidValueError, UnknownNameError
+
+
+class MethodError(NamedTuple):
+    """How far predictions were off.
+
+    Attributes:
+        relative: nine in ten iterations were off by no more than this share.
+        source: of what.
+    """
+
+    relative: float
+    source: str
+
+
+METHOD: dict[str, MethodError] = {
+    "gpu": MethodError(
+        0.195,
+        "preliminary: of 27 published iterations of ResNet-50 on 4 to 32 RTX 2080 Ti and three "
+        "networks (HKBU-HPML/ddl-benchmarks, 2020), 90% were predicted within 19.5%, half within "
+        "2.0%",
+    ),
+    "cpu": MethodError(
+        0.14,
+        "preliminary: iterations on 4 and 8 emulated hosts that share two cores were predicted "
+        "within 14% (docs/results.md)",
+    ),
+}
+"""Kind of device -> the error of predictions; see [Note: preliminary]."""
+
+INPUTS = ("bandwidth", "latency", "compute")
+"""Inputs that are uncertain, by name."""
+
+MEASURED, TYPICAL = (0.02, 0.2, 0.03), (0.1, 0.5, 0.05)
+"""By which share the inputs may be off: of a calibrated cluster, and of one written by hand."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How uncertain inputs and method are, as shares.
+
+    Attributes:
+        bandwidth: of every link's rate.
+        latency: of every message's.
+        compute: of every time of the workload.
+        method: of the iteration that is predicted from exact inputs.
+        source: where the method's error comes from.
+    """
+
+    bandwidth: float
+    latency: float
+    compute: float
+    method: float
+    source: str
+
+    def __post_init__(self) -> None:
+        for what in (*INPUTS, "method"):
+            value = getattr(self, what)
+            if not 0 <= value < 1:
+                raise InvalidValueError(f"uncertainty of {what}", value, "a share in [0, 1)")
+
+    def of(self, what: str) -> float:
+        """Return the share of an input."""
+        return float(getattr(self, what))
+
+    @property
+    def words(self) -> str:
+        """Where intervals come from, in a sentence."""
+        inputs = ", ".join(f"{what} within {self.of(what):.0%}" for what in INPUTS)
+        return f"{inputs}; the method within {self.method:.0%} ({self.source})"
+
+
+def margins(device: str, measured: bool, given: dict[str, float]) -> Margins:
+    """Return the margins of a sweep.
+
+    Args:
+        device: that the workload was profiled on, such as ``"cpu"``; anything else is a GPU.
+        measured: whether the cluster's links were.
+        given: shares by input, or of the ``"method"``, which take the place of the usual ones.
+
+    Raises:
+        UnknownNameError: no such input.
+        InvalidValueError: a share that is none.
+    """
+    for name in given:
+        if name not in (*INPUTS, "method"):
+            raise UnknownNameError("uncertain input", name, (*INPUTS, "method"))
+    usual = dict(zip(INPUTS, MEASURED if measured else TYPICAL, strict=True))
+    error = METHOD["cpu" if device == "cpu" else "gpu"]
+    source = "as given" if "method" in given else error.source
+    return Margins(**(usual | {"method": error.relative} | given), source=source)
+
+
+def with_interval(found: Prediction, shifted_s: Iterable[float], method: float) -> Prediction:
+    """Return a prediction with its interval.
+
+    Args:
+        found: without one.
+        shifted_s: the iteration with each input at the end of its interval.
+        method: the error of the method, as a share.
+    """
+    iteration_s = found.iteration_s
+    if iteration_s <= 0:
+        return replace(found, low_s=iteration_s, high_s=iteration_s)
+    shifts = [abs(one_s / iteration_s - 1) for one_s in shifted_s]
+    error = min(method, found.communication_s / iteration_s)
+    share = math.hypot(error, *shifts)
+    least_s = found.bound_s / (1 + math.hypot(*shifts))
+    low_s = max(iteration_s / (1 + share), min(least_s, iteration_s))
+    return replace(found, low_s=low_s, high_s=iteration_s * (1 + share))

@@ -1,0 +1,190 @@
+"""Predictor: from a setting to its point; clusters, prices of collectives and points are kept.
+
+Prices are remembered by the identity of a cluster (``costs/model/remembered.py``), so settings that
+share their machines share one cluster here, whatever they compute and exchange.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.whatif import Outcome, Point, Prices, Setting
+from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.bound import iteration_bound_s
+from syncopate.planning.question import predict
+from syncopate.planning.whatif import quick
+from syncopate.planning.whatif.costs import epoch_cost
+from syncopate.planning.whatif.machines import cluster_of
+from syncopate.planning.whatif.margins import INPUTS, Margins, with_interval
+from syncopate.planning.whatif.work import Work
+
+_KEPT = 256
+"""So many clusters, workloads and points are kept, each; those that were used last."""
+
+V = TypeVar("V")
+
+
+class _Kept(OrderedDict[Hashable, V]):
+    """Values by key, the last used ones."""
+
+    def get_or(self, key: Hashable, make: Callable[[], V]) -> V:
+        if key in self:
+            self.move_to_end(key)
+            return self[key]
+        value = self[key] = make()
+        if len(self) > _KEPT:
+            self.popitem(last=False)
+        return value
+
+
+class Predictor:
+    """Predicts settings of one training.
+
+    Args:
+        work: what ranks compute.
+        cluster: the machines that are known.
+        margins: how uncertain the inputs and the method are.
+        prices: what an hour costs; None: no costs.
+    """
+
+    def __init__(
+        self, work: Work, cluster: Cluster, margins: Margins, prices: Prices | None = None
+    ) -> None:
+        self.work = work
+        self.cluster = cluster
+        self.margins = margins
+        self.prices = prices
+        self._clusters: _Kept[Cluster] = _Kept()
+        self._workloads: _Kept[Workload] = _Kept()
+        self._points: _Kept[Point] = _Kept()
+        self._iterations: _Kept[float] = _Kept()
+
+    def point(self, setting: Setting) -> Point:
+        """Return the point of a setting, with intervals.
+
+        Raises:
+            InvalidValueError, UnknownNameError: settings that cannot be, or do not go together.
+        """
+        return self._points.get_or(setting, lambda: self._point(setting))
+
+    def iteration_s(self, setting: Setting, *, ddp: bool, shifts: tuple[float, ...]) -> float:
+        """Return the iteration of the best plan, or of DDP's, with other inputs; no interval.
+
+        Args:
+            setting: of the point.
+            ddp: whether DDP's buckets are asked for.
+            shifts: what bandwidth, latency and computation are multiplied by.
+        """
+        return self._iterations.get_or(
+            (setting, ddp, shifts), lambda: self._iteration_s(setting, ddp, shifts)
+        )
+
+    def _iteration_s(self, setting: Setting, ddp: bool, shifts: tuple[float, ...]) -> float:
+        workload, cluster = self._inputs(setting, shifts)
+        plan = quick.ddp(workload, cluster) if ddp else quick.planned(workload, cluster, setting)
+        assert plan.prediction is not None
+        return plan.prediction.iteration_s
+
+    def bound_s(self, setting: Setting) -> float:
+        """Return what no iteration that sends every gradient as it is can be shorter than."""
+        return iteration_bound_s(*self._inputs(setting, (1.0,) * len(INPUTS)))
+
+    def compute_s(self, setting: Setting, shifts: tuple[float, ...]) -> float:
+        """Return what an iteration computes, with other inputs."""
+        return self._inputs(setting, shifts)[0].compute_s
+
+    def machines(self, setting: Setting) -> Cluster:
+        """Return the cluster of a setting."""
+        return self._inputs(setting, (1.0,) * len(INPUTS))[1]
+
+    def _point(self, setting: Setting) -> Point:
+        workload, cluster = self._inputs(setting, (1.0,) * len(INPUTS))
+        best = self._outcome(setting, quick.planned(workload, cluster, setting))
+        plain = self._outcome(setting, quick.ddp(workload, cluster))
+        made = Point(setting=setting, best=best, ddp=plain)
+        if self.prices is None:
+            return made
+        costs = (epoch_cost(self.prices, setting, one.throughput) for one in (best, plain))
+        return replace(made, **dict(zip(("epoch_cost", "ddp_epoch_cost"), costs, strict=True)))
+
+    def _outcome(self, setting: Setting, plan: Plan) -> Outcome:
+        found = plan.prediction
+        assert found is not None
+        shifted = (self._shifted_s(setting, plan, place) for place in range(len(INPUTS)))
+        found = with_interval(found, shifted, self.margins.method)
+        assert found.low_s is not None
+        assert found.high_s is not None
+        samples = (setting.batch or 1) * setting.ranks
+        return Outcome(
+            policy=plan.policy,
+            exchange=plan.exchange,
+            buckets=len(plan.buckets),
+            prediction=found,
+            throughput=_over(samples, found.iteration_s),
+            low_throughput=_over(samples, found.high_s),
+            high_throughput=_over(samples, found.low_s),
+            efficiency=_efficiency(found),
+        )
+
+    def _shifted_s(self, setting: Setting, plan: Plan, place: int) -> float:
+        """Return the iteration of a plan with one input at the end of its interval."""
+        shifts = [1.0] * len(INPUTS)
+        share = self.margins.of(INPUTS[place])
+        assert plan.prediction is not None
+        if share == 0:
+            return plan.prediction.iteration_s
+        shifts[place] = 1 / (1 + share) if INPUTS[place] == "bandwidth" else 1 + share
+        workload, cluster = self._inputs(setting, tuple(shifts))
+        return predict(workload, plan, cluster).iteration_s
+
+    def _inputs(self, setting: Setting, shifts: tuple[float, ...]) -> tuple[Workload, Cluster]:
+        bandwidth, latency, compute = shifts
+        machines = (
+            setting.nodes,
+            setting.gpus_per_node,
+            setting.bandwidth_bytes_per_s,
+            setting.latency_s,
+            setting.oversubscription,
+            setting.levels,
+        )
+        cluster = self._clusters.get_or(
+            (machines, bandwidth, latency),
+            lambda: _shifted(cluster_of(self.cluster, setting), bandwidth, latency),
+        )
+        workload = self._workloads.get_or(
+            (setting.gpu_speed, setting.profile, setting.batch, compute),
+            lambda: _slower(self.work.at(setting), compute),
+        )
+        return workload, cluster
+
+
+def _slower(workload: Workload, factor: float) -> Workload:
+    return workload if factor == 1 else workload.scaled(factor)
+
+
+def _shifted(cluster: Cluster, bandwidth: float, latency: float) -> Cluster:
+    if bandwidth == latency == 1:
+        return cluster
+
+    def changed(level: Level) -> Level:
+        return replace(
+            level,
+            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * bandwidth,
+            latency_s=level.latency_s * latency,
+        )
+
+    return replace(cluster, levels=tuple(map(changed, cluster.levels)))
+
+
+def _over(samples: float, seconds: float) -> float:
+    return samples / seconds if seconds > 0 else 0.0
+
+
+def _efficiency(found: Prediction) -> float:
+    return min(found.compute_s / found.iteration_s, 1.0) if found.iteration_s > 0 else 1.0

@@ -1,0 +1,1 @@
+"""Tests of sweeps, one file for each of their modules."""

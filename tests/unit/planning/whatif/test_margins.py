@@ -1,0 +1,73 @@
+"""Margins: intervals by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from syncopate.artifacts.plan import Prediction
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.whatif.margins import MEASURED, METHOD, TYPICAL, margins, with_interval
+
+
+def _found(iteration_s: float = 1.0, communication_s: float = 1.0, bound_s: float = 0.5):
+    return Prediction(
+        iteration_s=iteration_s,
+        compute_s=0.4,
+        communication_s=communication_s,
+        exposed_s=iteration_s - 0.4,
+        bound_s=bound_s,
+    )
+
+
+def test_shifts_and_the_method_add_as_squares():
+    found = with_interval(_found(), [1.03, 1.0, 1.0], 0.04)
+    assert found.high_s == pytest.approx(1.05)
+    assert found.low_s == pytest.approx(1 / 1.05)
+
+
+def test_the_method_errs_no_more_than_all_communication():
+    found = with_interval(_found(communication_s=0.01), [1.0], 0.2)
+    assert found.high_s == pytest.approx(1.01)
+
+
+def test_nothing_is_below_the_bound_with_favourable_inputs():
+    found = with_interval(_found(bound_s=0.99), [1.1], 0.5)
+    assert found.low_s == pytest.approx(0.99 / 1.1)
+    assert found.high_s == pytest.approx(1 + math.hypot(0.1, 0.5))
+
+
+def test_what_takes_no_time_has_no_interval():
+    found = with_interval(_found(0.4, 0.0), [0.4], 0.2)
+    assert (found.low_s, found.high_s) == (0.4, 0.4)
+
+
+def test_a_calibrated_cluster_is_surer_than_a_typical_one():
+    measured, typical = margins("cuda", True, {}), margins("cuda", False, {})
+    assert (measured.bandwidth, measured.latency, measured.compute) == MEASURED
+    assert (typical.bandwidth, typical.latency, typical.compute) == TYPICAL
+    assert measured.method == METHOD["gpu"].relative
+    assert margins("cpu", True, {}).method == METHOD["cpu"].relative
+
+
+def test_what_is_given_takes_the_place_of_the_usual():
+    found = margins("cpu", True, {"latency": 0.7, "method": 0.01})
+    assert (found.latency, found.bandwidth) == (0.7, MEASURED[0])
+    assert found.words.endswith("the method within 1% (as given)")
+
+
+def test_wrong_shares_and_names_are_refused():
+    with pytest.raises(UnknownNameError, match="unknown uncertain input 'humour'"):
+        margins("cpu", True, {"humour": 0.1})
+    with pytest.raises(InvalidValueError, match="uncertainty of latency"):
+        margins("cpu", True, {"latency": 1.0})
+
+
+def test_a_prediction_lies_within_its_interval():
+    with pytest.raises(InvalidValueError, match="given together"):
+        Prediction(iteration_s=1, compute_s=1, communication_s=0, exposed_s=0, bound_s=1, low_s=1)
+    with pytest.raises(InvalidValueError, match="holds the iteration"):
+        Prediction(
+            iteration_s=1, compute_s=1, communication_s=0, exposed_s=0, bound_s=1, low_s=2, high_s=3
+        )

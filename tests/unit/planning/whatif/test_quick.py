@@ -1,0 +1,125 @@
+"""Quick: plans of points are the full search's, or a percent behind, and follow their settings."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, LIKE_DDP, SERVED, SHARDED
+from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.planner import make_plan
+from syncopate.planning.whatif import quick
+from syncopate.planning.whatif.machines import setting_of
+
+CLUSTER = Cluster.preset("10gbe", 8)
+SETTING = setting_of(CLUSTER)
+
+NEAR = 0.01
+
+
+def _workload(device: str = "cuda") -> Workload:
+    """Return forty gradients of 4 KB to 4 MB, sixty milliseconds of computation."""
+    tensors = tuple(
+        GradientTensor(
+            name=f"layer{i}.weight",
+            numel=(1_000, 50_000, 200_000, 1_000_000)[i % 4],
+            backward_s=1e-3,
+            forward_s=0.5e-3,
+        )
+        for i in range(40)
+    )
+    return Workload(
+        model="forty layers",
+        tensors=tensors,
+        forward_s=20e-3,
+        backward_s=40e-3 * (1 + 1e-9),
+        metadata={"device": device},
+    )
+
+
+@pytest.mark.parametrize("interference", [Interference(), Interference(compute_rate=0.8)])
+@pytest.mark.parametrize("network", ["1gbe", "10gbe", "100gbe"])
+def test_plans_are_within_a_percent_of_the_full_search(network, interference):
+    workload = _workload()
+    cluster = replace(Cluster.preset(network, 8), interference=interference)
+    found = quick.planned(workload, cluster, setting_of(cluster)).prediction
+    full_s = min(
+        make_plan(workload, cluster, "optimal", exchange=one).prediction.iteration_s
+        for one in LIKE_DDP
+    )
+    assert found.iteration_s <= (1 + NEAR) * full_s
+
+
+def test_the_best_is_among_exchanges_whose_programs_are_ddps():
+    slow = Cluster.preset("1gbe", 8)
+    assert quick.planned(_workload(), slow, setting_of(slow)).exchange == DECOUPLED
+    alone = Cluster.preset("1gbe", 1)
+    assert quick.planned(_workload(), alone, setting_of(alone)).exchange == ALLREDUCE
+
+
+@pytest.mark.parametrize("exchange", [ALLREDUCE, SHARDED, SERVED])
+def test_a_setting_may_name_the_exchange(exchange):
+    plan = quick.planned(_workload(), CLUSTER, replace(SETTING, exchange=exchange))
+    assert plan.exchange == exchange
+
+
+def test_a_setting_may_name_policy_algorithm_and_type():
+    setting = replace(SETTING, policy="wfbp", algorithm="ring", exchange=ALLREDUCE)
+    plan = quick.planned(_workload(), CLUSTER, setting)
+    assert (plan.policy, len(plan.buckets)) == ("wfbp", 40)
+    assert {bucket.push.algorithm for bucket in plan.buckets} == {"ring"}
+    assert quick.planned(_workload(), CLUSTER, replace(SETTING, wire_dtype="bfloat16")).wire_dtype
+
+
+def test_late_weights_are_a_setting():
+    late = quick.planned(_workload(), CLUSTER, replace(SETTING, pull_period=4))
+    assert (late.exchange, late.delay.k) == (SHARDED, 4)
+    local = quick.planned(_workload(), CLUSTER, replace(SETTING, local_sgd=8))
+    assert (local.exchange, local.local_sgd.period) == (ALLREDUCE, 8)
+    served = replace(SETTING, exchange=SERVED, pull_period=2, servers=3)
+    plan = quick.planned(_workload(), CLUSTER, served)
+    assert (plan.exchange, plan.delay.k) == (SERVED, 2)
+    assert {bucket.push.options["servers"] for bucket in plan.buckets} == {3}
+
+
+def test_more_servers_are_faster_until_workers_links_are_full():
+    seconds = [
+        quick.planned(
+            _workload(), CLUSTER, replace(SETTING, exchange=SERVED, servers=count)
+        ).prediction.iteration_s
+        for count in (1, 4, 8)
+    ]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pull_period": 4, "exchange": ALLREDUCE},
+        {"pull_period": 4, "local_sgd": 8},
+        {"local_sgd": 8, "exchange": SHARDED},
+        {"servers": 2},
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(wrong):
+    with pytest.raises(InvalidValueError):
+        quick.planned(_workload(), CLUSTER, replace(SETTING, **wrong))
+
+
+def test_unknown_names_are_refused():
+    for wrong in ({"policy": "magic"}, {"algorithm": "rign"}):
+        with pytest.raises(UnknownNameError):
+            quick.planned(_workload(), CLUSTER, replace(SETTING, **wrong))
+
+
+def test_ddp_travels_by_the_backend_of_the_device():
+    large = Cluster.preset("100gbe", 512)
+    gloo, nccl = quick.ddp(_workload("cpu"), large), quick.ddp(_workload("cuda"), large)
+    assert {bucket.push.algorithm for bucket in gloo.buckets} == {"ring"}
+    assert {bucket.push.algorithm for bucket in nccl.buckets} == {"halving_doubling"}
+    assert nccl.prediction.iteration_s < gloo.prediction.iteration_s
+    assert [bucket.tensors for bucket in gloo.buckets] == [b.tensors for b in nccl.buckets]
+    small = quick.ddp(_workload("cuda"), Cluster.preset("100gbe", 1))
+    assert small.prediction.iteration_s == pytest.approx(60e-3)
