@@ -5,7 +5,7 @@ sought. The second has a network of three layers and a choice of warm-ups. docs/
 they mean. It takes some minutes::
 
     python reproduce/glu_stability.py
-    python reproduce/glu_stability.py --quick     # one k, one warm-up
+    python reproduce/glu_stability.py --quick     # one k, one warm-up, few steps
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ MOMENTUM = 0.9
 PERIODS = (1, 2, 3, 4, 5, 8)
 WARM_UPS = (19, 99, 499)
 WORKERS, STEPS, LR = 4, 1000, 0.2
+QUICK_STEPS = 50
 
 
 def train(
@@ -137,15 +138,16 @@ class Network:
 def main(words: Sequence[str] | None = None) -> None:
     """Print both tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--quick", action="store_true", help="one k, one warm-up")
+    parser.add_argument("--quick", action="store_true", help="one k, one warm-up, few steps")
     quick = parser.parse_args(words).quick
     print(f"largest stable lr c on a quadratic, m = {MOMENTUM}: SGD {2 * (1 + MOMENTUM):.2f}")
     for period in PERIODS[:1] if quick else PERIODS:
         print(f"  GLU, k = {period}: {largest_stable(period):.2f}")
     network = Network()
-    print(f"\nthree layers, {WORKERS} workers, lr = {LR}, {STEPS} iterations: loss")
+    steps = QUICK_STEPS if quick else STEPS
+    print(f"\nthree layers, {WORKERS} workers, lr = {LR}, {steps} iterations: loss")
     for period, warm_up in ((None, 0), *((1, each) for each in WARM_UPS[: 1 if quick else None])):
-        end = train(network.gradient, network.weights(), LR, period, warm_up=warm_up, steps=STEPS)
+        end = train(network.gradient, network.weights(), LR, period, warm_up=warm_up, steps=steps)
         what = "SGD" if period is None else f"GLU, k = 1, after {warm_up + 1} iterations of SGD"
         loss = None if end is None else network.loss_and_gradient(end, np.arange(2000))[0]
         print(f"  {what}: {'diverged' if loss is None else f'{loss:.4f}'}")
