@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
     from syncopate.tracing.capture import pause, trace
+    from syncopate.validation.validate import validate
 
 __version__ = "0.1.0"
 
@@ -75,6 +76,7 @@ __all__ = [
     "pause",
     "profile",
     "trace",
+    "validate",
 ]
 
 _MODULES = {
@@ -103,6 +105,7 @@ _MODULES = {
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",
+    "validate": "validation.validate",
     "Workload": "artifacts.workload",
 }
 

@@ -9,8 +9,9 @@ from typing import ClassVar
 from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.cluster import Cluster, require_time
 from syncopate.artifacts.plan import Prediction
+from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 GPU, LAB = "gpu", "lab"
@@ -90,17 +91,35 @@ class Point(Record, frozen=True, kw_only=True):
         return self.measured_s / self.prediction.iteration_s
 
 
+class Home(Record, frozen=True, kw_only=True):
+    """What is known of some hosts, from where no point is measured.
+
+    Attributes:
+        hosts: how many.
+        cluster: as calibrated there, without its curves.
+        workloads: by name, as profiled there, side by side on all hosts.
+    """
+
+    hosts: int
+    cluster: Cluster
+    workloads: dict[str, Workload]
+
+
 class Validation(Artifact, frozen=True, kw_only=True):
     """Predictions beside measurements.
 
     Attributes:
         points: in the order in which they were found.
+        homes: what the lab's points are predicted from.
+        missing: name of a point of the lab that could not be measured -> why.
         metadata: versions, hardware, date.
     """
 
     KIND: ClassVar[str] = "validation"
 
     points: tuple[Point, ...] = ()
+    homes: tuple[Home, ...] = ()
+    missing: dict[str, str] = {}
     metadata: dict[str, str] = {}
 
     def __post_init__(self) -> None:

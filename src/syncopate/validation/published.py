@@ -53,17 +53,20 @@ _OTHER_NBYTES = 4 * 336_232_258
 _FIT_BYTES = (4, 1 << 20, 1 << 27)
 
 
-def gpu_points(interference: Interference = GPU_OVERLAP) -> tuple[Point, ...]:
+def gpu_points(
+    interference: Interference = GPU_OVERLAP, *, as_run: bool = True
+) -> tuple[Point, ...]:
     """Return the 27 trainings, predicted and measured.
 
     Args:
         interference: of collectives with computation; the stated default when left out.
+        as_run: whether MG-WFBP merges by its authors' line; by the costs here otherwise.
     """
-    found = []
-    for row in _rows("training.csv"):
-        if row["model"] == MODEL and row["method"]:
-            found.append(_point(row, interference))
-    return tuple(found)
+    return tuple(
+        _point(row, interference, as_run)
+        for row in _rows("training.csv")
+        if row["model"] == MODEL and row["method"]
+    )
 
 
 def resnet50() -> Workload:
@@ -108,19 +111,30 @@ def cluster_of(network: str, nodes: int, interference: Interference = GPU_OVERLA
     return with_native(_levels(network, nodes, interference), curve)
 
 
-def plan_of(workload: Workload, network: str, nodes: int, method: str) -> Plan:
-    """Return the plan that a method ran by."""
+def plan_of(
+    workload: Workload, network: str, nodes: int, method: str, *, as_run: bool = True
+) -> Plan:
+    """Return the plan of a method.
+
+    Args:
+        workload: the model.
+        network: a key of ``LINKS_BYTES_PER_S``.
+        nodes: how many; at least 2.
+        method: a key of ``POLICIES``.
+        as_run: whether MG-WFBP merges by its authors' line.
+    """
     cluster = cluster_of(network, nodes)
-    if method == "MG-WFBP":
+    if as_run and method == "MG-WFBP":
         cluster = with_native(cluster, curve_of(_merging(network, nodes * PER_NODE)))
     return make_plan(workload, cluster, POLICIES[method], exchange=ALLREDUCE, channels=1)
 
 
-def _point(row: Mapping[str, str], interference: Interference) -> Point:
+def _point(row: Mapping[str, str], interference: Interference, as_run: bool) -> Point:
     network, method, gpus = row["network"], row["method"], int(row["gpus"])
     nodes = gpus // PER_NODE
     workload, cluster = _workload(), cluster_of(network, nodes, interference)
-    prediction = predict(workload, plan_of(workload, network, nodes, method), cluster)
+    plan = plan_of(workload, network, nodes, method, as_run=as_run)
+    prediction = predict(workload, plan, cluster)
     measured_s = gpus * float(row["batch"]) / float(row["samples_per_s"])
     alone_s = workload.compute_s
     return Point(
