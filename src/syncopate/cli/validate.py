@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from syncopate.cli.common.console import err, out, progress_bar, require_one_writer, say_written
-from syncopate.output import write_output
+from syncopate.output import is_standard_output, write_output
 from syncopate.validation.grid import POINTS
 
 if TYPE_CHECKING:
@@ -71,15 +71,20 @@ def _validated(output: Path, points: int, *, quick: bool, again: bool) -> Valida
     if obstacle is not None:
         err().print(f"published trainings alone: {obstacle}", style="yellow")
         points = 0
+    where = None if is_standard_output(output) else output
     with progress_bar("validating") as advance:
-        return hold(output, points=points, quick=quick, again=again, progress=advance)
+        found = hold(where, points=points, quick=quick, again=again, progress=advance)
+    if where is None:
+        found.save(output)
+    return found
 
 
 def _tell(found: Validation, output: Path, page: Path | None) -> None:
     from syncopate.validation.page import page as document
     from syncopate.validation.table import validation_table
 
-    out(beside=page or output).print(validation_table(found))
+    piped = page if is_standard_output(page) else output
+    out(beside=piped).print(validation_table(found))
     for name, why in found.missing.items():
         err().print(f"{name}: not measured: {why}", style="yellow", markup=False)
     if page is not None:

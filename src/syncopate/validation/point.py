@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import ClassVar
 
 from msgspec import structs
@@ -136,10 +136,4 @@ class Validation(Artifact, frozen=True, kw_only=True):
         """Return it with more points; those of the same kind and name are replaced."""
         known = {(point.kind, point.name): point for point in (*self.points, *points)}
         found: Validation = structs.replace(self, points=tuple(known.values()))
-        return found
-
-    def without(self, drop: Callable[[Point], bool]) -> Validation:
-        """Return it without the points of which ``drop`` is true."""
-        kept = tuple(point for point in self.points if not drop(point))
-        found: Validation = structs.replace(self, points=kept)
         return found

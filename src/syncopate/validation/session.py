@@ -1,7 +1,7 @@
 """Session: the cells of the lab's grid, predicted and measured one after the other.
 
 Every number of hosts is calibrated once, at home; every cell has a lab of its own. What was found
-is given away after each cell, so that whoever stops loses the cell under way alone.
+is kept after each cell, so that whoever stops loses the cell under way alone.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Session:
     Args:
         effort: how long each measurement takes.
         keep: called with everything that is known after each cell.
-        folder: for what ranks are told, and tell; files in it stay.
+        folder: for what ranks are told, and tell, while a cell is measured.
     """
 
     def __init__(self, effort: Effort, keep: Keep, folder: Path) -> None:

@@ -15,7 +15,7 @@ from syncopate.lab import support
 from syncopate.output import Progress
 from syncopate.validation.grid import Cell, cells
 from syncopate.validation.job import QUICK, Effort
-from syncopate.validation.point import GPU, LAB, Validation
+from syncopate.validation.point import LAB, Validation
 from syncopate.validation.published import gpu_points
 
 
@@ -53,10 +53,8 @@ def validate(
     """
     known = Validation.load(path) if path is not None and Path(path).exists() else Validation()
     if again:
-        known = structs.replace(
-            known.without(lambda point: point.kind == LAB), homes=(), missing={}
-        )
-    known = known.without(lambda point: point.kind == GPU).with_points(gpu_points())
+        known = Validation()
+    known = structs.replace(known, points=(*gpu_points(), *known.of(LAB)))
     left = left_of(points, known)
     if left:
         support.require()

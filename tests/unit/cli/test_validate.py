@@ -28,6 +28,13 @@ def test_a_page_on_standard_output_has_it_for_itself(run):
     assert "GPUs, published" in err
 
 
+def test_json_on_standard_output_has_it_for_itself(run):
+    code, out, err = run("validate --points 0 -o -")
+    assert code == 0
+    assert len(Validation.from_json(out).of(GPU)) == 27
+    assert "GPUs, published" in err
+
+
 def test_where_no_lab_can_be_made_it_says_why_and_shows_the_rest(run, monkeypatch):
     monkeypatch.setattr(support, "why_not", lambda: "a lab needs Linux")
     code, out, err = run("validate")

@@ -167,7 +167,8 @@ def test_only_what_is_missing_is_measured(monkeypatch, lab, tmp_path):
     assert [point.name for point in both.of(LAB)] == [ONE.name, TWO.name]
     assert len(jobs) == 3
     assert json.loads(path.read_text())["metadata"]["cores"] == str(os.cpu_count())
-    syncopate.validate(path, points=2, again=True)
+    # Anew: the calibration and both cells.
+    assert len(syncopate.validate(path, points=2, again=True).of(LAB)) == 2
     assert len(jobs) == 6
 
 
