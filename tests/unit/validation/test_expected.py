@@ -40,7 +40,9 @@ def calibrated(hosts: int) -> Cluster:
 
 
 def home(hosts: int = 4) -> Home:
-    small = replayed_workload(0.001, 0.01)
+    """Return what a calibration at home might have found, and works of a few gradients."""
+    whole = replayed_workload(0.01, 0.01)
+    small = structs.replace(whole, tensors=whole.tensors[:6])
     return home_with(hosts, calibrated(hosts), {"replayed": small, "computing": small})
 
 
