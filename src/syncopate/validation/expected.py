@@ -56,7 +56,8 @@ def carried(calibrated: Cluster, home: Topology, there: Topology) -> Cluster:
     """
     nominal_home, nominal = home.cluster(), there.cluster()
     known, given = calibrated.levels[-1], nominal_home.levels[-1]
-    reached = known.bandwidth_bytes_per_s / given.bandwidth_bytes_per_s
+    # Beside other work a calibration may see more than a link can carry.
+    reached = min(known.bandwidth_bytes_per_s / given.bandwidth_bytes_per_s, 1.0)
     faster = there.rate_bytes_per_s / home.rate_bytes_per_s
 
     def level(one: Level) -> Level:

@@ -57,6 +57,21 @@ def test_rates_are_the_new_ones_and_everything_else_is_what_was_measured_at_home
     assert found.curves == ()
 
 
+def test_no_link_carries_more_than_its_rate_whatever_a_calibration_saw():
+    seen = calibrated(4)
+    twice = structs.replace(
+        seen.levels[0], bandwidth_bytes_per_s=2 * seen.levels[0].bandwidth_bytes_per_s
+    )
+    there = cell(rate="2gbit").workers
+    found = carried(structs.replace(seen, levels=(twice,)), home_of(4), there)
+    assert found.levels == (
+        structs.replace(
+            found.levels[0],
+            bandwidth_bytes_per_s=there.cluster().levels[0].bandwidth_bytes_per_s,
+        ),
+    )
+
+
 def test_racks_become_a_level_with_the_rate_of_their_uplink():
     there = cell(hosts=8, racks=2).workers
     inside, between = carried(calibrated(8), home_of(8), there).levels
