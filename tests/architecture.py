@@ -28,6 +28,7 @@ EFFECTS = {
     "paramserver",
     "tracing",
     "lab",
+    "validation",
     "zoo",
 }
 PRESENTATION = {"reports", "cli"}
@@ -50,6 +51,9 @@ ARROWS: dict[str, set[str]] = {
     "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
     "engine": VOCABULARY | PURE | {"calibration", "collectives", "profiling", "tracing"},
     "paramserver": VOCABULARY | PURE | {"collectives", "lab", "tracing"},
+    "validation": VOCABULARY
+    | PURE
+    | {"calibration", "collectives", "engine", "lab", "paramserver", "profiling", "tracing", "zoo"},
     "reports": VOCABULARY | {"analysis"},
     "cli": ROOMS | {"__init__"},
     "__main__": {"cli"},

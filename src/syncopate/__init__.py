@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
     from syncopate.tracing.capture import pause, trace
+    from syncopate.validation.validate import validate
 
 __version__ = "0.1.0"
 
@@ -83,6 +84,7 @@ __all__ = [
     "profile",
     "read_logs",
     "trace",
+    "validate",
     "whatif",
 ]
 
@@ -117,6 +119,7 @@ _MODULES = {
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",
+    "validate": "validation.validate",
     "Workload": "artifacts.workload",
 }
 

@@ -25,6 +25,7 @@ from syncopate.cli.ps import ps
 from syncopate.cli.record import record
 from syncopate.cli.report import report
 from syncopate.cli.simulate import simulate
+from syncopate.cli.validate import validate
 from syncopate.cli.whatif import whatif
 
 app = typer.Typer(
@@ -43,6 +44,7 @@ app.command()(profile)
 app.command()(plan)
 app.command()(simulate)
 app.command()(whatif)
+app.command()(validate)
 app.command(context_settings={"allow_interspersed_args": False})(record)
 app.command()(analyze)
 app.command()(explain)

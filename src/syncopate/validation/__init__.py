@@ -1,0 +1,1 @@
+"""Validation: predictions held against measurements that no calibration saw."""

@@ -1,0 +1,154 @@
+"""Page: a validation as a document in Markdown: how far off, where, and why.
+
+What is said in words stands in files beside the data; tables come from the points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib.resources import files
+
+from syncopate.artifacts.cluster import Interference
+from syncopate.units import format_seconds
+from syncopate.validation.errors import (
+    LEAST_POINTS,
+    Errors,
+    covered,
+    errors_by,
+    errors_of,
+    interval_of,
+)
+from syncopate.validation.point import GPU, LAB, Phase, Point, Validation
+from syncopate.validation.published import gpu_points
+
+
+def page(validation: Validation) -> str:
+    """Return the whole document."""
+    parts = [_prose("head"), *_gpus(validation.of(GPU)), *_lab(validation)]
+    return "\n".join(part.strip("\n") + "\n" for part in parts if part)
+
+
+def _gpus(points: Sequence[Point]) -> Iterator[str]:
+    if not points:
+        return
+    yield _prose("gpus")
+    yield _summary(points)
+    yield _by(points, "exchange", lambda point: point.way)
+    yield _by(points, "network", lambda point: point.network)
+    yield _by(points, "GPUs", lambda point: str(point.ranks))
+    yield _all(points)
+    yield _prose("gpus_why")
+    yield _otherwise(points)
+
+
+def _lab(validation: Validation) -> Iterator[str]:
+    points = validation.of(LAB)
+    yield _prose("lab")
+    if not points:
+        yield _prose("lab_absent")
+        return
+    facts = ", ".join(f"{name} {value}" for name, value in sorted(validation.metadata.items()))
+    yield f"{facts}.\n" if facts else ""
+    yield _summary(points)
+    yield _by(points, "exchange", lambda point: point.exchange)
+    yield _by(points, "hosts", lambda point: str(point.hosts))
+    yield _by(points, "network", lambda point: point.network)
+    yield _by(points, "work", lambda point: point.work)
+    yield _phases(points)
+    yield _all(points)
+    yield "".join(f"- Not measured: {name}: {why}\n" for name, why in validation.missing.items())
+
+
+def _otherwise(points: Sequence[Point]) -> str:
+    """Return what other inputs would have given."""
+    rows = (
+        _row("as above", errors_of(points)),
+        _row("overlap is free", errors_of(gpu_points(Interference()))),
+        _row("MG-WFBP merges by the costs here", errors_of(gpu_points(as_run=False))),
+    )
+    return _table(("inputs", "points", "median", "90th percentile", "worst"), rows)
+
+
+def _summary(points: Sequence[Point]) -> str:
+    found = errors_of(points)
+    rows = [
+        ("points", str(found.points)),
+        ("error, median", f"{found.median:.1%}"),
+        ("90th percentile", f"{found.p90:.1%}"),
+        ("worst", f"{found.worst.error:+.1%}, {found.worst.name}"),
+        *_interval(points),
+    ]
+    return _table(("", "all"), rows)
+
+
+def _interval(points: Sequence[Point]) -> Iterator[tuple[str, str]]:
+    interval, held = interval_of(points), covered(points)
+    if interval is None or held is None:
+        yield "interval of 90%", f"none: it takes more than {LEAST_POINTS} points"
+        return
+    whole, apart = held
+    count = len(points)
+    yield "interval of 90%", f"{interval.low:.3f} to {interval.high:.3f} times the prediction"
+    yield "it holds", f"{whole} of {count} points, {whole / count:.0%}"
+    yield (
+        "an interval made without the point holds",
+        f"{apart} of {count}, {apart / count:.0%}",
+    )
+
+
+def _by(points: Sequence[Point], what: str, key: Callable[[Point], str]) -> str:
+    rows = (_row(name, found) for name, found in errors_by(points, key).items())
+    return _table((what, "points", "median", "90th percentile", "worst"), rows)
+
+
+def _row(name: str, found: Errors) -> tuple[str, ...]:
+    worst = f"{found.worst.error:+.1%}"
+    return name, str(found.points), f"{found.median:.1%}", f"{found.p90:.1%}", worst
+
+
+def _phases(points: Sequence[Point]) -> str:
+    """Return how far each phase was off, over the measured iteration, so that parts compare."""
+    names = dict.fromkeys(phase.name for point in points for phase in point.phases)
+    rows = []
+    for name in names:
+        offs = sorted(
+            (phase.predicted_s - phase.measured_s) / point.measured_s
+            for point in points
+            for phase in point.phases
+            if phase.name == name
+        )
+        middle = offs[len(offs) // 2]
+        rows.append((name, str(len(offs)), f"{middle:+.1%}", f"{max(offs, key=abs):+.1%}"))
+    return _table(("phase", "points", "off, of the iteration, median", "worst"), rows)
+
+
+def _all(points: Sequence[Point]) -> str:
+    exposed = {point.name: _exposed(point.phases) for point in points}
+    rows = (
+        (
+            point.name,
+            format_seconds(point.prediction.iteration_s),
+            format_seconds(point.measured_s),
+            f"{point.error:+.1%}",
+            exposed[point.name],
+        )
+        for point in points
+    )
+    head = ("training", "predicted", "measured", "error", "exposed: predicted, measured")
+    return _table(head, rows)
+
+
+def _exposed(phases: Iterable[Phase]) -> str:
+    found = [phase for phase in phases if phase.name == "exposed communication"]
+    return ", ".join(
+        f"{format_seconds(one.predicted_s)}, {format_seconds(one.measured_s)}" for one in found
+    )
+
+
+def _prose(name: str) -> str:
+    return files("syncopate.validation").joinpath("data", f"{name}.md").read_text(encoding="utf-8")
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
