@@ -7,11 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-
+from syncopate.artifacts.alike import shared
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
-from syncopate.artifacts.timeline import Span, Spans, Timeline
+from syncopate.artifacts.timeline import Alike, Span, Spans, Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.training import (
@@ -37,7 +36,7 @@ def simulate(
 ) -> Timeline:
     """Play the first iterations of a training by a plan on a cluster.
 
-    Every rank does the same at the same time: the model has no stragglers. Iterations follow one
+    Every rank does the same at the same time: its spans are kept once. Iterations follow one
     another without a gap. The very first has no weights to pull; with a delay or local SGD it is
     the first after the warm-up. Where the plan has rank 0's weights broadcast, or all averaged,
     every so many end with that.
@@ -64,7 +63,7 @@ def simulate(
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    _require_room(workload, plan, cluster.world_size, iterations)
+    _require_room(workload, plan, 1, iterations)
     parts: list[Spans] = []
     origin = 0.0
     patterns = _patterns if plan.local_sgd is None else _local_patterns
@@ -75,13 +74,14 @@ def simulate(
             Span(start_s=origin + start, end_s=origin + end, rank=0, iteration=iteration, **fields)
             for start, end, fields in pattern
         )
-        parts.append(_of_all(of_one, cluster.world_size))
+        parts.append(of_one)
         origin += lasts_s
+    alike = [Alike.of(0, range(cluster.world_size))] if cluster.world_size > 1 else []
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
         world_size=cluster.world_size,
-        spans=Spans.joined(parts),
+        spans=shared(Spans.joined(parts), alike, cluster.world_size),
         metadata={"cluster": cluster.name, "policy": plan.policy, "exchange": plan.exchange},
     )
 
@@ -103,13 +103,6 @@ def _require_room(workload: Workload, plan: Plan, world_size: int, iterations: i
         )
     rule = f"at most {MAX_SPANS // of_one} to be played: {held}; a plan predicts more ranks"
     raise InvalidValueError("ranks", world_size, rule)
-
-
-def _of_all(spans: Spans, world_size: int) -> Spans:
-    """Return the spans of each rank, one rank after the other, from those of one."""
-    rows = np.tile(np.arange(len(spans)), world_size)
-    ranks = np.repeat(np.arange(world_size, dtype=np.int32), len(spans))
-    return spans.take(rows).changed(rank=ranks)
 
 
 MAX_SPANS = 1 << 22
