@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from syncopate.paramserver.worker import KVStore
     from syncopate.planning.planner import compare, make_plan
     from syncopate.profiling.profile import profile
+    from syncopate.simulation.ranks import Variation
+    from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
 
 __version__ = "0.1.0"
@@ -65,6 +67,7 @@ __all__ = [
     "SyncopateError",
     "Timeline",
     "UnknownNameError",
+    "Variation",
     "Workload",
     "__version__",
     "calibrate",
@@ -74,6 +77,7 @@ __all__ = [
     "make_plan",
     "pause",
     "profile",
+    "simulate",
     "trace",
 ]
 
@@ -100,6 +104,8 @@ _MODULES = {
     "Plan": "artifacts.plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",
+    "simulate": "simulation.timeline",
+    "Variation": "simulation.ranks",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",

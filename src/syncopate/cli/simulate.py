@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -13,12 +15,81 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
+from syncopate.errors import InvalidValueError
+from syncopate.simulation.ranks import Variation
+
+Key = TypeVar("Key", int, str)
 
 
-@grouped(cluster=machines_option)
+def _varies(
+    *,
+    slow_rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="RANK=FACTOR: this rank computes for so many times as long; may be repeated.",
+        ),
+    ] = None,
+    slow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST=FACTOR: the ranks of this host do, by its name or its number; may be "
+            "repeated.",
+        ),
+    ] = None,
+    jitter: Annotated[
+        float,
+        typer.Option(
+            help="Let computation differ at random from rank to rank and iteration to iteration: "
+            "standard deviation as a share, such as 0.05."
+        ),
+    ] = 0.0,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw how ranks and their iterations differ from this timeline or directory of a "
+            "run."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn: equal seeds, equal times.")] = 0,
+) -> Variation:
+    """Return how the ranks differ that the options describe."""
+    variation = Variation(
+        slow_ranks=_factors("--slow-rank", slow_rank, int),
+        slow_hosts=_factors("--slow-host", slow_host, str),
+        jitter=jitter,
+        seed=seed,
+    )
+    if like is None:
+        return variation
+    from syncopate.analysis.variation import spread
+    from syncopate.cli.common.timelines import read_timeline
+
+    found = spread(read_timeline(like))
+    return replace(variation, rank_factors=found.ranks, step_factors=found.steps)
+
+
+def _factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> dict[Key, float]:
+    """Return what an option says that is repeated: name -> number."""
+    found: dict[Key, float] = {}
+    for text in given or ():
+        name, equals, factor = text.rpartition("=")
+        try:
+            key, value = of(name.strip()), float(factor)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise InvalidValueError(option, text, "a name, '=' and a number, such as 3=1.5")
+        if key in found:
+            raise InvalidValueError(option, text, f"given once for {key}")
+        found[key] = value
+    return found
+
+
+@grouped(cluster=machines_option, variation=_varies)
 def simulate(
     *,
     cluster: Cluster,
+    variation: Variation,
     workload: Annotated[
         Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
     ],
@@ -32,20 +103,28 @@ def simulate(
 ) -> None:
     """Play the first iterations of a training by a plan on a cluster. Needs no ranks and no torch.
 
-    The timeline has the form of a measured one: spans of every rank.
+    The timeline has the form of a measured one: spans of every rank. Ranks that do the
+    same have theirs once. Where ranks differ, a collective begins when the slowest has
+    come to it, and the others wait: `syncopate analyze` and `explain` show for whom.
 
     For example:
 
       syncopate simulate -w workload.json -p plan.json -c cluster.json
 
       syncopate simulate -w workload.json -p plan.json --network 10gbe --nodes 64 --iterations 5
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --slow-rank 3=1.5
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --jitter 0.05 --seed 1
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --like runs/a
     """
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
     work = Workload.load(workload)
     say_unlike(work, cluster)
-    played = play(work, Plan.load(plan), cluster, iterations=iterations)
+    played = play(work, Plan.load(plan), cluster, iterations=iterations, variation=variation)
     played.save(output)
     out(beside=output).print(phases_report(played))
     say_written(output)

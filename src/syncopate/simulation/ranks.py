@@ -81,6 +81,14 @@ class Variation:
         if self.seed < 0:
             raise InvalidValueError("seed", self.seed, "an integer >= 0")
 
+    def __str__(self) -> str:
+        said = [f"rank {rank} x{factor:g}" for rank, factor in self.slow_ranks.items()]
+        said += [f"host {host} x{factor:g}" for host, factor in self.slow_hosts.items()]
+        drawn = [f"jitter {self.jitter:g}"] if self.jitter else []
+        if self.rank_factors or self.step_factors:
+            drawn.append("as measured")
+        return ", ".join([*said, *drawn, *([f"seed {self.seed}"] if drawn else [])])
+
     def paces(self, cluster: Cluster, iterations: int) -> Floats:
         """Return the pace of each rank (row) in each iteration (column).
 

@@ -99,7 +99,12 @@ def simulate(
         source="simulated",
         world_size=cluster.world_size,
         spans=shared(spans, classes, cluster.world_size),
-        metadata={"cluster": cluster.name, "policy": plan.policy, "exchange": plan.exchange},
+        metadata={
+            "cluster": cluster.name,
+            "policy": plan.policy,
+            "exchange": plan.exchange,
+            **({"variation": str(variation)} if variation and str(variation) else {}),
+        },
     )
 
 
