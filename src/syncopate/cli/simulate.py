@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import typer
 
@@ -14,11 +15,25 @@ from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
-from syncopate.cli.common.options import grouped
+from syncopate.cli.common.options import grouped, items
 from syncopate.errors import InvalidValueError
+from syncopate.simulation.network import Aggregation, aggregated_costs, busy
 from syncopate.simulation.ranks import Variation
+from syncopate.units import parse_rate
 
 Key = TypeVar("Key", int, str)
+
+
+class _Network(NamedTuple):
+    """What else the network does.
+
+    Attributes:
+        shares: level -> what other traffic takes of it.
+        aggregation: which switches make sums; None: none.
+    """
+
+    shares: Mapping[str, float]
+    aggregation: Aggregation | None = None
 
 
 def _varies(
@@ -68,6 +83,40 @@ def _varies(
     return replace(variation, rank_factors=found.ranks, step_factors=found.steps)
 
 
+def _network(
+    *,
+    background: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="LEVEL=SHARE: other traffic takes this share of the links of a level, such as "
+            "host=0.3; may be repeated."
+        ),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated levels whose switches make the sums of gradients, such as "
+            "host,rack; switches of other levels pass all on. For plans of allreduce and served."
+        ),
+    ] = None,
+    switch_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="How fast such a switch makes a sum, such as 100gbit; else as fast as its links."
+        ),
+    ] = None,
+) -> _Network:
+    """Return what else the links and switches do that the options describe."""
+    shares = _factors("--background", background, str)
+    if aggregate is None:
+        if switch_rate is not None:
+            rule = "left out without --aggregate: other switches make no sums"
+            raise InvalidValueError("--switch-rate", switch_rate, rule)
+        return _Network(shares)
+    rate = math.inf if switch_rate is None else parse_rate(switch_rate)
+    return _Network(shares, Aggregation(tuple(items(aggregate)), rate))
+
+
 def _factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> dict[Key, float]:
     """Return what an option says that is repeated: name -> number."""
     found: dict[Key, float] = {}
@@ -85,10 +134,11 @@ def _factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> 
     return found
 
 
-@grouped(cluster=machines_option, variation=_varies)
+@grouped(cluster=machines_option, network=_network, variation=_varies)
 def simulate(
     *,
     cluster: Cluster,
+    network: _Network,
     variation: Variation,
     workload: Annotated[
         Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
@@ -118,13 +168,23 @@ def simulate(
       syncopate simulate -w workload.json -p plan.json -c cluster.json --jitter 0.05 --seed 1
 
       syncopate simulate -w workload.json -p plan.json -c cluster.json --like runs/a
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --background host=0.3
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --aggregate host
     """
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
     work = Workload.load(workload)
     say_unlike(work, cluster)
-    played = play(work, Plan.load(plan), cluster, iterations=iterations, variation=variation)
+    given = Plan.load(plan)
+    if network.shares:
+        cluster = busy(cluster, network.shares)
+    costs = None
+    if network.aggregation is not None:
+        costs = aggregated_costs(cluster, given, network.aggregation)
+    played = play(work, given, cluster, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
     out(beside=output).print(phases_report(played))
     say_written(output)
