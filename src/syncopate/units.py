@@ -43,6 +43,7 @@ _BYTE_UNITS = {
     "g": GIB,
 }
 _RATE_UNITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
+_TIME_UNITS = {"s": 1, "ms": 1e-3, "min": 60, "h": 3600, "d": 86_400, "y": 365.25 * 86_400}
 _QUANTITY = re.compile(r"\s*([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
 
 
@@ -77,6 +78,11 @@ def parse_rate(text: str) -> float:
     return _parse(text, _RATE_UNITS, "rate", "1gbit")
 
 
+def parse_seconds(text: str) -> float:
+    """Read a duration such as ``"90s"``, ``"10min"``, ``"6h"``, ``"30d"`` or ``"5y"``."""
+    return _parse(text, _TIME_UNITS, "duration", "10min")
+
+
 def format_bytes(nbytes: float) -> str:
     """Write a size for people: ``"96 B"``, ``"4.0 KiB"``, ``"25.0 MiB"``."""
     if nbytes < KIB:
@@ -95,6 +101,14 @@ def format_seconds(seconds: float) -> str:
     if magnitude >= 1e-3:
         return f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e6:.1f} us"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a long duration for people: ``"45.00 s"``, ``"50.0 min"``, ``"21.4 h"``."""
+    for unit, name, most in ((60, "min", 7200), (3600, "h", 172_800), (86_400, "d", float("inf"))):
+        if 120 <= seconds < most:
+            return f"{seconds / unit:.1f} {name}"
+    return format_seconds(seconds)
 
 
 def format_count(number: int, noun: str) -> str:

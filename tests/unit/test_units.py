@@ -108,3 +108,31 @@ def test_every_dtype_has_torchs_size():
 
     for name, nbytes in units.DTYPE_BYTES.items():
         assert torch.empty((), dtype=getattr(torch, name)).element_size() == nbytes
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("1.5 min", 90), ("6h", 21_600), ("2d", 172_800), ("5y", 157_788_000)],
+)
+def test_durations_are_read(text, seconds):
+    assert units.parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "90", "soon", "5 weeks", "-1s"])
+def test_other_durations_are_refused(text):
+    with pytest.raises(InvalidValueError, match="duration is"):
+        units.parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.02, "20.00 ms"),
+        (119.0, "119.00 s"),
+        (3000.0, "50.0 min"),
+        (9000.0, "2.5 h"),
+        (259_200.0, "3.0 d"),
+    ],
+)
+def test_long_durations_are_written(seconds, text):
+    assert units.format_duration(seconds) == text

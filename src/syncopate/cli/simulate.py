@@ -17,9 +17,16 @@ from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped, items
 from syncopate.errors import InvalidValueError
+from syncopate.simulation.failures import Failures, play_failures
 from syncopate.simulation.network import Aggregation, aggregated_costs, busy
 from syncopate.simulation.ranks import Variation
-from syncopate.units import parse_rate
+from syncopate.units import (
+    format_count,
+    format_duration,
+    format_seconds,
+    parse_rate,
+    parse_seconds,
+)
 
 Key = TypeVar("Key", int, str)
 
@@ -117,6 +124,66 @@ def _network(
     return _Network(shares, Aggregation(tuple(items(aggregate)), rate))
 
 
+def _failures(
+    *,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            help="Mean time between failures of one host, such as 5y: the goodput is predicted, by "
+            "formula and by simulation."
+        ),
+    ] = None,
+    checkpoint_cost: Annotated[
+        str, typer.Option(help="For how long a checkpoint holds training up; with --mtbf.")
+    ] = "30s",
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(help="Training between two checkpoints, such as 30min; the best otherwise."),
+    ] = None,
+    restart: Annotated[
+        str, typer.Option(help="From a failure until training goes on; with --mtbf.")
+    ] = "5min",
+) -> Callable[[Cluster], Failures | None]:
+    """Return what makes of a cluster how it fails, as the options describe it."""
+    if mtbf is None and checkpoint_every is not None:
+        rule = "left out without --mtbf: nothing fails"
+        raise InvalidValueError("--checkpoint-every", checkpoint_every, rule)
+
+    def made(cluster: Cluster) -> Failures | None:
+        if mtbf is None:
+            return None
+        return Failures(
+            host_mtbf_s=parse_seconds(mtbf),
+            hosts=cluster.host_count,
+            checkpoint_s=parse_seconds(checkpoint_cost),
+            restart_s=parse_seconds(restart),
+            interval_s=None if checkpoint_every is None else parse_seconds(checkpoint_every),
+        )
+
+    return made
+
+
+def _goodput_report(failures: Failures, iteration_s: float, seed: int) -> str:
+    """Return what failures leave of a training, in lines."""
+    played, goodput = play_failures(failures, seed=seed), failures.goodput()
+    chosen = "the best" if failures.interval_s is None else "as given"
+    best_s, young_s = failures.daly_s, failures.young_s
+    return "\n".join(
+        (
+            f"failures: one of {format_count(failures.hosts, 'host')} in "
+            f"{format_duration(failures.mtbf_s)}; a checkpoint of "
+            f"{format_duration(failures.checkpoint_s)} after {format_duration(failures.trained_s)} "
+            f"of training ({chosen}), a restart of {format_duration(failures.restart_s)}",
+            f"goodput {goodput:.1%}: an iteration takes {format_seconds(iteration_s / goodput)} in "
+            f"the mean; simulated {played.goodput:.1%}, give or take {played.error:.1%} "
+            f"({format_count(played.failures, 'failure')}, seed {seed})",
+            f"the best interval is {format_duration(best_s)} by Daly (goodput "
+            f"{failures.goodput(best_s):.1%}), {format_duration(young_s)} by Young "
+            f"({failures.goodput(young_s):.1%})",
+        )
+    )
+
+
 def _factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> dict[Key, float]:
     """Return what an option says that is repeated: name -> number."""
     found: dict[Key, float] = {}
@@ -134,12 +201,13 @@ def _factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> 
     return found
 
 
-@grouped(cluster=machines_option, network=_network, variation=_varies)
+@grouped(cluster=machines_option, network=_network, variation=_varies, fails=_failures)
 def simulate(
     *,
     cluster: Cluster,
     network: _Network,
     variation: Variation,
+    fails: Callable[[Cluster], Failures | None],
     workload: Annotated[
         Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
     ],
@@ -172,13 +240,15 @@ def simulate(
       syncopate simulate -w workload.json -p plan.json -c cluster.json --background host=0.3
 
       syncopate simulate -w workload.json -p plan.json -c cluster.json --aggregate host
+
+      syncopate simulate -w workload.json -p plan.json --network 100gbe --nodes 2048 --mtbf 5y
     """
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
     work = Workload.load(workload)
     say_unlike(work, cluster)
-    given = Plan.load(plan)
+    given, failures = Plan.load(plan), fails(cluster)
     if network.shares:
         cluster = busy(cluster, network.shares)
     costs = None
@@ -186,5 +256,11 @@ def simulate(
         costs = aggregated_costs(cluster, given, network.aggregation)
     played = play(work, given, cluster, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
-    out(beside=output).print(phases_report(played))
+    told = out(beside=output)
+    told.print(phases_report(played))
+    if failures is not None:
+        last = played.kept.iteration == iterations - 1
+        begins_s, ends_s = played.kept.start_s[last].min(), played.kept.end_s[last].max()
+        lasts_s = float(ends_s - begins_s)
+        told.print(_goodput_report(failures, lasts_s, variation.seed), soft_wrap=True)
     say_written(output)
