@@ -12,7 +12,8 @@ import numpy as np
 from syncopate.artifacts.alike import shared
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
-from syncopate.artifacts.timeline import Alike, Span, Spans, Timeline
+from syncopate.artifacts.spans import LANES
+from syncopate.artifacts.timeline import Alike, Spans, Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
@@ -86,11 +87,7 @@ def simulate(
         played = _of_ranks(workload, plan, cluster, costs, rows)
     parts, classes = {}, []
     for place, (rank, of_rank) in enumerate(zip(first.tolist(), played, strict=True)):
-        parts[rank] = Spans.of(
-            Span(start_s=origin_s + start, end_s=origin_s + end, rank=rank, iteration=at, **fields)
-            for at, (pattern, origin_s) in enumerate(of_rank)
-            for start, end, fields in pattern
-        )
+        parts[rank] = _spans(rank, of_rank)
         classes.append(Alike.of(rank, np.flatnonzero(alike.ravel() == place).tolist()))
     spans = Spans.joined([part for _, part in sorted(parts.items(), key=lambda one: one[0])])
     classes = sorted((one for one in classes if one.ranks), key=lambda one: one.rank)
@@ -106,6 +103,31 @@ def simulate(
             **({"variation": str(variation)} if variation and str(variation) else {}),
         },
     )
+
+
+def _spans(rank: int, of_rank: Iterable[tuple[_Pattern, float]]) -> Spans:
+    """Return the spans of one rank, given what happens in each iteration and when it begins."""
+    texts: dict[str, int] = {}
+    rows = [
+        (
+            texts.setdefault(fields["name"], len(texts)),
+            _LANE[fields["lane"]],
+            origin_s + start,
+            origin_s + end,
+            at,
+            fields.get("channel", 0),
+            fields.get("nbytes", 0),
+            texts.setdefault(fields.get("detail", ""), len(texts)),
+        )
+        for at, (pattern, origin_s) in enumerate(of_rank)
+        for start, end, fields in pattern
+    ]
+    names = ("name", "lane", "start_s", "end_s", "iteration", "channel", "nbytes", "detail")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {"lane": ()}
+    return Spans(tuple(texts), columns | {"rank": np.full(len(rows), rank)})
+
+
+_LANE = {lane: place for place, lane in enumerate(LANES)}
 
 
 def _require_room(workload: Workload, plan: Plan, ranks: int, iterations: int) -> None:
