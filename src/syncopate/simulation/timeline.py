@@ -78,7 +78,30 @@ def simulate(
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     _require_room(workload, plan, 1, iterations)
     paces = (variation or Variation()).paces(cluster, iterations)
+    return Timeline(
+        name=f"{workload.model}, {plan.policy}",
+        source="simulated",
+        world_size=cluster.world_size,
+        spans=_played(workload, plan, cluster, costs, paces),
+        metadata={
+            "cluster": cluster.name,
+            "policy": plan.policy,
+            "exchange": plan.exchange,
+            **({"variation": str(variation)} if variation and str(variation) else {}),
+        },
+    )
+
+
+def _played(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, paces: FloatArray
+) -> Spans:
+    """Return the spans of all ranks, whose pace in each iteration is given; alike ones once.
+
+    Raises:
+        InvalidValueError: more spans than have room.
+    """
     rows, first, alike = np.unique(paces, axis=0, return_index=True, return_inverse=True)
+    iterations = paces.shape[1]
     _require_room(workload, plan, len(rows), iterations)
     if len(rows) == 1 and (rows == 1).all():
         patterns = _patterns if plan.local_sgd is None else _local_patterns
@@ -91,18 +114,7 @@ def simulate(
         classes.append(Alike.of(rank, np.flatnonzero(alike.ravel() == place).tolist()))
     spans = Spans.joined([part for _, part in sorted(parts.items(), key=lambda one: one[0])])
     classes = sorted((one for one in classes if one.ranks), key=lambda one: one.rank)
-    return Timeline(
-        name=f"{workload.model}, {plan.policy}",
-        source="simulated",
-        world_size=cluster.world_size,
-        spans=shared(spans, classes, cluster.world_size),
-        metadata={
-            "cluster": cluster.name,
-            "policy": plan.policy,
-            "exchange": plan.exchange,
-            **({"variation": str(variation)} if variation and str(variation) else {}),
-        },
-    )
+    return shared(spans, classes, cluster.world_size)
 
 
 def _spans(rank: int, of_rank: Iterable[tuple[_Pattern, float]]) -> Spans:
