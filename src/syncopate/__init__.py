@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.simulation.ranks import Variation
+    from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
     from syncopate.validation.validate import validate
 
@@ -71,6 +73,7 @@ __all__ = [
     "SyncopateError",
     "Timeline",
     "UnknownNameError",
+    "Variation",
     "WhatIf",
     "Workload",
     "__version__",
@@ -83,6 +86,7 @@ __all__ = [
     "pause",
     "profile",
     "read_logs",
+    "simulate",
     "trace",
     "validate",
     "whatif",
@@ -113,6 +117,8 @@ _MODULES = {
     "Plan": "artifacts.plan",
     "compare": "planning.planner",
     "make_plan": "planning.planner",
+    "simulate": "simulation.timeline",
+    "Variation": "simulation.ranks",
     "Prices": "artifacts.whatif",
     "WhatIf": "artifacts.whatif",
     "whatif": "planning.whatif.study",

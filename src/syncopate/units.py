@@ -43,7 +43,16 @@ _BYTE_UNITS = {
     "g": GIB,
 }
 _RATE_UNITS = {"bit": 1 / 8, "kbit": 1e3 / 8, "mbit": 1e6 / 8, "gbit": 1e9 / 8}
-_TIME_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TIME_UNITS = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+    "y": 365.25 * 86_400,
+}
 GOODPUT = 0.94
 """Of a link's rate as it is sold, what arrives: TCP over Ethernet with frames of 1500 bytes."""
 
@@ -87,7 +96,7 @@ def parse_rate(text: str) -> float:
 
 
 def parse_seconds(text: str) -> float:
-    """Read a duration such as ``"20us"`` or ``"1.5ms"`` into seconds; the unit is needed."""
+    """Read a duration such as ``"20us"``, ``"1.5ms"``, ``"6h"`` or ``"5y"``; the unit is needed."""
     return _parse(text, _TIME_UNITS, "duration", "20us")
 
 
@@ -145,6 +154,14 @@ def format_seconds(seconds: float) -> str:
     if magnitude >= 1e-3:
         return f"{seconds * 1e3:.2f} ms"
     return f"{seconds * 1e6:.1f} us"
+
+
+def format_duration(seconds: float) -> str:
+    """Write a long duration for people: ``"45.00 s"``, ``"50.0 min"``, ``"21.4 h"``."""
+    for unit, name, most in ((60, "min", 7200), (3600, "h", 172_800), (86_400, "d", float("inf"))):
+        if 120 <= seconds < most:
+            return f"{seconds / unit:.1f} {name}"
+    return format_seconds(seconds)
 
 
 def format_count(number: int, noun: str) -> str:

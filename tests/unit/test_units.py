@@ -124,3 +124,31 @@ def test_links_are_written_as_sold_where_they_are():
     assert (units.format_link(sold), units.format_link(1e9)) == ("2.5 Gbit/s", "8.00 Gbit/s")
     with pytest.raises(InvalidValueError, match="as sold, such as 25g"):
         units.parse_link("fast")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90s", 90), ("1.5 min", 90), ("6h", 21_600), ("2d", 172_800), ("5y", 157_788_000)],
+)
+def test_durations_are_read(text, seconds):
+    assert units.parse_seconds(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "90", "soon", "5 weeks", "-1s"])
+def test_other_durations_are_refused(text):
+    with pytest.raises(InvalidValueError, match="duration is"):
+        units.parse_seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.02, "20.00 ms"),
+        (119.0, "119.00 s"),
+        (3000.0, "50.0 min"),
+        (9000.0, "2.5 h"),
+        (259_200.0, "3.0 d"),
+    ],
+)
+def test_long_durations_are_written(seconds, text):
+    assert units.format_duration(seconds) == text

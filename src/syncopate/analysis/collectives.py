@@ -281,7 +281,8 @@ def partners(timeline: Timeline) -> tuple[int, ...]:
         for rank in group.ranks:
             if rank < every:
                 met[rank] |= set(group.ranks)
-    return tuple(len(mine) - 1 if mine else every - 1 for mine in met)
+    others = timeline.ranks_in_columns - 1
+    return tuple(len(mine) - 1 if mine else others for mine in met)
 
 
 def _bus_factors(found: Collectives, count: Numbers) -> NDArray[np.float64]:

@@ -22,7 +22,7 @@ Other spans of the wait lane are a rank's own view of exposed communication and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
@@ -91,9 +91,18 @@ class Phases:
 @once
 def phases(timeline: Timeline) -> tuple[Phases, ...]:
     """Return the phases of every rank in every iteration, by iteration, then rank."""
-    spans = timeline.columns
+    found = (
+        phase if rank == phase.rank else replace(phase, rank=rank)
+        for phase in _phases(timeline.kept)
+        for rank in timeline.ranks_like(phase.rank)
+    )
+    return tuple(sorted(found, key=lambda phase: (phase.iteration, phase.rank)))
+
+
+def _phases(spans: Spans) -> Iterator[Phases]:
+    """Yield the phases of each rank that has spans of its own, in every iteration."""
     if not len(spans):
-        return ()
+        return
     code = coded([spans.iteration, spans.rank])
     _, one, group = np.unique(code, return_index=True, return_inverse=True)
     starts_s, ends_s = np.full(len(one), np.inf), np.full(len(one), -np.inf)
@@ -118,7 +127,7 @@ def phases(timeline: Timeline) -> tuple[Phases, ...]:
             for chosen in (computing, communicating, computing & communicating)
         ),
     )
-    return tuple(map(Phases, *(column.tolist() for column in columns)))
+    yield from map(Phases, *(column.tolist() for column in columns))
 
 
 def stalling(spans: Spans) -> Mask:

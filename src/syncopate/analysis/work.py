@@ -7,6 +7,7 @@ computation, in which no message, pause or other wait is under way, counts as wa
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -64,12 +65,17 @@ class Work:
 @once
 def works(timeline: Timeline) -> tuple[Work, ...]:
     """Return the work of every rank in every iteration that it computed in, by iteration, rank."""
-    spans = timeline.columns
+    spans = timeline.kept
     if not len(spans):
         return ()
     origin_s = float(spans.start_s.min())
     by_rank = ((rank, spans.take(mine)) for rank, mine in sweep.groups(spans.rank))
-    found = [work for rank, mine in by_rank for work in _of_rank(rank, mine, origin_s)]
+    found = [
+        work if work.rank == rank else dataclasses.replace(work, rank=rank)
+        for first, mine in by_rank
+        for work in _of_rank(first, mine, origin_s)
+        for rank in timeline.ranks_like(first)
+    ]
     return tuple(sorted(found, key=lambda work: (work.iteration, work.rank)))
 
 

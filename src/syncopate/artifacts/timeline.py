@@ -21,6 +21,7 @@ from typing import IO, Any, ClassVar
 import msgspec
 import numpy as np
 
+from syncopate.artifacts.alike import Alike, SharedSpans, require_ranks, shared
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
@@ -32,6 +33,7 @@ __all__ = [
     "SERVERS",
     "SOURCES",
     "SYNCHRONOUS",
+    "Alike",
     "Group",
     "Span",
     "Spans",
@@ -71,13 +73,17 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         name: what to call it in reports.
         source: one of ``SOURCES``.
         world_size: number of ranks, 1 to ``MAX_RANKS``.
-        spans: in any order; of files :class:`~syncopate.artifacts.spans.Spans`, which are columns.
+        spans: of every rank, in any order; of files :class:`~syncopate.artifacts.spans.Spans`,
+            which are columns, and :class:`~syncopate.artifacts.alike.SharedSpans` where some ranks
+            do the same.
         metadata: plan, cluster, versions, date.
         groups: in which group a push or pull was, by its channel; empty: of all ranks, and channels
             are channels.
     """
 
     KIND: ClassVar[str] = "timeline"
+    SCHEMA_VERSION: ClassVar[int] = 2
+    OLDEST_VERSION: ClassVar[int | None] = 1
 
     name: str
     source: str
@@ -92,10 +98,13 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         if not 1 <= self.world_size <= MAX_RANKS:
             raise InvalidValueError("world_size", self.world_size, f"in 1..{MAX_RANKS}")
         if isinstance(self.spans, Spans):
-            wrong = (self.spans.rank < 0) | (self.spans.rank >= self.world_size)
-            suspects: Sequence[Span] = self.spans.take(np.flatnonzero(wrong)[:1])
+            kept = self.kept
+            wrong = (kept.rank < 0) | (kept.rank >= self.world_size)
+            suspects: Sequence[Span] = kept.take(np.flatnonzero(wrong)[:1])
         else:
             suspects = self.spans
+        if isinstance(self.spans, SharedSpans):
+            require_ranks(self.spans.alike, self.world_size)
         for span in suspects:
             if not 0 <= span.rank < self.world_size:
                 raise InvalidValueError(
@@ -107,16 +116,44 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         """The spans as columns, for code that reads all of them."""
         return Spans.of(self.spans)
 
+    @cached_property
+    def kept(self) -> Spans:
+        """The spans, those of alike ranks once, of the rank that stands for them."""
+        return self.columns.kept if isinstance(self.columns, SharedSpans) else self.columns
+
+    @property
+    def alike(self) -> tuple[Alike, ...]:
+        """Which ranks do what another one does; empty where each rank has spans of its own."""
+        return self.columns.alike if isinstance(self.columns, SharedSpans) else ()
+
+    def ranks_like(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks in the columns that do what a kept one does, itself the first."""
+        if not isinstance(self.columns, SharedSpans):
+            return (rank,)
+        return tuple(self.columns.shown(rank).tolist())
+
+    def few(self, spans: int) -> Timeline:
+        """Return the same; of alike ranks its columns have as many as come to about ``spans``."""
+        if not isinstance(self.columns, SharedSpans) or len(self.columns) <= spans:
+            return self
+        return msgspec.structs.replace(self, spans=self.columns.few(spans))
+
+    @property
+    def ranks_in_columns(self) -> int:
+        """The number of ranks, without those alike to others that :meth:`few` left out."""
+        columns = self.columns
+        return self.world_size - (columns.left_out if isinstance(columns, SharedSpans) else 0)
+
     @property
     def duration_s(self) -> float:
         """From the first start to the last end; 0 when empty."""
-        columns = self.columns
-        return float(columns.end_s.max() - columns.start_s.min()) if len(columns) else 0.0
+        kept = self.kept
+        return float(kept.end_s.max() - kept.start_s.min()) if len(kept) else 0.0
 
     def to_json(self) -> bytes:
         """Encode as UTF-8 JSON, ``kind`` and ``schema_version`` first, a span in each line."""
-        # Files of trainings without groups stay as they were.
-        groups = {"groups": self.groups} if self.groups else {}
+        # What most trainings have none of is left out.
+        beside = {"groups": self.groups, "alike": self.alike}
         head = self._encoded(
             {
                 "name": self.name,
@@ -124,10 +161,10 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
                 "world_size": self.world_size,
                 "metadata": self.metadata,
             }
-            | groups
+            | {name: value for name, value in beside.items() if value}
         )
         opened = head.removesuffix(b"\n}\n") + b',\n "spans": ['
-        return b"".join((opened, *self.columns.json_blocks(), b"\n ]\n}\n"))
+        return b"".join((opened, *self.kept.json_blocks(), b"\n ]\n}\n"))
 
     @classmethod
     def from_json(cls, data: bytes | str, source: object = "<memory>") -> Timeline:
@@ -168,12 +205,13 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         refused = ""
         try:
             read, spans = _in_pieces(file)
-            if (read.kind, read.schema_version) == (cls.KIND, cls.SCHEMA_VERSION):
+            versions = range(cls.OLDEST_VERSION or 0, cls.SCHEMA_VERSION + 1)
+            if read.kind == cls.KIND and read.schema_version in versions:
                 return cls(
                     name=read.name,
                     source=read.source,
                     world_size=read.world_size,
-                    spans=spans,
+                    spans=shared(spans, read.alike, read.world_size),
                     metadata=read.metadata,
                     groups=read.groups,
                 )
@@ -181,7 +219,7 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
             refused = str(error)
         # What is wrong is found field by field.
         file.seek(0)
-        super().from_json(file.read(), source)
+        _Checked.from_json(file.read(), source)
         raise ArtifactError(source, refused, "$.spans")
 
 
@@ -199,6 +237,28 @@ class _Document(Record, frozen=True, kw_only=True):
     spans: list[_Row]
     metadata: dict[str, str] = {}
     groups: tuple[Group, ...] = ()
+    alike: tuple[Alike, ...] = ()
+
+
+class _Checked(Artifact, frozen=True, kw_only=True):
+    """The same, which says of each field whether it is right."""
+
+    KIND: ClassVar[str] = Timeline.KIND
+    SCHEMA_VERSION: ClassVar[int] = Timeline.SCHEMA_VERSION
+    OLDEST_VERSION: ClassVar[int | None] = Timeline.OLDEST_VERSION
+
+    name: str
+    source: str
+    world_size: int
+    spans: tuple[Span, ...]
+    metadata: dict[str, str] = {}
+    groups: tuple[Group, ...] = ()
+    alike: tuple[Alike, ...] = ()
+
+    def __post_init__(self) -> None:
+        Timeline(name=self.name, source=self.source, world_size=self.world_size, spans=self.spans)
+        if self.alike:
+            shared(Spans.of(self.spans), self.alike, self.world_size)
 
 
 _DOCUMENT = msgspec.json.Decoder(_Document)

@@ -242,14 +242,17 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     """Return the files of a training, by their names below the output; an empty one is itself."""
     if to == DLC:
         return _served(given)
+    from msgspec.structs import replace
+
     from syncopate.analysis.collectives import collectives
     from syncopate.tracing.foreign.exports.chakra import to_chakra
     from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    timeline, run = read_recorded(*given, table=table)
+    timeline, run = read_recorded(*given, table=table, every=True)
     if to in OF_RANKS:
-        kinds = {span: one.collective for one in collectives(timeline) for span in one.spans}
+        once = replace(timeline, spans=timeline.kept)
+        kinds = {span: one.collective for one in collectives(once) for span in one.spans}
         return to_hta(timeline, kinds) if to == HTA else to_chakra(timeline, kinds)
     if to == PERFETTO:
         return {"": to_perfetto(timeline, beside=_messages(run))}

@@ -10,15 +10,24 @@ import typer
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.workload import Workload
+from syncopate.cli.common import conditions
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 
 
-@grouped(cluster=machines_option)
+@grouped(
+    cluster=machines_option,
+    network=conditions.network,
+    varied=conditions.varied,
+    fails=conditions.fails,
+)
 def simulate(
     *,
     cluster: Cluster,
+    network: conditions.Network,
+    varied: conditions.Varied,
+    fails: conditions.Fails,
     workload: Annotated[
         Path, typer.Option("--workload", "-w", help="Workload file, from `syncopate profile`.")
     ],
@@ -32,20 +41,42 @@ def simulate(
 ) -> None:
     """Play the first iterations of a training by a plan on a cluster. Needs no ranks and no torch.
 
-    The timeline has the form of a measured one: spans of every rank.
+    The timeline has the form of a measured one: spans of every rank. Ranks that do the
+    same have theirs once. Where ranks differ, a collective begins when the slowest has
+    come to it, and the others wait: `syncopate analyze` and `explain` show for whom.
 
     For example:
 
       syncopate simulate -w workload.json -p plan.json -c cluster.json
 
       syncopate simulate -w workload.json -p plan.json --network 10gbe --nodes 64 --iterations 5
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --slow-rank 3=1.5
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --jitter 0.05 --seed 1
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --like runs/a
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --background host=0.3
+
+      syncopate simulate -w workload.json -p plan.json -c cluster.json --aggregate host
+
+      syncopate simulate -w workload.json -p plan.json --network 100gbe --nodes 2048 --mtbf 5y
     """
+    from syncopate.analysis.phases import mean, phases
     from syncopate.reports.phases import phases_report
     from syncopate.simulation import simulate as play
 
-    work = Workload.load(workload)
+    work, given = Workload.load(workload), Plan.load(plan)
     say_unlike(work, cluster)
-    played = play(work, Plan.load(plan), cluster, iterations=iterations)
+    failures, variation = fails.of(cluster), varied.variation()
+    cluster, costs = network.of(cluster, given)
+    played = play(work, given, cluster, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
-    out(beside=output).print(phases_report(played))
+    told = out(beside=output)
+    told.print(phases_report(played))
+    if failures is not None:
+        last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
+        report = conditions.goodput_report(failures, last_s, variation.seed)
+        told.print(report, soft_wrap=True, highlight=False)
     say_written(output)

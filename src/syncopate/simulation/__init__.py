@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from syncopate.simulation.failures import Failures, play_failures
 from syncopate.simulation.iteration import Iteration, play
+from syncopate.simulation.network import Aggregation, aggregated_costs, busy
+from syncopate.simulation.ranks import Variation
 from syncopate.simulation.timeline import simulate
 
-__all__ = ["Iteration", "play", "simulate"]
+__all__ = [
+    "Aggregation",
+    "Failures",
+    "Iteration",
+    "Variation",
+    "aggregated_costs",
+    "busy",
+    "play",
+    "play_failures",
+    "simulate",
+]

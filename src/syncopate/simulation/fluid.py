@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from syncopate.artifacts.cluster import Interference
 
@@ -136,7 +136,35 @@ class _Job:
         return self.shares_link and by >= self.work.ends_s
 
 
-class _Computation:
+class Computation(Protocol):
+    """What computes beside collectives: one thread here, one of each rank in ``ranks.py``."""
+
+    @property
+    def index(self) -> int:
+        """The piece that computation is in; of several threads the one that is furthest behind."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it computes, on any thread."""
+
+    @property
+    def next_s(self) -> float:
+        """When that may change by itself next; inf: not before a collective ends."""
+
+    def advance(self, now: float, ended: Sequence[bool]) -> bool:
+        """Finish pieces that are done by now, and begin those that wait for nothing any more."""
+
+    def when(self, collective: Collective) -> float:
+        """Return when computation comes as far as a collective asks, as far as is known now."""
+
+    def reach(self, collective: Collective) -> None:
+        """Note that computation has come as far as a collective asks."""
+
+    def set_rate(self, now: float, rate: float) -> None:
+        """Compute at another rate from now on."""
+
+
+class _Thread:
     """The thread that computes: the piece it is in, and whether it waits to begin it."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
@@ -154,6 +182,11 @@ class _Computation:
     def runs(self) -> bool:
         """Whether it computes: it does not wait, and has not come to its end."""
         return not self.waits and self.index < len(self.pieces)
+
+    @property
+    def next_s(self) -> float:
+        """When the present piece is done; inf: it waits to begin."""
+        return self.work.ends_s if self.runs else math.inf
 
     def advance(self, now: float, ended: Sequence[bool]) -> bool:
         """Finish pieces that are done by now, and begin those that wait for nothing any more.
@@ -249,18 +282,28 @@ class _Channels:
                 self.look_at(place)
 
 
-class _Machine:
-    """The state of a run between two events."""
+class Machine:
+    """The state of a run between two events.
+
+    Args:
+        computation: what computes.
+        collectives: in launch order per channel.
+        interference: see [Note: interference] in ``iteration.py``.
+
+    Attributes:
+        starts: when each collective started.
+        ends: when it ended.
+    """
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
+        computation: Computation,
         collectives: Sequence[Collective],
         interference: Interference,
     ) -> None:
         self.collectives = collectives
         self.interference = interference
-        self.computation = _Computation(pieces)
+        self.computation = computation
         self.channels = _Channels(collectives)
         # Alone on the link a collective is one part, which keeps its end exact.
         self.splits = len(self.channels.queues) > 1
@@ -271,6 +314,7 @@ class _Machine:
         self.rates_hold = False  # whether nothing has happened since rates were set
 
     def end_collectives(self, now: float) -> None:
+        """End what is done by now, and step from start-ups to bytes."""
         # Out of turn, what is done but for the rounding of times would stand still.
         by = now if self.alike else now * (1 + _ROUNDING)
         due = [place for place, job in self.running.items() if by >= job.work.ends_s]
@@ -335,6 +379,7 @@ class _Machine:
         return found
 
     def set_rates(self, now: float) -> None:
+        """Let what runs go on at the rates that hold from now on."""
         if self.rates_hold:
             return
         self.rates_hold = True
@@ -351,7 +396,7 @@ class _Machine:
     def next_event(self) -> float | None:
         """Return when anything changes next, or None when all is done."""
         computation = self.computation
-        event = computation.work.ends_s if computation.runs else math.inf
+        event = computation.next_s
         for job in self.running.values():
             event = min(event, job.work.ends_s)
         for place in self.channels.open:
@@ -365,6 +410,13 @@ class _Machine:
         while self.start_collectives(now) | self._advance(now):
             pass
         self.set_rates(now)
+
+    def play(self) -> None:
+        """Play from 0 until nothing changes any more."""
+        now: float | None = 0.0
+        while now is not None:
+            self.settle(now)
+            now = self.next_event()
 
     def _advance(self, now: float) -> bool:
         if self.computation.advance(now, self.channels.ended):
@@ -385,12 +437,9 @@ def run(
         collectives: in launch order per channel.
         interference: see [Note: interference] in ``iteration.py``.
     """
-    machine = _Machine(pieces, collectives, interference)
-    now: float | None = 0.0
-    while now is not None:
-        machine.settle(now)
-        now = machine.next_event()
-    computation = machine.computation
+    computation = _Thread(pieces)
+    machine = Machine(computation, collectives, interference)
+    machine.play()
     assert computation.index == len(pieces), "a piece waits for what can never start"
     return Run(
         starts_s=tuple(machine.starts),

@@ -233,6 +233,64 @@ def play_several(
     return _played(workload, traffic, interference, count, pulls_first=False, delay=delay)
 
 
+@dataclass(frozen=True)
+class Closing:
+    """Collectives that end an iteration, for which every rank waits before it goes on.
+
+    Attributes:
+        collectives: ready as the iteration ends; their pieces are not looked at.
+    """
+
+    collectives: tuple[Collective, ...]
+
+    @property
+    def lasts_s(self) -> float:
+        """All of them together, one after the other."""
+        return math.fsum(one.duration_s for one in self.collectives)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Iterations as the pieces and collectives of a run.
+
+    Attributes:
+        workload: what is computed, updates of forward in it.
+        traffic: the messages, as they are played.
+        updates: where in forward updates are.
+        pieces: of computation.
+        collectives: beside it.
+        layouts: where each iteration lies.
+        closings: of each, the collectives of each of its closings.
+    """
+
+    workload: Workload
+    traffic: Traffic
+    updates: tuple[Update, ...]
+    pieces: list[Piece]
+    collectives: list[Collective]
+    layouts: list[Layout]
+    closings: list[list[range]]
+
+    def iteration(self, result: Run, layout: Layout) -> Iteration:
+        """Return what an iteration did in a run."""
+        return replace(
+            _iteration(self.workload, self.traffic, result, layout), deferred=self.updates
+        )
+
+    def close(self, groups: Sequence[Closing]) -> None:
+        """Add what ends an iteration: collectives, and a piece that waits for them."""
+        places = []
+        for group in groups:
+            last, first = len(self.pieces) - 1, len(self.collectives)
+            ready_s = self.pieces[last].duration_s
+            self.collectives.extend(
+                one._replace(ready_s=ready_s, piece=last) for one in group.collectives
+            )
+            places.append(range(first, len(self.collectives)))
+            self.pieces.append(Piece(0.0, tuple(places[-1])))
+        self.closings.append(places)
+
+
 def _played(
     workload: Workload,
     traffic: Traffic,
@@ -242,6 +300,30 @@ def _played(
     pulls_first: bool,
     delay: Delay | None = None,
 ) -> tuple[Iteration, ...]:
+    found = program(workload, traffic, count, pulls_first=pulls_first, delay=delay)
+    result = run(found.pieces, found.collectives, interference)
+    return tuple(found.iteration(result, layout) for layout in found.layouts)
+
+
+def program(
+    workload: Workload,
+    traffic: Traffic,
+    count: int,
+    *,
+    pulls_first: bool,
+    delay: Delay | None = None,
+    closings: Sequence[Sequence[Closing]] = (),
+) -> Program:
+    """Return iterations as a run.
+
+    Args:
+        workload: what is computed.
+        traffic: the messages of each iteration.
+        count: how many.
+        pulls_first: whether the first begins with pulls.
+        delay: when weights are pulled every so many iterations.
+        closings: of each iteration, what ends it, one after the other; none by default.
+    """
     workload, traffic, updates = played_as(workload, traffic)
     pieces: list[Piece] = []
     collectives: list[Collective] = []
@@ -255,21 +337,22 @@ def _played(
     traffic = replace(traffic, update_s=traffic.update_s + own_s)
     serving = Serving(workload, traffic, pieces, collectives, ahead=ahead)
     layouts: list[Layout] = []
+    found = Program(workload, traffic, updates, pieces, collectives, layouts, [])
     for index in range(count):
         pulls = not index % period and (pulls_first or index > 0)
         if traffic.served:
             layouts.append(serving.add(pulls=pulls))
-            continue
-        pulled = traffic if pulls else replace(traffic, pulls=())
-        behind = layouts[-1].behind if layouts else ()
-        if apart and layouts:
-            pushed = (parts[-1] for parts in layouts[-1].pushes)
-            behind = (*behind, *((workload.forward_s, push) for push in pushed))
-        added = _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
-        layouts.append(added)
-    result = run(pieces, collectives, interference)
-    played = (_iteration(workload, traffic, result, layout) for layout in layouts)
-    return tuple(replace(one, deferred=updates) for one in played)
+        else:
+            pulled = traffic if pulls else replace(traffic, pulls=())
+            behind = layouts[-1].behind if layouts else ()
+            if apart and layouts:
+                pushed = (parts[-1] for parts in layouts[-1].pushes)
+                behind = (*behind, *((workload.forward_s, push) for push in pushed))
+            layouts.append(
+                _add(workload, pulled, pieces, collectives, ahead=ahead, behind=behind, apart=apart)
+            )
+        found.close(closings[index] if closings else ())
+    return found
 
 
 def _ends_behind(workload: Workload, traffic: Traffic, delay: Delay) -> bool:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from syncopate.artifacts.alike import shared
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
-from syncopate.artifacts.timeline import Span, Spans, Timeline
+from syncopate.artifacts.spans import LANES
+from syncopate.artifacts.timeline import Alike, Spans, Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
+from syncopate.costs.model.pieces import FloatArray
 from syncopate.costs.model.training import (
     beside_s,
     on_the_wire,
@@ -22,8 +25,10 @@ from syncopate.costs.model.training import (
 )
 from syncopate.errors import InvalidValueError
 from syncopate.recipe import Recipe, wire_share
-from syncopate.simulation.iteration import Iteration, play_several
+from syncopate.simulation.fluid import Collective
+from syncopate.simulation.iteration import Closing, Iteration, play_several
 from syncopate.simulation.local_sgd import averages_of, play_average
+from syncopate.simulation.ranks import Variation, play_ranks
 from syncopate.simulation.traffic import Traffic, bytes_by_dtype, traffic_of
 
 
@@ -34,13 +39,16 @@ def simulate(
     *,
     costs: Costs | None = None,
     iterations: int = 1,
+    variation: Variation | None = None,
 ) -> Timeline:
     """Play the first iterations of a training by a plan on a cluster.
 
-    Every rank does the same at the same time: the model has no stragglers. Iterations follow one
-    another without a gap. The very first has no weights to pull; with a delay or local SGD it is
-    the first after the warm-up. Where the plan has rank 0's weights broadcast, or all averaged,
-    every so many end with that.
+    Iterations follow one another without a gap. The very first has no weights to pull; with a delay
+    or local SGD it is the first after the warm-up. Where the plan has rank 0's weights broadcast,
+    or all averaged, every so many end with that.
+
+    Ranks that do the same at the same time have their spans kept once; without a ``variation`` all
+    do. With one, a collective begins when the slowest rank has come to it.
 
     Args:
         workload: the model's gradients and times.
@@ -48,68 +56,116 @@ def simulate(
         cluster: the machines.
         costs: by collective and bytes on the wire; by default those of the cluster in training.
         iterations: how many to play.
+        variation: how ranks differ: slow ones, slow hosts, jitter.
 
     Returns:
         A timeline with source ``"simulated"``. Per rank and iteration: a forward span from one wait
         for weights to the next, one backward span per tensor, a push span and, where there is one,
         a pull span per bucket (named ``"bucket 0"``, ...), a wait span for each time that
-        computation stands still, and an update span. A push span (``"flags and buffers"``) and a
-        pull span (``"weights of rank 0"``) may end it, each with a wait span; with local SGD a pull
-        span per bucket and a wait span end every ``period``-th, and there are no pushes.
+        computation stands still, and an update span. A push or pull begins when the rank comes to
+        it. A push span (``"flags and buffers"``) and a pull span (``"weights of rank 0"``) may end
+        it, each with a wait span; with local SGD a pull span per bucket and a wait span end every
+        ``period``-th, and there are no pushes.
 
     Raises:
         PlanError: the plan is for another model or another number of ranks.
-        InvalidValueError: fewer than one iteration, or more spans than ``MAX_SPANS``.
+        InvalidValueError: fewer than one iteration, more spans than ``MAX_SPANS``, or a slow rank
+            that there is not.
+        UnknownNameError: a slow host that there is not.
     """
     if iterations < 1:
         raise InvalidValueError("iterations", iterations, "an integer >= 1")
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
-    _require_room(workload, plan, cluster.world_size, iterations)
-    parts: list[Spans] = []
-    origin = 0.0
-    patterns = _patterns if plan.local_sgd is None else _local_patterns
-    for iteration, (pattern, lasts_s) in enumerate(
-        patterns(workload, plan, cluster, costs, iterations)
-    ):
-        of_one = Spans.of(
-            Span(start_s=origin + start, end_s=origin + end, rank=0, iteration=iteration, **fields)
-            for start, end, fields in pattern
-        )
-        parts.append(_of_all(of_one, cluster.world_size))
-        origin += lasts_s
+    _require_room(workload, plan, 1, iterations)
+    paces = (variation or Variation()).paces(cluster, iterations)
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
         world_size=cluster.world_size,
-        spans=Spans.joined(parts),
-        metadata={"cluster": cluster.name, "policy": plan.policy, "exchange": plan.exchange},
+        spans=_played(workload, plan, cluster, costs, paces),
+        metadata={
+            "cluster": cluster.name,
+            "policy": plan.policy,
+            "exchange": plan.exchange,
+            **({"variation": str(variation)} if variation and str(variation) else {}),
+        },
     )
 
 
-def _require_room(workload: Workload, plan: Plan, world_size: int, iterations: int) -> None:
-    """Refuse a timeline of more spans than have room, before anything is priced.
+def _played(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, paces: FloatArray
+) -> Spans:
+    """Return the spans of all ranks, whose pace in each iteration is given; alike ones once.
+
+    Raises:
+        InvalidValueError: more spans than have room.
+    """
+    rows, first, alike = np.unique(paces, axis=0, return_index=True, return_inverse=True)
+    iterations = paces.shape[1]
+    _require_room(workload, plan, len(rows), iterations)
+    if len(rows) == 1 and (rows == 1).all():
+        patterns = _patterns if plan.local_sgd is None else _local_patterns
+        played = iter([[*_in_a_row(patterns(workload, plan, cluster, costs, iterations))]])
+    else:
+        played = _of_ranks(workload, plan, cluster, costs, rows)
+    parts, classes = {}, []
+    for place, (rank, of_rank) in enumerate(zip(first.tolist(), played, strict=True)):
+        parts[rank] = _spans(rank, of_rank)
+        classes.append(Alike.of(rank, np.flatnonzero(alike.ravel() == place).tolist()))
+    spans = Spans.joined([part for _, part in sorted(parts.items(), key=lambda one: one[0])])
+    classes = sorted((one for one in classes if one.ranks), key=lambda one: one.rank)
+    return shared(spans, classes, cluster.world_size)
+
+
+def _spans(rank: int, of_rank: Iterable[tuple[_Pattern, float]]) -> Spans:
+    """Return the spans of one rank, given what happens in each iteration and when it begins."""
+    texts: dict[str, int] = {}
+    rows = [
+        (
+            texts.setdefault(fields["name"], len(texts)),
+            _LANE[fields["lane"]],
+            origin_s + start,
+            origin_s + end,
+            at,
+            fields.get("channel", 0),
+            fields.get("nbytes", 0),
+            texts.setdefault(fields.get("detail", ""), len(texts)),
+        )
+        for at, (pattern, origin_s) in enumerate(of_rank)
+        for start, end, fields in pattern
+    ]
+    names = ("name", "lane", "start_s", "end_s", "iteration", "channel", "nbytes", "detail")
+    columns = dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else {"lane": ()}
+    return Spans(tuple(texts), columns | {"rank": np.full(len(rows), rank)})
+
+
+_LANE = {lane: place for place, lane in enumerate(LANES)}
+
+
+def _require_room(workload: Workload, plan: Plan, ranks: int, iterations: int) -> None:
+    """Refuse a timeline of more spans than have room, before anything is played.
+
+    Args:
+        workload: the model's gradients and times.
+        plan: what is communicated.
+        ranks: those that differ from each other; of others spans are not kept.
+        iterations: how many.
 
     Raises:
         InvalidValueError: says how many iterations, or ranks, there is room for.
     """
     # A span each, and the forward, the update and what is beside them.
     of_one = len(workload.tensors) + sum(len([*bucket.recipes]) for bucket in plan.buckets)
-    if of_one * world_size * iterations <= MAX_SPANS:
+    if of_one * ranks * iterations <= MAX_SPANS:
         return
     held = f"a rank has about {of_one} spans in an iteration, and timelines hold {MAX_SPANS}"
-    if fit := MAX_SPANS // (of_one * world_size):
-        raise InvalidValueError(
-            "iterations", iterations, f"at most {fit} on {world_size} ranks: {held}"
-        )
-    rule = f"at most {MAX_SPANS // of_one} to be played: {held}; a plan predicts more ranks"
-    raise InvalidValueError("ranks", world_size, rule)
-
-
-def _of_all(spans: Spans, world_size: int) -> Spans:
-    """Return the spans of each rank, one rank after the other, from those of one."""
-    rows = np.tile(np.arange(len(spans)), world_size)
-    ranks = np.repeat(np.arange(world_size, dtype=np.int32), len(spans))
-    return spans.take(rows).changed(rank=ranks)
+    if fit := MAX_SPANS // (of_one * ranks):
+        where = f"on {ranks} ranks that differ" if ranks > 1 else "to be played"
+        raise InvalidValueError("iterations", iterations, f"at most {fit} {where}: {held}")
+    rule = (
+        f"at most {MAX_SPANS // of_one}: {held}. Make some ranks slow in place of a jitter of all"
+    )
+    raise InvalidValueError("ranks that differ from each other", ranks, rule)
 
 
 MAX_SPANS = 1 << 22
@@ -119,6 +175,14 @@ _ROUNDING_S = 1e-9
 
 _Pattern = list[tuple[float, float, dict[str, Any]]]
 """Start, end and the other fields of every span of one rank in one iteration."""
+
+
+def _in_a_row(patterns: Iterable[tuple[_Pattern, float]]) -> Iterator[tuple[_Pattern, float]]:
+    """Yield what happens in each iteration and when it begins, given how long each lasts."""
+    origin_s = 0.0
+    for pattern, lasts_s in patterns:
+        yield pattern, origin_s
+        origin_s += lasts_s
 
 
 def _patterns(
@@ -159,6 +223,85 @@ def _local_patterns(
             pattern += _beside(workload, cluster, there_s, told_s)
             end_s = there_s + told_s
         yield pattern, end_s
+
+
+def _of_ranks(
+    workload: Workload, plan: Plan, cluster: Cluster, costs: Costs | None, paces: FloatArray
+) -> Iterator[list[tuple[_Pattern, float]]]:
+    """Yield for each row of paces what happens in each iteration, and when it begins."""
+    share = wire_share(plan.wire_dtype, bytes_by_dtype(workload.tensors))
+    average = None
+    if plan.local_sgd is None:
+        traffic = _traffic(workload, plan, cluster, costs, share)
+    else:
+        share = 1.0
+        traffic, average = averages_of(workload, plan, cluster, costs)
+    told_s = beside_s(cluster, workload, plan.exchange, share)
+    closings: list[list[tuple[str, Closing]]] = []
+    for iteration in range(paces.shape[1]):
+        ends: list[tuple[str, Closing]] = []
+        if plan.local_sgd is None:
+            ends.append((_TOLD, _alone(told_s)))
+            ends.append((_SYNC, _alone(_sync_s(workload, plan, cluster, costs, iteration))))
+        elif average is not None and (iteration + 1) % plan.local_sgd.period == 0:
+            ends += [(_AVERAGE, Closing(average.pushes)), (_TOLD, _alone(told_s))]
+        closings.append([(kind, one) for kind, one in ends if one.lasts_s > 0])
+    several = play_ranks(
+        workload,
+        traffic,
+        cluster.interference,
+        paces,
+        delay=plan.delay,
+        closings=[[one for _, one in ends] for ends in closings],
+    )
+    for of_rank in several:
+        found = []
+        for one, ends in zip(of_rank, closings, strict=True):
+            pattern, begin_s = _pattern(workload, plan, one.played, share), one.played.iteration_s
+            for (kind, _), times_s in zip(ends, one.closings, strict=True):
+                pattern += _closed(workload, plan, cluster, kind, (begin_s, times_s))
+                begin_s = max(end_s for _, end_s in times_s)
+            found.append((pattern, one.origin_s))
+        yield found
+
+
+_TOLD, _SYNC, _AVERAGE = "told", "weights of rank 0", "averages"
+_APART = -1
+"""A channel of what ends an iteration, beside which nothing else goes on."""
+
+
+def _alone(lasts_s: float) -> Closing:
+    return Closing((Collective(0.0, lasts_s, channel=_APART),))
+
+
+def _closed(
+    workload: Workload,
+    plan: Plan,
+    cluster: Cluster,
+    kind: str,
+    when: tuple[float, Sequence[tuple[float, float]]],
+) -> _Pattern:
+    """Return what one rank does to end an iteration.
+
+    Args:
+        workload: the model.
+        plan: its buckets.
+        cluster: the machines.
+        kind: what it does.
+        when: when it is there, and when it comes to each collective and has what it wants.
+    """
+    begin_s, times_s = when
+    (start_s, end_s), *_ = times_s
+    if kind == _TOLD:
+        return _beside(workload, cluster, start_s, end_s - start_s)
+    if kind == _SYNC:
+        return _sync(workload, start_s, end_s - start_s)
+    pattern: _Pattern = [
+        (start_s, end_s, _of_bucket(index, bucket, "pull", bucket.push))
+        for index, (bucket, (start_s, end_s)) in enumerate(zip(plan.buckets, times_s, strict=True))
+    ]
+    last_s = max(end_s for _, end_s in times_s)
+    return [*pattern, (begin_s, last_s, {"name": "wait for averages", "lane": "wait"})]
 
 
 def _traffic(

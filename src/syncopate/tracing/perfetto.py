@@ -1,11 +1,12 @@
 """Perfetto: a timeline as Chrome JSON, for ui.perfetto.dev and chrome://tracing.
 
-One process per rank, one thread per lane and channel. Complete events must nest within their
-thread, so a span that overlaps another one without nesting moves to a further thread of its lane.
-The spans of one collective on all ranks are joined by flow arrows in the order in which the ranks
-started it, and a counter of each rank shows the bytes of the messages under way. With parameter
-servers there are no collectives: arrows then join the two ends of single messages, where a run
-captured them. Times are whole nanoseconds, written in microseconds as the format wants.
+One process per rank, or for all ranks that do the same, and one thread per lane and channel.
+Complete events must nest within their thread, so a span that overlaps another one without nesting
+moves to a further thread of its lane. The spans of one collective on all ranks are joined by flow
+arrows in the order in which the ranks started it, and a counter of each rank shows the bytes of the
+messages under way. With parameter servers there are no collectives: arrows then join the two ends
+of single messages, where a run captured them. Times are whole nanoseconds, written in microseconds
+as the format wants.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import LANES, Span, Timeline
 from syncopate.output import write_output
+from syncopate.units import format_count
 
 _COMMUNICATION = ("push", "pull")
 _Event = dict[str, Any]
@@ -37,8 +39,8 @@ def to_perfetto(
         flows: whether to draw arrows between the ranks of one collective.
         beside: further events, as of :mod:`syncopate.tracing.served.perfetto`.
     """
-    threads = _threads(_place(timeline.spans))
-    events = list(_names(timeline.world_size, threads))
+    threads = _threads(_place(timeline.kept))
+    events = list(_names(timeline, threads))
     for (rank, tid), (_, placed) in threads.items():
         events.extend(_complete(one, rank, tid) for one in placed)
     events.extend(_under_way(timeline.world_size, threads))
@@ -127,12 +129,18 @@ def _rows(placed: Iterable[_Placed]) -> list[list[_Placed]]:
     return rows
 
 
-def _names(world_size: int, threads: _Threads) -> Iterator[_Event]:
+def _names(timeline: Timeline, threads: _Threads) -> Iterator[_Event]:
     def meta(name: str, pid: int, args: _Event, tid: int = 0) -> _Event:
         return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
 
-    for rank in range(world_size):
-        yield meta("process_name", rank, {"name": f"rank {rank}"})
+    like = {one.rank: one.all.tolist() for one in timeline.alike}
+    elsewhere = {other for rank, ranks in like.items() for other in ranks if other != rank}
+    for rank in range(timeline.world_size):
+        if rank in elsewhere:
+            continue
+        others = len(like.get(rank, [rank])) - 1
+        beside = f" and {format_count(others, 'other')} like it" if others else ""
+        yield meta("process_name", rank, {"name": f"rank {rank}{beside}"})
         yield meta("process_sort_index", rank, {"sort_index": rank})
     for (rank, tid), (name, _) in threads.items():
         yield meta("thread_name", rank, {"name": name}, tid)

@@ -19,6 +19,7 @@ from syncopate.recipe import Recipe
 from syncopate.schedules.registry import algorithms
 from syncopate.simulation import simulate
 from syncopate.simulation.iteration import IDEAL
+from syncopate.simulation.ranks import Variation
 
 WORKLOAD = Workload(
     model="small",
@@ -197,21 +198,36 @@ def test_only_what_a_plan_names_is_priced() -> None:
     assert timeline.columns.rank.max() == 4095
 
 
-@pytest.mark.parametrize(
-    ("ranks", "count", "complaint"),
-    [
-        (1 << 12, 5, r"iterations is 5; it must be at most 1 on 4096 ranks"),
-        (1 << 13, 1, r"ranks is 8192; it must be at most 4194 to be played"),
-    ],
-)
-def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played(
-    ranks: int, count: int, complaint: str
-) -> None:
-    """At so many ranks the spans of a thousand gradients took tens of gigabytes."""
+def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played() -> None:
+    """Spans of ranks that differ are kept, a thousand gradients each."""
     tensors = tuple(GradientTensor(name=f"w{i}", numel=1) for i in range(999))
     work = structs.replace(WORKLOAD, tensors=tensors)
     costs = {"all_reduce": Envelope({"ring": LinearCost(LinearFit(a_s=1e-3, b_s_per_byte=0.0))})}
+    for ranks, count, complaint in (
+        (1 << 12, 5, r"iterations is 5; it must be at most 1 on 4096 ranks that differ"),
+        (1 << 13, 1, r"ranks that differ from each other is 8192; it must be at most 4194"),
+        (2, 3000, r"iterations is 3000; it must be at most 2097 on 2 ranks that differ"),
+    ):
+        where = Cluster.preset("10gbe", ranks)
+        plan = make_plan(work, where, "single", costs=costs)
+        jitter = Variation(jitter=0.1)
+        with pytest.raises(InvalidValueError, match=complaint):
+            simulate(work, plan, where, iterations=count, variation=jitter)
+    with pytest.raises(InvalidValueError, match="iterations is 9999; it must be at most 4194 to"):
+        simulate(work, plan, where, iterations=9999)
+
+
+@pytest.mark.parametrize(("ranks", "iterations"), [(1024, 3), (16_384, 1)])
+def test_ranks_that_do_the_same_are_kept_once(ranks: int, iterations: int) -> None:
     where = Cluster.preset("10gbe", ranks)
-    plan = make_plan(work, where, "single", costs=costs)
-    with pytest.raises(InvalidValueError, match=complaint):
-        simulate(work, plan, where, iterations=count)
+    work = structs.replace(
+        WORKLOAD, tensors=tuple(GradientTensor(name=f"w{i}", numel=1000) for i in range(161))
+    )
+    timeline = simulate(work, make_plan(work, where, "wfbp"), where, iterations=iterations)
+    assert len(timeline.spans) == ranks * len(timeline.kept)
+    text = timeline.to_json()
+    assert len(text) < 150_000
+    assert Timeline.from_json(text).to_json() == text
+    one = mean(phases(timeline))
+    assert (one.rank, len(phases(timeline))) == (-1, ranks * iterations)
+    assert one.duration_s == pytest.approx(timeline.duration_s / iterations)

@@ -195,7 +195,7 @@ def _contradicted(replay: Replay, gained_s: float, noise_s: float, left_s: float
     limit_s = TRUSTED * replay.recorded_s
     found = exposures(replay.timeline)
     counted = np.flatnonzero(np.isin(found.spans.iteration, replay.iterations))
-    turns = len(replay.iterations) * replay.timeline.world_size
+    turns = len(replay.iterations) * replay.timeline.ranks_in_columns
     waited_s = found.waited_outside_s(counted) / turns
     if waited_s > limit_s and gained_s + noise_s < _EXPLAINED * waited_s:
         yield (
@@ -252,7 +252,8 @@ def _lacks(timeline: Timeline, replay: Replay, played_s: float, recorded_s: floa
             f"record at least {SEVERAL + 1}, of which the first does not count"
         )
     there = set(np.unique(timeline.columns.rank).tolist())
-    if missing := [str(rank) for rank in range(timeline.world_size) if rank not in there]:
+    known = there.union(*(one.all.tolist() for one in timeline.alike))
+    if missing := [str(rank) for rank in range(timeline.world_size) if rank not in known]:
         yield f"nothing is recorded of ranks {', '.join(missing)}: record all ranks"
     if timeline.world_size > 1 and not replay.messages:
         yield "no push or pull is recorded: record a training that exchanges gradients"

@@ -29,6 +29,9 @@ class Table(NamedTuple):
 
 NO_TABLE = Table()
 
+_MANY = 1 << 18
+"""Spans of ranks that do the same, above which some of these ranks are looked at alone."""
+
 
 def table_options(
     *,
@@ -64,9 +67,11 @@ def read_timeline(*files: Path, last: int = LAST, table: Table = NO_TABLE) -> Ti
 
 
 def read_recorded(
-    *files: Path, last: int = LAST, table: Table = NO_TABLE
+    *files: Path, last: int = LAST, table: Table = NO_TABLE, every: bool = False
 ) -> tuple[Timeline, Run | None]:
     """Return the same, and the run of a directory; None: what was given is none.
+
+    Of many ranks that do the same some are looked at, unless ``every`` rank is asked for.
 
     Raises:
         ArtifactError, InvalidValueError: as :func:`read_timeline`.
@@ -92,7 +97,17 @@ def read_recorded(
             timeline = foreign.read_timeline(files, told)
     for text in remarks_of(timeline):
         note(text)
-    return timeline, None
+    return timeline if every else _few(timeline), None
+
+
+def _few(timeline: Timeline) -> Timeline:
+    found = timeline.few(_MANY)
+    if left_out := found.world_size - found.ranks_in_columns:
+        note(
+            f"{left_out:,} of the {found.world_size:,} ranks do what others do, and are not looked "
+            "at one by one"
+        )
+    return found
 
 
 def read_directory(directory: Path, last: int) -> Run:

@@ -93,7 +93,8 @@ def chosen(timeline: Timeline, waited_for_s: Mapping[int, float], most: int = MO
     if rest := [str(n) for n in shown[1:]]:
         parts.append(f"{', '.join(rest)} took longest")
     if held > most:
-        ranks = _some(timeline.world_size, waited_for_s, max(most * len(ranks) // held, 1))
+        there = np.unique(timeline.columns.rank).tolist()
+        ranks = _some(there, waited_for_s, max(most * len(there) // held, 1))
         parts.append(f"{len(ranks)} of its {timeline.world_size} ranks")
     said = f"{len(shown)} of {len(counts)} iterations are shown: {'; '.join(parts)}"
     slowest = next((n for n in order if n in shown), typical)
@@ -245,11 +246,11 @@ def _word(number: int, what: Chosen) -> str:
     return {what.slowest: "slowest", what.typical: "typical"}.get(number, "")
 
 
-def _some(world_size: int, waited_for_s: Mapping[int, float], count: int) -> tuple[int, ...]:
-    """Return ranks: half of them those that are waited for most, the others evenly from all."""
+def _some(ranks: Sequence[int], waited_for_s: Mapping[int, float], count: int) -> tuple[int, ...]:
+    """Return some ranks: half those that are waited for most, the others evenly from all."""
     late = sorted(waited_for_s, key=lambda rank: -waited_for_s[rank])[: (count + 1) // 2]
     found = dict.fromkeys(late)
     for index in range(count):
         if len(found) < count:
-            found[index * world_size // count] = None
+            found[ranks[index * len(ranks) // count]] = None
     return tuple(sorted(found))

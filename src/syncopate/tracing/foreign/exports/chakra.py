@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Span, Timeline
 from syncopate.tracing.foreign.exports.protobuf import delimited, number, numbers, text
@@ -90,20 +92,25 @@ def to_chakra(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]
         timeline: measured or simulated.
         kinds: spans of communication -> the collective each is part of.
     """
-    origin_s = min((span.start_s for span in timeline.spans), default=0.0)
-    by_rank: list[list[Span]] = [[] for _ in range(timeline.world_size)]
-    for span in sorted(timeline.spans, key=lambda span: (span.start_s, span.end_s)):
-        by_rank[span.rank].append(span)
     served = timeline.metadata.get("exchange") == SERVED
+    # A message to a server says whose it is; else files of alike ranks are the same.
+    spans = timeline.columns if served else timeline.kept
+    origin_s = min((span.start_s for span in spans), default=0.0)
+    by_rank: list[list[Span]] = [[] for _ in range(timeline.world_size)]
+    for span in sorted(spans, key=lambda span: (span.start_s, span.end_s)):
+        by_rank[span.rank].append(span)
     messages = _messages(chain(*by_rank), timeline.world_size) if served else {}
     told = _Told(timeline, origin_s, kinds, messages)
     files = [_nodes(spans) for spans in by_rank]
     if messages:
         files += _servers(told)
-    made = {
-        f"{_stem(timeline)}.{rank}.et": b"".join(_file(nodes, rank, told))
-        for rank, nodes in enumerate(files)
-    }
+    contents = [b"".join(_file(nodes, rank, told)) for rank, nodes in enumerate(files)]
+    if not served:
+        for rank in np.unique(spans.rank).tolist():
+            for other in timeline.ranks_like(rank):
+                contents[other] = contents[rank]
+    stem = _stem(timeline)
+    made = {f"{stem}.{rank}.et": content for rank, content in enumerate(contents)}
     if any(len(group.ranks) not in (0, timeline.world_size) for group in timeline.groups):
         groups = {str(at): list(group.ranks) for at, group in enumerate(timeline.groups, start=1)}
         made[GROUPS] = json.dumps(groups, indent=1).encode() + b"\n"

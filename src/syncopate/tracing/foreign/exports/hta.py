@@ -78,9 +78,9 @@ def to_hta(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]:
         timeline: measured or simulated.
         kinds: spans of communication -> the collective each is part of.
     """
-    origin_s = min((span.start_s for span in timeline.spans), default=0.0)
+    origin_s = min((span.start_s for span in timeline.kept), default=0.0)
     by_rank: list[list[_Kernel]] = [[] for _ in range(timeline.world_size)]
-    for span in sorted(timeline.spans, key=lambda span: (span.start_s, -span.end_s)):
+    for span in sorted(timeline.kept, key=lambda span: (span.start_s, -span.end_s)):
         if span.lane in (*_COMPUTATION, *_COMMUNICATION):
             start_us = _FIRST_US + round((span.start_s - origin_s) * 1e6)
             end_us = max(_FIRST_US + round((span.end_s - origin_s) * 1e6), start_us)
@@ -88,10 +88,15 @@ def to_hta(timeline: Timeline, kinds: Mapping[Span, str]) -> dict[str, bytes]:
             mine.append(_Kernel(start_us, end_us, span, len(mine) + 1))
     rows = [_rows(kernels) for kernels in by_rank]
     streams = _streams(rows)
-    return {
-        f"rank-{rank}.json": _file(timeline, rank, own, streams, kinds)
-        for rank, own in enumerate(rows)
-    }
+    elsewhere = {rank for one in timeline.alike for rank in one.all.tolist() if rank != one.rank}
+    made = {}
+    for first, own in enumerate(rows):
+        if first in elsewhere:
+            continue
+        events = json.dumps(_events(timeline, own, streams, kinds))
+        for rank in timeline.ranks_like(first):
+            made[rank] = _file(timeline, rank, events)
+    return {f"rank-{rank}.json": content for rank, content in sorted(made.items())}
 
 
 _Rows = dict[tuple[int, int], list[_Kernel]]
@@ -120,19 +125,22 @@ def _streams(ranks: Sequence[_Rows]) -> dict[tuple[int, int], int]:
     return streams | {place: first + at for at, place in enumerate(communicating)}
 
 
-def _file(
+def _events(
     timeline: Timeline,
-    rank: int,
     rows: _Rows,
     streams: Mapping[tuple[int, int], int],
     kinds: Mapping[Span, str],
-) -> bytes:
+) -> list[_Event]:
     events = list(_host(kernel for row in rows.values() for kernel in row))
     for place, row in sorted(rows.items()):
         for kernel in row:
             told = _told(kernel.span, kinds, timeline)
             events.append(_kernel(kernel, streams[place], *told))
-    document = {
+    return events
+
+
+def _file(timeline: Timeline, rank: int, events: str) -> bytes:
+    head = {
         "schemaVersion": 1,
         "distributedInfo": {
             "backend": "nccl",
@@ -140,9 +148,9 @@ def _file(
             "world_size": timeline.world_size,
         },
         "otherData": {"name": timeline.name, "source": timeline.source} | timeline.metadata,
-        "traceEvents": events,
     }
-    return json.dumps(document).encode() + b"\n"  # which writes the space after "rank":
+    opened = json.dumps(head).removesuffix("}")  # which writes the space after "rank":
+    return f'{opened}, "traceEvents": {events}}}\n'.encode()
 
 
 def _host(kernels: Iterable[_Kernel]) -> Iterator[_Event]:

@@ -1,0 +1,283 @@
+"""The options of what a simulated training meets: ranks that differ, a busy network, failures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple, TypeVar
+
+import typer
+
+from syncopate.cli.common.options import items
+from syncopate.errors import InvalidValueError
+from syncopate.units import (
+    format_count,
+    format_duration,
+    format_seconds,
+    parse_rate,
+    parse_seconds,
+)
+
+if TYPE_CHECKING:
+    from syncopate.artifacts.cluster import Cluster
+    from syncopate.artifacts.plan import Plan
+    from syncopate.costs.model.functions import Costs
+    from syncopate.simulation import Failures, Variation
+
+Key = TypeVar("Key", int, str)
+
+
+class Varied(NamedTuple):
+    """How ranks differ.
+
+    Attributes:
+        slow_ranks: rank -> factor.
+        slow_hosts: host -> factor.
+        jitter: of each rank's iterations, as a share.
+        like: the timeline, or directory of a run, that factors are drawn from; None: none.
+        seed: of what is drawn.
+    """
+
+    slow_ranks: Mapping[int, float]
+    slow_hosts: Mapping[str, float]
+    jitter: float
+    like: Path | None
+    seed: int
+
+    def variation(self) -> Variation:
+        """Return it for a simulation.
+
+        Raises:
+            InvalidValueError: a value that is none.
+            ArtifactError: a file that holds no timeline.
+        """
+        from syncopate.analysis.variation import Spread, spread
+        from syncopate.cli.common.timelines import read_timeline
+        from syncopate.simulation import Variation
+
+        found = Spread((), ()) if self.like is None else spread(read_timeline(self.like))
+        return Variation(
+            slow_ranks=self.slow_ranks,
+            slow_hosts=self.slow_hosts,
+            jitter=self.jitter,
+            rank_factors=found.ranks,
+            step_factors=found.steps,
+            seed=self.seed,
+        )
+
+
+def varied(
+    *,
+    slow_rank: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="RANK=FACTOR: this rank computes for so many times as long; may be repeated.",
+        ),
+    ] = None,
+    slow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="HOST=FACTOR: the ranks of this host do, by its name or its number; may be "
+            "repeated.",
+        ),
+    ] = None,
+    jitter: Annotated[
+        float,
+        typer.Option(
+            help="Let computation differ at random from rank to rank and iteration to iteration: "
+            "standard deviation as a share, such as 0.05."
+        ),
+    ] = 0.0,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Draw how ranks and their iterations differ from this timeline or directory of a "
+            "run."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what is drawn: equal seeds, equal times.")] = 0,
+) -> Varied:
+    """Return how the ranks differ that the options describe."""
+    ranks = factors("--slow-rank", slow_rank, int)
+    return Varied(ranks, factors("--slow-host", slow_host, str), jitter, like, seed)
+
+
+class Network(NamedTuple):
+    """What else links and switches do.
+
+    Attributes:
+        shares: level -> what other traffic takes of it.
+        aggregate: the levels whose switches make sums; None: none do.
+        rate_bytes_per_s: how fast such a switch makes a sum.
+    """
+
+    shares: Mapping[str, float]
+    aggregate: tuple[str, ...] | None = None
+    rate_bytes_per_s: float = math.inf
+
+    def of(self, cluster: Cluster, plan: Plan) -> tuple[Cluster, Costs | None]:
+        """Return a cluster with this network, and what a plan's messages cost; None: as priced.
+
+        Raises:
+            UnknownNameError: a level that there is not.
+            InvalidValueError: a value that is none, or a plan that has no sums of gradients.
+        """
+        from syncopate.simulation import Aggregation, aggregated_costs, busy
+
+        if self.shares:
+            cluster = busy(cluster, self.shares)
+        if self.aggregate is None:
+            return cluster, None
+        able = Aggregation(self.aggregate, self.rate_bytes_per_s)
+        return cluster, aggregated_costs(cluster, plan, able)
+
+
+def network(
+    *,
+    background: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="LEVEL=SHARE: other traffic takes this share of the links of a level, such as "
+            "host=0.3; may be repeated."
+        ),
+    ] = None,
+    aggregate: Annotated[
+        str | None,
+        typer.Option(
+            help="Comma-separated levels whose switches make the sums of gradients, such as "
+            "host,rack; switches of other levels pass all on. For plans of allreduce and served."
+        ),
+    ] = None,
+    switch_rate: Annotated[
+        str | None,
+        typer.Option(
+            help="How fast such a switch makes a sum, such as 100gbit; else as fast as its links."
+        ),
+    ] = None,
+) -> Network:
+    """Return what else the links and switches do that the options describe."""
+    shares = factors("--background", background, str)
+    if aggregate is None:
+        if switch_rate is not None:
+            rule = "left out without --aggregate: other switches make no sums"
+            raise InvalidValueError("--switch-rate", switch_rate, rule)
+        return Network(shares)
+    rate = math.inf if switch_rate is None else parse_rate(switch_rate)
+    return Network(shares, tuple(items(aggregate)), rate)
+
+
+class Fails(NamedTuple):
+    """How hosts fail, and what is done about it, in seconds.
+
+    Attributes:
+        host_mtbf_s: between two failures of one host; None: nothing fails.
+        checkpoint_s: for how long a checkpoint holds training up.
+        interval_s: between two checkpoints; None: the best.
+        restart_s: from a failure until training goes on.
+    """
+
+    host_mtbf_s: float | None
+    checkpoint_s: float
+    interval_s: float | None
+    restart_s: float
+
+    def of(self, cluster: Cluster) -> Failures | None:
+        """Return how a cluster fails; None: nothing does.
+
+        Raises:
+            InvalidValueError: a time that is none, or no training would get on.
+        """
+        from syncopate.simulation import Failures
+
+        if self.host_mtbf_s is None:
+            return None
+        return Failures(
+            host_mtbf_s=self.host_mtbf_s,
+            hosts=cluster.host_count,
+            checkpoint_s=self.checkpoint_s,
+            restart_s=self.restart_s,
+            interval_s=self.interval_s,
+        )
+
+
+def fails(
+    *,
+    mtbf: Annotated[
+        str | None,
+        typer.Option(
+            help="Mean time between failures of one host, such as 5y: the goodput is predicted, by "
+            "formula and by simulation."
+        ),
+    ] = None,
+    checkpoint_cost: Annotated[
+        str, typer.Option(help="For how long a checkpoint holds training up; with --mtbf.")
+    ] = "30s",
+    checkpoint_every: Annotated[
+        str | None,
+        typer.Option(help="Training between two checkpoints, such as 30min; the best otherwise."),
+    ] = None,
+    restart: Annotated[
+        str, typer.Option(help="From a failure until training goes on; with --mtbf.")
+    ] = "5min",
+) -> Fails:
+    """Return how hosts fail, as the options describe it."""
+    if mtbf is None and checkpoint_every is not None:
+        rule = "left out without --mtbf: nothing fails"
+        raise InvalidValueError("--checkpoint-every", checkpoint_every, rule)
+    return Fails(
+        host_mtbf_s=None if mtbf is None else parse_seconds(mtbf),
+        checkpoint_s=parse_seconds(checkpoint_cost),
+        interval_s=None if checkpoint_every is None else parse_seconds(checkpoint_every),
+        restart_s=parse_seconds(restart),
+    )
+
+
+def goodput_report(failures: Failures, iteration_s: float, seed: int) -> str:
+    """Return what failures leave of a training, in lines.
+
+    Args:
+        failures: how its hosts fail.
+        iteration_s: how long an iteration takes without failures.
+        seed: of what is drawn.
+    """
+    from syncopate.simulation import play_failures
+
+    played, goodput = play_failures(failures, seed=seed), failures.goodput()
+    chosen = "the best" if failures.interval_s is None else "as given"
+    best_s, young_s = failures.daly_s, failures.young_s
+    return "\n".join(
+        (
+            f"failures: one of {format_count(failures.hosts, 'host')} in "
+            f"{format_duration(failures.mtbf_s)}; a checkpoint of "
+            f"{format_duration(failures.checkpoint_s)} after {format_duration(failures.trained_s)} "
+            f"of training ({chosen}), a restart of {format_duration(failures.restart_s)}",
+            f"goodput {goodput:.1%}: an iteration takes {format_seconds(iteration_s / goodput)} in "
+            f"the mean; simulated {played.goodput:.1%}, give or take {played.error:.1%} "
+            f"({format_count(played.failures, 'failure')}, seed {seed})",
+            f"the best interval is {format_duration(best_s)} by Daly (goodput "
+            f"{failures.goodput(best_s):.1%}), {format_duration(young_s)} by Young "
+            f"({failures.goodput(young_s):.1%})",
+        )
+    )
+
+
+def factors(option: str, given: list[str] | None, of: Callable[[str], Key]) -> dict[Key, float]:
+    """Return what a repeated option says: name -> number.
+
+    Raises:
+        InvalidValueError: it is not a name, '=' and a number, or has a name twice.
+    """
+    found: dict[Key, float] = {}
+    for text in given or ():
+        name, equals, factor = text.rpartition("=")
+        try:
+            key, value = of(name.strip()), float(factor)
+        except ValueError:
+            equals = ""
+        if not equals or not name.strip():
+            raise InvalidValueError(option, text, "a name, '=' and a number, such as 3=1.5")
+        if key in found:
+            raise InvalidValueError(option, text, f"given once for {key}")
+        found[key] = value
+    return found
