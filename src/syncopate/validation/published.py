@@ -12,7 +12,7 @@ them, and none of them is an input:
 * **All-reduces over TCP on 100 Gbit/s**: nobody published nccl-tests of it. Its bandwidth is read
   off BSP trainings of another model, BERT-Large, on the same nodes; what a message takes beside its
   bytes is that of TCP on 10GbE.
-* **Overlap**: the stated default (:mod:`syncopate.costs.nccl.overlap`).
+* **Overlap**: the stated default (:mod:`syncopate.artifacts.overlap`).
 * **Buckets of MG-WFBP**: by the α and β that its authors' program holds, which is what ran.
 """
 
@@ -24,10 +24,10 @@ from functools import cache
 from importlib.resources import files
 
 from syncopate.artifacts.cluster import Cluster, Interference, Level
+from syncopate.artifacts.overlap import ASSUMED, RDMA
 from syncopate.artifacts.plan import ALLREDUCE, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.nccl.curves import Measured, carried, curve_of, with_native
-from syncopate.costs.nccl.overlap import GPU_OVERLAP
 from syncopate.costs.nccl.tuning import Layout, Way
 from syncopate.planning import make_plan, predict
 from syncopate.validation.point import GPU, Phase, Point
@@ -50,12 +50,12 @@ POLICIES = {"BSP": "single", "WFBP": "wfbp", "MG-WFBP": "mg-wfbp"}
 _OTHER_NBYTES = 4 * 336_232_258
 """Of BERT-Large's gradients: BertForPreTraining with 30,528 words, as its benchmark pads them."""
 
+_OVERLAP = ASSUMED[RDMA].interference
+
 _FIT_BYTES = (4, 1 << 20, 1 << 27)
 
 
-def gpu_points(
-    interference: Interference = GPU_OVERLAP, *, as_run: bool = True
-) -> tuple[Point, ...]:
+def gpu_points(interference: Interference = _OVERLAP, *, as_run: bool = True) -> tuple[Point, ...]:
     """Return the 27 trainings, predicted and measured.
 
     Args:
@@ -95,7 +95,7 @@ def resnet50() -> Workload:
     )
 
 
-def cluster_of(network: str, nodes: int, interference: Interference = GPU_OVERLAP) -> Cluster:
+def cluster_of(network: str, nodes: int, interference: Interference = _OVERLAP) -> Cluster:
     """Return nodes of 4 GPUs with the backend's all-reduce as it is expected there.
 
     Args:

@@ -15,7 +15,7 @@ BARE = Cluster.preset("10gbe", 8)
 @pytest.mark.parametrize(("carrier", "stretch"), [(TCP, 1.3), (RDMA, 1.0)])
 def test_a_cluster_that_nobody_measured_has_a_default_that_says_so(carrier, stretch) -> None:
     found = assuming_overlap(BARE, carrier)
-    assert found.interference == Interference(compute_rate=0.84, collective_stretch=stretch)
+    assert found.interference == Interference(compute_rate=1 / 1.189, collective_stretch=stretch)
     assert found.metadata[OVERLAP].startswith("an assumption: ")
     assert found.levels == BARE.levels
 

@@ -76,7 +76,7 @@ def test_refusals(convert, line, said) -> None:
 
 def test_a_typical_network_has_a_default_of_what_overlap_costs() -> None:
     assert machines(network="10gbe", nodes=4).interference == Interference(
-        compute_rate=0.84, collective_stretch=1.3
+        compute_rate=1 / 1.189, collective_stretch=1.3
     )
 
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.nccl.curves import Measured, carried, curve_of, priced, with_native
-from syncopate.costs.nccl.overlap import GPU_OVERLAP
 from syncopate.costs.nccl.tuning import (
     LL,
     NVLINK,
@@ -122,11 +119,6 @@ def test_a_cluster_with_a_native_curve_is_priced_by_it_alone():
     assert costs.names == ("native",)
     assert float(costs(1 << 20)) == 2e-3
     assert float(costs(17 << 19)) == pytest.approx(17e-3)  # half way to 16 MiB
-
-
-def test_computation_beside_a_collective_takes_a_stated_share_longer():
-    assert 1 / GPU_OVERLAP.compute_rate == pytest.approx(1.189)
-    assert math.isclose(GPU_OVERLAP.collective_stretch, 1.0)
 
 
 def test_what_nccl_cannot_run_on_is_refused():

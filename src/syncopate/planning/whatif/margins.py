@@ -11,8 +11,9 @@ squares (JCGM 100:2008, 5.1.2). With e of the method and x_i of the inputs,
 The error of the method is one of communication: where little is communicated it cannot be large.
 The lower end is never below what computation and line rate allow with favourable inputs.
 
-[Note: preliminary] Until predictions were validated in a lab for this very purpose, ``METHOD`` has
-what the project measured on other occasions. An interval is meant to hold nine iterations in ten.
+[Note: preliminary] Of GPUs the error is that of :mod:`syncopate.costs.validated`. Until predictions
+were validated in a lab, that of processors is what the project measured on other occasions. An
+interval is meant to hold nine iterations in ten.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.plan import Prediction
+from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 
@@ -40,12 +42,13 @@ class MethodError(NamedTuple):
     source: str
 
 
+_GPU = BY_KIND["gpu"]
+
 METHOD: dict[str, MethodError] = {
     "gpu": MethodError(
-        0.195,
-        "preliminary: of 27 published iterations of ResNet-50 on 4 to 32 RTX 2080 Ti and three "
-        "networks (HKBU-HPML/ddl-benchmarks, 2020), 90% were predicted within 19.5%, half within "
-        "2.0%",
+        _GPU.p90,
+        f"of {_GPU.points} published iterations 90% were predicted within {_GPU.p90:.1%}, half "
+        f"within {_GPU.median:.1%}: {_GPU.source}",
     ),
     "cpu": MethodError(
         0.14,
