@@ -21,7 +21,9 @@ outer ones less often still.
 
 Pipelines. Cut into m message chunks, the buffer has its first chunk in stage 1 while the second is
 in stage 0, so that the links of different levels work at the same time. Stages advance together,
-round by round: it pays when their rounds take about as long.
+round by round: it pays when their rounds take about as long. Reduce-scatters share rounds with
+reduce-scatters alone, and all-gathers with all-gathers, so that in any round a rank has one message
+at a level at most, and all ranks do the same.
 
 The reduce-scatter and the all-gather by levels are the first and the second half, except that rank
 r must own shard r, so that the messages of inner stages consist of every p_i-th shard.
@@ -149,11 +151,29 @@ def _pipelined(stages: Sequence[Table], pipelines: int, chunks: int) -> Table:
         pipelines: number of message chunks.
         chunks: chunks of the schedule per message chunk.
     """
-    lengths = [rounds_of(stage) for stage in stages]
     tables = []
     first = 0
-    for slot in range(len(stages) + pipelines - 1):
-        active = range(max(0, slot - pipelines + 1), min(slot + 1, len(stages)))
-        tables += [shifted(stages[i], first, (slot - i) * chunks) for i in active]
-        first += max(lengths[i] for i in active)
+    for active in together(len(stages), pipelines):
+        tables += [shifted(stages[i], first, chunk * chunks) for i, chunk in active]
+        first += max(rounds_of(stages[i]) for i, _ in active)
     return stacked(tables)
+
+
+def together(stages: int, pipelines: int) -> list[list[tuple[int, int]]]:
+    """Return which stages work at the same time, one after another.
+
+    Args:
+        stages: of reduction and distribution together; the second half are all-gathers.
+        pipelines: number of message chunks.
+
+    Returns:
+        For each time the stages, each with the message chunk that is in it.
+    """
+    found = []
+    for slot in range(stages + pipelines - 1):
+        active = range(max(0, slot - pipelines + 1), min(slot + 1, stages))
+        for half in (range(stages // 2), range(stages // 2, stages)):
+            working = [(stage, slot - stage) for stage in active if stage in half]
+            if working:
+                found.append(working)
+    return found
