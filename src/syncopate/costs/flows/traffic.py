@@ -70,6 +70,11 @@ class Traffic:
     def __len__(self) -> int:
         return len(self.share)
 
+    def over_links(self, nbytes: FloatArray) -> FloatArray:
+        """Return what passes each link, shape (l,), when messages are as long, shape (m,)."""
+        each = np.repeat(nbytes * self.weight, self.links.shape[1])
+        return np.bincount(self.links.ravel(), each, len(self.rate) + 1)[:-1]
+
 
 def traffic_of(
     schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float

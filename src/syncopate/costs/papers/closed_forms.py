@@ -237,8 +237,9 @@ def closed_lines(
         known = ALGORITHMS[collective, algorithm].options
         values = dict(checked(known, cluster.world_size, options, scope))
         order = values.pop(ORDER, None) or tuple(range(cluster.world_size))
-        near = order == topology_order(cluster)
-        return level_lines(cluster, collective, algorithm, values) if near else ()
+        if order != topology_order(cluster):
+            return ()
+        return level_lines(cluster, collective, algorithm, values, order.index(0))
     if options.get("pipelines", 1) != 1:
         return ()
     terms = closed_form(collective, algorithm, cluster.world_size, **options)

@@ -54,13 +54,16 @@ class Links:
 
     Args:
         cluster: the machines.
+        root: where the root of a collective is, counted in the order of the topology.
 
     Attributes:
         sizes: of the levels of more than one unit, innermost first.
         units: ranks in a unit of each, that is in one of what its links join.
+        root: as given.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, root: int = 0) -> None:
+        self.root = root
         self.levels: tuple[Level, ...] = tuple(lv for lv in cluster.levels if lv.size > 1)
         self.gamma = cluster.reduction_s_per_byte
         self.sizes = tuple(level.size for level in self.levels)
@@ -106,7 +109,7 @@ class Links:
 
 
 def level_lines(
-    cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any]
+    cluster: Cluster, collective: str, algorithm: str, options: Mapping[str, Any], root: int = 0
 ) -> tuple[LinearFit, ...]:
     """Return the lines whose maximum an algorithm costs in topology order; none without a formula.
 
@@ -115,9 +118,10 @@ def level_lines(
         collective: such as ``"all_reduce"``.
         algorithm: a name from the registry.
         options: as checked by the registry, without the order.
+        root: where the root of a rooted one is in that order.
     """
     form = _FORMS.get((collective, algorithm))
-    lines = () if form is None else form(Links(cluster), **options)
+    lines = () if form is None else form(Links(cluster, root), **options)
     return tuple(LinearFit(a_s=line.start, b_s_per_byte=line.per_byte) for line in lines)
 
 
@@ -138,7 +142,9 @@ def _stages(
     stages: Sequence[str] | None = None,
     pipelines: int = 1,
 ) -> tuple[Line, ...]:
-    if factors is None or tuple(factors) != links.sizes or pipelines != 1:
+    kinds = ("ring", "recursive")
+    known = stages is None or (len(stages) == len(links.sizes) and set(stages) <= set(kinds))
+    if factors is None or tuple(factors) != links.sizes or pipelines != 1 or not known:
         return ()
     total = _NOTHING
     for index, size in enumerate(links.sizes):
@@ -240,11 +246,19 @@ def _chain(links: Links, blocks: int, *, reduced: bool) -> tuple[Line, list[Line
 
 
 def _pipeline(links: Links, *, adds: bool, blocks: int = DEFAULT_BLOCKS) -> tuple[Line, ...]:
+    if blocks < 1:
+        return ()
     total, hops = _chain(links, blocks, reduced=adds)
+    if links.root:
+        # The chain goes on from the last rank to the first, and ends before the root.
+        missing = max(i for i, unit in enumerate(links.units) if links.root % unit == 0)
+        total = total.plus(hops[-1]).plus(hops[missing], -1.0)
     return tuple(total.plus(hop, blocks - 1) for hop in hops)
 
 
 def _pipelines(links: Links, blocks: int = DEFAULT_BLOCKS) -> tuple[Line, ...]:
+    if blocks < 1:
+        return ()
     (there, hops), (back, copies) = (
         _chain(links, blocks, reduced=reduced) for reduced in (True, False)
     )

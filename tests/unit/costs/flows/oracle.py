@@ -1,4 +1,4 @@
-"""The flow model message by message, in plain Python and exact fractions of time: slow, and plain.
+"""The flow model message by message, in plain Python: slow, and plain.
 
 It shares no code with the kernel: ranks, ports and links are dictionaries, and rates are filled one
 bottleneck after the other.
@@ -26,13 +26,26 @@ class Message:
         self.left = 0.0
 
 
-def seconds(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
-    """Return how long a schedule takes with a buffer of ``nbytes``."""
-    messages = _messages(schedule)
+def replay(
+    schedule: Schedule,
+    cluster: Cluster,
+    nbytes: float,
+    offsets: tuple[int, ...] | None = None,
+) -> float:
+    """Return how long a schedule takes with a buffer of ``nbytes``.
+
+    Chunk c is the share of the buffer from ``offsets[c]`` to ``offsets[c + 1]``; by default all are
+    as long.
+    """
+    cuts = tuple(range(schedule.chunks + 1)) if offsets is None else offsets
+    messages = _messages(schedule, cuts)
     if not messages or nbytes == 0:
         return 0.0
     _wait(messages, cluster)
-    unit = nbytes / schedule.chunks
+    return _play(messages, cluster, nbytes / cuts[-1])
+
+
+def _play(messages: list[Message], cluster: Cluster, unit: float) -> float:
     paths = {id(m): _path(cluster, m.src, m.dst) for m in messages}
     for m in messages:
         m.left = m.chunks * unit
@@ -63,12 +76,14 @@ def seconds(schedule: Schedule, cluster: Cluster, nbytes: float) -> float:
     return max(m.added_s for m in messages)
 
 
-def _messages(schedule: Schedule) -> list[Message]:
+def _messages(schedule: Schedule, cuts: tuple[int, ...]) -> list[Message]:
     found: dict[tuple[int, int, int], Message] = {}
     for t in schedule.transfers:
-        message = found.setdefault((t.round, t.src, t.dst), Message(t.src, t.dst, t.round))
-        message.chunks += t.stop - t.start
-        message.reduced += t.stop - t.start if t.op == "reduce" else 0
+        length = cuts[t.stop] - cuts[t.start]
+        if length:
+            message = found.setdefault((t.round, t.src, t.dst), Message(t.src, t.dst, t.round))
+            message.chunks += length
+            message.reduced += length if t.op == "reduce" else 0
     return list(found.values())
 
 
