@@ -4,6 +4,8 @@
     python benchmarks/flows.py --cases 500 --seed 7
     python benchmarks/flows.py --json flows.json     # every case that is off by more than 1%
 
+Ctrl-C ends it early, and shows what was done.
+
 A *configuration* is a cluster of one to four levels with ranks in order or scrambled, and an
 algorithm with options: those that fit the cluster, as planning takes them; its defaults, which know
 nothing of the cluster; or any (blocks, factors, stages, pipelines, order, root). It is priced once
@@ -215,10 +217,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     source = drawn(options.seed, options.ranks)
     found: list[Compared] = []
     begun = time.process_time()
-    while len(found) < cases:
-        count = min(TOGETHER, math.ceil((cases - len(found)) / SIZES))
-        found += compared([next(source) for _ in range(count)])
-        print(f"{len(found):,d} cases, {time.process_time() - begun:.0f} s of processor", flush=True)
+    try:
+        while len(found) < cases:
+            count = min(TOGETHER, math.ceil((cases - len(found)) / SIZES))
+            found += compared([next(source) for _ in range(count)])
+            spent_s = time.process_time() - begun
+            print(f"{len(found):,d} cases, {spent_s:.0f} s of processor", flush=True)
+    except KeyboardInterrupt:
+        print("interrupted; this is what was done:")
+    if not found:
+        return
     show(found)
     if options.json:
         far = [one for one in found if abs(one.off) > CLOSE]

@@ -6,7 +6,6 @@ bottleneck after the other.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 
 from syncopate.artifacts.cluster import Cluster
@@ -16,13 +15,14 @@ Link = tuple[int, str, tuple[int, ...]]
 
 
 class Message:
-    """One message: what it waits for, and how far it is."""
+    """One message: what waits for it, and how far it is."""
 
     def __init__(self, src: int, dst: int, step: int) -> None:
         self.src, self.dst, self.step = src, dst, step
         self.chunks = self.reduced = 0
-        self.after: list[tuple[Message, bool]] = []  # and whether its addition counts
-        self.flows_s = self.sent_s = self.added_s = math.nan
+        self.missing = 0
+        self.then: list[tuple[Message, bool]] = []  # and whether they wait for the addition
+        self.ready_s = self.flows_s = self.added_s = 0.0
         self.left = 0.0
 
 
@@ -47,27 +47,27 @@ def replay(
 
 def _play(messages: list[Message], cluster: Cluster, unit: float) -> float:
     paths = {id(m): _path(cluster, m.src, m.dst) for m in messages}
+    now, flowing = 0.0, list[Message]()
+    started = [m for m in messages if not m.missing]
+    under_way = list(started)
     for m in messages:
         m.left = m.chunks * unit
-    now, waiting, under_way, flowing = 0.0, list(messages), [], []
-    while waiting or under_way or flowing:
-        for m in list(waiting):
-            if all(not math.isnan(other.sent_s) for other, _ in m.after):
-                ends = [o.added_s if addition else o.sent_s for o, addition in m.after]
-                m.flows_s = max(ends, default=0.0)
-                m.flows_s += cluster.level_between(m.src, m.dst).latency_s
-                waiting.remove(m)
-                under_way.append(m)
+        m.flows_s = cluster.level_between(m.src, m.dst).latency_s
+    while under_way or flowing:
         rates = _fair({id(m): paths[id(m)] for m in flowing}, cluster)
-        events = [m.flows_s for m in under_way]
-        events += [now + m.left / rates[id(m)] for m in flowing]
-        then = min(events)
+        ends = {id(m): now + m.left / rates[id(m)] for m in flowing}
+        then = min([*ends.values(), *(m.flows_s for m in under_way)])
         for m in list(flowing):
             m.left -= rates[id(m)] * (then - now)
-            if m.left <= 1e-12 * m.chunks * unit:
-                m.sent_s = then
+            if ends[id(m)] <= then * (1 + 1e-14):
                 m.added_s = then + m.reduced * unit * cluster.reduction_s_per_byte
                 flowing.remove(m)
+                for other, addition in m.then:
+                    other.ready_s = max(other.ready_s, m.added_s if addition else then)
+                    other.missing -= 1
+                    if not other.missing:
+                        other.flows_s += other.ready_s
+                        under_way.append(other)
         for m in list(under_way):
             if m.flows_s <= then * (1 + 1e-14):
                 under_way.remove(m)
@@ -88,23 +88,28 @@ def _messages(schedule: Schedule, cuts: tuple[int, ...]) -> list[Message]:
 
 
 def _wait(messages: list[Message], cluster: Cluster) -> None:
-    """Note what each message waits for: its ranks' rounds before, and the queues of its ports."""
-    seen: dict[tuple[int, str], int] = defaultdict(int)
+    """Note what waits for each message: its ranks' next round, and the queues of its ports."""
+    by_rank: dict[int, list[Message]] = defaultdict(list)
     for m in messages:
-        seen[m.step, f"out {m.src}"] += 1
-        seen[m.step, f"in {m.dst}"] += 1
-    many = any(count > 1 for count in seen.values())  # else one port does for all levels
-    for m in messages:
-        for rank in (m.src, m.dst):
-            before = [o for o in messages if rank in (o.src, o.dst) and o.step < m.step]
-            m.after += [(o, rank == o.dst) for o in before]
-        earlier = [o for o in messages[: messages.index(m)] if o.step == m.step]
-        for o in earlier:
-            if not many or _apart(cluster, o) == _apart(cluster, m):
-                if o.src == m.src:
-                    m.after.append((o, False))
-                if o.dst == m.dst:
-                    m.after.append((o, True))
+        by_rank[m.src].append(m)
+        by_rank[m.dst].append(m)
+    many = any(
+        sum(o.step == m.step and getattr(o, end) == rank for o in by_rank[rank]) > 1
+        for m in messages
+        for end, rank in (("src", m.src), ("dst", m.dst))
+    )  # else one port does for all levels
+    for rank, own in by_rank.items():
+        for index, m in enumerate(own):
+            earlier = [o.step for o in own if o.step < m.step]
+            for o in own:
+                if earlier and o.step == max(earlier):
+                    o.then.append((m, rank == o.dst))
+                    m.missing += 1
+            for o in own[:index]:
+                same = o.step == m.step and (o.src == rank) == (m.src == rank)
+                if same and (not many or _apart(cluster, o) == _apart(cluster, m)):
+                    o.then.append((m, rank == o.dst))
+                    m.missing += 1
 
 
 def _apart(cluster: Cluster, m: Message) -> int:
@@ -138,5 +143,3 @@ def _fair(paths: dict[int, list[Link]], cluster: Cluster) -> dict[int, float]:
             for link in paths[flow]:
                 left[link] = max(left[link] - share, 0.0)
     return rates
-
-
