@@ -280,10 +280,10 @@ def test_pipelines_keep_different_stages_busy_at_once():
         {(2, True)},
         {(0, False)},
         {(2, False)},
-        {(0, True), (1, False)},
         {(0, True)},
-        {(1, True), (2, False)},
+        {(0, True), (1, False)},
         {(1, True)},
+        {(1, True), (2, False)},
         {(2, True)},
         {(2, True)},
     ]

@@ -7,10 +7,10 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from benchmarks import flows as campaign
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import flows as campaign
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.flows.kernel import fair_rates
 from syncopate.errors import InvalidValueError

@@ -78,10 +78,11 @@ def _rounds(links: Links, names: Sequence[str], pipelines: int) -> Counter[tuple
     up = [[(index, share, False) for index, share, _ in stage[::-1]] for stage in down[::-1]]
     stages = [*down, *up]
     found: Counter[tuple[_Sent, ...]] = Counter()
-    for active in together(len(stages), pipelines):
-        for step in range(max(len(stages[stage]) for stage, _ in active)):
-            working = [stages[stage] for stage, _ in active if step < len(stages[stage])]
-            found[tuple(sorted(stage[step] for stage in working))] += 1
+    lengths = [len(stage) for stage in stages]
+    for active in together(lengths, pipelines):
+        for step in range(max(lengths[stage] for stage, _, _ in active)):
+            steps = [(stages[stage], step - late) for stage, _, late in active]
+            found[tuple(sorted(of[at] for of, at in steps if 0 <= at < len(of)))] += 1
     return found
 
 

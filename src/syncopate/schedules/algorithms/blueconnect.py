@@ -153,27 +153,36 @@ def _pipelined(stages: Sequence[Table], pipelines: int, chunks: int) -> Table:
     """
     tables = []
     first = 0
-    for active in together(len(stages), pipelines):
-        tables += [shifted(stages[i], first, chunk * chunks) for i, chunk in active]
-        first += max(rounds_of(stages[i]) for i, _ in active)
+    lengths = [rounds_of(stage) for stage in stages]
+    for active in together(lengths, pipelines):
+        for stage, chunk, late in active:
+            tables.append(shifted(stages[stage], first + late, chunk * chunks))
+        first += max(lengths[stage] for stage, _, _ in active)
     return stacked(tables)
 
 
-def together(stages: int, pipelines: int) -> list[list[tuple[int, int]]]:
+def together(rounds: Sequence[int], pipelines: int) -> list[list[tuple[int, int, int]]]:
     """Return which stages work at the same time, one after another.
 
+    All-gathers end together, as reduce-scatters begin together: so their longest messages, the
+    first of a reduce-scatter and the last of an all-gather, meet those of other levels.
+
     Args:
-        stages: of reduction and distribution together; the second half are all-gathers.
+        rounds: of each stage of reduction and distribution; the second half are all-gathers.
         pipelines: number of message chunks.
 
     Returns:
-        For each time the stages, each with the message chunk that is in it.
+        For each time the stages, each with the message chunk that is in it, and how many rounds
+        later than the first it begins.
     """
     found = []
-    for slot in range(stages + pipelines - 1):
-        active = range(max(0, slot - pipelines + 1), min(slot + 1, stages))
-        for half in (range(stages // 2), range(stages // 2, stages)):
-            working = [(stage, slot - stage) for stage in active if stage in half]
-            if working:
-                found.append(working)
+    count = len(rounds)
+    for slot in range(count + pipelines - 1):
+        active = range(max(0, slot - pipelines + 1), min(slot + 1, count))
+        for back, half in enumerate((range(count // 2), range(count // 2, count))):
+            working = [stage for stage in active if stage in half]
+            longest = max((rounds[stage] for stage in working), default=0)
+            each = [(s, slot - s, back * (longest - rounds[s])) for s in working]
+            if each:
+                found.append(each)
     return found

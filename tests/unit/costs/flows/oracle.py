@@ -136,7 +136,7 @@ def _fair(paths: dict[int, list[Link]], cluster: Cluster) -> dict[int, float]:
     }
     while len(rates) < len(paths):
         rest = {link: [f for f in paths if f not in rates and link in paths[f]] for link in left}
-        tightest = min((l for l in rest if rest[l]), key=lambda l: left[l] / len(rest[l]))
+        tightest = min((x for x in rest if rest[x]), key=lambda x: left[x] / len(rest[x]))
         share = left[tightest] / len(rest[tightest])
         for flow in rest[tightest]:
             rates[flow] = share
