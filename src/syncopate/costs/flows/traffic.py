@@ -73,7 +73,7 @@ class Traffic:
     def over_links(self, nbytes: FloatArray) -> FloatArray:
         """Return what passes each link, shape (l,), when messages are as long, shape (m,)."""
         each = np.repeat(nbytes * self.weight, self.links.shape[1])
-        return np.bincount(self.links.ravel(), each, len(self.rate) + 1)[:-1]
+        return np.asarray(np.bincount(self.links.ravel(), each, len(self.rate) + 1)[:-1], float)
 
 
 def traffic_of(
