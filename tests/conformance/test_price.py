@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.congestion import busiest_s_per_byte
-from syncopate.costs.model.price import price, price_lines
+from syncopate.costs.model.price import path_lines, price
 from syncopate.costs.papers.closed_forms import closed_form
 from syncopate.schedules.compose import by_element
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import build
 from tests.conformance.drawn import Drawn, drawn, drawn_bounds
 from tests.conformance.table import TABLE, Row
-from tests.unit.costs.test_price import replay
+from tests.unit.costs.flows.oracle import replay
 
 ALPHA_S, RATE, GAMMA = 45.26e-6, 9.4e9 / 8, 2.5e-10
 SIZES = (1.0, 1e3, 1e6, 1e9)
@@ -35,7 +35,7 @@ def test_price_is_the_closed_form(row: Row):
         for options in ({}, *row.variants(world_size)):
             schedule = build(row.collective, row.algorithm, world_size, **options)
             terms = closed_form(row.collective, row.algorithm, world_size, **options)
-            assert len(price_lines(schedule, cluster)) == 1
+            assert len(path_lines(schedule, cluster)) == 1
             for nbytes in SIZES:
                 wire_s = nbytes * terms.wire / RATE + nbytes * terms.additions * GAMMA
                 expected = terms.startups * ALPHA_S + wire_s
@@ -47,12 +47,12 @@ def test_price_is_the_closed_form(row: Row):
 def test_price_on_one_level_does_not_depend_on_the_root_or_the_order(row: Row, world_size):
     rooted = CONDITIONS[row.collective].rooted
     cluster = Cluster.flat(world_size, latency_s=ALPHA_S, bandwidth_bytes_per_s=RATE)
-    (line,) = price_lines(build(row.collective, row.algorithm, world_size), cluster)
+    (line,) = path_lines(build(row.collective, row.algorithm, world_size), cluster)
     for root in range(world_size if rooted else 1):
         order = [(5 + 7 * rank) % world_size for rank in range(world_size)]
         order = order if len(set(order)) == world_size else list(range(world_size))[::-1]
         schedule = build(row.collective, row.algorithm, world_size, root, order=order)
-        (found,) = price_lines(schedule, cluster)
+        (found,) = path_lines(schedule, cluster)
         assert found.a_s == pytest.approx(line.a_s, rel=1e-12)
         assert found.b_s_per_byte == pytest.approx(line.b_s_per_byte, rel=1e-12)
 

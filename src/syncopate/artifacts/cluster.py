@@ -259,6 +259,9 @@ class Interference(Record, frozen=True, kw_only=True):
 MAX_RANKS = 1 << 20
 """Of a cluster: what is worked out for each of them has to fit into memory."""
 
+MAX_LEVELS = 64
+"""Of a cluster: at most 20 can join anything."""
+
 
 class Cluster(Artifact, frozen=True, kw_only=True):
     """The machines as communication sees them; see the module.
@@ -296,6 +299,9 @@ class Cluster(Artifact, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not self.levels:
             raise InvalidValueError("levels", self.levels, "at least one level")
+        if len(self.levels) > MAX_LEVELS:
+            rule = f"at most {MAX_LEVELS}; leave out those of size 1, which join nothing"
+            raise InvalidValueError("number of levels", len(self.levels), rule)
         require_time("reduction_s_per_byte", self.reduction_s_per_byte)
         if self.world_size > MAX_RANKS:
             sizes = " x ".join(str(level.size) for level in self.levels)

@@ -272,3 +272,9 @@ def test_only_samples_beyond_the_outer_fence_are_drawn_in():
     assert robust_mean([1.0, 2.0, 3.0, 4.0, 50.0]) == pytest.approx(4.0)
     assert robust_mean([-4.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0)
     assert robust_mean([-40.0, 2.0, 3.0, 4.0, 5.0]) == pytest.approx(2.0)
+
+
+def test_thousands_of_levels_that_join_nothing_are_refused_at_once():
+    level = Level(name="none", size=1, latency_s=1e-6, bandwidth_bytes_per_s=1e9)
+    with pytest.raises(InvalidValueError, match="number of levels is 5000; it must be at most 64"):
+        Cluster(name="deep", levels=(level,) * 5000)

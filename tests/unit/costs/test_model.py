@@ -10,6 +10,7 @@ from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.artifacts.workload import GradientTensor, Workload
+from syncopate.costs.flows.curve import CLOSE
 from syncopate.costs.model.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     BLOCKS,
@@ -56,7 +57,9 @@ def test_a_schedule_costs_its_price(cluster: Cluster, algorithm: str) -> None:
     lines = congestion_lines(schedule, cluster)
     busiest = max((line.b_s_per_byte for line in lines), default=0.0)
     expected = np.maximum(price_many(schedule, cluster, SIZES), busiest * SIZES)
-    assert cost(SIZES) == pytest.approx(expected, rel=1e-9)
+    # Where messages are played, a curve joins a few sizes; elsewhere the price is exact.
+    close = 1e-9 if cluster is FLAT else 2 * CLOSE
+    assert cost(SIZES) == pytest.approx(expected, rel=close)
     assert bool(lines) == (cluster is RACKS)
 
 

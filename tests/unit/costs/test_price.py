@@ -4,16 +4,17 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.model.links import levels_apart
-from syncopate.costs.model.price import price, price_lines, price_many
+from syncopate.costs.model.price import path_lines, price, price_many
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.compose import topology_order
 from syncopate.schedules.registry import ALGORITHMS, build, fitted
+from tests.unit.costs.flows.oracle import replay
 
 
 def flat(p: int, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0) -> Cluster:
@@ -24,95 +25,6 @@ def flat(p: int, alpha: float = 1.0, beta: float = 1.0, gamma: float = 0.0) -> C
 
 def toy(p: int, *transfers: tuple, chunks: int = 1) -> Schedule:
     return Schedule("all_reduce", "toy", p, chunks, [Transfer(*t) for t in transfers])
-
-
-def replay(
-    schedule: Schedule,
-    cluster: Cluster,
-    nbytes: float,
-    offsets: tuple[int, ...] | None = None,
-) -> float:
-    """Play the model message by message, in plain Python, at one size.
-
-    Chunk c is the share of the buffer from ``offsets[c]`` to ``offsets[c + 1]``; by default all are
-    as long.
-    """
-    cuts = tuple(range(schedule.chunks + 1)) if offsets is None else offsets
-
-    def length(t: Transfer) -> int:
-        return cuts[t.stop] - cuts[t.start]
-
-    sent: dict[tuple[int, int], float] = {}
-    received: dict[tuple[int, int], float] = {}
-    entered = [0.0] * schedule.world_size
-    for step in range(schedule.rounds):
-        messages: dict[tuple[int, int], list[Transfer]] = {}
-        for t in schedule.transfers:
-            if t.round == step and length(t):
-                messages.setdefault((t.src, t.dst), []).append(t)
-        turns = _turns(cluster, list(messages))
-        for (rank, _), free in [*sent.items(), *received.items()]:
-            entered[rank] = max(entered[rank], free)
-        sent, received = {}, {}
-        for (src, dst), parts in messages.items():
-            port = outermost(cluster, src, dst)
-            unit = nbytes / cuts[-1]
-            together = {
-                pair: sum(map(length, messages[pair])) * unit
-                for pair in messages
-                if turns[pair] == turns[src, dst]
-            }
-            added = sum(length(t) for t in parts if t.op == "reduce") * unit
-            start = max(
-                sent.get((src, port), entered[src]), received.get((dst, port), entered[dst])
-            )
-            latency_s = cluster.level_between(src, dst).latency_s
-            sent[src, port] = start + latency_s + on_the_wire(cluster, together, src, dst)
-            received[dst, port] = sent[src, port] + added * cluster.reduction_s_per_byte
-    return max([*entered, *sent.values(), *received.values()])
-
-
-def _turns(cluster: Cluster, messages: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """Return how many messages each one has to let pass at the ports it takes."""
-    passed: dict[tuple[str, int, int], int] = {}
-    turns = {}
-    for src, dst in messages:
-        port = outermost(cluster, src, dst)
-        ports = [("out", src, port), ("in", dst, port)]
-        turns[src, dst] = max(passed.get(key, 0) for key in ports)
-        passed |= dict.fromkeys(ports, turns[src, dst] + 1)
-    return turns
-
-
-def outermost(cluster: Cluster, a: int, b: int) -> int:
-    """Return the index of the level between two ranks."""
-    pairs = zip(cluster.coordinates(a), cluster.coordinates(b), strict=True)
-    return max(index for index, (x, y) in enumerate(pairs) if x != y)
-
-
-def on_the_wire(
-    cluster: Cluster, together: dict[tuple[int, int], float], src: int, dst: int
-) -> float:
-    """Return how long the message takes beside all that share one of its links."""
-    longest = 0.0
-    for index, level in enumerate(cluster.levels):
-        if level.size == 1 or unit(cluster, index, src) == unit(cluster, index, dst):
-            continue
-        for end in (0, 1):
-            mine = unit(cluster, index, (src, dst)[end])
-            passed = sum(
-                min(size, together[src, dst])
-                for pair, size in together.items()
-                if unit(cluster, index, pair[end]) == mine
-                and unit(cluster, index, pair[1 - end]) != mine
-            )
-            longest = max(longest, passed / level.bandwidth_bytes_per_s)
-    return longest
-
-
-def unit(cluster: Cluster, index: int, rank: int) -> tuple[int, ...]:
-    """Return the unit of level ``index`` that ``rank`` is in."""
-    return cluster.coordinates(rank)[index:]
 
 
 levels = st.builds(
@@ -195,25 +107,27 @@ def test_nothing_to_send_costs_nothing(key):
     assert price(build(*key, 4), flat(4), 1e-300) > 0.0
 
 
+@settings(max_examples=50)
 @given(st.data())
 def test_the_price_is_what_playing_the_messages_takes(data):
     cluster = data.draw(clusters())
     schedule = data.draw(schedules(cluster.world_size))
-    for nbytes in (1e-3, 0.3, 1.0, 7.0, 40.0, 1e4, 1e9):
-        expected = replay(schedule, cluster, nbytes)
-        assert price(schedule, cluster, nbytes) == pytest.approx(expected, rel=1e-11)
+    sizes = np.array([1e-3, 1.0, 7.0, 40.0, 1e9])
+    expected = [replay(schedule, cluster, nbytes) for nbytes in sizes]
+    assert price_many(schedule, cluster, sizes) == pytest.approx(np.array(expected), rel=1e-9)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(clusters(), st.sampled_from(list(ALGORITHMS)))
 def test_registered_algorithms_too(cluster, key):
+    assume(cluster.world_size <= 12)
     options = {"blocks": 3} if "blocks" in ALGORITHMS[key].options else {}
     if "pipelines" in ALGORITHMS[key].options:
         options = fitted(*key, cluster) | {"pipelines": 2}
     schedule = build(*key, cluster.world_size, **options)
     sizes = np.geomspace(1e-2, 1e6, 3)
     expected = [replay(schedule, cluster, nbytes) for nbytes in sizes]
-    assert price_many(schedule, cluster, sizes) == pytest.approx(np.array(expected), rel=1e-11)
+    assert price_many(schedule, cluster, sizes) == pytest.approx(np.array(expected), rel=1e-9)
 
 
 @given(clusters())
@@ -228,7 +142,7 @@ def test_levels_apart_is_level_between(cluster):
 @given(st.data())
 def test_lines_bend_upwards_and_each_of_them_shows(data):
     cluster = data.draw(clusters())
-    lines = price_lines(data.draw(schedules(cluster.world_size)), cluster)
+    lines = path_lines(data.draw(schedules(cluster.world_size)), cluster)
     slopes = [line.b_s_per_byte for line in lines]
     assert slopes == sorted(set(slopes))
     starts = [line.a_s for line in lines]
@@ -243,7 +157,7 @@ def test_rounding_makes_no_lines():
     )
     outward = [(0, 0, 1, 0, 1, "copy"), (1, 1, 3, 0, 1, "copy"), (2, 3, 7, 0, 1, "copy")]
     inward = [(0, 6, 2, 0, 2, "copy"), (1, 2, 0, 0, 2, "copy"), (2, 0, 1, 0, 2, "copy")]
-    (line,) = price_lines(
+    (line,) = path_lines(
         toy(8, *outward, *inward, chunks=2), Cluster(name="three", levels=(one, two, three))
     )
     assert (line.a_s, line.b_s_per_byte) == pytest.approx((0.6, 3.0))
@@ -263,7 +177,7 @@ def test_lines_are_remembered():
     """Clusters on the same network share them, whatever else they are called."""
     schedule = build("all_reduce", "ring", 4)
     one, two = (Cluster.flat(4, latency_s=2.5, bandwidth_bytes_per_s=7, name=n) for n in "ab")
-    assert price_lines(schedule, one) is price_lines(schedule, two)
+    assert path_lines(schedule, one) is path_lines(schedule, two)
 
 
 def test_a_thousand_ranks():
@@ -305,7 +219,7 @@ def test_the_ranks_of_a_host_share_its_link():
     assert price(both, hosts, 10.0) == 20
     assert price(apart, hosts, 10.0) == 20
     assert price(opposite, hosts, 10.0) == 10
-    assert price(later, hosts, 10.0) == 10
+    assert price(later, hosts, 10.0) == 20  # rounds are no barriers: both are on their way at once
     assert price(inside, hosts, 10.0) == 10
 
 
@@ -342,7 +256,7 @@ def test_one_rank_per_host_costs_what_a_flat_network_costs(key):
     schedule = build(*key, 6)
     plain = network(6, rates=(2.0,))
     single = network(1, 6, 1, rates=(0.1, 2.0, 0.1))
-    assert price_lines(schedule, plain) == price_lines(schedule, single)
+    assert path_lines(schedule, plain) == path_lines(schedule, single)
 
 
 ZIGZAG = (0, 2, 4, 6, 1, 3, 5, 7)

@@ -20,12 +20,13 @@ largest sample a curve's own extrapolation counts only above what is known other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from syncopate.artifacts.cluster import Cluster, CollectiveCurve, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
-from syncopate.costs.model.congestion import busiest_s_per_byte, congestion_lines
+from syncopate.costs.model.congestion import busiest_s_per_byte
 from syncopate.costs.model.execution import execution_cost, execution_times
 from syncopate.costs.model.functions import (
     FREE,
@@ -35,8 +36,8 @@ from syncopate.costs.model.functions import (
     PiecewiseCost,
     VariantCost,
 )
-from syncopate.costs.model.pieces import Pieces, highest, lower_envelope
-from syncopate.costs.model.price import price_lines
+from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_envelope
+from syncopate.costs.model.price import price_pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -44,6 +45,7 @@ from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds
 from syncopate.schedules.compose import by_element
 from syncopate.schedules.conditions import conditions
+from syncopate.schedules.factors import cluster_factors
 from syncopate.schedules.registry import (
     ALGORITHMS,
     NATIVE,
@@ -62,6 +64,12 @@ PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16)
 
 MAX_PRICED_RANKS = 2048
 """A schedule for more ranks is not made to price it: tables grow with the square of the ranks."""
+
+NARROW = ("recursive_doubling", "halving_doubling", "binary_tree", "mst", "be", "recursive")
+"""Algorithms whose tables grow with p log p alone."""
+
+MAX_NARROW_RANKS = 1 << 17
+"""A schedule of :data:`NARROW` for more ranks is not made either."""
 
 UNMEASURED = 0.05
 """An algorithm that was not measured where others were has to be cheaper by this share."""
@@ -185,10 +193,9 @@ def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> VariantC
     Raises:
         UnknownNameError: no such algorithm.
     """
-    found = [
-        (options, fixed_cost(cluster, collective, algorithm, options))
-        for options in variants(cluster, collective, algorithm)
-    ]
+    known = variants(cluster, collective, algorithm)
+    costs = _fixed_costs(cluster, collective, algorithm, known)
+    found = list(zip(known, costs, strict=True))
     return VariantCost(found, lambda options: fixed_cost(cluster, collective, algorithm, options))
 
 
@@ -205,7 +212,7 @@ def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[st
     known = ALGORITHMS[collective, algorithm].options
     if "blocks" in known:
         return tuple(fitting | {"blocks": blocks} for blocks in BLOCKS)
-    if "pipelines" in known and len(cluster.levels) > 1:
+    if "pipelines" in known and len(cluster_factors(cluster)) > 1:
         return tuple(fitting | {"pipelines": count} for count in PIPELINES)
     return (fitting,)
 
@@ -216,22 +223,38 @@ def fixed_cost(
     """Return the price of an algorithm's schedule with given options, as a cost function.
 
     On a calibrated cluster that is what the executor is expected to take (``execution.py``). By
-    the papers' model, which is all that is known of a cluster written by hand, it is the length of
-    a longest path, the maximum of the lines that ``price_lines`` finds; where ranks share links, at
-    least what the busiest link needs (``congestion.py``). Where a formula is known that says the
-    same (``closed_lines``), no schedule is made.
+    the papers' model, which is all that is known of a cluster written by hand, it is that of
+    ``price.py``; where a formula is known that says the same (``closed_lines``), no schedule is
+    made.
 
     Raises:
         UnknownNameError: no such algorithm or option.
         InvalidValueError: no such value of an option, or more ranks than can be priced one by one.
     """
-    if not cluster.handling:
-        lines = closed_lines(cluster, collective, algorithm, options)
-        if lines:
-            return PiecewiseCost(highest_line(lines))
-        _require_few(cluster, collective, algorithm)
-    schedule = build(collective, algorithm, cluster.world_size, **options)
-    return PiecewiseCost(_pieces(schedule, cluster))
+    (cost,) = _fixed_costs(cluster, collective, algorithm, (options,))
+    return cost
+
+
+def _fixed_costs(
+    cluster: Cluster, collective: str, algorithm: str, variants: Sequence[Mapping[str, Any]]
+) -> list[PiecewiseCost]:
+    """Return the price of an algorithm with each of several options, as :func:`fixed_cost`."""
+    found: list[PiecewiseCost] = []
+    chunked = (collective, algorithm) == STAGED and any("pipelines" in o for o in variants)
+    if chunked and not cluster.handling:
+        staged = staged_pieces(cluster, variants)
+        if staged:
+            return [PiecewiseCost(pieces) for pieces in staged]
+    for options in variants:
+        if not cluster.handling:
+            lines = closed_lines(cluster, collective, algorithm, options)
+            if lines:
+                found.append(PiecewiseCost(highest_line(lines)))
+                continue
+            _require_few(cluster, collective, algorithm)
+        schedule = build(collective, algorithm, cluster.world_size, **options)
+        found.append(PiecewiseCost(_pieces(schedule, cluster)))
+    return found
 
 
 def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
@@ -240,21 +263,23 @@ def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
     Raises:
         InvalidValueError: of a cluster of several levels, or an algorithm of one's own.
     """
-    if cluster.world_size > MAX_PRICED_RANKS:
+    most = MAX_NARROW_RANKS if algorithm in NARROW else MAX_PRICED_RANKS
+    if cluster.world_size > most:
         levels = " x ".join(str(level.size) for level in cluster.levels)
         raise InvalidValueError(
             "ranks",
             cluster.world_size,
-            f"at most {MAX_PRICED_RANKS}: {collective} ({algorithm}) on levels of {levels} has no "
-            "formula, and is priced message by message; a cluster of one level has one for each "
-            "algorithm",
+            f"at most {most}: {collective} ({algorithm}) on levels of {levels} has no "
+            "formula with these options, and is priced message by message; every algorithm has one "
+            "on a single level, and most on several where factors are the levels and ranks are in "
+            "their order",
         )
 
 
 def _pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
     if cluster.handling:
         return execution_cost(schedule, cluster)
-    return highest_line((*price_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
+    return price_pieces(schedule, cluster)
 
 
 def unequal_factor(
@@ -309,35 +334,3 @@ def _played_s(schedule: Schedule, cluster: Cluster, nbytes: int, itemsize: int) 
     if cluster.handling:
         return float(execution_times(schedule, cluster, nbytes, itemsize=itemsize))
     return float(_pieces(schedule, cluster)(nbytes))
-
-
-def highest_line(lines: Iterable[LinearFit]) -> Pieces:
-    """Return the maximum of lines ``a + b n`` over n > 0 as pieces."""
-    hull: list[LinearFit] = []
-    starts: list[float] = []
-    for line in sorted(lines, key=lambda line: (line.b_s_per_byte, line.a_s)):
-        start = 0.0
-        while hull:
-            start = _crossing(hull[-1], line)
-            if start > starts[-1]:
-                break
-            # The line before is overtaken no later than it overtook the one before it.
-            hull.pop()
-            starts.pop()
-        if start < math.inf:
-            hull.append(line)
-            starts.append(start if hull[:-1] else 0.0)
-    return Pieces.of(
-        [*starts[1:], math.inf],
-        [line.a_s for line in hull],
-        [line.b_s_per_byte for line in hull],
-    )
-
-
-def _crossing(flat: LinearFit, steep: LinearFit) -> float:
-    """Return from which size on ``steep`` is at least ``flat``; ``steep`` is not less steep."""
-    gain = steep.b_s_per_byte - flat.b_s_per_byte
-    head_start = flat.a_s - steep.a_s
-    if head_start <= 0:
-        return 0.0
-    return head_start / gain if gain > 0 else math.inf

@@ -36,8 +36,6 @@ class Messages:
         ports: ports of a rank, 1 where no rank has two messages in any round; port k of rank r has
             the number r times ``ports``, plus k.
         turns: indices of the messages of every turn, and whether it is the first of its round.
-        wire: seconds on the wire per byte of the whole buffer, beside the messages that are on
-            their way at the same time, shape (m,).
     """
 
     begins: IntArray
@@ -48,7 +46,6 @@ class Messages:
     apart: IntArray
     ports: int
     turns: tuple[tuple[IntArray, bool], ...]
-    wire: FloatArray
 
     @property
     def out(self) -> IntArray:
@@ -61,7 +58,7 @@ class Messages:
         return self.dst * self.ports + (self.apart if self.ports > 1 else 0)
 
 
-def messages_of(
+def ordered_messages(
     schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
 ) -> Messages:
     """Merge a schedule's transfers into messages and cut its rounds at contended ports.
@@ -87,10 +84,6 @@ def messages_of(
     for low, high in rounds:
         queues = _turns(out[low:high], into[low:high])
         turns += [(queue + low, index == 0) for index, queue in enumerate(queues)]
-    numbers = np.empty(len(src), np.int64)
-    for number, (pick, _) in enumerate(turns):
-        numbers[pick] = number
-    wire = wire_times(levels, placement, (src, dst), chunks, numbers, one_each=ports == 1)
     return Messages(
         begins=begins,
         src=src,
@@ -100,8 +93,30 @@ def messages_of(
         apart=apart,
         ports=ports,
         turns=tuple(turns),
-        wire=wire / schedule.chunks,
     )
+
+
+def messages_of(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...]
+) -> tuple[Messages, FloatArray]:
+    """Return the messages, and how long each is on the wire beside those of the same turn.
+
+    Args:
+        schedule: one with at least one transfer.
+        levels: innermost first.
+        placement: the rank at each position, or empty.
+
+    Returns:
+        The messages, and seconds per byte of the whole buffer, shape (m,).
+    """
+    found = ordered_messages(schedule, levels, placement)
+    numbers = np.empty(len(found.src), np.int64)
+    for number, (pick, _) in enumerate(found.turns):
+        numbers[pick] = number
+    ends = found.src, found.dst
+    one_each = found.ports == 1
+    wire = wire_times(levels, placement, ends, found.chunks, numbers, one_each=one_each)
+    return found, wire / schedule.chunks
 
 
 def _merge(table: Transfers) -> tuple[IntArray, IntArray, IntArray]:

@@ -18,6 +18,7 @@ from itertools import combinations, pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from syncopate.artifacts.cluster import LinearFit
 from syncopate.errors import InvalidValueError
 
 FloatArray = NDArray[np.float64]
@@ -201,6 +202,17 @@ class Pieces:
         return bool((lead + steeper * low >= 0).all() and (at_high >= 0).all() and steeper[-1] >= 0)
 
 
+def summed(costs: Sequence[tuple[float, Pieces]]) -> Pieces:
+    """Return the sum of at least one cost, each so many times."""
+    ends = np.unique(np.concatenate([cost.upper_bytes for _, cost in costs]))
+    ends = ends[np.append(True, np.diff(ends) > _ROUNDING * ends[:-1])]
+    places = [np.searchsorted(cost.upper_bytes, ends[1:], side="left") for _, cost in costs]
+    each = list(zip(costs, places, strict=True))
+    intercepts = sum(times * cost.intercept_s[place] for (times, cost), place in each)
+    slopes = sum(times * cost.slope_s_per_byte[place] for (times, cost), place in each)
+    return Pieces.of(ends[1:], np.asarray(intercepts), np.asarray(slopes))
+
+
 def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
     """Return the cheapest of several costs at every size; ``owner`` tells whose each piece is.
 
@@ -212,6 +224,38 @@ def lower_envelope(costs: Sequence[Pieces]) -> Pieces:
 def highest(costs: Sequence[Pieces]) -> Pieces:
     """Return the dearest of several costs at every size; otherwise as :func:`lower_envelope`."""
     return _envelope(costs, max)
+
+
+def highest_line(lines: Iterable[LinearFit]) -> Pieces:
+    """Return the maximum of lines ``a + b n`` over n > 0 as pieces."""
+    hull: list[LinearFit] = []
+    starts: list[float] = []
+    for line in sorted(lines, key=lambda line: (line.b_s_per_byte, line.a_s)):
+        start = 0.0
+        while hull:
+            start = _crossing(hull[-1], line)
+            if start > starts[-1]:
+                break
+            # The line before is overtaken no later than it overtook the one before it.
+            hull.pop()
+            starts.pop()
+        if start < math.inf:
+            hull.append(line)
+            starts.append(start if hull[:-1] else 0.0)
+    return Pieces.of(
+        [*starts[1:], math.inf],
+        [line.a_s for line in hull],
+        [line.b_s_per_byte for line in hull],
+    )
+
+
+def _crossing(flat: LinearFit, steep: LinearFit) -> float:
+    """Return from which size on ``steep`` is at least ``flat``; ``steep`` is not less steep."""
+    gain = steep.b_s_per_byte - flat.b_s_per_byte
+    head_start = flat.a_s - steep.a_s
+    if head_start <= 0:
+        return 0.0
+    return head_start / gain if gain > 0 else math.inf
 
 
 _Pick = Callable[[Iterable[float]], float]

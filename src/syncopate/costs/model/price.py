@@ -1,14 +1,15 @@
-"""Price: how long a schedule takes on a cluster, as the longest path through its transfers.
+"""Price: how long a schedule takes on a cluster whose ranks do nothing else.
 
-The model is the papers' α-β-γ model, per transfer and without barriers:
+The model is the papers' α-β-γ model, per message and without barriers:
 
 * A message of m bytes takes α of the level that its ranks are apart
-  (:meth:`~syncopate.artifacts.cluster.Cluster.level_between`), m β for the wire, and m γ where it
-  is reduced. The transfers of one round between the same two ranks are one message.
-* β is that of the slowest link on its way; where no outer level is faster than an inner one, of
-  the level that the ranks are apart. All ranks of a host share the host's link, and all hosts of a
-  rack the rack's: messages of one round that pass the same link in the same direction share it
-  fairly (:mod:`syncopate.costs.model.links`).
+  (:meth:`~syncopate.artifacts.cluster.Cluster.level_between`), then its bytes flow, and what is
+  reduced of it takes γ a byte. The transfers of one round between the same two ranks are one
+  message.
+* All ranks of a host share the host's link, and all hosts of a rack the rack's, each direction for
+  itself; a rank's own link is that of the innermost level. A message flows over the up-links of all
+  units that it leaves and the down-links of all that it enters. What is on its way at the same
+  time shares every link max-min fairly, of whichever rounds it is.
 * A rank has one send port and one receive port for each level, as a device has one for its
   neighbours and one to the network; both lead to the rank's own link. It enters a round when it has
   finished its own transfers of all rounds before, whatever the other ranks do; a message starts
@@ -17,12 +18,15 @@ The model is the papers' α-β-γ model, per transfer and without barriers:
 * Chunks are nbytes / chunks bytes each, a fraction if need be; zero bytes are not sent and cost
   nothing; so does a world of one rank.
 
-Messages of different rounds are not seen to share a link, even if they happen to meet there, and
-the pipelining of blocks within a message is left to the simulator.
+The pipelining of blocks within a message is left to the simulator.
 
-Every path costs ``a + b n``, so the price is the maximum of finitely many lines: convex and
-piecewise linear in n. :func:`price_lines` finds exactly those lines, a handful, and remembers
-them, so that pricing a size costs next to nothing once a schedule was priced on a cluster.
+[Note: played] Where ranks share no link, on a cluster of one level, nothing has to be played: the
+price is the longest path through the messages. Every path costs ``a + b n``, so it is the maximum
+of finitely many lines, a handful. On several levels messages are played
+(:mod:`syncopate.costs.flows`), those that are alike once. More than :data:`MOST_PLAYED` that are
+not alike are priced by the longest path on levels too, where messages share links with those of
+their turn alone, and by what the busiest link needs. That is an estimate, a few percent off where
+rounds overlap: of a ring that follows scrambled ranks, say, when there are hundreds.
 """
 
 from __future__ import annotations
@@ -35,9 +39,21 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from syncopate.artifacts.cluster import Cluster, Level, LinearFit
+from syncopate.costs.flows.classes import by_class
+from syncopate.costs.flows.curve import played_pieces
+from syncopate.costs.flows.kernel import play
+from syncopate.costs.flows.traffic import Traffic, traffic_of
+from syncopate.costs.model.congestion import congestion_lines
 from syncopate.costs.model.messages import FloatArray, IntArray, messages_of
+from syncopate.costs.model.pieces import Pieces, highest_line
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
+
+MOST_PLAYED = 10_000
+"""Messages that are not alike and are played; more take minutes."""
+
+_MOST_SEEN = 1_000_000
+"""Transfers of which it is found out which are alike; more take seconds, and hardly ever are."""
 
 _LARGEST_BYTES = 2.0**50
 _ROUNDING = 1e-13
@@ -70,15 +86,33 @@ def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> Float
     sizes = np.asarray(nbytes, np.float64)
     if not (np.isfinite(sizes) & (sizes >= 0)).all():
         raise InvalidValueError("nbytes", nbytes, "finite and >= 0")
-    lines = price_lines(schedule, cluster)
-    a = np.array([line.a_s for line in lines])
-    b = np.array([line.b_s_per_byte for line in lines])
-    longest = np.max(a + b * sizes[..., None], axis=-1)
-    return np.asarray(np.where(sizes > 0, longest, 0.0))
+    traffic = _traffic(schedule, cluster)
+    if traffic is None:
+        return price_pieces(schedule, cluster)(sizes)
+    found = np.zeros(sizes.shape)
+    sent = sizes > 0
+    if sent.any():
+        found[sent] = play([traffic] * int(sent.sum()), sizes[sent].tolist()).seconds
+    return found
 
 
-def price_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
-    """Return the lines whose maximum is the price at every size above zero.
+def price_pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
+    """Return the price as a function of the size; see [Note: played].
+
+    Exact up to rounding for buffers up to 2^48 bytes where it is a maximum of lines, and elsewhere
+    within a quarter of :data:`~syncopate.costs.flows.curve.CLOSE`.
+
+    Raises:
+        InvalidValueError: the schedule is for another number of ranks than the cluster has.
+    """
+    traffic = _traffic(schedule, cluster)
+    if traffic is not None:
+        return _played(traffic)
+    return highest_line((*path_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
+
+
+def path_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
+    """Return the lines whose maximum is the longest path at every size above zero.
 
     Ascending by slope, so also by the sizes where each is the longest path; one line when the same
     path is always the longest, as on every cluster of a single level for the algorithms here.
@@ -87,13 +121,41 @@ def price_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, ...]:
     Raises:
         InvalidValueError: the schedule is for another number of ranks than the cluster has.
     """
+    _require_ranks(schedule, cluster)
+    return _lines(schedule, cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
+
+
+def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
     if schedule.world_size != cluster.world_size:
         raise InvalidValueError(
             "world size of the schedule",
             schedule.world_size,
             f"that of the cluster, {cluster.world_size}",
         )
-    return _lines(schedule, cluster.levels, cluster.placement, cluster.reduction_s_per_byte)
+
+
+def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
+    """Return what is to be played; None where the longest path tells."""
+    _require_ranks(schedule, cluster)
+    joining = tuple(level for level in cluster.levels if level.size > 1)
+    if len(joining) < 2 or not len(schedule.table):
+        return None
+    return _classes(schedule, joining, cluster.placement, cluster.reduction_s_per_byte)
+
+
+@lru_cache(maxsize=64)
+def _classes(
+    schedule: Schedule, levels: tuple[Level, ...], placement: tuple[int, ...], gamma: float
+) -> Traffic | None:
+    if len(schedule.table) > _MOST_SEEN:
+        return None
+    found = by_class(traffic_of(schedule, levels, placement, gamma))
+    return found if len(found) <= MOST_PLAYED else None
+
+
+@lru_cache(maxsize=256)
+def _played(traffic: Traffic) -> Pieces:
+    return played_pieces([traffic])[0]
 
 
 class _Line(NamedTuple):
@@ -176,12 +238,12 @@ def _messages(
     """Return the messages of every turn, and the numbers of ranks and of ports per rank."""
     if not len(schedule.table):
         return [], (schedule.world_size, 1)
-    found = messages_of(schedule, levels, placement)
+    found, wire = messages_of(schedule, levels, placement)
     out, into = found.out, found.into
     latency = np.array([level.latency_s for level in levels])[found.apart]
     addition = gamma * found.reduced / schedule.chunks
     turns = [
-        _Messages(out[pick], into[pick], latency[pick], found.wire[pick], addition[pick], first)
+        _Messages(out[pick], into[pick], latency[pick], wire[pick], addition[pick], first)
         for pick, first in found.turns
     ]
     return turns, (schedule.world_size, found.ports)

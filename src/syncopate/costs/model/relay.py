@@ -90,12 +90,12 @@ def rounds_of(schedule: Schedule, levels: tuple[Level, ...], placement: tuple[in
         levels: innermost first.
         placement: the rank at each position, or empty.
     """
-    found = messages_of(schedule, levels, placement)
+    found, wire_s_per_byte = messages_of(schedule, levels, placement)
     source, offset, share = _handed_on(schedule, found)
     beside = _followed(schedule, found)
     latency = np.array([level.latency_s for level in levels])[found.apart]
     lag = np.array([level.burst_bytes * level.byte_time_s for level in levels])[found.apart]
-    wire = found.wire * schedule.chunks / found.chunks
+    wire = wire_s_per_byte * schedule.chunks / found.chunks
     inside = np.array([level.name == "device" for level in levels[:-1]] + [False])
     worked = np.where(inside[found.apart], _INSIDE, 1.0)
     ends = np.append(found.begins[1:], len(schedule.table))

@@ -25,10 +25,7 @@ spanning tree, bidirectional exchange and linear pipeline (LP, Table 1, with wha
 :mod:`syncopate.costs.papers.linear_pipeline` puts right); two levels and BlueConnect on a network
 of one level (see :mod:`syncopate.costs.papers.blueconnect` for several).
 
-On several levels the ring is regular too: in topology order each level that joins anything has
-neighbours apart by it, no two messages of a round share a link, and every round waits for the
-slowest of them. So it costs the most of the levels' own rings, each at the pace of the slowest link
-on the way (BlueConnect, Eq. 3).
+Networks of several levels have formulas of their own (:mod:`syncopate.costs.papers.levels`).
 """
 
 from __future__ import annotations
@@ -37,6 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from syncopate.artifacts.cluster import Cluster, LinearFit, require_time
+from syncopate.costs.papers.levels import level_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
@@ -224,26 +222,31 @@ def closed_lines(
         options: as for :func:`syncopate.schedules.registry.build`.
 
     Returns:
-        No line where there is no formula: for an algorithm of one's own, for most on several
-        levels, and for a ring whose neighbours are not near.
+        No line where there is no formula: for an algorithm of one's own, and on several levels
+        where it does not fit them or its ranks are not in their order.
 
     Raises:
         UnknownNameError: no such option.
         InvalidValueError: a value of an option that does not fit.
     """
     joining = [level for level in cluster.levels if level.size > 1]
-    near = (options.get(ORDER) or tuple(range(cluster.world_size))) == topology_order(cluster)
-    if (collective, algorithm) not in CLOSED_FORMS or options.get("pipelines", 1) != 1:
+    if (collective, algorithm) not in CLOSED_FORMS:
         return ()
-    if len(joining) > 1 and not (algorithm == "ring" and near):
+    if len(joining) > 1:
+        scope = f"{collective} ({algorithm})"
+        known = ALGORITHMS[collective, algorithm].options
+        values = dict(checked(known, cluster.world_size, options, scope))
+        order = values.pop(ORDER, None) or tuple(range(cluster.world_size))
+        if order != topology_order(cluster):
+            return ()
+        return level_lines(cluster, collective, algorithm, values, order.index(0))
+    if options.get("pipelines", 1) != 1:
         return ()
     terms = closed_form(collective, algorithm, cluster.world_size, **options)
-    lines, byte_time_s = [], 0.0
-    for level in joining:
-        byte_time_s = max(byte_time_s, level.byte_time_s)
-        per_byte_s = terms.seconds(1.0, 0.0, byte_time_s, cluster.reduction_s_per_byte)
-        lines.append(LinearFit(a_s=terms.startups * level.latency_s, b_s_per_byte=per_byte_s))
-    return tuple(lines)
+    byte_time_s = sum(level.byte_time_s for level in joining)
+    per_byte_s = terms.seconds(1.0, 0.0, byte_time_s, cluster.reduction_s_per_byte)
+    startup_s = terms.startups * sum(level.latency_s for level in joining)
+    return (LinearFit(a_s=startup_s, b_s_per_byte=per_byte_s),)
 
 
 def all_reduce_linear(

@@ -21,7 +21,9 @@ outer ones less often still.
 
 Pipelines. Cut into m message chunks, the buffer has its first chunk in stage 1 while the second is
 in stage 0, so that the links of different levels work at the same time. Stages advance together,
-round by round: it pays when their rounds take about as long.
+round by round: it pays when their rounds take about as long. Reduce-scatters share rounds with
+reduce-scatters alone, and all-gathers with all-gathers, so that in any round a rank has one message
+at a level at most, and all ranks do the same.
 
 The reduce-scatter and the all-gather by levels are the first and the second half, except that rank
 r must own shard r, so that the messages of inner stages consist of every p_i-th shard.
@@ -149,11 +151,38 @@ def _pipelined(stages: Sequence[Table], pipelines: int, chunks: int) -> Table:
         pipelines: number of message chunks.
         chunks: chunks of the schedule per message chunk.
     """
-    lengths = [rounds_of(stage) for stage in stages]
     tables = []
     first = 0
-    for slot in range(len(stages) + pipelines - 1):
-        active = range(max(0, slot - pipelines + 1), min(slot + 1, len(stages)))
-        tables += [shifted(stages[i], first, (slot - i) * chunks) for i in active]
-        first += max(lengths[i] for i in active)
+    lengths = [rounds_of(stage) for stage in stages]
+    for active in together(lengths, pipelines):
+        for stage, chunk, late in active:
+            tables.append(shifted(stages[stage], first + late, chunk * chunks))
+        first += max(lengths[stage] for stage, _, _ in active)
     return stacked(tables)
+
+
+def together(rounds: Sequence[int], pipelines: int) -> list[list[tuple[int, int, int]]]:
+    """Return which stages work at the same time, one after another.
+
+    All-gathers end together, as reduce-scatters begin together: so their longest messages, the
+    first of a reduce-scatter and the last of an all-gather, meet those of other levels.
+
+    Args:
+        rounds: of each stage of reduction and distribution; the second half are all-gathers.
+        pipelines: number of message chunks.
+
+    Returns:
+        For each time the stages, each with the message chunk that is in it, and how many rounds
+        later than the first it begins.
+    """
+    found = []
+    count = len(rounds)
+    for slot in range(count + pipelines - 1):
+        active = range(max(0, slot - pipelines + 1), min(slot + 1, count))
+        for back, half in enumerate((range(count // 2), range(count // 2, count))):
+            working = [stage for stage in active if stage in half]
+            longest = max((rounds[stage] for stage in working), default=0)
+            each = [(s, slot - s, back * (longest - rounds[s])) for s in working]
+            if each:
+                found.append(each)
+    return found

@@ -1,0 +1,153 @@
+"""Curve: what a schedule takes as a function of the size, from a few sizes that are played.
+
+A play gives the seconds at one size and the line along which they grow as long as events keep
+their order. Where a size's line meets that of the next one, the chord between the two is farthest
+from what a curve that bends one way can be: if that is more than ``CLOSE``, the size where they
+meet is played next, and so on. A curve that is a maximum of a few lines is found in as many plays.
+
+Curves may bend both ways, for messages that miss each other at one size meet at another. So a chord
+is believed only where a size between was played too, within a factor of ``_NEAR``, that came out as
+the chord or as the lines foretold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from syncopate.costs.flows.kernel import play
+from syncopate.costs.flows.traffic import Traffic
+from syncopate.costs.model.pieces import Pieces
+
+CLOSE = 3e-3
+"""Share by which a chord may differ from the lines of its ends."""
+
+_FIRST = tuple(4.0**power for power in range(-4, 25))
+"""Sizes in bytes that are played first: from less than a byte to more than any buffer."""
+_NEAR = 1.5
+"""Between sizes that are farther apart messages may meet of which neither of the two tells."""
+_NARROW = 1.0005
+"""Sizes that are closer than this are not told apart."""
+_SAME = 1e-8
+
+
+class _Point(NamedTuple):
+    nbytes: float
+    seconds: float
+    slope: float
+
+    def at(self, nbytes: float) -> float:
+        return self.seconds + self.slope * (nbytes - self.nbytes)
+
+
+def played_pieces(several: Sequence[Traffic]) -> list[Pieces]:
+    """Return the seconds that each traffic takes, by the size of the buffer.
+
+    They never fall: where a larger buffer would be through earlier, because its messages happen to
+    meet less, it costs as much as the smaller one.
+    """
+    asked = [(index, nbytes) for index in range(len(several)) for nbytes in _FIRST]
+    points: list[dict[float, _Point]] = [{} for _ in several]
+    for (index, nbytes), point in zip(asked, _played(several, asked), strict=True):
+        points[index][nbytes] = point
+    intervals = [
+        (index, *ends, False) for index in range(len(several)) for ends in pairwise(_FIRST)
+    ]
+    while intervals:
+        cut = []
+        for index, low, high, sure in intervals:
+            middle = _between(points[index][low], points[index][high], sure=sure)
+            if middle is not None:
+                cut.append((index, low, middle, high))
+        found = _played(several, [(index, middle) for index, _, middle, _ in cut])
+        intervals = []
+        for (index, low, middle, high), point in zip(cut, found, strict=True):
+            known = points[index]
+            known[middle] = point
+            if high <= low * _NEAR and _on_chord(known[low], known[high], point):
+                continue
+            sure = _foretold(known[low], known[high], point)
+            intervals += [(index, low, middle, sure), (index, middle, high, sure)]
+    return [_joined([of[nbytes] for nbytes in sorted(of)]) for of in points]
+
+
+def _played(several: Sequence[Traffic], asked: Sequence[tuple[int, float]]) -> list[_Point]:
+    """Return points of traffics, by their index and the size."""
+    if not asked:
+        return []
+    sizes = [nbytes for _, nbytes in asked]
+    found = play([several[index] for index, _ in asked], sizes)
+    rows = zip(sizes, found.seconds.tolist(), found.slopes.tolist(), strict=True)
+    return [_Point(*row) for row in rows]
+
+
+def _between(low: _Point, high: _Point, *, sure: bool) -> float | None:
+    """Return which size between two is to be played; None where a chord is close enough.
+
+    Args:
+        low: the smaller.
+        high: the larger.
+        sure: whether the curve is known to keep to its lines around there.
+    """
+    if high.seconds <= low.seconds * (1 + CLOSE) or high.nbytes <= low.nbytes * _NARROW:
+        return None
+    half_way = math.sqrt(low.nbytes * high.nbytes)
+    crossing = _crossing(low, high)
+    if crossing is None:
+        return None if _one_line(low, high) else half_way
+    share = (crossing - low.nbytes) / (high.nbytes - low.nbytes)
+    chord_s = low.seconds + share * (high.seconds - low.seconds)
+    if abs(chord_s - low.at(crossing)) <= CLOSE * low.at(crossing):
+        return None if sure and high.nbytes <= low.nbytes * _NEAR else half_way
+    within = low.nbytes * _NARROW < crossing < high.nbytes / _NARROW
+    return crossing if within else half_way
+
+
+def _crossing(low: _Point, high: _Point) -> float | None:
+    """Return where the lines of two sizes cross, if between them."""
+    steeper = high.slope - low.slope
+    if not steeper:
+        return None
+    crossing = (low.at(0.0) - high.at(0.0)) / steeper
+    inside = low.nbytes <= crossing * (1 + _SAME) and crossing <= high.nbytes * (1 + _SAME)
+    return crossing if inside else None
+
+
+def _one_line(low: _Point, high: _Point) -> bool:
+    apart = abs(low.at(high.nbytes) - high.seconds), abs(high.at(low.nbytes) - low.seconds)
+    return apart[0] <= _SAME * high.seconds and apart[1] <= _SAME * low.seconds
+
+
+def _foretold(low: _Point, high: _Point, middle: _Point) -> bool:
+    """Say whether the lines of two sizes foretold what was played between them."""
+    crossing = _crossing(low, high)
+    if crossing is None:
+        return False
+    line = low if middle.nbytes <= crossing else high
+    return abs(line.at(middle.nbytes) - middle.seconds) <= CLOSE * middle.seconds
+
+
+def _on_chord(low: _Point, high: _Point, middle: _Point) -> bool:
+    """Say whether the chord of two sizes comes close to what was played between them."""
+    share = (middle.nbytes - low.nbytes) / (high.nbytes - low.nbytes)
+    chord_s = low.seconds + share * (high.seconds - low.seconds)
+    return abs(chord_s - middle.seconds) <= CLOSE * middle.seconds
+
+
+def _joined(points: Sequence[_Point]) -> Pieces:
+    """Return chords between the points, and the lines of the first and the last beyond them."""
+    first, last = points[0], points[-1]
+    start_s = max(first.seconds - max(first.slope, 0.0) * first.nbytes, 0.0)
+    sizes = np.array([0.0, *(point.nbytes for point in points)])
+    seconds = np.maximum.accumulate([start_s, *(point.seconds for point in points)])
+    slopes = np.append(np.diff(seconds) / np.diff(sizes), max(last.slope, 0.0))
+    # Where the line goes on as it came there is no end of a piece.
+    bends = np.abs(np.diff(slopes)) * sizes[1:] > _SAME * seconds[1:]
+    knots = np.concatenate(([True], bends))
+    sizes, seconds = sizes[knots], seconds[knots]
+    slopes = np.append(np.diff(seconds) / np.diff(sizes), max(last.slope, 0.0))
+    return Pieces.of(np.append(sizes[1:], np.inf), seconds - slopes * sizes, slopes)
