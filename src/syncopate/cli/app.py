@@ -19,14 +19,14 @@ from syncopate.cli.convert import convert
 from syncopate.cli.demo.command import demo
 from syncopate.cli.explain import explain
 from syncopate.cli.lab import lab
-from syncopate.cli.plan import plan
+from syncopate.cli.predict.plan import plan
+from syncopate.cli.predict.simulate import simulate
+from syncopate.cli.predict.validate import validate
+from syncopate.cli.predict.whatif import whatif
 from syncopate.cli.profile import profile
 from syncopate.cli.ps import ps
 from syncopate.cli.record import record
 from syncopate.cli.report import report
-from syncopate.cli.simulate import simulate
-from syncopate.cli.validate import validate
-from syncopate.cli.whatif import whatif
 
 app = typer.Typer(
     name="syncopate",

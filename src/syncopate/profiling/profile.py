@@ -50,8 +50,8 @@ def profile(
 
     When ``torch.distributed`` is initialised every rank must call this: they measure at the same
     time, side by side as they will train, and all return the same workload, that of the slowest
-    rank at every moment ([Note: slowest rank] in ``samples``). Ranks on several hosts also measure
-    what overlap costs, with traffic over their network (:mod:`syncopate.profiling.beside`).
+    rank at every moment ([Note: slowest rank] in ``samples``). On several hosts they also measure
+    what overlap costs (:mod:`syncopate.profiling.beside`).
 
     Parameters without ``requires_grad`` are left out. Trainable ones that never got a gradient
     stand last, with no time, and are named in ``metadata["unused"]``. The model, the optimizer and

@@ -185,7 +185,7 @@ def test_wrong_questions_are_one_clear_line(run, options, said):
     assert said in " ".join(err.split())
 
 
-REPOSITORY = Path(__file__).parents[3]
+REPOSITORY = Path(__file__).parents[4]
 PAGE = (REPOSITORY / "docs" / "whatif.md").read_text()
 
 

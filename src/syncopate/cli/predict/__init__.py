@@ -1,0 +1,1 @@
+"""Predict: commands that say what a training would take, and how sure that is."""
