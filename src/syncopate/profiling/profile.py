@@ -89,8 +89,7 @@ def profile(
                 group=group,
                 progress=progress,
             )
-        counts = {"warmup": str(warmup), "iterations": str(iterations)}
-        facts = _facts(task, parameters, where) | counts
+        facts = _facts(task, parameters, where, warmup, iterations)
     finally:
         if where != home:
             task.model.to(home)
@@ -291,7 +290,13 @@ def _all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     return gathered
 
 
-def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) -> dict[str, str]:
+def _facts(
+    task: Task,
+    parameters: Mapping[str, Tensor],
+    where: torch.device,
+    warmup: int,
+    iterations: int,
+) -> dict[str, str]:
     dtypes = sorted({dtype_name(p) for p in parameters.values()})
     facts = {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else where.type,
@@ -300,6 +305,8 @@ def _facts(task: Task, parameters: Mapping[str, Tensor], where: torch.device) ->
         "threads": str(torch.get_num_threads()),
         "clock": clock_for(where).name,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "warmup": str(warmup),
+        "iterations": str(iterations),
     }
     batch = batch_size(task.inputs)
     return facts | ({"batch": str(batch)} if batch is not None else {})
