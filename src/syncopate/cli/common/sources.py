@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.overlap import TCP, assuming_overlap
 from syncopate.artifacts.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import load_cluster
@@ -149,7 +150,7 @@ def _typical(
 ) -> tuple[Cluster, tuple[str, ...]]:
     from syncopate.planning.whatif.machines import on_device
 
-    cluster = Cluster.preset(network, _nodes(found, vary))
+    cluster = assuming_overlap(Cluster.preset(network, _nodes(found, vary)), TCP)
     device = found.workload.metadata.get("device", "")
     chosen = on_device(cluster, device)
     if chosen is cluster:

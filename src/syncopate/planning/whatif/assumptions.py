@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.overlap import OVERLAP
 from syncopate.artifacts.whatif import Setting
 from syncopate.planning.whatif.machines import DEVICE, first_outer
 from syncopate.planning.whatif.quick import is_gpu
@@ -44,7 +45,9 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
             "forward and backward take a time in proportion to the batch, and the update always "
             "the same: a second profile of another batch would measure it"
         )
-    if cluster.interference.is_ideal:
+    if OVERLAP in cluster.metadata:
+        yield f"overlap: {cluster.metadata[OVERLAP].removeprefix('an assumption: ')}"
+    elif cluster.interference.is_ideal:
         yield "computation and communication do not slow each other down: overlap is free"
     backend = (
         "rings, or trees where they are faster, as NCCL does it"
