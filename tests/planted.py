@@ -92,8 +92,8 @@ PLANTED: tuple[Planted, ...] = (
     Planted(
         "a round trip counts as one way",
         "calibration/links.py",
-        "_round_trip(wire, buffer, peer) / 2",
-        "_round_trip(wire, buffer, peer)",
+        "_round_trip(self._buffers[index]) / 2",
+        "_round_trip(self._buffers[index])",
         ("tests/unit/calibration/test_links.py",),
     ),
     Planted(
