@@ -133,6 +133,11 @@ FULL = {
     "tests/unit/benchmarks/test_scripts.py::test_every_benchmark": "every benchmark",
     "tests/unit/calibration/racks/test_racks.py::TestSearch::test_any_ratio": "drawn cases",
     "tests/unit/costs/test_beyond_samples.py::test_no_plan": "drawn cases",
+    "tests/unit/planning/whatif/test_study.py": "every answer of a sweep",
+    "tests/unit/validation/test_session.py": "every end of a grid",
+    "tests/unit/planning/test_both_ways.py": "drawn cases",
+    "tests/unit/costs/test_blocks.py": "every size of a block",
+    f"{_RANKS}/checkpoints/test_files.py": "every file of a checkpoint",
     "tests/unit/simulation/test_reproduce_table_2.py::test_every_cell": "what papers did",
     "tests/unit/zoo/test_zoo.py::TestDigits::test_resnet20": "a training to its end",
 }

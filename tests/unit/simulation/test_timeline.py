@@ -188,14 +188,15 @@ def test_a_plan_of_any_algorithm_is_played(name: str) -> None:
 def test_only_what_a_plan_names_is_priced() -> None:
     """A ring has a formula on any levels; of so many ranks others could not be priced."""
     levels = cluster().levels
-    where = Cluster(name="wide", levels=(*levels, *Cluster.preset("100gbe", 1024).levels))
+    where = Cluster(name="wide", levels=(*levels, *Cluster.preset("100gbe", 33_000).levels))
     plan = make_plan(WORKLOAD, where, "single", algorithm="ring")
-    with pytest.raises(InvalidValueError, match="ranks is 4096; it must be at most 2048"):
+    with pytest.raises(InvalidValueError, match="ranks is 132000; it must be at most"):
         make_plan(WORKLOAD, where, "single")
     timeline = simulate(WORKLOAD, plan, where)
     assert plan.prediction is not None
     assert timeline.duration_s == pytest.approx(plan.prediction.iteration_s)
-    assert timeline.columns.rank.max() == 4095
+    assert timeline.world_size == 132_000
+    assert timeline.columns.rank.max() == 131_999
 
 
 def test_a_timeline_that_would_not_fit_is_refused_before_it_is_played() -> None:
