@@ -54,8 +54,8 @@ def predict_delayed(
     traffic = _traffic(workload, plan, cluster, costs)
     k = plan.delay.k
     period = play_period(workload, traffic, plan.delay, workload.interference_on(cluster))
-    played_s = math.fsum(one.iteration_s for one in period) / k
-    communication_s = math.fsum(one.communication_s for one in period) / k
+    played_s = math.fsum(one.iteration_s for one in period) / len(period)
+    communication_s = math.fsum(one.communication_s for one in period) / len(period)
     compute_s = period[0].compute_s
     beside_nbytes = workload.beside_nbytes(cluster.world_size)
     bound_s = plan_bound_s(cluster, plan.buckets, compute_s, share, beside_nbytes, pull_period=k)
@@ -117,7 +117,7 @@ def _pulled_behind(
     def lasts_s(behind: int) -> float:
         tried = dataclasses.replace(traffic, behind=behind)
         period = play_period(workload, tried, delay, workload.interference_on(cluster))
-        return math.fsum(one.iteration_s for one in period)
+        return math.fsum(one.iteration_s for one in period) / len(period)
 
     tried = {n: lasts_s(n) for n in {round(count * i / _SHARES) for i in range(_SHARES + 1)}}
     best = min(sorted(tried), key=tried.__getitem__)

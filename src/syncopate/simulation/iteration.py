@@ -203,10 +203,15 @@ def lasts_s(workload: Workload, traffic: Traffic, interference: Interference = I
 def play_period(
     workload: Workload, traffic: Traffic, delay: Delay, interference: Interference = IDEAL
 ) -> tuple[Iteration, ...]:
-    """Play the iterations of one period of a delay, from that which weights arrive in."""
+    """Play the iterations of one period of a delay, from that which weights arrive in.
+
+    Messages that pass from one iteration into the next may make every other iteration alike, and
+    not every one: then of two periods, if their number of iterations is odd.
+    """
     k = delay.k
     if not (traffic.served or _ends_behind(workload, traffic, delay)):
         return _played(workload, traffic, interference, k, pulls_first=True, delay=delay)
+    before: tuple[Iteration, ...] = ()
     last: tuple[Iteration, ...] = ()
     for periods in _SETTLED:
         played = _played(
@@ -215,8 +220,8 @@ def play_period(
         before, last = played[-2 * k : -k], played[-k:]
         before_s, last_s = (math.fsum(one.iteration_s for one in some) for some in (before, last))
         if math.isclose(before_s, last_s, rel_tol=_ALIKE):
-            break
-    return last
+            return last
+    return before + last
 
 
 def play_several(

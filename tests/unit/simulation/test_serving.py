@@ -135,6 +135,18 @@ class TestDelayed:
         assert sum(one.iteration_s for one in period) == pytest.approx(expected_s)
         assert [bool(one.pull_ends_s) for one in period] == [True] + [False] * (k - 1)
 
+    @pytest.mark.parametrize("k", [1, 3])
+    @pytest.mark.parametrize("message_s", [(1.0, 3.0), (6.0, 1.0), (1.0, 6.0), (3.0, 6.0)])
+    def test_iterations_that_alternate_count_in_pairs(
+        self, message_s: tuple[float, float], k: int
+    ) -> None:
+        work = workload([1.0, 2.0], forward_s=2.0)
+        traffic, delay = served(work, list(message_s)), Delay(k=k)
+        period = play_period(work, traffic, delay)
+        several = play_several(work, traffic, IDEAL, 24 * k, delay)[-12 * k :]
+        mean_s = sum(one.iteration_s for one in several) / len(several)
+        assert sum(one.iteration_s for one in period) / len(period) == pytest.approx(mean_s)
+
     def test_backward_waits_for_the_push_before_where_the_gradient_is_ready(self) -> None:
         work = workload([1.0, 1.0], forward_s=1.0)
         traffic = served(work, [3.0, 3.0])
