@@ -1,4 +1,4 @@
-"""Defaults for what nobody measured here, beside public measurements of machines that others have.
+"""Defaults for what was not measured, beside public measurements of machines that others have.
 
 Two defaults stand in for measurements: the roofline's efficiency for a device that is not at hand,
 and what overlap costs on a cluster of logs. Both are held here against ResNet-50 in float32:

@@ -11,7 +11,7 @@ An iteration is phase 1, then phase 3: pushes as backward makes gradients, all t
 each key, once all workers' are there, its weights back; and the next forward waits for all of them
 ([Note: MXNet's order] of ``sketchdlc_worker.py``). The wire's part of the paper's phase 3 is played
 on its own 56 Gbit/s and two workers. The rest of it (calls, copies, searches, updates, waits) is
-held as it was measured, whatever the network. That takes for granted that it does not grow with
+held as it was measured, on every network. That takes for granted that it does not grow with
 workers: with many of them the server's own work comes on top, and aggregation would take from that
 too.
 

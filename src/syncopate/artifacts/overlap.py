@@ -1,4 +1,4 @@
-"""Overlap: what computation and collectives cost each other where nobody measured it.
+"""Overlap: what computation and collectives cost each other where it was not measured.
 
 Ideal overlap promises too much, and what it costs depends on the model and the machine, so a
 measured cluster keeps what was measured. A typical network, and a cluster of other tools' logs,

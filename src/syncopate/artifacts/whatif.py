@@ -204,7 +204,7 @@ class LinkNeeded(Record, frozen=True, kw_only=True):
     Attributes:
         nodes: of how many nodes.
         today: by which plan, ``"ddp"`` or ``"best"``.
-        link: such as ``"25g"``; empty: none does, whatever its rate.
+        link: such as ``"25g"``; empty: no link does, however fast.
         bandwidth_bytes_per_s: of that link.
         least_bytes_per_s: the least rate that would do; 0 where none does.
         epoch_cost: with that link; None without prices.

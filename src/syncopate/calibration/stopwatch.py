@@ -1,6 +1,6 @@
 """Stopwatch: how long measuring took, without what passes inside its reports.
 
-Whoever measures beside a training pauses where it reports its progress
+Self-planning measures beside a training, and pauses where measuring reports its progress
 (:mod:`syncopate.engine.selfplan.portions`), for many steps at times. A budget speaks of measuring
 alone.
 """
@@ -16,7 +16,7 @@ class Stopwatch:
     """Runs from the start, and stands still inside reports, which are made by calling it.
 
     Args:
-        progress: takes the reports; None for nobody.
+        progress: takes the reports, if any.
     """
 
     def __init__(self, progress: Progress | None = None) -> None:

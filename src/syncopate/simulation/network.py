@@ -124,7 +124,7 @@ class Aggregation:
 
 
 def aggregated_costs(cluster: Cluster, plan: Plan, aggregation: Aggregation) -> Costs:
-    """Return what a plan's messages cost where switches make the sums, whatever its algorithms.
+    """Return what a plan's messages cost where switches make the sums; its algorithms do not count.
 
     Args:
         cluster: the machines.

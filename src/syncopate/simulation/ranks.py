@@ -309,7 +309,7 @@ class _Ranks:
         if not computing.any():
             return math.inf
         last = computing & (self.at == self.at.min())
-        # When nobody computes any more, and when the last rank has left its piece.
+        # When no rank computes any more, and when the last rank has left its piece.
         event = self._time(self.end[computing].max())
         return min(event, self._time(self.end[last].max())) if last.any() else event
 

@@ -4,8 +4,8 @@ A cell is a number of hosts, a rate of their links, flat or in two racks, an exc
 Racks have an uplink half as fast as their hosts together. Parameter servers have hosts of their
 own, half as many as there are workers, and no racks.
 
-Cells come in an order in which the first dozens have every value of everything: whoever measures a
-few has an even sample of all.
+Cells come in an order in which the first two dozen have every host count, rate, shape, exchange and
+work. So the first few are an even sample of all.
 """
 
 from __future__ import annotations

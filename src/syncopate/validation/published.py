@@ -9,7 +9,7 @@ them, and none of them is an input:
 * **All-reduces on 10GbE and InfiniBand**: nccl-tests on a cluster alike, with 8 nodes. On 2 and 4
   nodes they are carried over, with NCCL's own choice of trees and rings
   (:mod:`syncopate.costs.nccl`).
-* **All-reduces over TCP on 100 Gbit/s**: nobody published nccl-tests of it. Its bandwidth is read
+* **All-reduces over TCP on 100 Gbit/s**: no nccl-tests of it are published. Its bandwidth is read
   off BSP trainings of another model, BERT-Large, on the same nodes; what a message takes beside its
   bytes is that of TCP on 10GbE.
 * **Overlap**: the stated default (:mod:`syncopate.artifacts.overlap`).

@@ -1,7 +1,7 @@
 """Session: the cells of the lab's grid, predicted and measured one after the other.
 
 Every number of hosts is calibrated once, at home; every cell has a lab of its own. What was found
-is kept after each cell, so that whoever stops loses the cell under way alone.
+is kept after each cell, so that a stop loses the cell under way alone.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def validate(
     keep(known)
     if not left:
         return known
-    # The labs' processes need torch, and whoever reads the GPUs' points alone does not.
+    # The labs' processes need torch; the GPUs' points do not.
     from syncopate.validation.session import Session  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory(prefix="syncopate-validate-") as folder:

@@ -194,7 +194,7 @@ def test_faster_transfers_start_no_earlier_than_their_gradients_are_there():
 
 
 def test_ranks_that_leave_one_message_late_and_come_late_to_the_next_are_transferring():
-    """Of each message another rank's part takes twice as long; nobody computes meanwhile."""
+    """Of each message another rank's part takes twice as long; no rank computes meanwhile."""
     count = 24
 
     def takes(rank: int, _: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Overlap: a default where nobody measured it, and what was measured where somebody did."""
+"""Overlap: a default where it was not measured, and the measured figures where it was."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TestOperations:
         model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 2))
         found = on_round(Task(model, torch.ones(B, 7)))
         first, last = 2 * B * 7 * 5, 2 * B * 5 * 2
-        # Of the first layer nobody asks for the gradient of its input.
+        # The gradient of the first layer's input is not needed.
         assert (found.forward, found.backward) == (first + last, 2 * last + first)
         of_layer: dict[str, list[float]] = {}
         for layer in found.layers:

@@ -12,7 +12,7 @@ says so.
 
 [Note: bandwidth] A level carries what was seen to pass: the best bus bandwidth of a collective that
 crosses it, and the rate between two hosts. NCCL's bus bandwidth is what the busiest link of a ring
-carries, whatever the number of ranks. Of several pairs of hosts the slowest counts, because a
+carries, for any number of ranks. Of several pairs of hosts the slowest counts, because a
 collective goes at its pace.
 
 [Note: curves] What NCCL took is the curve of the backend's own algorithm, ``native``, by size, with

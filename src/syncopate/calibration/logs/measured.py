@@ -1,4 +1,4 @@
-"""Measured: what a log tells, whichever tool wrote it."""
+"""Measured: what a log tells, the same for all tools."""
 
 from __future__ import annotations
 

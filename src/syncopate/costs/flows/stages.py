@@ -3,8 +3,8 @@
 Where its factors are the levels and the ranks are in their order, all ranks do the same in every
 round: each sends one message at every level whose stage is at work, as long as everybody's, and
 its unit's link carries as many as it has ranks. So a round of one rank stands for that of all, and
-rounds, which begin and end together, add up. Rounds are of few kinds, whatever the number of ranks:
-a kind is played once, and counted.
+rounds, which begin and end together, add up. Rounds are of few kinds, for any number of ranks: a
+kind is played once, and counted.
 """
 
 from __future__ import annotations

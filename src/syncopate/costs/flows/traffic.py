@@ -5,7 +5,7 @@ its own messages of the rounds before are done; a message starts when both its r
 the round and the messages before it at its two ports are done; it takes α, then its bytes flow over
 all its links at once. What it holds up at its sender goes on when its bytes have left, and what it
 holds up at its receiver when they have been added too. So messages wait for messages, and nothing
-else: they form a graph without cycles, whatever the size of the buffer.
+else: they form a graph without cycles, for every size of the buffer.
 """
 
 from __future__ import annotations

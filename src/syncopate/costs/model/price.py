@@ -8,8 +8,8 @@ The model is the papers' α-β-γ model, per message and without barriers:
   message.
 * All ranks of a host share the host's link, and all hosts of a rack the rack's, each direction for
   itself; a rank's own link is that of the innermost level. A message flows over the up-links of all
-  units that it leaves and the down-links of all that it enters. What is on its way at the same
-  time shares every link max-min fairly, of whichever rounds it is.
+  units that it leaves and the down-links of all that it enters. Messages that are on their way
+  at the same time share every link max-min fairly, also those of different rounds.
 * A rank has one send port and one receive port for each level, as a device has one for its
   neighbours and one to the network; both lead to the rank's own link. It enters a round when it has
   finished its own transfers of all rounds before, whatever the other ranks do; a message starts

@@ -1,4 +1,4 @@
-"""Assumptions: what a sweep takes for granted, so that nobody takes it for measured."""
+"""Assumptions: what a sweep takes for granted and did not measure."""
 
 from __future__ import annotations
 

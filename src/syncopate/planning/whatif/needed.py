@@ -46,7 +46,7 @@ def link_needed(
         at: Setting = replace(setting, bandwidth_bytes_per_s=bytes_per_s)
         compute_s = predictor.compute_s(at, EXACT)
         if bounded and compute_s < (keep - _REACH) * predictor.bound_s(at):
-            return False  # whatever the plan
+            return False  # no plan is faster than the bound
         iteration_s = predictor.iteration_s(at, ddp=today == DDP, shifts=EXACT)
         return compute_s >= (keep - _REACH) * iteration_s
 

@@ -1,7 +1,7 @@
 """Predictor: from a setting to its point; clusters, prices of collectives and points are kept.
 
 Prices are remembered by the identity of a cluster (``costs/model/remembered.py``), so settings that
-share their machines share one cluster here, whatever they compute and exchange.
+share their machines share one cluster here, also where they compute or exchange differently.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Study: one question of a user, from what varies to the answers.
 
-The work is done point by point, so that whoever interrupts it has what was done: ``run`` fills the
+The work is done point by point, so that an interruption keeps what was done: ``run`` fills the
 study, and ``result`` says what is there.
 """
 

@@ -1,4 +1,4 @@
-"""Logs of nccl-tests: what rows say, in every version and with whatever stands between them."""
+"""Logs of nccl-tests: what rows say, in every version, with warnings and other text between."""
 
 from __future__ import annotations
 

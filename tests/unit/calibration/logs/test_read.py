@@ -245,7 +245,7 @@ def test_files_are_known_by_their_content(tmp_path) -> None:
 
 
 def test_any_damage_is_one_error_or_a_cluster(tmp_path) -> None:
-    """Whatever is cut off, nothing but the errors of the house comes out."""
+    """A log that is cut off anywhere gives an error of the house, and no other."""
     path = tmp_path / "log"
     for text in (nccl_tests(2, 2), BW + LAT, IPERF):
         for end in range(0, len(text), max(len(text) // 60, 1)):
