@@ -15,7 +15,7 @@ from rich.text import Text
 
 from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
-from syncopate.artifacts.plan import Bucket, Plan
+from syncopate.artifacts.plan import Bucket, Plan, Prediction
 from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
 from syncopate.reports.tables import titled_table
@@ -127,6 +127,13 @@ def plans_report(
     return table
 
 
+def _interval(prediction: Prediction) -> str:
+    if prediction.low_s is None or prediction.high_s is None:
+        return ""
+    low, high = format_seconds(prediction.low_s), format_seconds(prediction.high_s)
+    return f" ({low} to {high} in nine of ten)"
+
+
 def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     """Return one plan: what it expects and its first ``most`` buckets in launch order."""
     lines = Text.assemble(
@@ -146,8 +153,8 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     prediction = plan.prediction
     if prediction is not None:
         lines.append(
-            f"\npredicted iteration {format_seconds(prediction.iteration_s)}: "
-            f"computation {format_seconds(prediction.compute_s)}, "
+            f"\npredicted iteration {format_seconds(prediction.iteration_s)}"
+            f"{_interval(prediction)}: computation {format_seconds(prediction.compute_s)}, "
             f"communication {format_seconds(prediction.communication_s)}, "
             f"of which {format_seconds(prediction.exposed_s)} exposed; "
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"

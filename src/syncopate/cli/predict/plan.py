@@ -139,6 +139,7 @@ def plan(
 
       syncopate plan -w workload.json -c cluster.json --exchange served --servers 4 --pull-period 4
     """
+    from syncopate.planning.margins import sure
     from syncopate.planning.registry import require_policy
 
     require_policy(policy)
@@ -152,6 +153,9 @@ def plan(
     if wanted.pull_period is not None:
         chosen, beside = _delayed(chosen, wanted.pull_period, work, cluster)
         plans = (*plans, chosen) if chosen.delay else plans
+    certain = sure(chosen, work, cluster)
+    plans = tuple(certain if plan is chosen else plan for plan in plans)
+    chosen = certain
     chosen.save(output)
     _show(plans, chosen, output, json, beside)
 

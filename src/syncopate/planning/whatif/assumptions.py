@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.overlap import OVERLAP
 from syncopate.artifacts.whatif import Setting
+from syncopate.costs.validated import BY_KIND
 from syncopate.planning.whatif.machines import DEVICE, first_outer
 from syncopate.planning.whatif.quick import is_gpu
 from syncopate.planning.whatif.work import Work
@@ -59,5 +60,8 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
         "plans of points are searched for less than by syncopate plan, which finds ones that are "
         "up to a percent or two faster"
     )
+    if is_gpu(work.base):
+        ranks = {one.ranks for one in settings}
+        yield from BY_KIND["gpu"].outside(ranks, {one.bandwidth_bytes_per_s for one in settings})
     if any(one.pull_period or one.local_sgd for one in settings):
         yield "what late weights do to accuracy is not predicted"

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED
 from syncopate.artifacts.whatif import DDP, Change, Setting
+from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.predictor import Predictor
 from syncopate.units import format_link, sold_as
 
@@ -34,8 +35,6 @@ PULL_PERIOD, LOCAL_STEPS = 4, 8
 """The k of SSD-SGD and the period of local SGD that are tried."""
 
 _Shifts = tuple[float, ...]
-EXACT: _Shifts = (1.0, 1.0, 1.0)
-"""Inputs as they are."""
 
 
 class Option(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from syncopate.artifacts.whatif import DDP, LinkNeeded, Prices, Setting
-from syncopate.planning.whatif.changes import EXACT
+from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.costs import epoch_cost
 from syncopate.planning.whatif.predictor import Predictor
 from syncopate.units import SOLD_GBIT, parse_link, sold_as

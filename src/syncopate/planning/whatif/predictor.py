@@ -12,16 +12,16 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan, Prediction
 from syncopate.artifacts.whatif import Outcome, Point, Prices, Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import iteration_bound_s
+from syncopate.planning.margins import EXACT, Margins, shifted, slower, with_interval
 from syncopate.planning.question import predict
 from syncopate.planning.whatif import quick
 from syncopate.planning.whatif.costs import epoch_cost
 from syncopate.planning.whatif.machines import cluster_of
-from syncopate.planning.whatif.margins import INPUTS, Margins, with_interval
 from syncopate.planning.whatif.work import Work
 
 _KEPT = 256
@@ -93,7 +93,7 @@ class Predictor:
 
     def bound_s(self, setting: Setting) -> float:
         """Return what no iteration that sends every gradient as it is can be shorter than."""
-        return iteration_bound_s(*self._inputs(setting, (1.0,) * len(INPUTS)))
+        return iteration_bound_s(*self._inputs(setting, EXACT))
 
     def compute_s(self, setting: Setting, shifts: tuple[float, ...]) -> float:
         """Return what an iteration computes, with other inputs."""
@@ -101,10 +101,10 @@ class Predictor:
 
     def machines(self, setting: Setting) -> Cluster:
         """Return the cluster of a setting."""
-        return self._inputs(setting, (1.0,) * len(INPUTS))[1]
+        return self._inputs(setting, EXACT)[1]
 
     def _point(self, setting: Setting) -> Point:
-        workload, cluster = self._inputs(setting, (1.0,) * len(INPUTS))
+        workload, cluster = self._inputs(setting, EXACT)
         best = self._outcome(setting, quick.planned(workload, cluster, setting))
         plain = self._outcome(setting, quick.ddp(workload, cluster))
         made = Point(setting=setting, best=best, ddp=plain)
@@ -116,8 +116,8 @@ class Predictor:
     def _outcome(self, setting: Setting, plan: Plan) -> Outcome:
         found = plan.prediction
         assert found is not None
-        shifted = (self._shifted_s(setting, plan, place) for place in range(len(INPUTS)))
-        found = with_interval(found, shifted, self.margins.method)
+        shifted_s = (self._shifted_s(setting, plan, ends) for ends in self.margins.ends())
+        found = with_interval(found, shifted_s, self.margins.method)
         assert found.low_s is not None
         assert found.high_s is not None
         samples = (setting.batch or 1) * setting.ranks
@@ -132,15 +132,12 @@ class Predictor:
             efficiency=_efficiency(found),
         )
 
-    def _shifted_s(self, setting: Setting, plan: Plan, place: int) -> float:
-        """Return the iteration of a plan with one input at the end of its interval."""
-        shifts = [1.0] * len(INPUTS)
-        share = self.margins.of(INPUTS[place])
+    def _shifted_s(self, setting: Setting, plan: Plan, ends: tuple[float, ...]) -> float:
+        """Return the iteration of a plan with other inputs."""
         assert plan.prediction is not None
-        if share == 0:
+        if ends == EXACT:
             return plan.prediction.iteration_s
-        shifts[place] = 1 / (1 + share) if INPUTS[place] == "bandwidth" else 1 + share
-        workload, cluster = self._inputs(setting, tuple(shifts))
+        workload, cluster = self._inputs(setting, ends)
         return predict(workload, plan, cluster).iteration_s
 
     def _inputs(self, setting: Setting, shifts: tuple[float, ...]) -> tuple[Workload, Cluster]:
@@ -155,31 +152,13 @@ class Predictor:
         )
         cluster = self._clusters.get_or(
             (machines, bandwidth, latency),
-            lambda: _shifted(cluster_of(self.cluster, setting), bandwidth, latency),
+            lambda: shifted(cluster_of(self.cluster, setting), bandwidth, latency),
         )
         workload = self._workloads.get_or(
             (setting.gpu_speed, setting.profile, setting.batch, compute),
-            lambda: _slower(self.work.at(setting), compute),
+            lambda: slower(self.work.at(setting), compute),
         )
         return workload, cluster
-
-
-def _slower(workload: Workload, factor: float) -> Workload:
-    return workload if factor == 1 else workload.scaled(factor)
-
-
-def _shifted(cluster: Cluster, bandwidth: float, latency: float) -> Cluster:
-    if bandwidth == latency == 1:
-        return cluster
-
-    def changed(level: Level) -> Level:
-        return replace(
-            level,
-            bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * bandwidth,
-            latency_s=level.latency_s * latency,
-        )
-
-    return replace(cluster, levels=tuple(map(changed, cluster.levels)))
 
 
 def _over(samples: float, seconds: float) -> float:

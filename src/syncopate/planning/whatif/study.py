@@ -27,13 +27,13 @@ from syncopate.artifacts.whatif import (
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import Progress, part, say
+from syncopate.planning.margins import margins
 from syncopate.planning.whatif import sentences
 from syncopate.planning.whatif.assumptions import assumptions
 from syncopate.planning.whatif.axes import Axes, values_of
 from syncopate.planning.whatif.changes import change_of, levels_of, options, ranked
 from syncopate.planning.whatif.doubts import doubts
 from syncopate.planning.whatif.machines import setting_of
-from syncopate.planning.whatif.margins import margins
 from syncopate.planning.whatif.needed import link_needed
 from syncopate.planning.whatif.predictor import Predictor
 from syncopate.planning.whatif.work import Work, batch_of
@@ -242,7 +242,7 @@ def whatif(
             link is looked for.
         prices: of an hour of GPUs, nodes and links.
         uncertain: by input (``bandwidth``, ``latency``, ``compute``) or ``method``, the share by
-            which it may be off; what is left out is as :mod:`~syncopate.planning.whatif.margins`
+            which it may be off; what is left out is as :mod:`~syncopate.planning.margins`
             says.
         progress: told what is predicted, and which part of all is done.
         vary: values by axis. ``nodes``, ``gpus_per_node``, ``batch``, ``pull_period`` (k of

@@ -10,8 +10,8 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.whatif import BEST, DDP, Prices, WhatIf
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.margins import METHOD
 from syncopate.planning.planner import make_plan
-from syncopate.planning.whatif.margins import METHOD
 from syncopate.planning.whatif.study import Study, Terms
 from syncopate.units import parse_link
 from tests.unit import examples
@@ -250,3 +250,11 @@ def test_it_is_written_and_read(swept, tmp_path):
 def test_wrong_questions_are_refused(told, error):
     with pytest.raises(error):
         syncopate.whatif(_workload(), CLUSTER, **told)
+
+
+def test_settings_outside_of_what_was_validated_are_named():
+    found = syncopate.whatif(_workload(), CLUSTER, nodes=[8, 64])
+    assert any("64 ranks lie outside of what was validated" in one for one in found.assumptions)
+    on_cpu = replace(_workload(), metadata={"device": "cpu"})
+    found = syncopate.whatif(on_cpu, CLUSTER, nodes=[8, 64])
+    assert not any("validated" in one for one in found.assumptions)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Prediction
+from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.planning.whatif.margins import MEASURED, METHOD, TYPICAL, margins, with_interval
+from syncopate.planning.margins import MEASURED, METHOD, TYPICAL, margins, sure, with_interval
+from syncopate.planning.planner import make_plan
 
 
 def _found(iteration_s: float = 1.0, communication_s: float = 1.0, bound_s: float = 0.5):
@@ -71,3 +75,17 @@ def test_a_prediction_lies_within_its_interval():
         Prediction(
             iteration_s=1, compute_s=1, communication_s=0, exposed_s=0, bound_s=1, low_s=2, high_s=3
         )
+
+
+def test_a_plan_s_interval_is_that_of_its_inputs_and_the_method():
+    """Nothing overlaps on two ranks with one gradient, so each input's share is known by hand."""
+    tensors = (GradientTensor(name="w", numel=250_000, backward_s=0.05),)
+    workload = Workload(model="m", tensors=tensors, forward_s=0.05, backward_s=0.05)
+    cluster = Cluster.flat(2, latency_s=0.0, bandwidth_bytes_per_s=1e7)
+    plan = make_plan(workload, cluster, "single", algorithm="ring")
+    found = sure(plan, workload, cluster)
+    assert replace(found, prediction=plan.prediction) == plan
+    # 0.1 s of computation and 0.1 s of messages.
+    shares = (0.5 * TYPICAL[0], 0.5 * TYPICAL[2], min(METHOD["gpu"].relative, 0.5))
+    assert plan.prediction.iteration_s == pytest.approx(0.2)
+    assert found.prediction.high_s == pytest.approx(0.2 * (1 + math.hypot(*shares)))

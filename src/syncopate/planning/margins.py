@@ -19,15 +19,18 @@ interval is meant to hold nine iterations in ten.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.plan import Prediction
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan, Prediction
+from syncopate.artifacts.workload import Workload
 from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning.question import predict
 
 
 class MethodError(NamedTuple):
@@ -61,6 +64,9 @@ METHOD: dict[str, MethodError] = {
 INPUTS = ("bandwidth", "latency", "compute")
 """Inputs that are uncertain, by name."""
 
+EXACT = (1.0, 1.0, 1.0)
+"""What inputs are multiplied by where they are taken as they are."""
+
 MEASURED, TYPICAL = (0.02, 0.2, 0.03), (0.1, 0.5, 0.05)
 """By which share the inputs may be off: of a calibrated cluster, and of one written by hand."""
 
@@ -88,6 +94,12 @@ class Margins:
             value = getattr(self, what)
             if not 0 <= value < 1:
                 raise InvalidValueError(f"uncertainty of {what}", value, "a share in [0, 1)")
+
+    def ends(self) -> Iterator[tuple[float, float, float]]:
+        """Yield what to multiply all inputs by, each in turn at its unfavourable end."""
+        yield 1 / (1 + self.bandwidth), 1.0, 1.0
+        yield 1.0, 1 + self.latency, 1.0
+        yield 1.0, 1.0, 1 + self.compute
 
     def of(self, what: str) -> float:
         """Return the share of an input."""
@@ -119,6 +131,45 @@ def margins(device: str, measured: bool, given: dict[str, float]) -> Margins:
     error = METHOD["cpu" if device == "cpu" else "gpu"]
     source = "as given" if "method" in given else error.source
     return Margins(**(usual | {"method": error.relative} | given), source=source)
+
+
+def sure(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
+    """Return a plan whose prediction has an interval, by the usual margins.
+
+    Args:
+        plan: with a prediction.
+        workload: what it was made for.
+        cluster: what it was made for.
+    """
+    assert plan.prediction is not None
+    usual = margins(workload.metadata.get("device", ""), bool(cluster.probes), {})
+    shifted_s = [
+        predict(slower(workload, compute), plan, shifted(cluster, *links)).iteration_s
+        for *links, compute in usual.ends()
+    ]
+    return replace(plan, prediction=with_interval(plan.prediction, shifted_s, usual.method))
+
+
+def slower(workload: Workload, factor: float) -> Workload:
+    """Return a workload whose every time is multiplied."""
+    return workload if factor == 1 else workload.scaled(factor)
+
+
+def shifted(cluster: Cluster, bandwidth: float, latency: float) -> Cluster:
+    """Return a cluster whose links' rates and latencies are multiplied."""
+    if bandwidth == latency == 1:
+        return cluster
+    return replace(
+        cluster,
+        levels=tuple(
+            replace(
+                level,
+                bandwidth_bytes_per_s=level.bandwidth_bytes_per_s * bandwidth,
+                latency_s=level.latency_s * latency,
+            )
+            for level in cluster.levels
+        ),
+    )
 
 
 def with_interval(found: Prediction, shifted_s: Iterable[float], method: float) -> Prediction:
