@@ -29,9 +29,9 @@ import json
 import math
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -60,33 +60,14 @@ SIZES = (4, 256, 4 * KIB, 32 * KIB, 128 * KIB, 512 * KIB, 2 * MIB, 8 * MIB, 32 *
 SHOWN = 15
 
 
-class Cell(NamedTuple):
-    """One algorithm at one size.
+def name_of(cell: Sample) -> str:
+    """Return what to call a cell, options that the size chose left out."""
+    return f"{cell.collective} {cell.algorithm}"
 
-    Attributes:
-        collective: its name.
-        algorithm: its name.
-        options: with which it ran.
-        nbytes: the whole buffer.
-        samples_s: durations, the longest rank's.
-    """
 
-    collective: str
-    algorithm: str
-    options: Mapping[str, Any]
-    nbytes: int
-    samples_s: Sequence[float]
-
-    @property
-    def name(self) -> str:
-        """What to call it, options that the size chose left out."""
-        return f"{self.collective} {self.algorithm}"
-
-    @property
-    def label(self) -> str:
-        """What to call it, with its options."""
-        options = "".join(f":{key}={value}" for key, value in sorted(self.options.items()))
-        return self.name + options
+def label_of(cell: Sample) -> str:
+    """Return what to call a cell, with its options."""
+    return name_of(cell) + "".join(f":{key}={value}" for key, value in sorted(cell.options.items()))
 
 
 def repetitions(nbytes: int) -> int:
@@ -94,7 +75,7 @@ def repetitions(nbytes: int) -> int:
     return 16 if nbytes <= 512 * KIB else 8 if nbytes <= 2 * MIB else 4 if nbytes <= 8 * MIB else 3
 
 
-def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
+def contenders(cluster: Cluster, nbytes: int) -> list[Sample]:
     """Return what to run at a size, without samples."""
     found = []
     for collective in registry.collectives():
@@ -104,7 +85,7 @@ def contenders(cluster: Cluster, nbytes: int) -> list[Cell]:
             fitting = registry.fitted(collective, name, cluster)
             chosen = schedule_cost(cluster, collective, name).options(nbytes)
             options = [dict(chosen)] + ([fitting] if chosen != fitting else [])
-            found += [Cell(collective, name, one, nbytes, ()) for one in options]
+            found += [Sample(collective, name, one, nbytes, ()) for one in options]
     return found
 
 
@@ -120,9 +101,9 @@ def rank_main(options: argparse.Namespace) -> None:
         sizes = [size for size in SIZES if size <= options.largest * MIB]
         cells = [cell for nbytes in sizes for cell in contenders(cluster, nbytes)]
         measured = measure(
-            communicator, starts, [*cells, *(Cell(*probe, ()) for probe in probes(cluster))]
+            communicator, starts, [*cells, *(Sample(*probe, ()) for probe in probes(cluster))]
         )
-        cells, samples = measured[: len(cells)], [Sample(*cell) for cell in measured[len(cells) :]]
+        cells, samples = measured[: len(cells)], measured[len(cells) :]
         if communicator.rank == 0:
             stored = {
                 "hosts": options.hosts,
@@ -137,7 +118,7 @@ def rank_main(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def measure(communicator: Communicator, starts: Starts, cells: Sequence[Cell]) -> list[Cell]:
+def measure(communicator: Communicator, starts: Starts, cells: Sequence[Sample]) -> list[Sample]:
     """Return the cells with samples; the same on all ranks.
 
     All sizes take turns, large ones more rarely, so that a disturbance of the machine hits all of
@@ -163,7 +144,7 @@ def measure(communicator: Communicator, starts: Starts, cells: Sequence[Cell]) -
     ]
 
 
-def call_of(communicator: Communicator, cell: Cell, tensor: torch.Tensor) -> Callable[[], object]:
+def call_of(communicator: Communicator, cell: Sample, tensor: torch.Tensor) -> Callable[[], object]:
     """Return the call that runs a cell."""
     run = getattr(communicator, cell.collective)
     root = (0,) if conditions(cell.collective).rooted else ()
@@ -173,7 +154,7 @@ def call_of(communicator: Communicator, cell: Cell, tensor: torch.Tensor) -> Cal
 class Compared(NamedTuple):
     """A measured cell, and what it should have taken."""
 
-    cell: Cell
+    cell: Sample
     measured_s: float
     price_s: float
 
@@ -183,7 +164,7 @@ class Compared(NamedTuple):
         return self.price_s / self.measured_s
 
 
-def compared(cluster: Cluster, cells: Iterable[Cell], *, plain: bool = False) -> list[Compared]:
+def compared(cluster: Cluster, cells: Iterable[Sample], *, plain: bool = False) -> list[Compared]:
     """Hold every cell against its price on ``cluster``, or against the papers' α-β-γ price."""
     price = price_many if plain else execution_times
     found = []
@@ -209,7 +190,7 @@ def of_probes(one: Compared) -> bool:
     return one.cell[:2] in probed and one.cell.nbytes <= largest
 
 
-def tell(cluster: Cluster, cells: Sequence[Cell]) -> None:
+def tell(cluster: Cluster, cells: Sequence[Sample]) -> None:
     """Print the comparison."""
     for level in cluster.levels:
         rate = f"{level.bandwidth_bytes_per_s * 8 / 1e6:.0f} Mbit/s"
@@ -234,7 +215,7 @@ def tell(cluster: Cluster, cells: Sequence[Cell]) -> None:
     print("worst cells:")
     for one in sorted(found, key=lambda one: -abs(math.log(one.ratio)))[:SHOWN]:
         print(
-            f"  {one.cell.label:38s} {format_bytes(one.cell.nbytes):>8s} "
+            f"  {label_of(one.cell):38s} {format_bytes(one.cell.nbytes):>8s} "
             f"price {format_seconds(one.price_s):>9s} measured {format_seconds(one.measured_s):>9s}"
         )
     rest = [one for one in found if not of_probes(one)]
@@ -248,7 +229,7 @@ def row(one: Compared) -> str:
     """Return the row of the table that a cell stands in."""
     fitted = one.cell.options.get("blocks")
     default = fitted is None and "blocks" in registry.ALGORITHMS[one.cell[:2]].options
-    return one.cell.name + (" (default)" if default else "")
+    return name_of(one.cell) + (" (default)" if default else "")
 
 
 def from_json(path: Path) -> None:
@@ -256,7 +237,7 @@ def from_json(path: Path) -> None:
     stored = msgspec.json.decode(path.read_bytes())
     cluster = Cluster.from_json(json.dumps(stored["cluster"]))
     samples = [Sample(*sample) for sample in stored["samples"]]
-    tell(refitted(cluster, samples), [Cell(*cell) for cell in stored["cells"]])
+    tell(refitted(cluster, samples), [Sample(*cell) for cell in stored["cells"]])
 
 
 def refitted(cluster: Cluster, samples: Sequence[Sample]) -> Cluster:

@@ -20,11 +20,11 @@ from mg_wfbp_readings import readings, ring_setting
 from syncopate.costs.model.price import price
 from syncopate.schedules.registry import build
 
+from . import resnet50
 from .rows import Figure, Given, Paper
 
 REDUCED = DATA.parent / "mg_wfbp_allreduce.csv"
 TRAINED = DATA.parent / "mg_wfbp_measured.csv"
-RESNET50 = DATA.parent / "resnet50_layers.csv"
 EMULATED = DATA.parent / "mg_wfbp_emulated.csv"
 IMAGES = 64
 """Of a machine of two GPUs, per iteration."""
@@ -70,9 +70,7 @@ def layers(network: str) -> tuple[tuple[int, float], ...]:
     """Return bytes and seconds of backward of every layer, in backward order."""
     if network == "GoogLeNet":
         return tuple((one.nbytes, one.backward_s) for one in mg_wfbp.googlenet().tensors)
-    return tuple(
-        (4 * int(row["parameters"]), float(row["backward_ms"]) * 1e-3) for row in lines(RESNET50)
-    )
+    return resnet50.layers()
 
 
 def setting(network: str, nodes: int, compute_s: float | None = None) -> inputs.Setting:

@@ -19,6 +19,7 @@ from mg_wfbp import lines
 from ssd_sgd_runs import FIG_4, FIG_5, PERIODS, ROWS, SSGD, TABLE_2, Study
 from syncopate.costs.papers.ssd_sgd import Times, ssgd_iteration_s, steady_iteration_s
 
+from . import resnet50
 from .rows import Drawn, Figure, Given, Paper
 
 DATA = ssd_sgd.DATA
@@ -60,8 +61,7 @@ def push_s_per_byte() -> float:
 def layers(network: str) -> tuple[tuple[int, float], ...]:
     """Return bytes and work of each layer in backward order; work in any unit."""
     if network == RESNET50:
-        rows = lines(DATA / "resnet50_layers.csv")
-        return tuple((4 * int(row["parameters"]), float(row["backward_ms"])) for row in rows)
+        return resnet50.layers()
     return tuple(
         (4 * int(row["parameters"]), float(row["multiply_adds"]))
         for row in lines(DATA / "ssd_sgd_networks.csv")
