@@ -12,13 +12,15 @@ import sys
 import threading
 import time
 
+from tests.children import HANGS_S
+
 _PORT = 6000
 _CHUNK_BYTES = 1 << 18
 
 
 def send(flow: int, host: int, nbytes: int) -> None:
     """Send ``nbytes`` to a host, which may not listen yet."""
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + HANGS_S
     while True:
         try:
             connection = socket.create_connection((f"host{host}", _PORT + flow), timeout=30)

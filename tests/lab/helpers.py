@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from syncopate.lab.state import hosts_file, state_file
-from tests.children import environment
+from tests.children import HANGS_S, environment
 
 PYTHON = [sys.executable, "-I", "-S", "-u"]
 """A Python that starts quickly: no site packages."""
@@ -41,7 +41,7 @@ def lab_command(*arguments: str, **options: object) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+def wait_until(condition: Callable[[], bool], timeout_s: float = HANGS_S) -> bool:
     """Return whether ``condition`` came true in time."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():

@@ -127,7 +127,7 @@ def test_a_lab_can_stand():
         )
         assert process.returncode == 2
     finally:
-        assert lab_command("down", run_id).wait(60) == 0
+        assert lab_command("down", run_id).wait(HANGS_S) == 0
     assert is_gone(run_id)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from syncopate.errors import ArtifactError
 from syncopate.output import is_standard_output, write_output
+from tests.children import HANGS_S
 from tests.unit.devices import device
 
 
@@ -146,7 +147,7 @@ def test_a_pipe_carries_it_and_stays(tmp_path):
     reader = threading.Thread(target=lambda: read.append(pipe.read_bytes()), daemon=True)
     reader.start()
     write_output(pipe, b"new" * 100_000)
-    reader.join(20)
+    reader.join(HANGS_S)
     assert read == [b"new" * 100_000]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]

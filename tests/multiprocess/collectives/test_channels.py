@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from syncopate.collectives import Communicator
+from tests.children import HANGS_S
 from tests.multiprocess.harness import run_ranks
 
 
@@ -143,7 +144,7 @@ def forgotten(rank: int, world_size: int) -> None:
     dist.barrier()
     del communicator
     gc.collect()
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + HANGS_S
     while names() and time.monotonic() < deadline_s:
         time.sleep(0.05)
     assert not names()

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from syncopate.artifacts.cluster import Cluster
 from syncopate.collectives import Communicator, runner, transport
 from syncopate.errors import CollectiveError, InvalidValueError
+from tests.children import HANGS_S
 from tests.multiprocess.harness import run_ranks
 
 
@@ -40,7 +41,7 @@ def held() -> dict[str, int]:
 
 def still_held(before: dict[str, int]) -> dict[str, int]:
     """Return what is held beyond ``before``, once threads and connections had time to end."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + HANGS_S
     while (now := held()) != before and time.monotonic() < deadline_s:
         time.sleep(0.05)
     return {what: now[what] - before[what] for what in now if now[what] != before[what]}

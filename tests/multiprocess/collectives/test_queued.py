@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from syncopate.collectives import Communicator, runner, transport
 from syncopate.collectives.nccl import stages
+from tests.children import HANGS_S
 from tests.multiprocess.harness import run_ranks
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -64,7 +65,7 @@ class Queued:
         return self._future.done()
 
     def wait(self) -> None:
-        self._future.result(60)
+        self._future.result(HANGS_S)
 
     def stamps(self) -> tuple[float, float]:
         self.wait()

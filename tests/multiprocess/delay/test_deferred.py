@@ -16,6 +16,7 @@ from syncopate.engine.exchange.delay import behind_steps as module
 from syncopate.engine.exchange.delay.deferred import Due, Ending
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.errors import EngineError
+from tests.children import HANGS_S
 from tests.multiprocess.delay.cases import (
     Reference,
     close,
@@ -48,7 +49,7 @@ class Held:
 
                 def wait() -> None:
                     before()
-                    self.ended.append(self.open.wait(20.0))
+                    self.ended.append(self.open.wait(HANGS_S))
 
                 told["before"] = wait
             return run(recipe, tensor, **told)
@@ -106,7 +107,7 @@ def pulls_wait(rank: int, world_size: int, meets: bool) -> None:
         reference.iterate()
 
     def held(ending: Ending, executor: Any, updates: Any) -> None:
-        go_on(ending, executor, [lambda: opened.wait(20.0) or None, *updates])  # type: ignore[func-returns-value]
+        go_on(ending, executor, [lambda: opened.wait(HANGS_S) or None, *updates])  # type: ignore[func-returns-value]
 
     Ending.go_on = held  # type: ignore[method-assign]
     iterate(model, optimizer, rank, [7])

@@ -15,6 +15,7 @@ from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.delay.stages import Stages
 from syncopate.engine.exchange.push import gathering as base
 from syncopate.recipe import Recipe
+from tests.children import HANGS_S
 from tests.multiprocess.delay.cases import (
     Reference,
     close,
@@ -228,7 +229,7 @@ def overlapped(rank: int, world_size: int) -> list[bool]:
         computed = threading.Event()
 
         def hold(computed: threading.Event = computed) -> None:
-            held.append(computed.wait(20.0))
+            held.append(computed.wait(HANGS_S))
 
         communicator = model.syncopate.exchange.communicator
         run = communicator.run

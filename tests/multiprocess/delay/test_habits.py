@@ -16,6 +16,7 @@ from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange.delay.local import Local
 from syncopate.engine.exchange.push import gathering as base
 from syncopate.errors import EngineError, InvalidValueError
+from tests.children import HANGS_S
 from tests.multiprocess.delay.cases import (
     Reference,
     buffers_between_pulls,
@@ -53,7 +54,7 @@ def zeroes_in_place(rank: int, world_size: int) -> None:
         update = updating(local, runs)
 
         def once_zeroed() -> None:
-            assert zeroed.wait(20.0)
+            assert zeroed.wait(HANGS_S)
             update()
 
         return once_zeroed

@@ -21,6 +21,7 @@ from syncopate.engine.selfplan.safe import carried_by
 from syncopate.errors import EngineError, InvalidValueError, ParameterServerError
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import Rules
+from tests.children import HANGS_S
 from tests.multiprocess.delay.cases import buffers_between_pulls, delayed, normed, odd64
 from tests.multiprocess.engine.cases import TIMEOUT_S, identical_everywhere, plan_of
 from tests.multiprocess.exchange.cases import Odd, batch, begin_anew, failing_backward, sgd
@@ -157,7 +158,7 @@ class Counting:
         wait = handle.wait
 
         def held() -> None:
-            self.held.append(self.may_answer.wait(20.0))
+            self.held.append(self.may_answer.wait(HANGS_S))
             wait()
 
         handle.wait = held

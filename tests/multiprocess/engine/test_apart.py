@@ -39,7 +39,7 @@ def alone(exchange: str) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def test_a_step_that_one_rank_leaves_out_is_named() -> None:
-    for said in run_ranks(_leaves_a_step_out, 2, timeout_s=40):
+    for said in run_ranks(_leaves_a_step_out, 2):
         assert "rank 0 in all_gather (ring) #" in said
         assert "rank 1 in reduce_scatter (native) #" in said
         assert "all of them run a step(), or none" in said
@@ -66,6 +66,6 @@ def _ends_by_itself(rank: int, world_size: int, exchange: str, ending: int) -> s
 @pytest.mark.parametrize("exchange", ["allreduce", "sharded"])
 @pytest.mark.parametrize("ending", [0, 1])
 def test_what_ends_one_rank_is_heard_on_the_others(exchange: str, ending: int) -> None:
-    found = run_ranks(_ends_by_itself, 2, exchange, ending, timeout_s=40, may_die=(ending,))
+    found = run_ranks(_ends_by_itself, 2, exchange, ending, may_die=(ending,))
     said = found[1 - ending]
     assert f"rank {ending} failed by itself: EngineError: '0.weight' was replaced after" in said

@@ -16,6 +16,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.engine.distribute import distribute
 from syncopate.engine.selfplan import payback
 from syncopate.errors import EngineError
+from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     Pair,
@@ -155,8 +156,9 @@ def _while_sharded_plans_compete(rank: int) -> None:
         timeout_s=TIMEOUT_S,
     )
     engine = model.syncopate
-    hangs_s = time.monotonic() + 45  # on a busy machine a plan is made slowly
+    hangs_s = time.monotonic() + HANGS_S
     while engine.plan.exchange != "sharded":
+        assert engine.planning
         assert time.monotonic() < hangs_s
         optimizer.zero_grad()
         model(data(rank, 0, 4, 8)).square().mean().backward()

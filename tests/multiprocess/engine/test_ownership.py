@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from syncopate.engine.distribute import distribute
 from syncopate.errors import EngineError
+from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import (
     TIMEOUT_S,
     average,
@@ -340,7 +341,7 @@ def _dropped_models(rank: int) -> None:
         for steps in range(2, 13, 2):
             use(steps)
         # Threads that were told to end, and what they hold, go a moment later.
-        deadline_s = time.monotonic() + 10.0
+        deadline_s = time.monotonic() + HANGS_S
         while ((now := _held())[0] > threads or now[1] > files) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         assert now[0] <= threads, now

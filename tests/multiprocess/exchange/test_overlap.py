@@ -18,6 +18,7 @@ from syncopate.planning import make_plan
 from syncopate.profiling.profile import profile
 from syncopate.recipe import Recipe
 from syncopate.zoo.task import Task
+from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import TIMEOUT_S, identical_everywhere, plan_of
 from tests.multiprocess.exchange.cases import OWNED, Spy, batch, sgd
 from tests.multiprocess.harness import run_ranks
@@ -159,10 +160,10 @@ def held(rank: int, world_size: int, exchange: str) -> None:
     def hold(recipe: Recipe, nbytes: int) -> None:
         if recipe.collective == kind.push:
             reached.append("push")
-            assert last_ready.wait(10), "backward waited for gradients"
+            assert last_ready.wait(HANGS_S), "backward waited for gradients"
         elif recipe.collective == kind.pull and nbytes != model_bytes[0]:
             reached.append("pull")
-            assert first_computed.wait(10), "the first layer waited for the second's weights"
+            assert first_computed.wait(HANGS_S), "the first layer waited for the second's weights"
 
     plan = plan_of(chain(), world_size, exchange=exchange)
     model, optimizer = watched_chain(plan, [], hold)

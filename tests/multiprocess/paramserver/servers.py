@@ -25,6 +25,7 @@ from syncopate.paramserver.wire import faults
 from syncopate.paramserver.worker import KVStore
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
+from tests.children import HANGS_S
 from tests.multiprocess.harness import child_context
 
 CALM = Limits(heartbeat_s=0.1, silence_s=30.0, join_s=60.0, restart_s=60.0, retry_s=0.3)
@@ -56,7 +57,7 @@ class Child:
         self.process.start()
         theirs.close()
 
-    def outcome(self, timeout_s: float = 60.0) -> tuple[str, Any]:
+    def outcome(self, timeout_s: float = HANGS_S) -> tuple[str, Any]:
         """Return ``(kind, value)``: its result, a refusal or an error; or how it died."""
         if not self._ours.poll(timeout_s):
             return ("late", None)
@@ -153,7 +154,7 @@ class LocalServers:
         self.servers[rank] = self._server(rank)
         self._children.append(self.servers[rank])
 
-    def ended(self, timeout_s: float = 60.0) -> str | None:
+    def ended(self, timeout_s: float = HANGS_S) -> str | None:
         """Wait for the end of the job; return what the scheduler says went wrong."""
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the scheduler goes on"
@@ -171,7 +172,7 @@ class LocalServers:
             self.error = str(error)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = HANGS_S) -> None:
     """Return when ``condition()`` holds."""
     until_s = time.monotonic() + timeout_s
     while not condition():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.children import REPOSITORY, environment
+from tests.children import HANGS_S, REPOSITORY, environment
 from tests.multiprocess.paramserver.servers import wait_for
 
 MARK = "SYNCOPATE_TEST_MARK"
@@ -174,7 +174,7 @@ def test_a_progress_line_of_a_worker_moves_at_the_terminal(tmp_path):
         _until(ours, b"terminal: True\r")
         (tmp_path / "seen").touch()
         _until(ours, b"done")
-        assert process.wait(30) == 0
+        assert process.wait(HANGS_S) == 0
     finally:
         process.kill()
         process.wait()
@@ -202,7 +202,7 @@ def test_an_interrupted_progress_line_leaves_the_cursor_as_it_was(tmp_path):
         _until(ours, b"training")
         process.send_signal(signal.SIGINT)
         _until(ours, b"\x1b[?25h")
-        assert process.wait(30) == 130
+        assert process.wait(HANGS_S) == 130
     finally:
         process.kill()
         process.wait()

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 from syncopate.engine.distribute import distribute
 from syncopate.engine.exchange import flat_weights as base
 from syncopate.errors import EngineError
+from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import Pair, data, mlp, noted, plan_of
 from tests.multiprocess.harness import Cases, run_ranks
 
@@ -307,7 +308,7 @@ def _threads_that_read_weights(rank: int, exchange: str) -> None:
                 return
             reader.start()
             if not rank and exchange == "sharded":
-                assert reader.waits.wait(10.0)
+                assert reader.waits.wait(HANGS_S)
 
         pair.run(train)
         # The forward comes while the thread waits for the same weights.

@@ -21,6 +21,7 @@ from syncopate.artifacts.timeline import Span
 from syncopate.cli import main
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import TraceWriter, read_trace
+from tests.children import HANGS_S
 from tests.multiprocess.engine.cases import data, mlp, plan_of
 from tests.multiprocess.harness import run_ranks
 
@@ -128,7 +129,7 @@ def _killed(rank: int, world_size: int, directory: Path) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     plan = plan_of(model, world_size, SIZES)
     trained, optimizer = syncopate.distribute(model, optimizer, plan=plan)
-    until_s = time.monotonic() + 20
+    until_s = time.monotonic() + HANGS_S
     step = 0
     while time.monotonic() < until_s:
         optimizer.zero_grad()

@@ -21,6 +21,7 @@ from syncopate.cli import bench, main
 from syncopate.cli.common import ranks
 from syncopate.lab import lab as labs
 from syncopate.lab.ranks import Outcome, RankResult
+from tests.children import HANGS_S
 from tests.unit import examples
 from tests.unit.analysis.made import made
 from tests.unit.devices import device
@@ -153,7 +154,7 @@ def test_devices_and_pipes_are_written_to_and_stay(run, name):
     reader = threading.Thread(target=lambda: read.append(Path("pipe").read_bytes()), daemon=True)
     reader.start()
     assert run(name, "pipe")[0] == 0
-    reader.join(20)
+    reader.join(HANGS_S)
     assert read[0].startswith(OPTIONS[name].begins)
     assert stat.S_ISFIFO(os.lstat("pipe").st_mode)
     assert run(name, "link")[0] == 0

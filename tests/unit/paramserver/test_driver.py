@@ -10,6 +10,7 @@ import pytest
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver import driver as module
 from syncopate.paramserver.driver import Driven, Driver, Handle
+from tests.children import HANGS_S
 
 BACKGROUND = "test-driver"
 
@@ -118,7 +119,7 @@ def test_who_begins_to_wait_takes_over(machinery):
     thread = _waiting(handle, "waits")
     _soon(lambda: machinery.steps[-1] == "waits")
     machinery.arrive()
-    thread.join(20)
+    thread.join(HANGS_S)
     assert not thread.is_alive()
 
 
@@ -129,7 +130,7 @@ def test_what_is_submitted_while_another_drives_is_done_by_that_one(machinery):
     second = machinery.submit()
     _soon(lambda: second in machinery.handles)
     machinery.arrive()
-    thread.join(20)
+    thread.join(HANGS_S)
     second.wait()
     assert machinery.steps[-1] == "waits"
 
@@ -140,7 +141,7 @@ def test_of_two_who_wait_one_drives_for_both(machinery):
     _soon(lambda: machinery.steps and machinery.steps[-1].startswith("waits"))
     machinery.arrive()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANGS_S)
         assert not thread.is_alive()
 
 
@@ -166,7 +167,7 @@ def test_nobody_waits_beyond_the_end(machinery):
     thread = threading.Thread(target=wait)
     thread.start()
     machinery.close()
-    thread.join(20)
+    thread.join(HANGS_S)
     assert failed == [handle]
     with pytest.raises(ParameterServerError, match="closed"):
         handle.wait()

@@ -16,6 +16,7 @@ from syncopate.protocol.actions import Initialise, Update
 from syncopate.protocol.layout import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
+from tests.children import HANGS_S
 
 
 def _record(version, *values, dtype=torch.float32):
@@ -123,7 +124,7 @@ def test_a_committer_says_what_is_on_disk(tmp_path):
     woken = threading.Event()
     committer = Committer(StateFolder(tmp_path), "run", woken.set)
     committer.begin({0: _record(1, 1.0)})
-    assert woken.wait(10)
+    assert woken.wait(HANGS_S)
     assert committer.finished() == {0: Position(1, {0: 1, 1: 1})}
     assert committer.finished() == {}
     assert not committer.busy
@@ -136,7 +137,7 @@ def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     woken = threading.Event()
     committer = Committer(StateFolder(tmp_path / "file"), "run", woken.set)
     committer.begin({0: _record(1, 1.0)})
-    assert woken.wait(10)
+    assert woken.wait(HANGS_S)
     with pytest.raises(ArtifactError, match="cannot write"):
         committer.finished()
     committer.close()

@@ -22,6 +22,7 @@ from syncopate.tracing.recorder import RECORD, Recorder
 from syncopate.tracing.retention import Retention
 from syncopate.tracing.run import read_run
 from syncopate.tracing.trace_file import Header, TraceWriter, read_trace
+from tests.children import HANGS_S
 from tests.clock import set_clock
 from tests.unit.analysis.troubled import cost_s, slow_backward, trained
 from tests.unit.analysis.written import write
@@ -200,11 +201,11 @@ def test_a_disk_that_hangs_holds_up_neither_notes_nor_the_end(
 
     def hang(*_: object) -> None:
         asked.set()
-        answers.wait(30)
+        answers.wait(HANGS_S)
 
     writer.write = hang  # type: ignore[method-assign]
     subject.step(0, 1.0, 2.0)
-    assert asked.wait(30)
+    assert asked.wait(HANGS_S)
     for iteration in range(1, 9):
         subject.step(iteration, 1.0, 2.0)
     one.note({"plan": "g"})

@@ -17,6 +17,7 @@ from syncopate.calibration.racks.flows import (
     rate_within,
 )
 from syncopate.units import KIB, MIB
+from tests.children import HANGS_S
 
 BLOCK = 64 * KIB
 
@@ -33,7 +34,7 @@ class Pipe:
         self.posted.append(incoming)
 
     def finish(self) -> None:
-        block = self.into.get(timeout=5)
+        block = self.into.get(timeout=HANGS_S)
         time.sleep(self.delay_s)
         self.posted.pop(0).copy_(block)
 
@@ -84,7 +85,7 @@ class TestEnds:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(HANGS_S)
         assert len(arrivals_s[0]) == len(arrivals_s[1])
         assert arrivals_s[0][-1] >= 0.02
         assert there.empty()

@@ -15,6 +15,7 @@ import pytest
 from syncopate.collectives.backend import waits
 from syncopate.collectives.backend.waits import GlooWaits
 from syncopate.collectives.transport import failure_kind
+from tests.children import HANGS_S
 
 
 class Group:
@@ -119,7 +120,7 @@ def test_messages_that_are_interrupted_are_left_to_their_thread() -> None:
     assert all(each.daemon for each in left)
     work.ended.set()
     for each in left:
-        each.join(10)
+        each.join(HANGS_S)
         assert not each.is_alive()
 
 

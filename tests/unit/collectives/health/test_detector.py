@@ -9,6 +9,7 @@ from typing import Any
 from syncopate.collectives.health.blame import Call, Verdict
 from syncopate.collectives.health.detector import FailureDetector
 from syncopate.errors import CollectiveError
+from tests.children import HANGS_S
 from tests.unit.collectives.health.fakes import CALL
 
 
@@ -34,7 +35,7 @@ def test_channels_that_fail_together_wait_for_one_diagnosis() -> None:
 
     threads = [threading.Thread(target=fail, args=(f"channel {n}",)) for n in range(2)]
     threads[0].start()
-    assert begun.wait(10.0)
+    assert begun.wait(HANGS_S)
     threads[1].start()
     for thread in threads:
         thread.join()

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 
 from syncopate.collectives.health.store_calls import StoreCall, call_store
-from tests.children import run_script
+from tests.children import HANGS_S, run_script
 
 
 def test_an_answer_that_never_comes_is_not_waited_for() -> None:
     never = threading.Event()
-    call = StoreCall(lambda: never.wait(60))
+    call = StoreCall(lambda: never.wait(HANGS_S))
     assert not call.wait(0.01)
     assert not call.over
     assert call.answer() is None
     never.set()
-    assert call.wait(60)
+    assert call.wait(HANGS_S)
     assert call.answer() is True
     assert call_store(lambda: None, 60)
 

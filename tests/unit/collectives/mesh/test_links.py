@@ -16,6 +16,7 @@ from syncopate.collectives.health.blame import PeerError
 from syncopate.collectives.mesh import links
 from syncopate.collectives.mesh.links import Mesh
 from syncopate.collectives.transport import failure_kind
+from tests.children import HANGS_S
 
 LONG = 16 << 20
 """Bytes that fit into no socket's buffer."""
@@ -252,7 +253,7 @@ def test_an_interrupt_wakes_whoever_waits(ranks: Callable[..., list[Mesh]]) -> N
         thread.start()
     a.interrupt()
     for thread in threads:
-        thread.join(20)
+        thread.join(HANGS_S)
     assert sorted(kinds) == [(0, "closed"), (1, "interrupted")]
 
 
@@ -274,7 +275,7 @@ def test_a_mesh_says_what_it_sent_to_whom(ranks: Callable[..., list[Mesh]]) -> N
         reading = pool.submit(everyone[2].receive(landed, 0, 0).wait)
         message.wait()
         reading.result()
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + HANGS_S
     while everyone[0].sent()[2].nbytes < LONG and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert everyone[0].sent()[2].nbytes >= LONG

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.exchange.seen.norms import PartialNorm
+from tests.children import HANGS_S
 
 RANKS = 3
 
@@ -25,7 +26,7 @@ class Meeting:
         row = self._table.setdefault(self.messages, [None] * RANKS)
         self.messages += 1
         row[self._rank] = values
-        self._barrier.wait(30)
+        self._barrier.wait(HANGS_S)
         return torch.stack([found for found in row if found is not None])
 
 
@@ -45,7 +46,7 @@ def on_ranks(ask):  # type: ignore[no-untyped-def]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(HANGS_S)
     assert len({meeting.messages for meeting in meetings}) == 1
     return results, meetings[0].messages
 

@@ -19,6 +19,7 @@ from syncopate.tracing.foreign.recording.automatic import AutomaticRecording
 from syncopate.tracing.foreign.recording.record import Recording
 from syncopate.tracing.foreign.recording.recorded import RecordedRank
 from syncopate.tracing.foreign.recording.recorded_file import RecordedWriter
+from tests.children import HANGS_S
 from tests.unit.tracing.foreign.made import EPOCH_NS, MS, entry, notes, recorded, times_ms, write
 
 
@@ -201,7 +202,7 @@ class TestAutomatic:
     def test_a_directory_that_cannot_be_made_is_said_once(self, recording, rank, tmp_path, capsys):
         (tmp_path / "run").write_text("a file")
         self._step()
-        recording._ends.wait(5)
+        recording._ends.wait(HANGS_S)
         recording.finish()
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith(f"syncopate: SYNCOPATE_TRACE: {tmp_path / 'run'}: cannot make")
