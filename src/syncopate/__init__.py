@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from syncopate.artifacts.timeline import Timeline
     from syncopate.artifacts.whatif import Prices, WhatIf
     from syncopate.artifacts.workload import Workload
+    from syncopate.bench.run import bench
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
@@ -47,6 +48,10 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.runs.analyze import analyze
+    from syncopate.runs.compare import difference
+    from syncopate.runs.explain import explain
+    from syncopate.runs.page import report
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
@@ -77,15 +82,20 @@ __all__ = [
     "WhatIf",
     "Workload",
     "__version__",
+    "analyze",
+    "bench",
     "calibrate",
     "compare",
     "declare_optimizer",
+    "difference",
     "distribute",
     "estimate",
+    "explain",
     "make_plan",
     "pause",
     "profile",
     "read_logs",
+    "report",
     "simulate",
     "trace",
     "validate",
@@ -122,6 +132,11 @@ _MODULES = {
     "Prices": "artifacts.whatif",
     "WhatIf": "artifacts.whatif",
     "whatif": "planning.whatif.study",
+    "analyze": "runs.analyze",
+    "bench": "bench.run",
+    "difference": "runs.compare",
+    "explain": "runs.explain",
+    "report": "runs.page",
     "Timeline": "artifacts.timeline",
     "pause": "tracing.capture",
     "trace": "tracing.capture",

@@ -14,8 +14,10 @@ from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
+from syncopate.units import format_count
 
 BUS_FACTORS: dict[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -149,7 +151,7 @@ class Series(Record, frozen=True, kw_only=True):
         return sum(max(timing.wrong, 0) for timing in timings)
 
 
-class Benchmark(Artifact, frozen=True, kw_only=True):
+class Benchmark(Shown, Artifact, frozen=True, kw_only=True):
     """What ``syncopate bench`` measured.
 
     Attributes:
@@ -189,6 +191,30 @@ class Benchmark(Artifact, frozen=True, kw_only=True):
                 raise InvalidValueError(
                     f"sizes of {series.contender}", sizes, "the same as every other contender's"
                 )
+
+    def summary(self) -> tuple[str, ...]:
+        """Return what was timed where."""
+        hosts = len(set(self.hosts))
+        return (
+            f"{self.collective} of {self.dtype} on {format_count(self.world_size, 'rank')}, "
+            f"{format_count(hosts, 'host')}",
+        )
+
+    def rows(self) -> list[Row]:
+        """Return each contender at each size, in place: the median, and nccl-tests' bandwidths."""
+        return [
+            {
+                "contender": series.contender,
+                "nbytes": point.nbytes,
+                "algorithm": point.algorithm or None,
+                "median_s": (p50_s := point.in_place.percentile_s(50)),
+                "algbw_bytes_per_s": self.algbw_bytes_per_s(point.nbytes, p50_s),
+                "busbw_bytes_per_s": self.busbw_bytes_per_s(point.nbytes, p50_s),
+                "wrong": point.in_place.wrong,
+            }
+            for series in self.series
+            for point in series.points
+        ]
 
     @property
     def world_size(self) -> int:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
-from syncopate.units import KIB
+from syncopate.units import KIB, format_count
 
 LONGEST_S = 1e15
 """Of a duration: sums and multiples of some stay numbers."""
@@ -263,7 +264,7 @@ MAX_LEVELS = 64
 """Of a cluster: at most 20 can join anything."""
 
 
-class Cluster(Artifact, frozen=True, kw_only=True):
+class Cluster(Shown, Artifact, frozen=True, kw_only=True):
     """The machines as communication sees them; see the module.
 
     Attributes:
@@ -345,6 +346,24 @@ class Cluster(Artifact, frozen=True, kw_only=True):
         if self.hosts:
             return max(Counter(self.hosts).values())
         return self.world_size // self.host_count
+
+    def summary(self) -> tuple[str, ...]:
+        """Return how many ranks it has on how many hosts, and what calibration found wrong."""
+        ranks = format_count(self.world_size, "rank")
+        hosts = format_count(self.host_count, "host")
+        return (f"{self.name}: {ranks} on {hosts}", *self.warnings)
+
+    def rows(self) -> list[Row]:
+        """Return the levels, the innermost first."""
+        return [
+            {
+                "level": level.name,
+                "size": level.size,
+                "latency_s": level.latency_s,
+                "link_bytes_per_s": level.bandwidth_bytes_per_s,
+            }
+            for level in self.levels
+        ]
 
     def position(self, rank: int) -> int:
         """Return where ``rank`` sits, positions counted innermost level fastest."""

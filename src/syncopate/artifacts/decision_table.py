@@ -10,8 +10,10 @@ from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
+from syncopate.units import format_count
 
 MEASURED = "measured"
 PRICED = "priced"
@@ -94,7 +96,7 @@ class CollectiveDecisions(Record, frozen=True, kw_only=True):
             )
 
 
-class DecisionTable(Artifact, frozen=True, kw_only=True):
+class DecisionTable(Shown, Artifact, frozen=True, kw_only=True):
     """The decisions for a cluster.
 
     Attributes:
@@ -117,6 +119,26 @@ class DecisionTable(Artifact, frozen=True, kw_only=True):
         names = [each.collective for each in self.collectives]
         if len(set(names)) != len(names):
             raise InvalidValueError("collectives", names, "each once")
+
+    def summary(self) -> tuple[str, ...]:
+        """Return for which cluster."""
+        ranks, hosts = format_count(self.world_size, "rank"), format_count(self.hosts, "host")
+        return (f"decisions for {self.cluster}: {ranks} on {hosts}",)
+
+    def rows(self) -> list[Row]:
+        """Return what carries which sizes; ``most_nbytes`` is None where there is no limit."""
+        return [
+            {
+                "collective": decided.collective,
+                "least_nbytes": one.min_bytes,
+                "most_nbytes": one.max_bytes,
+                "algorithm": one.chosen.algorithm,
+                "at_nbytes": one.at_bytes,
+                "expected_s": one.chosen.expected_s,
+            }
+            for decided in self.collectives
+            for one in decided.ranges
+        ]
 
     def of(self, collective: str) -> CollectiveDecisions:
         """Return the decisions for a collective.

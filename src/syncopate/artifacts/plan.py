@@ -32,11 +32,12 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe, require_wire_dtype
-from syncopate.units import MIB, dtype_bytes
+from syncopate.units import MIB, dtype_bytes, format_count, format_seconds
 
 ALLREDUCE, DECOUPLED, SHARDED = "allreduce", "decoupled", "sharded"
 ROOTED, SERVED = "rooted", "served"
@@ -219,7 +220,7 @@ class Prediction(Record, frozen=True, kw_only=True, omit_defaults=True):
         return self.iteration_s / self.bound_s - 1.0 if self.bound_s > 0 else 0.0
 
 
-class Plan(Artifact, frozen=True, kw_only=True):
+class Plan(Shown, Artifact, frozen=True, kw_only=True):
     """What to communicate when; see the module.
 
     Attributes:
@@ -297,6 +298,31 @@ class Plan(Artifact, frozen=True, kw_only=True):
         self._require_disjoint()
         if EXCHANGES[self.exchange].asks_servers:
             self._require_served()
+
+    def summary(self) -> tuple[str, ...]:
+        """Return what is planned for what, and what it is expected to take."""
+        buckets = format_count(len(self.buckets), "bucket")
+        title = (
+            f"{self.model} on {self.world_size} ranks: {self.exchange}, {buckets} ({self.policy})"
+        )
+        if self.prediction is None:
+            return (title,)
+        found = self.prediction
+        expected = f"an iteration is expected to take {format_seconds(found.iteration_s)}"
+        return (title, f"{expected}; the bound is {format_seconds(found.bound_s)}")
+
+    def rows(self) -> list[Row]:
+        """Return the buckets, in launch order."""
+        return [
+            {
+                "bucket": index,
+                "tensors": len(bucket.tensors),
+                "nbytes": bucket.nbytes,
+                "push": bucket.push.algorithm,
+                "pull": bucket.pull.algorithm if bucket.pull else None,
+            }
+            for index, bucket in enumerate(self.buckets)
+        ]
 
     def _require_delay(self) -> None:
         """Refuse a delay, or local SGD, that does not go with the exchange."""

@@ -24,8 +24,10 @@ import numpy as np
 from syncopate.artifacts.alike import Alike, SharedSpans, require_ranks, shared
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import MAX_RANKS
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.units import format_count, format_seconds
 
 __all__ = [
     "LANES",
@@ -66,7 +68,7 @@ class Group(Record, frozen=True, kw_only=True, omit_defaults=True):
         return self.name, self.ranks[0] if self.ranks else -1, len(self.ranks)
 
 
-class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
+class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
     """Spans of every rank on one clock.
 
     Attributes:
@@ -143,6 +145,30 @@ class Timeline(Artifact, frozen=True, kw_only=True, dict=True):
         """The number of ranks, without those alike to others that :meth:`few` left out."""
         columns = self.columns
         return self.world_size - (columns.left_out if isinstance(columns, SharedSpans) else 0)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return whose time it is, and how much of it."""
+        iterations = format_count(len(np.unique(self.kept.iteration)), "iteration")
+        ranks = format_count(self.world_size, "rank")
+        lasts = format_seconds(self.duration_s)
+        return (f"{self.name}, {self.source}: {ranks}, {iterations}, {lasts}",)
+
+    def rows(self) -> list[Row]:
+        """Return how much time the spans of each lane take, the mean over ranks; they may overlap.
+
+        In :meth:`to_pandas` each span has a row of its own.
+        """
+        spans = self.columns
+        lasts_s = spans.end_s - spans.start_s
+        ranks = max(self.ranks_in_columns, 1)
+        return [
+            {"lane": lane, "spans": int(there.sum()), "mean_s": float(lasts_s[there].sum()) / ranks}
+            for lane in LANES
+            if (there := spans.in_lanes(lane)).any()
+        ]
+
+    def _frame(self) -> list[Row]:
+        return [msgspec.structs.asdict(span) for span in self.columns]
 
     @property
     def duration_s(self) -> float:

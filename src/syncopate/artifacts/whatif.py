@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
-from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,6 +16,7 @@ import msgspec
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Prediction
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.units import format_count, format_link, format_seconds
 
@@ -236,7 +236,7 @@ class Doubt(Record, frozen=True, kw_only=True):
     changes: bool
 
 
-class WhatIf(Artifact, frozen=True, kw_only=True, omit_defaults=True):
+class WhatIf(Shown, Artifact, frozen=True, kw_only=True, omit_defaults=True):
     """A sweep and its answers; see the module.
 
     Attributes:
@@ -277,21 +277,26 @@ class WhatIf(Artifact, frozen=True, kw_only=True, omit_defaults=True):
     currency: str = ""
     complete: bool = True
 
-    def _repr_html_(self) -> str:
-        """Return what a notebook shows: the answers, and the points as a table."""
+    def summary(self) -> tuple[str, ...]:
+        """Return what was asked, and the answers."""
+        return (f"{self.model} on {self.cluster}", *self.sentences)
+
+    def rows(self) -> list[Row]:
+        """Return what varies, the best plan and DDP's buckets of each point."""
         varied = self.varied or ("nodes", "bandwidth")
-        heads = [*varied, "iteration", "efficiency", f"best plan, {self.unit}", "DDP", "bound"]
-        rows = [[*heads]]
-        for point in self.points:
-            found = point.best.prediction
-            figures = [format_seconds(found.iteration_s), f"{point.best.efficiency:.0%}"]
-            figures += [f"{one.throughput:,.4g}" for one in (point.best, point.ddp)]
-            figures.append(format_seconds(found.bound_s))
-            rows.append([*map(point.setting.said, varied), *figures])
-        lines = ["".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows]
-        answers = "".join(f"<li>{escape(text)}</li>" for text in self.sentences)
-        table = "".join(f"<tr>{line}</tr>" for line in lines)
-        return f"<p><b>{escape(self.model)}</b></p><ul>{answers}</ul><table>{table}</table>"
+        return [
+            {axis: point.setting.said(axis) for axis in varied}
+            | {
+                "iteration_s": point.best.prediction.iteration_s,
+                "low_s": point.best.prediction.low_s,
+                "high_s": point.best.prediction.high_s,
+                "bound_s": point.best.prediction.bound_s,
+                "efficiency_share": point.best.efficiency,
+                "throughput": point.best.throughput,
+                "ddp_throughput": point.ddp.throughput,
+            }
+            for point in self.points
+        ]
 
 
 class Prices(Record, frozen=True, kw_only=True):

@@ -15,8 +15,9 @@ from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster, Interference, require_time
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.units import dtype_bytes
+from syncopate.units import dtype_bytes, format_bytes, format_count, format_seconds
 
 _ROUNDING = 1e-12
 """Times that differ by less, as a share of an iteration, differ by the rounding of their sums."""
@@ -70,7 +71,7 @@ class GradientTensor(Record, frozen=True, kw_only=True):
         return self.numel * dtype_bytes(self.dtype)
 
 
-class Workload(Artifact, frozen=True, kw_only=True):
+class Workload(Shown, Artifact, frozen=True, kw_only=True):
     """One training iteration of one model on one rank, without communication.
 
     Attributes:
@@ -135,6 +136,31 @@ class Workload(Artifact, frozen=True, kw_only=True):
     def nbytes(self) -> int:
         """Bytes of all gradients."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the model, how much it sends and how long it computes."""
+        gradients = format_count(len(self.tensors), "gradient")
+        parts = (
+            ("forward", self.forward_s),
+            ("backward", self.backward_s),
+            ("update", self.update_s),
+        )
+        times = ", ".join(f"{what} {format_seconds(part_s)}" for what, part_s in parts)
+        return (f"{self.model}: {gradients} of {format_bytes(self.nbytes)}; {times}",)
+
+    def rows(self) -> list[Row]:
+        """Return the gradients, in ready order; ``ready_s`` from the start of forward."""
+        return [
+            {
+                "gradient": tensor.name,
+                "nbytes": tensor.nbytes,
+                "dtype": tensor.dtype,
+                "forward_s": tensor.forward_s,
+                "backward_s": tensor.backward_s,
+                "ready_s": ready_s,
+            }
+            for tensor, ready_s in zip(self.tensors, self.ready_s, strict=True)
+        ]
 
     def interference_on(self, cluster: Cluster) -> Interference:
         """Return what overlap costs this model on ``cluster``."""

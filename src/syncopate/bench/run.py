@@ -27,7 +27,14 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from syncopate.artifacts.benchmark import BARRIER, Benchmark, Point, Series, Timing
+from syncopate.artifacts.benchmark import (
+    BARRIER,
+    Benchmark,
+    Point,
+    Series,
+    Timing,
+    geometric,
+)
 from syncopate.artifacts.cluster import Cluster
 from syncopate.bench.contenders import Call, Run, line_up
 from syncopate.bench.sweep import Effort, Sweep
@@ -37,7 +44,7 @@ from syncopate.collectives.pattern import Pattern, distinct_values
 from syncopate.errors import InvalidValueError
 from syncopate.output import Progress, say
 from syncopate.schedules.conditions import conditions
-from syncopate.units import dtype_bytes, format_bytes
+from syncopate.units import MIB, dtype_bytes, format_bytes
 
 _Durations = dict[str, list[float]]
 _PLACES = ("out", "in")
@@ -50,7 +57,7 @@ _TOLD = (
 
 def bench(
     communicator: Communicator,
-    sweep: Sweep,
+    sweep: Sweep | str = "all_reduce",
     effort: Effort | None = None,
     progress: Progress | None = None,
     cluster: Cluster | None = None,
@@ -59,7 +66,7 @@ def bench(
 
     Args:
         communicator: the ranks; idle otherwise, on host memory.
-        sweep: what to measure.
+        sweep: what to measure; the name of a collective: that one, from 4 bytes to 64 MiB.
         effort: how; the defaults otherwise.
         progress: called before every size.
         cluster: what is known of the ranks; the communicator uses it from now on, algorithms run
@@ -71,6 +78,8 @@ def bench(
         CalibrationError: a peer cannot be used here.
         CollectiveError: a rank was lost.
     """
+    if isinstance(sweep, str):
+        sweep = Sweep(collective=sweep, sizes=geometric(4, 64 * MIB, 4))
     effort = effort or Effort()
     if not sweep.root < communicator.world_size:
         rule = f"a rank in 0..{communicator.world_size - 1}"

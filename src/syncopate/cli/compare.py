@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.console import out
-from syncopate.cli.common.served import trips_of
+from syncopate.cli.common.console import show
 from syncopate.cli.common.timelines import read_recorded
 
 
@@ -28,20 +27,7 @@ def compare(
 
       syncopate compare predicted.json measured.json --json
     """
-    import msgspec
+    import syncopate
 
-    from syncopate.reports.difference import difference_json, difference_report
-    from syncopate.reports.journeys import journeys_difference, journeys_json
-
-    read = read_recorded(before), read_recorded(after)
-    runs = read[0][0], read[1][0]
-    trips = trips_of(read[0][1]), trips_of(read[1][1])
-    if json:
-        found = difference_json(*runs)
-        if all(trips):
-            found["journeys"] = [journeys_json(one) for one in trips]
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
-        return
-    out().print(difference_report(*runs))
-    if all(trips):
-        out().print(journeys_difference(*trips))
+    found = syncopate.difference(read_recorded(before), read_recorded(after))
+    show(found, json)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 import syncopate
-from syncopate.cli.common.console import say_written
+from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.machines import Sources, sources
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.timelines import Table, note, read_nodes, read_recorded, table_options
+from syncopate.cli.common.timelines import Table, note, read_recorded, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.output import STANDARD_OUTPUT, is_standard_output, write_output
 from syncopate.units import parse_seconds
@@ -228,12 +228,14 @@ def _from_logs(given: Sources, beside: Beside) -> Cluster:
 
 def _served(given: tuple[Path, ...]) -> dict[str, bytes]:
     """Return the files of a parameter server's nodes, by their names below the output."""
+    from syncopate.runs.reading import read_nodes
     from syncopate.tracing.served.files import dlc_files
 
-    served = read_nodes(*given).served
-    assert served is not None
-    files, remarks = dlc_files(served)
-    for remark in remarks:
+    with progress_bar("reading") as advance:
+        run = read_nodes(*given, progress=advance)
+    assert run.served is not None
+    files, remarks = dlc_files(run.served)
+    for remark in (*run.remarks, *remarks):
         note(remark)
     return files
 
@@ -249,7 +251,8 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    timeline, run = read_recorded(*given, table=table, every=True)
+    found = read_recorded(*given, table=table, every=True).of_ranks()
+    timeline, run = found.timeline, found.run
     if to in OF_RANKS:
         once = replace(timeline, spans=timeline.kept)
         kinds = {span: one.collective for one in collectives(once) for span in one.spans}

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import show
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import (
-    LAST,
-    Table,
-    last_of,
-    of_those_there,
-    read_recorded,
-    table_options,
-)
+from syncopate.cli.common.timelines import LAST, Table, read_recorded, table_options
 from syncopate.errors import InvalidValueError
-
-TOOL = "tool"
-"""What metadata call the tool that wrote the files of ranks."""
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from syncopate.analysis.causes.explanation import Explanation
-    from syncopate.analysis.trips import Trip
-    from syncopate.artifacts.timeline import Timeline
 
 
 @grouped(table=table_options)
@@ -70,70 +53,14 @@ def explain(
 
       syncopate explain traces/rank-*.json --json
     """
-    import msgspec
-
-    from syncopate.cli.common.best_plan import against_the_best
-    from syncopate.reports.explanation import explanation_json, explanation_report
-    from syncopate.reports.journeys import journeys_json, journeys_report
+    import syncopate
 
     work, machines = _known(workload, cluster)
-    timeline, run = read_recorded(*files, last=last, table=table)
-    timeline = last_of(timeline, last)
-    if _said_of_arrivals(timeline, json):
-        return
-    trips = trips_of(run)
-    found = _explained(timeline, machines, trips)
-    plan, given = None, None
-    if work is not None and machines is not None:
-        given = (str(workload), str(cluster))
-        found, plan = against_the_best(timeline, found, work, machines)
-    if json:
-        said = explanation_json(found, given)
-        said |= {"journeys": journeys_json(trips)} if trips else {}
-        typer.echo(msgspec.json.format(msgspec.json.encode(said), indent=1).decode())
-        return
-    out().print(explanation_report(timeline, found, machines, plan, given))
-    if trips:
-        out().print(journeys_report(trips))
-
-
-def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip]) -> Explanation:
-    """Return what the ranks that are there say, whose ranks are those of the job."""
-    from dataclasses import replace
-
-    from syncopate.analysis.causes.explanation import SLOW_SERVER, explanation
-
-    if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
-        return explanation(timeline, cluster, trips)
-    seen, ranks = of_those_there(timeline)
-    found = explanation(seen, cluster, trips)
-    causes = (
-        cause
-        if cause.kind == SLOW_SERVER
-        else replace(cause, ranks=tuple(ranks[rank] for rank in cause.ranks))
-        for cause in found.causes
-    )
-    return replace(found, causes=tuple(causes))
-
-
-def _said_of_arrivals(timeline: Timeline, json: bool) -> bool:
-    """Print who is late, where nothing but arrivals was recorded; return whether that is so."""
-    import msgspec
-
-    from syncopate.analysis.arrivals import lateness
-    from syncopate.analysis.phases import COMPUTATION
-    from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
-
-    if timeline.columns.in_lanes(*COMPUTATION).any():
-        return False
-    late_s = lateness(timeline)
-    if not late_s:
-        return False
-    if json:
-        typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
-    else:
-        out().print(lateness_report(timeline))
-    return True
+    read = read_recorded(*files, last=last, table=table, of_timelines=True)
+    found = syncopate.explain(read, workload=work, cluster=machines, last=last)
+    if workload is not None:
+        found = replace(found, files=(str(workload), str(cluster)))
+    show(found, json)
 
 
 def _known(

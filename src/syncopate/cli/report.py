@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -14,13 +13,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import progress_bar, say_written
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
-from syncopate.cli.common.served import trips_of
-from syncopate.cli.common.timelines import LAST, last_of, read_recorded, remarks_of
+from syncopate.cli.common.timelines import LAST, read_recorded
 from syncopate.errors import InvalidValueError
-from syncopate.output import write_output
-
-if TYPE_CHECKING:
-    from syncopate.artifacts.timeline import Timeline
 
 
 class Known(NamedTuple):
@@ -101,39 +95,22 @@ def report(
 
       syncopate report runs/c --against runs/a --against runs/b
     """
-    from syncopate.cli.common.run_page import run_page
+    import syncopate
     from syncopate.reports.pages.page import require_html
 
     require_html("jinja2")
-    timeline, run = read_recorded(*files, last=last)
-    remarks = remarks_of(timeline) if run is None else run.remarks
-    looked_at = last_of(timeline, last)
-    if looked_at is not timeline:
-        remarks = (*remarks, f"the last {last} iterations are looked at")
-    before, theirs = _before(against or (), last)
-    remarks = (*remarks, *theirs)
+    read = read_recorded(*files, last=last, of_timelines=True)
+    before = [read_recorded(path, last=last, of_timelines=True) for path in against or ()]
     with progress_bar("report") as advance:
         advance("playing iterations again", 0.0)
-        page = run_page(
-            looked_at,
-            remarks=remarks,
+        page = syncopate.report(
+            read,
             workload=beside.workload,
             cluster=beside.cluster,
             plan=beside.plan,
             against=before,
             files=beside.files,
-            trips=trips_of(run),
+            last=last,
         )
-    write_output(output, page.encode())
+    page.save(output)
     say_written(output)
-
-
-def _before(paths: Iterable[Path], last: int) -> tuple[list[Timeline], list[str]]:
-    """Return runs to compare with, their last iterations each, and the remarks on them."""
-    found, remarks = [], []
-    for path in paths:
-        timeline, run = read_recorded(path, last=last)
-        found.append(last_of(timeline, last))
-        theirs = remarks_of(timeline) if run is None else run.remarks
-        remarks += [f"{path}, before: {text}" for text in theirs]
-    return found, remarks

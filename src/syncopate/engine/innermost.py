@@ -22,6 +22,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from syncopate.engine.torch_compat import step_hooks
+
 
 class Innermost(NamedTuple):
     """The engine's hooks on one optimizer's step."""
@@ -61,8 +63,7 @@ def register(
 
 def _put_in_order(optimizer: Optimizer, *_: Any) -> None:
     """See [Note: How the order is kept]."""
-    held: Any = optimizer
-    before, after = held._optimizer_step_pre_hooks, held._optimizer_step_post_hooks
+    before, after = step_hooks(optimizer)
     ours = [each for each in _innermost.get(optimizer, ()) if each.before.id in before]
     for each in ours:
         before.move_to_end(each.before.id)

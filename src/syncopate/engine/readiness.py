@@ -47,7 +47,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from syncopate.collectives import Communicator
 from syncopate.engine.accumulators import Accumulators, Hook
@@ -60,6 +59,12 @@ from syncopate.engine.model import ownership
 from syncopate.engine.model.state import Buffers
 from syncopate.engine.step import State, Step
 from syncopate.engine.tail import Said
+from syncopate.engine.torch_compat import (
+    NO_BACKWARD,
+    at_end_of_backward,
+    graph_task_id,
+    without_overrides,
+)
 from syncopate.errors import EngineError
 from syncopate.tracing.clocks import clock_for
 
@@ -179,7 +184,7 @@ class Readiness:
 
     def forward_begins(self, training: bool, require: Callable[[], None]) -> None:
         """Prepare for a forward in mode ``training``, unless ``require()`` refuses it."""
-        if torch._C._current_graph_task_id() != -1:
+        if graph_task_id() != NO_BACKWARD:
             # Activation checkpointing computes the model again, in the midst of a backward.
             return
         if self._open:
@@ -189,7 +194,7 @@ class Readiness:
         self._abandon()
         self._counted = training and not self.paused
         try:
-            with torch._C.DisableTorchFunctionSubclass():  # nothing here looks at values
+            with without_overrides():  # nothing here looks at values
                 require()
                 self._accumulators.renew()
         except EngineError:
@@ -204,7 +209,7 @@ class Readiness:
 
     def forward_alone(self) -> None:
         """Begin a forward that meets no other rank."""
-        if not self.paused and torch._C._current_graph_task_id() == -1:
+        if not self.paused and graph_task_id() == NO_BACKWARD:
             self._module_buffers.put_late()
 
     def forward_ends(self, outputs: Sequence[Tensor], *, bypassed: bool = False) -> None:
@@ -213,7 +218,7 @@ class Readiness:
         # A leaf would keep the hook for ever, and backward through the model starts elsewhere.
         inner = [tensor for tensor in outputs if tensor.grad_fn is not None]
         counted = inner and self._counted and not bypassed
-        if counted and torch._C._current_graph_task_id() == -1:
+        if counted and graph_task_id() == NO_BACKWARD:
             self._forwards += 1
             self._unreached.add(self._forwards)
             begin = partial(self._begin_counted, self._forwards)
@@ -239,7 +244,7 @@ class Readiness:
         self._begin(State.SKIP, entered)
 
     def _begin(self, state: State, entered: int | None) -> None:
-        task = torch._C._current_graph_task_id()
+        task = graph_task_id()
         if self._state != State.IDLE:
             if task == self._task:
                 return
@@ -250,7 +255,7 @@ class Readiness:
         self._task = task
         self._step.backward_start = self._stamp()
         if state == State.SKIP:
-            Variable._execution_engine.queue_callback(self._end_skip)
+            at_end_of_backward(self._end_skip)
             return
         if state == State.SYNC:
             self._ready[:] = bytes(len(self._ready))
@@ -259,7 +264,7 @@ class Readiness:
         self._left[:] = self._sizes
         self._next = 0
         self.exchange.begin()
-        Variable._execution_engine.queue_callback(self._end)
+        at_end_of_backward(self._end)
 
     def _otherwise(self, index: int) -> None:
         """Handle a gradient off the common path ([Note: The path of a hook])."""

@@ -11,9 +11,8 @@ squares (JCGM 100:2008, 5.1.2). With e of the method and x_i of the inputs,
 The error of the method is one of communication: where little is communicated it cannot be large.
 The lower end is never below what computation and line rate allow with favourable inputs.
 
-[Note: preliminary] Of GPUs the error is that of :mod:`syncopate.costs.validated`. Until predictions
-were validated in a lab, that of processors is what the project measured on other occasions. An
-interval is meant to hold nine iterations in ten.
+The error of the method is what :mod:`syncopate.costs.validated` has: of GPUs from published
+trainings, of processors from emulated hosts. An interval is meant to hold nine iterations in ten.
 """
 
 from __future__ import annotations
@@ -45,21 +44,17 @@ class MethodError(NamedTuple):
     source: str
 
 
-_GPU = BY_KIND["gpu"]
+def _method(kind: str, whose: str) -> MethodError:
+    row = BY_KIND[kind]
+    return MethodError(
+        row.p90,
+        f"of {row.points} {whose} iterations 90% were predicted within {row.p90:.1%}, half within "
+        f"{row.median:.1%}: {row.source}",
+    )
 
-METHOD: dict[str, MethodError] = {
-    "gpu": MethodError(
-        _GPU.p90,
-        f"of {_GPU.points} published iterations 90% were predicted within {_GPU.p90:.1%}, half "
-        f"within {_GPU.median:.1%}: {_GPU.source}",
-    ),
-    "cpu": MethodError(
-        0.14,
-        "preliminary: iterations on 4 and 8 emulated hosts that share two cores were predicted "
-        "within 14% (docs/results.md)",
-    ),
-}
-"""Kind of device -> the error of predictions; see [Note: preliminary]."""
+
+METHOD = {"gpu": _method("gpu", "published"), "cpu": _method("lab", "measured")}
+"""Kind of device -> the error of predictions."""
 
 INPUTS = ("bandwidth", "latency", "compute")
 """Inputs that are uncertain, by name."""

@@ -39,6 +39,9 @@ which computes."""
 HOME_RATE = "700mbit"
 """Where clusters are calibrated and works profiled: a rate that no cell has."""
 
+NO_LIMIT = "32gbit"
+"""A rate at which processors, and not links, are what iterations wait for."""
+
 _STRIDE = 0.6180339887498949
 
 
@@ -93,6 +96,11 @@ class Cell(Record, frozen=True, kw_only=True):
         if not self.servers:
             return self.workers
         return _topology(self.hosts + self.servers + 1, self.rate, 1)
+
+    @property
+    def unlimited(self) -> Topology:
+        """The lab of as many hosts whose links are no limit."""
+        return _topology(self.topology.hosts, NO_LIMIT, 1)
 
 
 def home_of(hosts: int) -> Topology:

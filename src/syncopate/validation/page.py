@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.resources import files
 
+from msgspec import structs
+
+from syncopate.artifacts.benchmark import percentile
 from syncopate.artifacts.cluster import Interference
 from syncopate.units import format_seconds
 from syncopate.validation.errors import (
@@ -56,6 +59,8 @@ def _lab(validation: Validation) -> Iterator[str]:
     yield _by(points, "work", lambda point: point.work)
     yield _phases(points)
     yield _all(points)
+    yield _alone(points)
+    yield _turns(points)
     yield "".join(f"- Not measured: {name}: {why}\n" for name, why in validation.missing.items())
 
 
@@ -123,19 +128,45 @@ def _phases(points: Sequence[Point]) -> str:
 
 
 def _all(points: Sequence[Point]) -> str:
-    exposed = {point.name: _exposed(point.phases) for point in points}
+    shared = any(point.processors_s is not None for point in points)
     rows = (
         (
             point.name,
             format_seconds(point.prediction.iteration_s),
+            *([format_seconds(point.processors_s or 0.0)] if shared else []),
             format_seconds(point.measured_s),
             f"{point.error:+.1%}",
-            exposed[point.name],
+            _exposed(point.phases),
         )
         for point in points
     )
-    head = ("training", "predicted", "measured", "error", "exposed: predicted, measured")
+    bound = ["links no limit"] if shared else []
+    head = ("training", "predicted", *bound, "measured", "error", "exposed: predicted, measured")
     return _table(head, rows)
+
+
+def _alone(points: Sequence[Point]) -> str:
+    """Return how far the predictions are off without the processors' bound, and where it counts."""
+    bare = [structs.replace(point, processors_s=None) for point in points]
+    bound = sum(point.expected_s > point.prediction.iteration_s for point in points)
+    rows = (
+        _row(f"with the processors' bound, which counts in {bound}", errors_of(points)),
+        _row("predictions alone", errors_of(bare)),
+    )
+    return _table(("", "points", "median", "90th percentile", "worst"), rows)
+
+
+def _turns(points: Sequence[Point]) -> str:
+    """Return how much turns of one training differ: no prediction is nearer than that."""
+    rows = []
+    for work in dict.fromkeys(point.work for point in points):
+        own = [point for point in points if point.work == work and len(point.samples_s) > 1]
+        offs = [abs(s / one.measured_s - 1) for one in own for s in one.samples_s]
+        if offs:
+            p90 = percentile(offs, 90)
+            rows.append((work, str(len(offs)), f"{percentile(offs, 50):.1%}", f"{p90:.1%}"))
+    head = ("turns of one training, from their median", "turns", "median", "90th percentile")
+    return _table(head, rows) if rows else ""
 
 
 def _exposed(phases: Iterable[Phase]) -> str:

@@ -11,8 +11,10 @@ from msgspec import structs
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster, require_time
 from syncopate.artifacts.plan import Prediction
+from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.units import format_count
 
 GPU, LAB = "gpu", "lab"
 KINDS = (GPU, LAB)
@@ -52,6 +54,8 @@ class Point(Record, frozen=True, kw_only=True):
         prediction: as the planner made it.
         samples_s: measured seconds of an iteration; one each turn, or a published mean.
         phases: where the measurement tells them.
+        processors_s: what an iteration takes where links are no limit, measured on another network;
+            None: hosts have processors of their own. See :attr:`expected_s`.
     """
 
     kind: str
@@ -66,6 +70,7 @@ class Point(Record, frozen=True, kw_only=True):
     prediction: Prediction
     samples_s: tuple[float, ...]
     phases: tuple[Phase, ...] = ()
+    processors_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -74,6 +79,17 @@ class Point(Record, frozen=True, kw_only=True):
             raise InvalidValueError("samples_s", self.samples_s, "at least one duration > 0")
         for sample in self.samples_s:
             require_time("samples_s", sample)
+        if self.processors_s is not None:
+            require_time("processors_s", self.processors_s)
+
+    @property
+    def expected_s(self) -> float:
+        """The predicted iteration; where hosts share processors, no less than those allow.
+
+        A prediction is of hosts with processors of their own. Emulated hosts share those of one
+        machine, and no links make them faster than the processors are.
+        """
+        return max(self.prediction.iteration_s, self.processors_s or 0.0)
 
     @property
     def measured_s(self) -> float:
@@ -82,13 +98,13 @@ class Point(Record, frozen=True, kw_only=True):
 
     @property
     def error(self) -> float:
-        """Predicted over measured iteration, minus one; below 0 the prediction is too short."""
-        return self.prediction.iteration_s / self.measured_s - 1
+        """Expected over measured iteration, minus one; below 0 the prediction is too short."""
+        return self.expected_s / self.measured_s - 1
 
     @property
     def ratio(self) -> float:
-        """Measured over predicted iteration: what an interval is about."""
-        return self.measured_s / self.prediction.iteration_s
+        """Measured over expected iteration: what an interval is about."""
+        return self.measured_s / self.expected_s
 
 
 class Home(Record, frozen=True, kw_only=True):
@@ -105,7 +121,7 @@ class Home(Record, frozen=True, kw_only=True):
     workloads: dict[str, Workload]
 
 
-class Validation(Artifact, frozen=True, kw_only=True):
+class Validation(Shown, Artifact, frozen=True, kw_only=True):
     """Predictions beside measurements.
 
     Attributes:
@@ -127,6 +143,23 @@ class Validation(Artifact, frozen=True, kw_only=True):
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
             raise InvalidValueError("points", twice, "each kind and name once")
+
+    def summary(self) -> tuple[str, ...]:
+        """Return how many points there are."""
+        return (f"{format_count(len(self.points), 'training')}, predicted and measured",)
+
+    def rows(self) -> list[Row]:
+        """Return the points; ``error_share`` is below 0 where the prediction was too short."""
+        return [
+            {
+                "kind": point.kind,
+                "training": point.name,
+                "predicted_s": point.expected_s,
+                "measured_s": point.measured_s,
+                "error_share": point.error,
+            }
+            for point in self.points
+        ]
 
     def of(self, kind: str) -> tuple[Point, ...]:
         """Return the points of a kind."""

@@ -7,6 +7,7 @@ is kept after each cell, so that a stop loses the cell under way alone.
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import tempfile
 from collections import deque
@@ -112,12 +113,8 @@ class Session:
         """
         plan = plan_of(cell, home)
         assert plan.prediction is not None
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            job = self._job(folder, cell.topology, cell.hosts)
-            job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)
-            told = self._told(job, cell.topology)
-            measured = read_run(job.traces).timeline
-        turns = zip(*(one.samples_s for one in told), strict=True)
+        samples_s, measured = self._trained(cell, plan, cell.topology)
+        unlimited_s, _ = self._trained(cell, plan, cell.unlimited)
         return Point(
             kind=LAB,
             name=cell.name,
@@ -129,9 +126,22 @@ class Session:
             way=plan.policy,
             calibrated=home_of(cell.hosts).describe(),
             prediction=plan.prediction,
-            samples_s=tuple(map(max, turns)),
+            samples_s=samples_s,
             phases=_phases(_played(cell, plan, home), measured),
+            processors_s=statistics.median(unlimited_s),
         )
+
+    def _trained(
+        self, cell: Cell, plan: Plan, topology: Topology
+    ) -> tuple[tuple[float, ...], Timeline]:
+        """Train in a lab; return the seconds of an iteration, one each turn, and a timeline."""
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            job = self._job(folder, topology, cell.hosts)
+            job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)
+            told = self._told(job, topology)
+            measured = read_run(job.traces).timeline
+        turns = zip(*(one.samples_s for one in told), strict=True)
+        return tuple(map(max, turns)), measured
 
     def _job(self, folder: str, topology: Topology, workers: int) -> Job:
         return Job(

@@ -31,7 +31,7 @@ def validate(
 
     The public measurements of GPUs are predicted at once. ``points`` trainings are measured in
     emulated clusters of this machine, with real processes, each predicted from a calibration at
-    another rate; that takes about a minute each, and the machine for itself.
+    another rate; that takes about two minutes each, and the machine for itself.
 
     Args:
         path: a JSON file: what it holds already is not measured again, and what is found is written

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from syncopate.cli.common.served import trips_of
 from syncopate.protocol import messages as msg
+from syncopate.runs.served import trips_of
 from syncopate.tracing import dlc
 from syncopate.tracing.capture import VARIABLE
 from syncopate.tracing.run import Run, read_run

@@ -10,7 +10,7 @@ from syncopate.analysis.causes.explanation import SLOW_SERVER, explanation
 from syncopate.analysis.evidence.servers import Servers
 from syncopate.analysis.replay import Replay
 from syncopate.cli import main
-from syncopate.cli.common.served import trips_of
+from syncopate.runs.served import trips_of
 from syncopate.tracing.run import read_run
 from tests.unit.tracing.served_cases import Job
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.analysis.trips import STAGES, Trip, journeys
-from syncopate.cli.common.served import trips_of
+from syncopate.runs.served import trips_of
 from syncopate.tracing.run import read_run
 from tests.unit.tracing.served_cases import Job
 

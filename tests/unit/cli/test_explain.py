@@ -11,8 +11,8 @@ from msgspec import structs
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import main
-from syncopate.cli.common.best_plan import against_the_best
 from syncopate.planning.planner import make_plan
+from syncopate.runs.best_plan import against_the_best
 from syncopate.simulation import simulate
 from tests.unit import examples
 from tests.unit.analysis.made import made

@@ -113,5 +113,5 @@ def test_of_a_long_timeline_the_last_iterations_are_looked_at(report, tmp_path):
     code, page, err = report(path, "--last", "5")
     assert code == 0
     assert "the last 5 iterations are looked at" in err
-    assert "<li>the last 5 iterations are looked at</li>" in page
+    assert "<li>the last 5 iterations are looked at, from iteration 4 on</li>" in page
     assert "2 ranks, 5 iterations" in " ".join(page.split())

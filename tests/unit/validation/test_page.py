@@ -55,3 +55,24 @@ def test_a_terminal_shows_each_kind_and_its_exchanges():
     assert columns[4][-1] == "-20.0%"
     assert columns[5][0] == "24 of 27, made without each"
     assert columns[5][4] == "too few points"
+
+
+def test_where_hosts_share_processors_these_are_a_bound():
+    """1 s is predicted, 1.25 s measured, and no links make it faster than 1.2 s."""
+    bare = point(1.25)
+    bound = structs.replace(bare, processors_s=1.2)
+    assert (bare.expected_s, bound.expected_s) == (1.0, 1.2)
+    assert bound.error == 1.2 / 1.25 - 1
+    assert structs.replace(bare, processors_s=0.5).error == bare.error
+    text = page(Validation(points=(bound,)))
+    assert "| training | predicted | links no limit | measured |" in text
+    assert "| 1.00 s | 1.20 s | 1.25 s | -4.0% |" in text
+    assert "| with the processors' bound, which counts in 1 | 1 | 4.0% |" in text
+    assert "| predictions alone | 1 | 20.0% |" in text
+
+
+def test_turns_say_how_near_a_prediction_can_be():
+    """Five turns of a second, of which one took a tenth longer and one a fifth less."""
+    one = structs.replace(point(1.0), samples_s=(1.0, 1.0, 1.0, 1.1, 0.8))
+    text = page(Validation(points=(one,)))
+    assert f"| {one.work} | 5 | 0.0% | 20.0% |" in text

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
 from syncopate.artifacts.cluster import Interference
 from syncopate.costs.model.collective import collective_costs
 from syncopate.costs.validated import BY_KIND
+from syncopate.units import parse_rate
 from syncopate.validation import published
 from syncopate.validation.errors import covered, errors_of
+from syncopate.validation.page import page
+from syncopate.validation.point import LAB, Validation
 from syncopate.validation.published import LINKS_BYTES_PER_S, cluster_of, gpu_points, resnet50
+
+REPOSITORY = Path(__file__).parents[3]
+KEPT = REPOSITORY / "benchmarks" / "results" / "validation_2core-epyc_2026-11-26.json"
+DOCUMENT = REPOSITORY / "docs" / "validation.md"
 
 
 @cache
@@ -85,6 +93,16 @@ def test_the_table_is_that_of_these_points():
         max(LINKS_BYTES_PER_S.values()),
     )
     assert (row.median, row.p90) == pytest.approx((found.median, found.p90), abs=5e-5)
+
+
+def test_the_labs_row_is_that_of_the_points_that_were_kept():
+    row, kept = BY_KIND["lab"], Validation.load(KEPT).of(LAB)
+    found = errors_of(kept)
+    assert (row.points, row.ranks) == (len(kept), (2, 8))
+    rates = [parse_rate(point.network.split()[0]) for point in kept]
+    assert row.links_bytes_per_s == (min(rates), max(rates))
+    assert (row.median, row.p90) == pytest.approx((found.median, found.p90), abs=5e-5)
+    assert page(Validation.load(KEPT)) == DOCUMENT.read_text()
 
 
 def test_without_interference_the_worst_points_are_further_off():

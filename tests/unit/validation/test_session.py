@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_hosts_are_calibrated_once_and_each_turn_is_the_slowest_ranks(lab, tmp_p
     found = Session(QUICK, kept.append, tmp_path).measure(
         [ONE, TWO], Validation(), lambda what, _: told.append(what)
     )
-    assert [job.work for job in jobs] == ["", "replayed", "replayed"]
+    assert [job.work for job in jobs] == ["", *["replayed"] * 4]  # each cell without limits too
     assert [point.name for point in found.points] == [ONE.name, TWO.name]
     assert found.points[0].samples_s == (1.5, 1.2)
     assert found.points[0].calibrated == "4 hosts x 1 rank at 700.00 Mbit/s"
@@ -114,12 +115,13 @@ def test_phases_are_of_what_was_captured_and_of_what_was_played(lab, tmp_path):
     point = Session(QUICK, print, tmp_path).point(ONE, home())
     found = {phase.name: phase for phase in point.phases}
     assert [phase.measured_s for phase in found.values()] == [2.0, 2.0, 1.0]
+    assert point.processors_s == statistics.median(point.samples_s)
     assert found["computation"].predicted_s == pytest.approx(point.prediction.compute_s, rel=0.01)
 
 
 def test_whoever_stops_keeps_what_was_done(lab, tmp_path):
     """The second cell is interrupted."""
-    lab(measured(in_turn(trained, lambda _: ended(received=2, exit_code=130))))
+    lab(measured(in_turn(trained, trained, lambda _: ended(received=2, exit_code=130))))
     kept: list[Validation] = []
     with pytest.raises(KeyboardInterrupt):
         Session(QUICK, kept.append, tmp_path).measure([ONE, TWO], Validation())
@@ -132,7 +134,7 @@ def test_a_cell_that_cannot_be_measured_says_why_and_the_others_go_on(lab, tmp_p
             Told(error="EngineError: no" if rank == 1 else "").save(job.told(rank))
         return ended(exit_code=1)
 
-    lab(measured(in_turn(failed, trained)))
+    lab(measured(in_turn(failed, trained, trained)))
     found = Session(QUICK, print, tmp_path).measure([ONE, TWO], Validation())
     assert found.missing == {ONE.name: "EngineError: no"}
     assert [point.name for point in found.points] == [TWO.name]
@@ -165,11 +167,11 @@ def test_only_what_is_missing_is_measured(monkeypatch, lab, tmp_path):
     assert [point.name for point in first.of(LAB)] == [ONE.name]
     both = syncopate.validate(path, points=2)
     assert [point.name for point in both.of(LAB)] == [ONE.name, TWO.name]
-    assert len(jobs) == 3
+    assert len(jobs) == 1 + 2 * 2
     assert json.loads(path.read_text())["metadata"]["cores"] == str(os.cpu_count())
     # Anew: the calibration and both cells.
     assert len(syncopate.validate(path, points=2, again=True).of(LAB)) == 2
-    assert len(jobs) == 6
+    assert len(jobs) == 2 * (1 + 2 * 2)
 
 
 def test_a_machine_without_labs_is_told_so(monkeypatch):

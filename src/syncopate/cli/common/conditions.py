@@ -53,10 +53,14 @@ class Varied(NamedTuple):
             ArtifactError: a file that holds no timeline.
         """
         from syncopate.analysis.variation import Spread, spread
-        from syncopate.cli.common.timelines import read_timeline
+        from syncopate.cli.common.timelines import read_recorded
         from syncopate.simulation import Variation
 
-        found = Spread((), ()) if self.like is None else spread(read_timeline(self.like))
+        found = (
+            Spread((), ())
+            if self.like is None
+            else spread(read_recorded(self.like).of_ranks().timeline)
+        )
         return Variation(
             slow_ranks=self.slow_ranks,
             slow_hosts=self.slow_hosts,

@@ -9,8 +9,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Protocol
 
-from rich.console import Console
+import msgspec
+import typer
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from syncopate.cli.common.launcher import LAUNCHER
@@ -46,6 +49,27 @@ def out(beside: Path | None = None) -> Console:
     if not console.is_terminal:
         console.width = max(console.width, 160)
     return console
+
+
+class Result(Protocol):
+    """What a command found."""
+
+    def report(self) -> RenderableType:
+        """Return it for a terminal."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all its values."""
+        ...
+
+
+def show(found: Result, json: bool) -> None:
+    """Print a result: as text, or all its values as JSON."""
+    if json:
+        encoded = msgspec.json.encode(found.to_dict())
+        typer.echo(msgspec.json.format(encoded, indent=1).decode())
+        return
+    out().print(found.report())
 
 
 def err() -> Console:

@@ -81,12 +81,12 @@ def _is_workload(path: Path) -> bool:
 
 def _recorded(path: Path) -> Trained:
     from syncopate.analysis.workload import recorded_iteration_s, recorded_workload
-    from syncopate.cli.common.timelines import read_timeline
+    from syncopate.cli.common.timelines import read_recorded
 
     folder = path if path.is_dir() else None
     profile = folder / WORKLOAD if folder and (folder / WORKLOAD).exists() else None
     beside = folder / CLUSTER if folder and (folder / CLUSTER).exists() else None
-    timeline = read_timeline(path)
+    timeline = read_recorded(path).of_ranks().timeline
     if profile is not None:
         workload, remark = Workload.load(profile), f"the training is that of {profile}"
     else:

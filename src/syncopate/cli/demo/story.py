@@ -17,7 +17,6 @@ from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli.common.console import err, out, progress_bar
-from syncopate.cli.common.run_page import run_page
 from syncopate.cli.demo import words
 from syncopate.cli.demo.measure import Contender, Contends, measure
 from syncopate.cli.demo.pace import Computation, at_pace
@@ -27,7 +26,6 @@ from syncopate.cli.demo.words import BASELINE, BEST, HALVED
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan.contest import alike
 from syncopate.errors import SyncopateError
-from syncopate.output import write_output
 from syncopate.planning import compare, make_plan
 from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
@@ -36,6 +34,7 @@ from syncopate.reports.terminal import (
     plans_report,
     workload_report,
 )
+from syncopate.runs.page import report
 from syncopate.tracing import save_perfetto
 from syncopate.units import format_seconds
 from syncopate.zoo import digits, resnet20
@@ -322,8 +321,8 @@ def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan
     workload, cluster, plan = known
     files = str(folder / "workload.json"), str(folder / "cluster.json")
     try:
-        page = run_page(timeline, workload=workload, cluster=cluster, plan=plan, files=files)
+        page = report(timeline, workload=workload, cluster=cluster, plan=plan, files=files)
     except SyncopateError as error:
         err().print(f"note: no page: {error}", style="yellow", soft_wrap=True, markup=False)
         return None
-    return write_output(folder / "report.html", page.encode())
+    return page.save(folder / "report.html")

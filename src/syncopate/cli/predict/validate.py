@@ -41,8 +41,8 @@ def validate(
 
     27 published trainings on GPUs are predicted at once. Trainings on emulated hosts of this
     machine are measured with real processes, each predicted from a calibration at another rate;
-    they take about a minute each, need root on Linux and the machine for themselves. Ctrl-C keeps
-    what was done, and the next call goes on from there.
+    they take about two minutes each, need root on Linux and the machine for themselves. Ctrl-C
+    keeps what was done, and the next call goes on from there.
 
     For example:
 

@@ -8,8 +8,8 @@ import os
 
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 
+from syncopate.engine.torch_compat import HashStore
 from syncopate.errors import EngineError
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

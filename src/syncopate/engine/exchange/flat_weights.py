@@ -17,6 +17,7 @@ from torch import Tensor
 from syncopate.engine.buckets import FlatBuffer, view_like
 from syncopate.engine.exchange.layout import Layout, Work, arrived
 from syncopate.engine.exchange.seen import weights
+from syncopate.engine.torch_compat import without_overrides
 
 
 class FlatWeights:
@@ -53,7 +54,7 @@ class FlatWeights:
     def has_moved(self, index: int) -> bool:
         """Say whether a parameter was given other memory (``parameter.data = ...``)."""
         parameter = self._layout.trainables[index].parameter
-        with torch._C.DisableTorchFunctionSubclass():  # its values may be on their way
+        with without_overrides():  # its values may be on their way
             return parameter.data_ptr() != self._views[index].data_ptr()
 
     def take_in(self, keys: Collection[int]) -> None:

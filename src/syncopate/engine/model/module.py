@@ -36,6 +36,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.dlpack import from_dlpack
 
+from syncopate.engine.torch_compat import is_tracing, is_transformed
 from syncopate.errors import EngineError
 
 if TYPE_CHECKING:
@@ -275,10 +276,10 @@ def _exchanging(original: type) -> Callable[..., Any]:
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         engine = self.__dict__[_ENGINE].engine
-        if not torch.is_grad_enabled() or _transformed():
-            if torch._C._is_tracing():
+        if not torch.is_grad_enabled() or is_transformed():
+            if is_tracing():
                 engine.ready()  # a trace holds what is there, and no waits
-            elif not _transformed():
+            elif not is_transformed():
                 engine.forward_alone()
             return original.__call__(self, *args, **kwargs)
         outermost = engine.forward_begins(self.training)
@@ -294,17 +295,12 @@ def _exchanging(original: type) -> Callable[..., Any]:
     return call
 
 
-def _transformed() -> bool:
-    """Whether a trace or a transform computes (``torch.func.grad``), not exchanged."""
-    return torch._C._is_tracing() or torch._C._functorch.peek_interpreter_stack() is not None
-
-
 def _bypassing(original: type) -> Callable[..., Any]:
     """Return how a distributed model is called without communication."""
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         held = self.__dict__.get(_ENGINE)  # None once the model is detached
-        if held is None or not torch.is_grad_enabled() or _transformed():
+        if held is None or not torch.is_grad_enabled() or is_transformed():
             return original.__call__(self, *args, **kwargs)
         output = original.__call__(self, *args, **kwargs)
         held.engine.forward_bypassed(output)

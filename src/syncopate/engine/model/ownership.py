@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from syncopate.engine.exchange import groups
+from syncopate.engine.torch_compat import active_ddp, without_overrides
 from syncopate.errors import EngineError
 
 if TYPE_CHECKING:
@@ -138,12 +139,12 @@ def require_alone(engine: Engine, trainables: Sequence[Trainable]) -> None:
         EngineError: names a parameter that both would exchange.
     """
     parameters = [trainable.parameter for trainable in trainables]
-    with torch._C.DisableTorchFunctionSubclass():  # no value is looked at, on its way or not
+    with without_overrides():  # no value is looked at, on its way or not
         hooked = list(map(_HOOKS, parameters))
     for trainable, hooks in zip(trainables, hooked, strict=True):
         if hooks and any(map(_is_of_ddp, hooks.values())):
             raise _exchanged_twice(engine, trainable.name)
-    outer = DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-untyped-call]
+    outer = active_ddp()
     if outer is None:
         return
     for name, parameter in outer.module.named_parameters():

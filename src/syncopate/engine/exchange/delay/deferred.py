@@ -42,7 +42,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain
-from typing import Any
 
 import torch
 
@@ -51,12 +50,13 @@ from syncopate.engine.exchange.optimizers import copy_for, step_of, step_with
 from syncopate.engine.exchange.update.pieces import Piece
 from syncopate.engine.step import Ran
 from syncopate.engine.tail import Said
+from syncopate.engine.torch_compat import step_hooks
 
 
 def may_go_on_behind(optimizer: torch.optim.Optimizer) -> bool:
     """Say whether its steps may go on behind; see [Note: a copy steps]."""
-    held: Any = optimizer
-    alone = len(held._optimizer_step_pre_hooks) == len(held._optimizer_step_post_hooks) == 1
+    before, after = step_hooks(optimizer)
+    alone = len(before) == len(after) == 1
     return alone and step_of(type(optimizer)).__module__.startswith("torch.optim.")
 
 

@@ -14,11 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-def holders(storage: torch.UntypedStorage) -> int:
-    """Return how many hold ``storage``: each tensor on it counts, and ``storage`` itself."""
-    count: int = torch._C._storage_Use_Count(storage._cdata)
-    return count
+from syncopate.engine.torch_compat import storage_holders
 
 
 def _references(entry: Mapping[str, Any] | None) -> tuple[int, int, int]:
@@ -29,7 +25,7 @@ def _references(entry: Mapping[str, Any] | None) -> tuple[int, int, int]:
     for value in entry.values():
         if isinstance(value, Tensor):
             values = max(values, sys.getrefcount(value))
-            storages = max(storages, holders(value.untyped_storage()))
+            storages = max(storages, storage_holders(value.untyped_storage()))
     return sys.getrefcount(entry), values, storages
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.exchange.seen import norms, weights
+from syncopate.engine.torch_compat import unscale, without_overrides
 
 Handler = Callable[..., Any]
 
@@ -121,7 +122,7 @@ def _norm(func: Any) -> Handler:
         square = found[0].square_of(found[1])
         if square is None:
             return NotImplemented
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             dtype = asked[1] or gradient.dtype.to_real()
         return square.sqrt().to(dtype)
 
@@ -130,7 +131,6 @@ def _norm(func: Any) -> Handler:
 
 def _unscale(gradients: Sequence[Any], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale when averages arrive; what squares are finite of is finite."""
-    unscale = torch._amp_foreach_non_finite_check_and_unscale_
     by, here = inverse_scale.clone(), []
     for gradient in gradients:
         found = _on_its_way(gradient)
@@ -159,6 +159,6 @@ _HANDLERS: dict[Any, Handler] = {
     Tensor.detach_: lambda gradient: gradient,
     **{func: _norm(func) for func in norms.FUNCTIONS},
     torch._foreach_norm: norms.one_by_one,
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    unscale: _unscale,
 }
 """Function of torch -> how it is done without a look, unless it answers NotImplemented."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from syncopate.engine.exchange.seen import norms
 from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.torch_compat import unscale, without_overrides
 from syncopate.errors import EngineError
 
 
@@ -79,7 +80,7 @@ class PartialGradient(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in WITHOUT_VALUES or func is Tensor.untyped_storage:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **kwargs)
         if func in DESCRIPTIONS:
             return _describe(args[0])
@@ -273,7 +274,6 @@ def _norm(func: Any) -> Handler:
 
 def _unscale(gradients: Sequence[Tensor], found_inf: Tensor, inverse_scale: Tensor) -> Any:
     """Unscale what is here, and let all ranks know whether anything was infinite anywhere."""
-    unscale = torch._amp_foreach_non_finite_check_and_unscale_
     owners: dict[int, Owner] = {}
     parts: list[Tensor] = []
     for gradient in gradients:
@@ -309,7 +309,7 @@ _HANDLERS: dict[Any, Handler] = {
     },
     **{func: _norm(func) for func in norms.FUNCTIONS},
     torch._foreach_norm: norms.one_by_one,
-    torch._amp_foreach_non_finite_check_and_unscale_: _unscale,
+    unscale: _unscale,
     Tensor.data.__get__: _alias,  # type: ignore[attr-defined]
     Tensor.detach: _alias,
     Tensor.detach_: lambda gradient: gradient,

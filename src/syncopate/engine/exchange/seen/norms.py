@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from syncopate.engine.exchange.seen.weights import WITHOUT_VALUES, tensors_in
+from syncopate.engine.torch_compat import without_overrides
 
 
 class Ranks(Protocol):
@@ -83,7 +84,7 @@ class PartialNorm(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in WITHOUT_VALUES:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **kwargs)
         lazily = _LAZY.get(func)
         result = None if lazily is None else lazily(func, *args, **kwargs)

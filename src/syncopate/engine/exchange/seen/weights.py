@@ -38,6 +38,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from syncopate.engine.torch_compat import on_compilation, without_overrides
 from syncopate.errors import CollectiveError
 
 
@@ -98,7 +99,7 @@ class Pending:
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in WITHOUT_VALUES:
-            with torch._C.DisableTorchFunctionSubclass():
+            with without_overrides():
                 return func(*args, **(kwargs or {}))
         for tensor in tensors_in((args, kwargs or {})):
             if isinstance(tensor, Pending):
@@ -179,7 +180,7 @@ def expect(tensors: Iterable[Tensor], waiter: Waiter, kind: type[Pending] = Pend
         waiter: waits for them.
         kind: what is mixed into their classes until then.
     """
-    _hear_compilations()
+    on_compilation(_compilation_begins)
     for tensor in tensors:
         original = tensor._original if isinstance(tensor, Pending) else type(tensor)
         if (kind, original) not in _classes:
@@ -207,16 +208,7 @@ def release(tensors: Iterable[Tensor]) -> None:
 def tell_of_compilers(party: Any) -> None:
     """Call ``party.compilation_begins()`` whenever a compilation begins, while it lives."""
     _told.add(party)
-    _hear_compilations()
-
-
-def _hear_compilations() -> None:
-    """Have the compiler call before it begins, also where it was reset meanwhile."""
-    # Loading it takes seconds, and the first optimizer has loaded it by now.
-    from torch._dynamo.callback import callback_handler, on_compile_start  # noqa: PLC0415
-
-    if _compilation_begins not in callback_handler.start_callbacks:
-        on_compile_start(_compilation_begins)
+    on_compilation(_compilation_begins)
 
 
 def _compilation_begins(_: object) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from syncopate.engine.exchange.layout import Layout
 from syncopate.engine.exchange.parts import Gradients, Missing
-from syncopate.engine.exchange.seen import aliases
+from syncopate.engine.torch_compat import storage_holders
 
 
 class Holders:
@@ -92,7 +92,7 @@ def _held_by(parameter: Tensor) -> tuple[int, int]:
     assert gradient is not None
     if gradient.layout != torch.strided:
         return 0, 0
-    return sys.getrefcount(gradient), aliases.holders(gradient.untyped_storage())
+    return sys.getrefcount(gradient), storage_holders(gradient.untyped_storage())
 
 
 def _alone() -> tuple[int, int]:

@@ -41,6 +41,7 @@ from syncopate.engine.exchange.pull.flights import Flights, Waiter
 from syncopate.engine.exchange.seen import aliases, weights
 from syncopate.engine.exchange.seen import state as seen
 from syncopate.engine.exchange.update.deferred_steps import DeferredStep
+from syncopate.engine.torch_compat import storage_holders, without_overrides
 from syncopate.errors import EngineError
 
 _told: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -151,12 +152,12 @@ class DeferredUpdate(Update):
 
     def _is_held(self, parameter: Tensor, index: int) -> bool:
         """Say whether something whose looks are not seen is on the memory of a parameter."""
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             storage = parameter.untyped_storage()
             ours = self._together.get(storage._cdata, (index,))
             known = [self._stand_ins[each] for each in ours if each in self._stand_ins]
             there = sum(one.untyped_storage()._cdata == storage._cdata for one in known)
-            return aliases.holders(storage) > len(ours) + int(there) + 1
+            return storage_holders(storage) > len(ours) + int(there) + 1
 
     def end(self, optimizer: Optimizer) -> Stepped | None:
         """Let flights update what the step left to them."""
@@ -196,7 +197,7 @@ class DeferredUpdate(Update):
         if index is None:
             return None
         known = self._stand_ins.get(index)
-        with torch._C.DisableTorchFunctionSubclass():
+        with without_overrides():
             if known is None or known.data_ptr() != parameter.data_ptr():
                 known = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
                 self._stand_ins[index] = known

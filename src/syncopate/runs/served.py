@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from syncopate.analysis.serving import Message, Messages, Overhead
-    from syncopate.analysis.trips import Trip
-    from syncopate.tracing.dlc import Header, Record, SetUp
-    from syncopate.tracing.run import Run
-    from syncopate.tracing.served.read import Served
+import numpy as np
+
+from syncopate.analysis.serving import Message, Messages, Overhead
+from syncopate.analysis.trips import Trip
+from syncopate.tracing.dlc import Header, Record, Records, SetUp
+from syncopate.tracing.run import Run
+from syncopate.tracing.served.moments import moments
+from syncopate.tracing.served.places import places
+from syncopate.tracing.served.read import Served
 
 
 def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -> Messages:
@@ -19,11 +22,6 @@ def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -
     Args:
         traces: name -> header and records.
     """
-    import numpy as np
-
-    from syncopate.analysis.serving import Messages
-    from syncopate.tracing.dlc import Records
-
     places: dict[str, int] = {}
     parts: list[dict[str, Any]] = []
     origin_us = None
@@ -62,8 +60,6 @@ def messages_of(traces: Mapping[str, tuple[Header, Sequence[Record | SetUp]]]) -
 
 def computed_of(served: Served) -> Iterator[Overhead]:
     """Yield what servers computed in the iterations of the training: updates and searches."""
-    from syncopate.analysis.serving import Overhead
-
     for one in served.work:
         if one.kind in ("update", "search") and one.number > 0:
             took_s = one.end_s - one.start_s
@@ -77,9 +73,6 @@ def trips_of(run: Run | None) -> list[Trip]:
     """
     if run is None or run.served is None:
         return []
-    from syncopate.analysis.trips import Trip
-    from syncopate.tracing.served.moments import moments
-
     return [
         Trip(run.ranks[one.worker], run.carriers.get(one.key, ""), *one[1:])
         for one in moments(run.served, run.origin_s)
@@ -92,9 +85,6 @@ def messages_in(run: Run) -> list[Message]:
 
     Microseconds as there, so that analysis of the run and of the traces says the same.
     """
-    from syncopate.analysis.serving import Message
-    from syncopate.tracing.served.places import places
-
     found: list[Message] = []
     served, origin_us = run.served, None
     if served is None:

@@ -2,24 +2,104 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from html import escape
+from pathlib import Path
 
+import numpy as np
+
+from syncopate.analysis.causes.explanation import Explanation, explanation
+from syncopate.analysis.collectives import EXCHANGE
+from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
+from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.best_plan import against_the_best, at_pace
+from syncopate.costs.model.training import training_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.output import Progress, write_output
+from syncopate.reports.pages.evidence import Evidence, Price, messages
+from syncopate.reports.pages.page import require_html
+from syncopate.reports.pages.run import run_page as page_of
+from syncopate.runs.best_plan import against_the_best, at_pace
+from syncopate.runs.reading import LAST, Source, latest, read
+from syncopate.simulation import simulate
 
-if TYPE_CHECKING:
-    from syncopate.analysis.causes.explanation import Explanation
-    from syncopate.analysis.trips import Trip
-    from syncopate.artifacts.timeline import Timeline
-    from syncopate.reports.pages.evidence import Price
+_FRAME_PIXELS = 700
+"""How high a page is in a notebook."""
 
 _SIZES = 25
 """Sizes at which the expected bandwidth is drawn, beside those that were sent."""
+
+
+class Page(str):
+    """A page of HTML, which a notebook shows and :meth:`save` writes."""
+
+    def _repr_html_(self) -> str:
+        style = f"width: 100%; height: {_FRAME_PIXELS}px; border: 0"
+        return f'<iframe srcdoc="{escape(self)}" style="{style}"></iframe>'
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write it, and return the path.
+
+        Raises:
+            ArtifactError: the path cannot be written.
+        """
+        return write_output(path, self.encode())
+
+
+def report(
+    *sources: Source,
+    workload: Workload | None = None,
+    cluster: Cluster | None = None,
+    plan: Plan | None = None,
+    against: Sequence[Source] = (),
+    files: tuple[str, str] | None = None,
+    last: int = LAST,
+    progress: Progress | None = None,
+) -> Page:
+    """Return one page that says why a training scales no better, with a picture and a sentence.
+
+    Args:
+        sources: the directory of a run, a timeline, or one file of each rank.
+        workload: what it trained; with the cluster, what the best plan would take is said.
+        cluster: what it ran on: what messages were expected to take.
+        plan: by which it ran: predicted against recorded.
+        against: runs before, to say what changed since.
+        files: of workload and cluster, for the commands that are proposed.
+        last: how many iterations to look at, the last ones.
+        progress: called with what is done and the fraction done.
+
+    Raises:
+        InvalidValueError: no spans; a cluster or plan of other ranks; the workload of another
+            training; sources that do not fit together.
+        ArtifactError: a file that holds no timeline.
+        PlanError: the plan is not for the workload.
+        SyncopateError: the packages that make pages are not installed.
+
+    Example:
+        >>> syncopate.report("runs/a").save("report.html")  # doctest: +SKIP
+    """
+    require_html("jinja2")
+    found = latest(read(*sources, last=last, progress=progress).of_ranks(), last)
+    before = [latest(read(one, last=last).of_ranks(), last) for one in against]
+    remarks = list(found.remarks)
+    for theirs in before:
+        remarks += [f"{theirs.name}, before: {text}" for text in theirs.remarks]
+    return Page(
+        run_page(
+            found.timeline,
+            remarks=tuple(remarks),
+            workload=workload,
+            cluster=cluster,
+            plan=plan,
+            against=[theirs.timeline for theirs in before],
+            files=files,
+            trips=found.trips,
+        )
+    )
 
 
 def run_page(
@@ -51,10 +131,6 @@ def run_page(
         PlanError: the plan is not for the workload.
         SyncopateError: the packages that make pages are not installed.
     """
-    from syncopate.analysis.causes.explanation import explanation
-    from syncopate.reports.pages.evidence import Evidence
-    from syncopate.reports.pages.run import run_page as page_of
-
     _require_fit(timeline, cluster, plan)
     found, why, best, expected = None, "", None, None
     try:
@@ -96,20 +172,12 @@ def _played(
     timeline: Timeline, found: Explanation, workload: Workload, cluster: Cluster, plan: Plan
 ) -> Timeline:
     """Return the plan, played at the pace of the training for a period and the one before."""
-    from syncopate.simulation import simulate
-
     trained = at_pace(timeline, found, workload)
     return simulate(trained, plan, cluster, iterations=1 + max(2, 2 * plan.pull_period))
 
 
 def _prices(timeline: Timeline, cluster: Cluster) -> dict[tuple[str, str], tuple[Price, ...]]:
     """Return what messages of the sizes that were sent, and between them, take on a cluster."""
-    import numpy as np
-
-    from syncopate.analysis.collectives import EXCHANGE
-    from syncopate.costs.model.training import training_costs
-    from syncopate.reports.pages.evidence import Price, messages
-
     if timeline.metadata.get(EXCHANGE) == SERVED:
         return {}  # what servers take depends on all workers at once
     sizes: dict[tuple[str, str], set[int]] = defaultdict(set)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from syncopate.analysis.arrivals import handing_over_s
+from syncopate.analysis.causes.counterfactuals import WORTH
+from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause, Explanation
+from syncopate.analysis.stragglers import SERVER
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
-
-if TYPE_CHECKING:
-    from syncopate.analysis.causes.explanation import Explanation
-    from syncopate.artifacts.plan import Plan
-    from syncopate.artifacts.timeline import Timeline
+from syncopate.planning.planner import make_plan
 
 _PACE = 3.0
 """A workload that computes this many times as long as the training, or as short, is another's."""
@@ -30,8 +31,6 @@ def at_pace(timeline: Timeline, found: Explanation, workload: Workload) -> Workl
     Raises:
         InvalidValueError: the workload is another training's.
     """
-    from syncopate.analysis.arrivals import handing_over_s
-
     trained = timeline.metadata.get("model", workload.model)
     _, plan_s = handing_over_s(timeline)
     own_s = max(found.compute_s - plan_s, _LEAST * found.compute_s)
@@ -60,12 +59,6 @@ def against_the_best(
     Raises:
         InvalidValueError: a cluster of other ranks, or the workload of another training.
     """
-    from syncopate.analysis.arrivals import handing_over_s
-    from syncopate.analysis.causes.counterfactuals import WORTH
-    from syncopate.analysis.causes.explanation import PLAN, TRANSFERS, Cause
-    from syncopate.analysis.stragglers import SERVER
-    from syncopate.planning.planner import make_plan
-
     if cluster.world_size != timeline.world_size:
         rule = f"of as many ranks as the training, {timeline.world_size}"
         raise InvalidValueError("--cluster", f"{cluster.name}: {cluster.world_size} ranks", rule)

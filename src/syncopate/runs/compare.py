@@ -1,0 +1,90 @@
+"""Compare: two runs side by side, and what changed between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from syncopate.analysis.difference import Difference
+from syncopate.analysis.difference import difference as difference_of
+from syncopate.analysis.trips import Trip
+from syncopate.artifacts.shown import Row, Shown
+from syncopate.artifacts.timeline import Timeline
+from syncopate.output import Progress
+from syncopate.reports.difference import difference_json, difference_report
+from syncopate.reports.journeys import journeys_difference, journeys_json
+from syncopate.runs.reading import LAST, Source, read
+
+
+@dataclass(frozen=True, repr=False)
+class Changed(Shown):
+    """What changed from one run to another.
+
+    Attributes:
+        before: the first.
+        after: the second.
+        trips: of both, ways of slices to parameter servers and back.
+        remarks: what cannot be known of either, a sentence each.
+    """
+
+    before: Timeline
+    after: Timeline
+    trips: tuple[list[Trip], list[Trip]] = ([], [])
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> Difference:
+        """Every figure of both."""
+        return difference_of(self.before, self.after)
+
+    def summary(self) -> tuple[str, ...]:
+        """Return what it comes to."""
+        return (f"{self.before.name} and {self.after.name}: {self.found.verdict}", *self.remarks)
+
+    def rows(self) -> list[Row]:
+        """Return the figures of an iteration: the means of both, in seconds, bytes, or bytes/s."""
+        return [
+            {
+                "what": change.what,
+                "before": change.before.mean,
+                "after": change.after.mean,
+                "ratio": change.ratio,
+                "differs": change.differs,
+            }
+            for change in self.found.changes
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, as ``syncopate compare --json`` prints it."""
+        said = difference_json(self.before, self.after)
+        if all(self.trips):
+            said["journeys"] = [journeys_json(one) for one in self.trips]
+        return said
+
+    def report(self) -> RenderableType:
+        """Return everything for a terminal, to be printed by rich."""
+        text = difference_report(self.before, self.after)
+        return Group(text, journeys_difference(*self.trips)) if all(self.trips) else text
+
+
+def difference(
+    before: Source, after: Source, *, last: int = LAST, progress: Progress | None = None
+) -> Changed:
+    """Say what changed from one run to another, beyond the spread over iterations.
+
+    Args:
+        before: the directory of a run, or a timeline.
+        after: the same.
+        last: how many iterations of a run to look at, the last ones.
+        progress: called with what is read and the fraction done.
+
+    Raises:
+        ArtifactError: a file that holds no timeline.
+        InvalidValueError: one of them has no iteration with computation.
+    """
+    first = read(before, last=last, progress=progress).of_ranks()
+    second = read(after, last=last, progress=progress).of_ranks()
+    remarks = (*first.remarks, *second.remarks)
+    return Changed(first.timeline, second.timeline, (first.trips, second.trips), remarks)

@@ -1,0 +1,177 @@
+"""Explain: why a training's iterations take as long as they do, and what would mend it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Group, RenderableType
+
+from syncopate.analysis.arrivals import lateness
+from syncopate.analysis.causes.explanation import SLOW_SERVER, Cause, Explanation, explanation
+from syncopate.analysis.phases import COMPUTATION
+from syncopate.analysis.trips import Trip
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.shown import Row, Shown
+from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import Workload
+from syncopate.errors import InvalidValueError
+from syncopate.output import Progress
+from syncopate.reports.explanation import explanation_json, explanation_report, told, verdict
+from syncopate.reports.journeys import journeys_json, journeys_report
+from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
+from syncopate.runs.best_plan import against_the_best
+from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, latest, of_those_there, read
+
+TOOL = "tool"
+"""What metadata call the tool that wrote the files of ranks."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explained(Shown):
+    """What iterations lose time to.
+
+    Attributes:
+        timeline: that was looked at.
+        found: the causes, or why there are none; None where nothing but arrivals was recorded.
+        remarks: what cannot be known, a sentence each.
+        cluster: that bandwidths are compared with; None: it is not known.
+        best: the best plan, where workload and cluster are known.
+        files: of the workload and the cluster, for the commands that are proposed.
+        trips: ways of slices to parameter servers and back.
+    """
+
+    timeline: Timeline
+    found: Explanation | None
+    remarks: tuple[str, ...] = ()
+    cluster: Cluster | None = None
+    best: Plan | None = None
+    files: tuple[str, str] | None = None
+    trips: tuple[Trip, ...] = ()
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """The causes, the greatest gain first; none where the evidence is thin."""
+        return () if self.found is None else self.found.causes
+
+    @property
+    def abstains(self) -> tuple[str, ...]:
+        """Why nothing is explained, and what to record instead; empty where it is."""
+        return (ARRIVALS_ALONE,) if self.found is None else self.found.abstains
+
+    def summary(self) -> tuple[str, ...]:
+        """Return the verdict, and where the evidence is thin what is missing."""
+        said = "no explanation" if self.found is None else verdict(self.found)
+        return (f"{self.timeline.name}: {said}", *self.abstains, *self.remarks)
+
+    def rows(self) -> list[Row]:
+        """Return the causes: what an iteration would be shorter by, and a share of it."""
+        if self.found is None:
+            return []
+        return [
+            {
+                "cause": told(cause, self.found, self.files)["what"],
+                "kind": cause.kind,
+                "ranks": cause.ranks,
+                "gain_s": cause.gain_s,
+                "share": cause.gain_s / self.found.iteration_s,
+            }
+            for cause in self.causes
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything, as ``syncopate explain --json`` prints it."""
+        if self.found is None:
+            return {"abstains": [ARRIVALS_ALONE], "lateness_s": lateness(self.timeline)}
+        said = explanation_json(self.found, self.files)
+        return said | ({"journeys": journeys_json(self.trips)} if self.trips else {})
+
+    def report(self) -> RenderableType:
+        """Return everything for a terminal, to be printed by rich."""
+        if self.found is None:
+            return lateness_report(self.timeline)
+        text = explanation_report(self.timeline, self.found, self.cluster, self.best, self.files)
+        return Group(text, journeys_report(self.trips)) if self.trips else text
+
+
+def explain(
+    *sources: Source,
+    workload: Workload | str | os.PathLike[str] | None = None,
+    cluster: Cluster | str | os.PathLike[str] | None = None,
+    last: int = LAST,
+    table: Table = NO_TABLE,
+    progress: Progress | None = None,
+) -> Explained:
+    """Say what a training loses time to: its iterations are played again without each cause.
+
+    Args:
+        sources: the directory of a run, a timeline, or one file of each rank.
+        workload: what it trained, an artefact or its file; with the cluster, its plan is compared
+            with the best one.
+        cluster: what it ran on, an artefact or its file.
+        last: how many iterations to play again, the last ones.
+        table: what tables call their columns and kinds.
+        progress: called with what is read and the fraction done.
+
+    Raises:
+        InvalidValueError: workload without cluster, or one of another training; times that
+            contradict each other; sources that do not fit together.
+        ArtifactError: a file that holds no timeline, workload or cluster.
+
+    Example:
+        >>> found = syncopate.explain("runs/a")  # doctest: +SKIP
+        >>> print(found)  # doctest: +SKIP
+        >>> found.to_pandas()  # doctest: +SKIP
+    """
+    files = _files(workload, cluster)
+    work = Workload.load(workload) if isinstance(workload, str | os.PathLike) else workload
+    machines = Cluster.load(cluster) if isinstance(cluster, str | os.PathLike) else cluster
+    recorded = latest(read(*sources, last=last, table=table, progress=progress).of_ranks(), last)
+    timeline, trips = recorded.timeline, tuple(recorded.trips)
+    found = None if _arrivals_alone(timeline) else _explained(timeline, machines, trips)
+    best = None
+    if found is not None and work is not None and machines is not None:
+        found, best = against_the_best(timeline, found, work, machines)
+    return Explained(timeline, found, recorded.remarks, machines, best, files, trips)
+
+
+def _files(workload: object, cluster: object) -> tuple[str, str] | None:
+    """Return what the files of workload and cluster are called in proposed commands.
+
+    Raises:
+        InvalidValueError: one of them without the other.
+    """
+    if workload is None and cluster is None:
+        return None
+    if workload is None or cluster is None:
+        option, given = ("--workload", workload) if cluster is None else ("--cluster", cluster)
+        rule = "given with the other of --workload and --cluster, or left out"
+        raise InvalidValueError(option, str(given), rule)
+    names = (workload, "workload.json"), (cluster, "cluster.json")
+    first, second = (
+        str(given) if isinstance(given, str | os.PathLike) else usual for given, usual in names
+    )
+    return first, second
+
+
+def _arrivals_alone(timeline: Timeline) -> bool:
+    computed = timeline.columns.in_lanes(*COMPUTATION).any()
+    return not computed and bool(lateness(timeline))
+
+
+def _explained(timeline: Timeline, cluster: Cluster | None, trips: Sequence[Trip]) -> Explanation:
+    """Return what the ranks that are there say, whose ranks are those of the job."""
+    if TOOL not in timeline.metadata:  # of a run that was traced every rank has to be there
+        return explanation(timeline, cluster, trips)
+    seen, ranks = of_those_there(timeline)
+    found = explanation(seen, cluster, trips)
+    causes = (
+        cause
+        if cause.kind == SLOW_SERVER
+        else replace(cause, ranks=tuple(ranks[rank] for rank in cause.ranks))
+        for cause in found.causes
+    )
+    return replace(found, causes=tuple(causes))

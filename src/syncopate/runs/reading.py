@@ -1,0 +1,189 @@
+"""Reading: a timeline from the directory of a run, a file of its own, or one file of each rank."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from syncopate.analysis.trips import Trip
+from syncopate.artifacts.timeline import Timeline
+from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.output import Progress, say
+from syncopate.runs.served import trips_of
+from syncopate.tracing import foreign
+from syncopate.tracing.run import PATTERN, Run, read_run
+
+LAST = 200
+"""Iterations of a run that are read, the last ones, unless others are asked for."""
+
+
+_MANY = 1 << 18
+"""Spans of ranks that do the same, above which some of these ranks are looked at alone."""
+
+
+Table = tuple[str, str]
+"""What a table calls our columns, and our kinds; see ``docs/other_tools.md``."""
+
+NO_TABLE = ("", "")
+
+
+class Recorded(NamedTuple):
+    """What was read.
+
+    Attributes:
+        timeline: of all ranks.
+        run: of a directory in which ranks or nodes wrote; None: it was none.
+        remarks: what cannot be known of it, and what is not looked at, a sentence each.
+        name: the directory or the first file; a timeline's own name.
+    """
+
+    timeline: Timeline
+    run: Run | None = None
+    remarks: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def trips(self) -> list[Trip]:
+        """Ways of slices to parameter servers and back; none without servers."""
+        return trips_of(self.run)
+
+    def of_ranks(self) -> Recorded:
+        """Return itself, whose timeline has spans of ranks or workers.
+
+        Raises:
+            ArtifactError: only servers were captured.
+        """
+        if self.run is not None and not self.timeline.spans:
+            reason = "only servers were captured here; a timeline is of ranks or workers"
+            raise ArtifactError(self.name, reason)
+        return self
+
+
+Source = str | os.PathLike[str] | Timeline | Recorded
+"""A directory, a file, or what was read from it before."""
+
+
+def read(
+    *sources: Source,
+    last: int = LAST,
+    table: Table = NO_TABLE,
+    every: bool = False,
+    progress: Progress | None = None,
+) -> Recorded:
+    """Return the timeline of the directory of a run, of a timeline, or of one file of each rank.
+
+    Args:
+        sources: any of them.
+        last: how many iterations of a run to read, the last ones.
+        table: what tables call their columns and kinds.
+        every: of many ranks that do the same, whether to look at every one.
+        progress: called with what is read and the fraction done.
+
+    Raises:
+        ArtifactError: a file that holds no timeline, and no part of one.
+        InvalidValueError: no sources, or some that do not fit together.
+    """
+    if not sources:
+        raise InvalidValueError("files", sources, "a run, a timeline, or one file of each rank")
+    files: list[Path] = []
+    for source in sources:
+        if not isinstance(source, Timeline | Recorded):
+            files.append(Path(source))
+        elif len(sources) > 1:
+            raise InvalidValueError("files", len(sources), "one timeline, or paths alone")
+        else:
+            return source if isinstance(source, Recorded) else _few(source, every, source.name)
+    folders = [path for path in files if path.is_dir()]
+    if folders and len(files) > 1:
+        rule = "the only one, or left out: the directory of a run has all ranks"
+        raise InvalidValueError("FILE", str(folders[0]), rule)
+    if folders and not is_plain(folders[0]):
+        run = read_run(folders[0], last, progress)
+        return Recorded(run.timeline, run, run.remarks, str(folders[0]))
+    say(progress, files[0].name, 0.0)
+    if folders:
+        timeline = foreign.read_directory(folders[0], last)
+    else:
+        timeline = foreign.read_timeline(files, foreign.mapped(*table) if any(table) else None)
+    return _few(timeline, every, str(files[0]))
+
+
+def _few(timeline: Timeline, every: bool, name: str) -> Recorded:
+    """Return a timeline, of many alike ranks with some, and the remarks on it."""
+    said = timeline.metadata.items()
+    remarks = tuple(text for key, text in said if key.startswith(foreign.NOTE))
+    if every:
+        return Recorded(timeline, None, remarks, name)
+    found = timeline.few(_MANY)
+    if left_out := found.world_size - found.ranks_in_columns:
+        remarks += (
+            f"{left_out:,} of the {found.world_size:,} ranks do what others do, and are not looked "
+            "at one by one",
+        )
+    return Recorded(found, None, remarks, name)
+
+
+def latest(found: Recorded, last: int) -> Recorded:
+    """Return the same with its last iterations alone, and remark where there were others.
+
+    Raises:
+        InvalidValueError: less than one iteration is asked for.
+    """
+    if last < 1:
+        raise InvalidValueError("last", last, "at least 1")
+    spans = found.timeline.columns
+    numbers = np.unique(spans.iteration)
+    if len(numbers) <= last:
+        return found
+    first = int(numbers[-last])
+    timeline = replace(found.timeline, spans=spans.take(spans.iteration >= first))
+    said = f"the last {last} iterations are looked at, from iteration {first} on"
+    return found._replace(timeline=timeline, remarks=(*found.remarks, said))
+
+
+def of_those_there(timeline: Timeline) -> tuple[Timeline, tuple[int, ...]]:
+    """Return a timeline of the ranks that have spans alone, numbered from 0, and these ranks.
+
+    A few ranks of a large job say something of themselves and of each other, and nothing of the
+    others.
+    """
+    spans = timeline.columns
+    there = np.unique(spans.rank)
+    if len(there) in (0, timeline.world_size):
+        return timeline, tuple(range(timeline.world_size))
+    own = spans.changed(rank=np.searchsorted(there, spans.rank).astype(spans.rank.dtype))
+    return replace(timeline, world_size=len(there), spans=own), tuple(there.tolist())
+
+
+def read_nodes(*files: Path, progress: Progress | None = None) -> Run:
+    """Return the run of a directory, in which nodes of a parameter server wrote files.
+
+    Raises:
+        ArtifactError: none did.
+        InvalidValueError: not one directory.
+    """
+    if len(files) != 1 or not files[0].is_dir():
+        rule = "the directory of one run that was traced: it has what each node sent and received"
+        raise InvalidValueError("FILE", ", ".join(map(str, files)), rule)
+    run = read_run(files[0], sys.maxsize, progress)
+    if run.served is None:
+        reason = "no worker or server of a parameter server wrote a file (worker-0.trace and so on)"
+        raise ArtifactError(files[0], reason)
+    return run
+
+
+def is_plain(folder: Path) -> bool:
+    """Say whether the ranks that wrote last to the directory of a run trained plain torch."""
+    plain, captured = foreign.recorded_paths(folder), list(folder.glob(PATTERN))
+    return bool(plain) and max(_written_ns(plain)) >= max(_written_ns(captured), default=0)
+
+
+def _written_ns(paths: Iterable[Path]) -> Iterator[int]:
+    for path in paths:
+        yield path.stat().st_mtime_ns
