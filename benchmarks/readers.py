@@ -30,8 +30,8 @@ from typing import Any
 from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, phases
 from syncopate.artifacts.timeline import Timeline
-from syncopate.cli.common.timelines import read_timeline
 from syncopate.output import write_output
+from syncopate.runs.reading import read
 from syncopate.tracing.foreign.exports.chakra import to_chakra
 from syncopate.tracing.foreign.exports.hta import to_hta
 from syncopate.tracing.perfetto import to_perfetto
@@ -214,7 +214,7 @@ def main() -> None:
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         run = arguments.run or capture(Path(folder) / "train")
-        timeline = read_timeline(run, last=arguments.last)
+        timeline = read(run, last=arguments.last).of_ranks().timeline
     found = read_all(timeline, arguments.python, arguments.schema)
     print(json.dumps(found, indent=1))
     if arguments.json:

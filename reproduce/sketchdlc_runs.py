@@ -35,12 +35,12 @@ from syncopate.analysis.serving import (
     served_phases,
 )
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.cli.common.served import computed_of, messages_of
 from syncopate.collectives.machine import cpu_name
 from syncopate.errors import ArtifactError, SyncopateError
 from syncopate.output import write_output
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import LocalJob
+from syncopate.runs.served import computed_of, messages_of
 from syncopate.tracing import dlc
 from syncopate.tracing.run import read_run
 from syncopate.tracing.served.files import dlc_files

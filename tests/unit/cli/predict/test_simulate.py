@@ -9,8 +9,8 @@ import pytest
 
 from syncopate.analysis.stragglers import stragglers
 from syncopate.artifacts.timeline import Timeline
-from syncopate.cli.common import timelines
 from syncopate.reports.pages.spans import chosen
+from syncopate.runs import reading
 from syncopate.units import format_seconds
 
 PLAY = "simulate -w workload.json -p plan.json -c cluster.json "
@@ -87,7 +87,7 @@ def test_failures_give_a_goodput_by_formula_and_drawn(play):
 def test_of_many_alike_ranks_some_are_looked_at_and_it_is_said(play, run, monkeypatch):
     whole, _ = play("--slow-rank 3=3 --iterations 4")
     assert [one.rank for one in whole.alike] == [0]
-    monkeypatch.setattr(timelines, "_MANY", 10)
+    monkeypatch.setattr(reading, "_MANY", 10)
     code, out, err = run("explain timeline.json")
     assert code == 0
     assert "1 of the 4 ranks do what others do" in " ".join(err.split())
@@ -95,7 +95,7 @@ def test_of_many_alike_ranks_some_are_looked_at_and_it_is_said(play, run, monkey
     assert "nothing is recorded of ranks" not in out
     code, _, err = run("report timeline.json -o run.html")
     assert (code, Path("run.html").exists()) == (0, True), err
-    few = timelines.read_timeline(Path("timeline.json"))
+    few = reading.read("timeline.json").timeline
     shown = chosen(few, {3: 1.0}, most=20)
     assert set(shown.ranks) <= {0, 1, 3}
 

@@ -15,6 +15,7 @@ from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import sources, timelines
 from syncopate.planning.planner import make_plan
 from syncopate.planning.whatif.predictor import Predictor
+from syncopate.runs.reading import Recorded
 from syncopate.simulation import simulate
 from tests.unit import examples
 from tests.unit.analysis.made import made
@@ -121,7 +122,7 @@ def test_a_run_is_held_against_what_is_predicted_of_it(run):
 
 
 def test_what_lies_beside_a_run_is_taken(tmp_path, monkeypatch):
-    monkeypatch.setattr(timelines, "read_timeline", lambda path: made(4, 5))
+    monkeypatch.setattr(timelines, "read_recorded", lambda path: Recorded(made(4, 5)))
     examples.workload().save(tmp_path / "workload.json")
     examples.cluster().save(tmp_path / "cluster.json")
     found = sources.trained(tmp_path)
