@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level
 from syncopate.bench.mpi import MpiPeer
 from syncopate.bench.sweep import Sweep, parse_algorithm
 from syncopate.collectives import transport

@@ -207,7 +207,7 @@ def _levels(cluster: Cluster) -> Table:
     for level in cluster.levels:
         table.add_row(
             level.name,
-            str(level.size),
+            level.size_text,
             format_seconds(level.latency_s),
             format_rate(level.bandwidth_bytes_per_s),
         )

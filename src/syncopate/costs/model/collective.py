@@ -24,6 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.artifacts.level import sizes_text
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
 from syncopate.costs.model.congestion import busiest_s_per_byte
@@ -265,7 +266,7 @@ def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
     """
     most = MAX_NARROW_RANKS if algorithm in NARROW else MAX_PRICED_RANKS
     if cluster.world_size > most:
-        levels = " x ".join(str(level.size) for level in cluster.levels)
+        levels = sizes_text(cluster.levels)
         raise InvalidValueError(
             "ranks",
             cluster.world_size,

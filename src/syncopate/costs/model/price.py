@@ -38,7 +38,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.artifacts.cluster import Cluster, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.level import Level
 from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import played_pieces
 from syncopate.costs.flows.kernel import play
@@ -137,10 +138,9 @@ def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
 def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
     """Return what is to be played; None where the longest path tells."""
     _require_ranks(schedule, cluster)
-    joining = tuple(level for level in cluster.levels if level.size > 1)
-    if len(joining) < 2 or not len(schedule.table):
+    if len(cluster.joining) < 2 or not len(schedule.table):
         return None
-    return _classes(schedule, joining, cluster.placement, cluster.reduction_s_per_byte)
+    return _classes(schedule, cluster.joining, cluster.placement, cluster.reduction_s_per_byte)
 
 
 @lru_cache(maxsize=64)
