@@ -2,6 +2,7 @@
 
     python benchmarks/flows.py                       # 20,000 cases
     python benchmarks/flows.py --cases 500 --seed 7
+    python benchmarks/flows.py --cases 500 --unequal 1
     python benchmarks/flows.py --json flows.json     # every case that is off by more than 1%
 
 Ctrl-C ends it early, and shows what was done.
@@ -43,7 +44,7 @@ CLOSE = 0.01
 """Share by which a price may be off."""
 
 UNEQUAL = 1 / 3
-"""Share of clusters that may have units of unequal size; those of one level have but one unit."""
+"""Share of clusters that may have units of unequal size, unless said otherwise."""
 
 TOGETHER = 40
 """Configurations that are played side by side."""
@@ -97,12 +98,13 @@ class Compared(NamedTuple):
         return self.price_s / self.played_s - 1
 
 
-def drawn(seed: int, most_ranks: int = 48) -> Iterator[Configuration]:
+def drawn(seed: int, most_ranks: int = 48, unequal: float = UNEQUAL) -> Iterator[Configuration]:
     """Yield configurations without end; the same for the same seed."""
     rng = random.Random(seed)
     keys = sorted(ALGORITHMS)
     while True:
-        cluster = _cluster(rng, rng.choice((12, 12, 12, 24, 24, most_ranks)))
+        most = rng.choice((12, 12, 12, 24, 24, most_ranks))
+        cluster = _cluster(rng, most, unequal)
         collective, algorithm = rng.choice(keys)
         rooted = conditions(collective).rooted
         way = rng.choice(WAYS)
@@ -116,13 +118,13 @@ def drawn(seed: int, most_ranks: int = 48) -> Iterator[Configuration]:
         yield Configuration(cluster, collective, algorithm, root, options, way, sizes)
 
 
-def _cluster(rng: random.Random, most_ranks: int) -> Cluster:
+def _cluster(rng: random.Random, most_ranks: int, unequal: float) -> Cluster:
     equal: list[int] = []
     for _ in range(rng.randint(1, 4)):
         room = most_ranks // math.prod(equal)
         if room >= 2:
             equal.append(rng.randint(2, min(room, 8 if equal else 12)))
-    sizes = _unequal(rng, equal) if rng.random() < UNEQUAL else tuple(equal)
+    sizes = _unequal(rng, equal) if rng.random() < unequal else tuple(equal)
     levels = tuple(
         Level(
             name=f"level {index}",
@@ -229,13 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, default=20_000, help="default 20,000")
     parser.add_argument("--seed", type=int, default=1, help="default 1")
     parser.add_argument("--ranks", type=int, default=48, help="at most so many (default 48)")
+    help_unequal = "share of clusters that may have units of unequal size (default a third)"
+    parser.add_argument("--unequal", type=float, default=UNEQUAL, help=help_unequal)
     parser.add_argument("--quick", action="store_true", help="few cases, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args(arguments)
     cases = 50 if options.quick else options.cases
     if cases < 1 or options.ranks < 2:
         parser.error("--cases must be at least 1 and --ranks at least 2")
-    source = drawn(options.seed, options.ranks)
+    source = drawn(options.seed, options.ranks, options.unequal)
     found: list[Compared] = []
     begun = time.process_time()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
-from syncopate.artifacts.level import Size
+from syncopate.artifacts.level import Size, size_of
 
 _MOST_PAIRS = 16
 
@@ -76,23 +76,17 @@ def _levels(racks: Sequence[Sequence[Sequence[int]]]) -> _Levels:
     in_racks = _thinned([pair for rack in firsts for pair in _ring(rack)])
     if len(by_host) == 1:
         return _Levels(("host",), (total,), (_neighbours(by_host[0]),))
-    names, sizes, pairs = ["host"], [_size(map(len, racks))], [in_racks]
+    names, sizes, pairs = ["host"], [size_of(map(len, racks))], [in_racks]
     if any(len(ranks) > 1 for ranks in by_host):
         inside = [pair for ranks in by_host for pair in _neighbours(ranks)]
         names.insert(0, "device")
-        sizes.insert(0, _size(map(len, by_host)))
+        sizes.insert(0, size_of(map(len, by_host)))
         pairs.insert(0, _thinned(inside))
     if len(racks) > 1:
         names.append("rack")
         sizes.append(len(racks))
         pairs.append(_neighbours(rack[0] for rack in firsts))
     return _Levels(tuple(names), tuple(sizes), tuple(pairs))
-
-
-def _size(counts: Iterable[int]) -> Size:
-    """Return one size for units that all hold as much, or one for each."""
-    each = tuple(counts)
-    return each[0] if len(set(each)) == 1 else each
 
 
 def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:

@@ -103,9 +103,7 @@ def drawn_cluster(data: st.DataObject, world_size: int) -> Cluster:
     splits = [(1, world_size)]
     splits += [(a, world_size // a) for a in (2, 3, 4) if world_size % a == 0]
     # Units of unequal size: a small one or two, and the rest.
-    splits += [
-        ((a, world_size - a), 2) for a in (1, 2, 3) if a < world_size and 2 * a != world_size
-    ]
+    splits += [((a, world_size - a), 2) for a in (1, 2, 3) if 2 * a < world_size]
     splits += [((1, a, world_size - a - 1), 3) for a in (1, 2, 3) if 2 * a + 1 < world_size]
     sizes = data.draw(st.sampled_from(splits))
     rates = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 10.0]) for _ in sizes]))

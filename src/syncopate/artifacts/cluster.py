@@ -14,8 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.level import Level, require_time, sizes_text, unit_counts
+from syncopate.artifacts.level import Level, require_time, size_of, sizes_text, unit_counts
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 from syncopate.units import KIB
@@ -410,6 +412,33 @@ class Cluster(Artifact, frozen=True, kw_only=True):
             reduction_s_per_byte=reduction,
             name=f"{nodes} nodes, {network}",
         )
+
+    def in_racks(self, hosts: Sequence[int], uplink_bytes_per_s: float | None = None) -> Cluster:
+        """Return this cluster of one level with its hosts in racks, in the order of their ranks.
+
+        A message between racks takes the latency of any other.
+
+        Args:
+            hosts: how many stand in each rack.
+            uplink_bytes_per_s: between a rack and the core, each direction; as much as the hosts of
+                the largest rack send together where left out.
+
+        Raises:
+            InvalidValueError: the racks do not hold all hosts, or the uplink has no such rate.
+        """
+        (level,) = self.levels
+        if min(hosts, default=0) < 1 or sum(hosts) != level.largest:
+            rule = f"the hosts of each rack, >= 1, of {level.largest} in all"
+            raise InvalidValueError("racks", tuple(hosts), rule)
+        rate = level.bandwidth_bytes_per_s
+        uplink = max(hosts) * rate if uplink_bytes_per_s is None else uplink_bytes_per_s
+        levels = (
+            replace(level, size=size_of(hosts)),
+            replace(level, name="rack", size=len(hosts), bandwidth_bytes_per_s=uplink),
+        )
+        racks = "+".join(map(str, hosts))
+        changed: Cluster = replace(self, levels=levels, name=f"{self.name}, racks of {racks}")
+        return changed
 
 
 NETWORKS: dict[str, tuple[float, float, float]] = {

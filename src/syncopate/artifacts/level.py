@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 from syncopate.artifacts.artifact import Record
@@ -103,6 +103,12 @@ class Level(Record, frozen=True, kw_only=True):
     @staticmethod
     def _firsts(sizes: tuple[int, ...]) -> list[int]:
         return list(accumulate(sizes[:-1], initial=0))
+
+
+def size_of(counts: Iterable[int]) -> Size:
+    """Return the size of a level whose units hold so much, at least one unit."""
+    each = tuple(counts)
+    return each[0] if len(set(each)) == 1 else each
 
 
 def unit_counts(levels: Sequence[Level]) -> tuple[int, ...]:

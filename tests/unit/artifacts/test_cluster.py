@@ -115,8 +115,8 @@ def test_coordinates_outside_are_refused(coordinates):
         (lambda: Cluster(name="c", levels=()), "at least one level"),
         (
             lambda: Cluster(name="c", levels=(_level(size=(3, 5)), _level("rack", 3))),
-            r"size of level 'host' is '3\+5'; it must be one size for each unit of it, of which the "
-            "levels above hold 3",
+            r"size of level 'host' is '3\+5'; it must be one size for each unit of it, of which "
+            "the levels above hold 3",
         ),
         (lambda: _three_levels(placement=(0, 1)), r"a permutation of the ranks 0\.\.23"),
         (
