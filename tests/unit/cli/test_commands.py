@@ -253,6 +253,18 @@ def test_simulate_plays_the_plan_that_was_written(run):
     lasted_s = timeline.duration_s - min(starts)
     assert lasted_s == pytest.approx(plan.prediction.iteration_s)
     assert f"an iteration takes {format_seconds(lasted_s)}" in out
+    low, high = (format_seconds(end_s) for end_s in (plan.prediction.low_s, plan.prediction.high_s))
+    interval = f"predicted iteration {format_seconds(lasted_s)} ({low} to {high} in nine of ten)"
+    assert f"{interval}\n" in out
+    code, out, _ = run("simulate -w workload.json -p plan.json -c cluster.json --slow-rank 1=1.5")
+    assert code == 0
+    assert f"{interval}, if ranks were alike\n" in out
+    code, out, _ = run(
+        "simulate -w workload.json -p plan.json -c cluster.json --background host=0.5"
+    )
+    assert code == 0
+    assert interval not in out
+    assert "in nine of ten)" in out
     code, _, err = run("simulate -w workload.json -p plan.json --network 10gbe --nodes 8")
     assert code != 0
     assert "this plan is for 4 ranks; 8 are running" in err

@@ -14,6 +14,7 @@ from syncopate.cli.common import conditions
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
+from syncopate.units import format_seconds
 
 
 @grouped(
@@ -64,17 +65,24 @@ def simulate(
       syncopate simulate -w workload.json -p plan.json --network 100gbe --nodes 2048 --mtbf 5y
     """
     from syncopate.analysis.phases import mean, phases
+    from syncopate.planning.margins import predict_surely
     from syncopate.reports.phases import phases_report
+    from syncopate.reports.terminal import interval_text
+    from syncopate.simulation import Variation
     from syncopate.simulation import simulate as play
 
     work, given = Workload.load(workload), Plan.load(plan)
     say_unlike(work, cluster)
     failures, variation = fails.of(cluster), varied.variation()
-    cluster, costs = network.of(cluster, given)
-    played = play(work, given, cluster, costs=costs, iterations=iterations, variation=variation)
+    there, costs = network.of(cluster, given)
+    played = play(work, given, there, costs=costs, iterations=iterations, variation=variation)
+    predicted = predict_surely(work, given, cluster, lambda one: network.of(one, given))
     played.save(output)
     told = out(beside=output)
     told.print(phases_report(played))
+    alike = "" if variation == Variation() else ", if ranks were alike"
+    expected = f"predicted iteration {format_seconds(predicted.iteration_s)}"
+    told.print(f"{expected}{interval_text(predicted)}{alike}", soft_wrap=True, highlight=False)
     if failures is not None:
         last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
         report = conditions.goodput_report(failures, last_s, variation.seed)
