@@ -175,9 +175,9 @@ def _options(
         return {}
     if cluster is None:
         return registry.fitted(collective, name, fitting)
-    costs = collective_costs(cluster, collective).costs
-    if name in costs:
-        return dict(costs[name].options(nbytes))
+    if name in collective_costs(cluster, collective).costs:
+        named = collective_costs(cluster, collective, (name,))
+        return dict(named.of(name).options(nbytes))
     return best_options(cluster, collective, name, nbytes)
 
 

@@ -97,8 +97,15 @@ def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> Float
     return found
 
 
-def price_pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
+def price_pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = None) -> Pieces:
     """Return the price as a function of the size; see [Note: played].
+
+    Args:
+        schedule: for as many ranks as the cluster has.
+        cluster: levels, placement and γ; its measured curves play no part.
+        rival: what else can be sent: where the price is more than
+            :data:`~syncopate.costs.flows.curve.FAR` times that, it is no more than a guess, which
+            is more than that too; None: it is right everywhere.
 
     Exact up to rounding for buffers up to 2^48 bytes where it is a maximum of lines, and elsewhere
     within a quarter of :data:`~syncopate.costs.flows.curve.CLOSE`.
@@ -108,7 +115,7 @@ def price_pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
     """
     traffic = _traffic(schedule, cluster)
     if traffic is not None:
-        return _played(traffic)
+        return _played(traffic, rival)
     return highest_line((*path_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
 
 
@@ -154,8 +161,8 @@ def _classes(
 
 
 @lru_cache(maxsize=256)
-def _played(traffic: Traffic) -> Pieces:
-    return played_pieces([traffic])[0]
+def _played(traffic: Traffic, rival: Pieces | None) -> Pieces:
+    return played_pieces([traffic], rival)[0]
 
 
 class _Line(NamedTuple):

@@ -181,6 +181,18 @@ def _stages(
     fits = links.equal and factors is not None and tuple(factors) == links.sizes
     if not fits or pipelines != 1 or not known:
         return ()
+    return (inner_stages(links, stages, adds=adds, back=back),)
+
+
+def inner_stages(links: Links, stages: Sequence[str] | None, *, adds: bool, back: bool) -> Line:
+    """Return what stages take at the levels up to the first that has unequal units.
+
+    Args:
+        links: of the cluster.
+        stages: ``"ring"`` or ``"recursive"`` of each level; None: all recursive.
+        adds: whether there are reduce-scatters, and not all-gathers alone.
+        back: whether there are all-gathers as well.
+    """
     total = _NOTHING
     for index, size in enumerate(links.sizes):
         ring = stages is not None and stages[index] == "ring"
@@ -190,7 +202,7 @@ def _stages(
             bytes_only = links.message(index, share, reduced=reduced, together=True)
             startups = rounds * links.levels[index].latency_s
             total = total.plus(Line(startups, bytes_only.per_byte))
-    return (total,)
+    return total
 
 
 def _two_level(links: Links, *, factors: Sequence[int] | None = None) -> tuple[Line, ...]:
