@@ -6,10 +6,11 @@
 
 The model is ResNet-50, whose 161 gradients are ready at the times of a published profile. The
 network is flat, 10 Gbit/s, or has levels: GPUs in a host, hosts in a rack, racks, whose hosts have
-links of 100 Gbit/s. Racks of 12 and of 20 hosts in turn are ones of unequal size. Each row is played in a process of its own: planned, simulated, written,
-read, and its phases taken, each clocked with ``perf_counter``. Memory is the most that the process
-had, torch included, which the profile loads. Ranks that do the same are kept once; with jitter
-every rank differs from the others, and all of their spans are kept.
+links of 100 Gbit/s. Racks of 12 and of 20 hosts in turn are ones of unequal size. Each row is
+played in a process of its own: planned, simulated, written, read, and its phases taken, each
+clocked with ``perf_counter``. Memory is the most that the process had, torch included, which the
+profile loads. Ranks that do the same are kept once; with jitter every rank differs from the others,
+and all of their spans are kept.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     python benchmarks/whatif.py --quick                 # 12 settings, to see that it runs
 
 Five numbers of nodes, eight links, and five compute speeds on a flat network; the same on boxes of
-eight GPUs (``--boxes``), and on racks of three and five nodes in turn (``--racks``). Every point has the best plan of two exchanges, DDP's buckets, and three
-more predictions of each for its interval. Seconds are of the processor, by ``process_time``: one
-process, no threads of its own.
+eight GPUs (``--boxes``), and on racks of three and five nodes in turn (``--racks``). Every point
+has the best plan of two exchanges, DDP's buckets, and three more predictions of each for its
+interval. Seconds are of the processor, by ``process_time``: one process, no threads of its own.
 """
 
 from __future__ import annotations

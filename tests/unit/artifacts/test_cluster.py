@@ -167,6 +167,21 @@ def test_a_host_of_fewer_devices_counts_what_it_has():
     assert cluster.level_between(3, 4).name == "host"
 
 
+def test_hosts_are_put_into_racks():
+    flat = Cluster.flat(8, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    cluster = flat.in_racks((3, 5), 2e9)
+    assert [(level.name, level.size) for level in cluster.levels] == [
+        ("host", (3, 5)),
+        ("rack", 2),
+    ]
+    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [1e9, 2e9]
+    assert [level.size for level in flat.in_racks((4, 4)).levels] == [4, 2]
+    # An uplink that slows down no rack.
+    assert flat.in_racks((3, 5)).levels[1].bandwidth_bytes_per_s == 5e9
+    with pytest.raises(InvalidValueError, match=r"racks is \(3, 4\); .* of 8 in all"):
+        flat.in_racks((3, 4))
+
+
 def test_files_from_before_there_were_unequal_units_are_read():
     cluster = _three_levels()
     text = cluster.to_json().decode().replace('"schema_version": 2', '"schema_version": 1')

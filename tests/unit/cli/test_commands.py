@@ -220,6 +220,18 @@ def test_plan_with_parameter_servers(run):
         assert reason in err
 
 
+def test_plan_on_racks_of_unequal_size(run):
+    code, out, _ = run("plan -w workload.json --network 10gbe --racks 3,5 --uplink 20gbit")
+    assert code == 0
+    plan = Plan.load("plan.json")
+    assert plan.world_size == 8
+    assert "racks of 3+5" in plan.cluster
+    again = "--network 10gbe --racks 3,5 --uplink 20gbit"
+    code, out, _ = run(f"simulate -w workload.json -p plan.json {again} --iterations 1")
+    assert code == 0
+    assert f"predicted iteration {format_seconds(plan.prediction.iteration_s)}" in out
+
+
 def test_plan_on_a_network_that_is_not_there(run):
     code, out, _ = run("plan -w workload.json --network 10gbe --nodes 64")
     assert code == 0

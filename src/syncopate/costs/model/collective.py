@@ -128,21 +128,23 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
 def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[str, CostFunction]:
     """Return the prices of algorithms, each right at the sizes at which it may be the cheapest.
 
-    Those that have formulas come first: what is played where they are far cheaper is of no use.
+    Those that have formulas come first, and those by levels, of which little is played: playing
+    others where they are far dearer would be of no use.
     """
     costs: dict[str, CostFunction] = {}
-    rival: Pieces | None = None
-    for name in sorted(names, key=lambda name: not _has_formulas(cluster, collective, name)):
+
+    def effort(name: str) -> int:
+        if cluster.handling or closed_lines(cluster, collective, name, fitted_to[name]):
+            return 0
+        return 1 if ALGORITHMS[collective, name].hierarchical else 2
+
+    fitted_to = {name: variants(cluster, collective, name)[0] for name in names}
+    efforts = {name: effort(name) for name in names}
+    for name in sorted(names, key=efforts.__getitem__):
+        played = efforts[name] and costs
+        rival = lower_envelope([cost.pieces for cost in costs.values()]) if played else None
         costs[name] = _schedule_cost(cluster, collective, name, rival)
-        rival = lower_envelope([cost.pieces for cost in costs.values()])
     return {name: costs[name] for name in names}
-
-
-def _has_formulas(cluster: Cluster, collective: str, name: str) -> bool:
-    known = variants(cluster, collective, name)
-    return not cluster.handling and all(
-        closed_lines(cluster, collective, name, options) for options in known
-    )
 
 
 @remembered
