@@ -8,8 +8,11 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, Size
+from syncopate.costs.flows import curve
+from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import CLOSE, FAR
 from syncopate.costs.flows.lanes import LANED, lane_pieces
+from syncopate.costs.flows.traffic import traffic_of
 from syncopate.costs.model.collective import (
     collective_costs,
     cost_at_s,
@@ -18,7 +21,8 @@ from syncopate.costs.model.collective import (
     variants,
 )
 from syncopate.costs.model.functions import Envelope
-from syncopate.costs.model.price import price_many, price_pieces
+from syncopate.costs.model.pieces import Pieces
+from syncopate.costs.model.price import price_many
 from syncopate.schedules.registry import build, candidates, fitted
 
 SIZES = np.geomspace(1, 1e10, 41)
@@ -47,18 +51,27 @@ def test_the_cheapest_is_who_it_is_among_prices_that_are_right_everywhere(cluste
     assert [competing.best(size) for size in SIZES] == [exact.best(size) for size in SIZES]
 
 
-def test_a_price_is_right_up_to_far_above_its_rival_and_beyond_is_above_that_too():
+def test_a_price_is_right_up_to_far_above_its_rival_and_beyond_is_above_that_too(monkeypatch):
     schedule = build("all_reduce", "recursive_doubling", 15)
-    rival = schedule_cost(ODD, "all_reduce", "ring").pieces
-    exact, partly = (price_pieces(schedule, ODD, one) for one in (None, rival))
-    assert len(partly.upper_bytes) < len(exact.upper_bytes)
-    near = exact(SIZES) <= rival(SIZES)
+    traffic = by_class(traffic_of(schedule, ODD.joining, (), 1e-11))
+    rival = Pieces.of([np.inf], [4e-5], [1e-12])
+    played: list[float] = []
+    play = curve.play
+
+    def counted(several, sizes, **more):
+        played.extend(sizes)
+        return play(several, sizes, **more)
+
+    monkeypatch.setattr(curve, "play", counted)
+    (exact,) = curve.played_pieces([traffic])
+    everywhere = len(played)
+    (partly,) = curve.played_pieces([traffic], rival)
+    assert len(played) - everywhere < everywhere
+    near = exact(SIZES) <= FAR * rival(SIZES)
     assert near.any()
-    assert not near.all()
     assert partly(SIZES[near]) == pytest.approx(exact(SIZES[near]), rel=1e-9)
-    far = exact(SIZES) > FAR**2 * rival(SIZES)
-    assert far.any()
-    assert (partly(SIZES[far]) > FAR * rival(SIZES[far])).all()
+    assert not near.all()
+    assert (partly(SIZES[~near]) > FAR * (1 - CLOSE) * rival(SIZES[~near])).all()
 
 
 @pytest.mark.parametrize("name", ["recursive_doubling", "ring", "blueconnect"])
