@@ -65,9 +65,7 @@ def simulate(
       syncopate simulate -w workload.json -p plan.json --network 100gbe --nodes 2048 --mtbf 5y
     """
     from syncopate.analysis.phases import mean, phases
-    from syncopate.planning.margins import predict_surely
     from syncopate.reports.phases import phases_report
-    from syncopate.reports.terminal import interval_text
     from syncopate.simulation import Variation
     from syncopate.simulation import simulate as play
 
@@ -76,15 +74,23 @@ def simulate(
     failures, variation = fails.of(cluster), varied.variation()
     there, costs = network.of(cluster, given)
     played = play(work, given, there, costs=costs, iterations=iterations, variation=variation)
-    predicted = predict_surely(work, given, cluster, lambda one: network.of(one, given))
     played.save(output)
     told = out(beside=output)
     told.print(phases_report(played))
     alike = "" if variation == Variation() else ", if ranks were alike"
-    expected = f"predicted iteration {format_seconds(predicted.iteration_s)}"
-    told.print(f"{expected}{interval_text(predicted)}{alike}", soft_wrap=True, highlight=False)
+    expected = _expected(work, given, cluster, network)
+    told.print(f"{expected}{alike}", soft_wrap=True, highlight=False)
     if failures is not None:
         last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
         report = conditions.goodput_report(failures, last_s, variation.seed)
         told.print(report, soft_wrap=True, highlight=False)
     say_written(output)
+
+
+def _expected(workload: Workload, plan: Plan, cluster: Cluster, network: conditions.Network) -> str:
+    """Return what is predicted of ranks that are alike, with its interval."""
+    from syncopate.planning.margins import predict_surely
+    from syncopate.reports.terminal import interval_text
+
+    found = predict_surely(workload, plan, cluster, lambda one: network.of(one, plan))
+    return f"predicted iteration {format_seconds(found.iteration_s)}{interval_text(found)}"
