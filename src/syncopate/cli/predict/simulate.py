@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
 from syncopate.units import format_seconds
+
+if TYPE_CHECKING:
+    from syncopate.simulation import Variation
 
 
 @grouped(
@@ -66,7 +69,6 @@ def simulate(
     """
     from syncopate.analysis.phases import mean, phases
     from syncopate.reports.phases import phases_report
-    from syncopate.simulation import Variation
     from syncopate.simulation import simulate as play
 
     work, given = Workload.load(workload), Plan.load(plan)
@@ -77,9 +79,8 @@ def simulate(
     played.save(output)
     told = out(beside=output)
     told.print(phases_report(played))
-    alike = "" if variation == Variation() else ", if ranks were alike"
     expected = _expected(work, given, cluster, network)
-    told.print(f"{expected}{alike}", soft_wrap=True, highlight=False)
+    told.print(expected + _unlike(variation), soft_wrap=True, highlight=False)
     if failures is not None:
         last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
         report = conditions.goodput_report(failures, last_s, variation.seed)
@@ -94,3 +95,10 @@ def _expected(workload: Workload, plan: Plan, cluster: Cluster, network: conditi
 
     found = predict_surely(workload, plan, cluster, lambda one: network.of(one, plan))
     return f"predicted iteration {format_seconds(found.iteration_s)}{interval_text(found)}"
+
+
+def _unlike(variation: Variation) -> str:
+    """Say that ranks differ, where they do."""
+    from syncopate.simulation import Variation
+
+    return "" if variation == Variation() else ", if ranks were alike"
