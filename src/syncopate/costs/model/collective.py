@@ -25,7 +25,7 @@ from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
 from syncopate.artifacts.level import sizes_text
-from syncopate.costs.flows.lanes import lane_pieces
+from syncopate.costs.flows.rails import rail_pieces
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
 from syncopate.costs.model.congestion import busiest_s_per_byte
@@ -141,9 +141,11 @@ def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[
     fitted_to = {name: variants(cluster, collective, name)[0] for name in names}
     efforts = {name: effort(name) for name in names}
     for name in sorted(names, key=efforts.__getitem__):
-        played = efforts[name] and costs
-        rival = lower_envelope([cost.pieces for cost in costs.values()]) if played else None
-        costs[name] = _schedule_cost(cluster, collective, name, rival)
+        if efforts[name] and costs:
+            rival = lower_envelope([cost.pieces for cost in costs.values()])
+            costs[name] = _schedule_cost(cluster, collective, name, rival)
+        else:
+            costs[name] = schedule_cost(cluster, collective, name)
     return {name: costs[name] for name in names}
 
 
@@ -312,7 +314,7 @@ def _fixed_costs(
         if not cluster.handling:
             lines = closed_lines(cluster, collective, algorithm, options)
             pieces = highest_line(lines) if lines else None
-            pieces = pieces or lane_pieces(cluster, collective, algorithm, options, rival)
+            pieces = pieces or rail_pieces(cluster, collective, algorithm, options, rival)
             if pieces is not None:
                 found.append(PiecewiseCost(pieces))
                 continue

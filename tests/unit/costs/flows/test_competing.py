@@ -11,7 +11,7 @@ from syncopate.artifacts.level import Level, Size
 from syncopate.costs.flows import curve
 from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import CLOSE, FAR
-from syncopate.costs.flows.lanes import LANED, lane_pieces
+from syncopate.costs.flows.rails import RAILED, rail_pieces
 from syncopate.costs.flows.traffic import traffic_of
 from syncopate.costs.model.collective import (
     collective_costs,
@@ -84,32 +84,32 @@ def test_the_cost_at_one_size_is_that_of_all_sizes(name, cluster):
         )
 
 
-@pytest.mark.parametrize("key", sorted(LANED), ids="-".join)
+@pytest.mark.parametrize("key", sorted(RAILED), ids="-".join)
 @pytest.mark.parametrize("stages", [None, ("ring", "recursive"), ("recursive", "ring")])
 @pytest.mark.parametrize("sizes", [(2, (1, 3), 2), (3, (2, 1, 2), 3), (4, (3, 2), (1, 1), 2)])
-def test_a_lane_stands_for_all(key, stages, sizes):
-    """The formula and one lane of the groups against every message that is played."""
+def test_a_rail_stands_for_all(key, stages, sizes):
+    """The formula and one rail of the groups against every message that is played."""
     sizes = tuple(size if size != (1, 1) else 1 for size in sizes)
     cluster = racks(*sizes)
     options = fitted(*key, cluster) | ({"stages": stages} if stages else {})
-    lane = lane_pieces(cluster, *key, options)
+    rail = rail_pieces(cluster, *key, options)
     played_s = price_many(build(*key, cluster.world_size, **options), cluster, SIZES)
-    assert lane(SIZES) == pytest.approx(played_s, rel=CLOSE)
-    assert fixed_cost(cluster, *key, options)(SIZES) == pytest.approx(lane(SIZES), rel=1e-12)
+    assert rail(SIZES) == pytest.approx(played_s, rel=CLOSE)
+    assert fixed_cost(cluster, *key, options)(SIZES) == pytest.approx(rail(SIZES), rel=1e-12)
 
 
-def test_there_are_no_lanes_where_they_do_not_fit():
+def test_there_are_no_rails_where_they_do_not_fit():
     key = ("all_reduce", "blueconnect")
     options = fitted(*key, UNEQUAL)
-    assert lane_pieces(UNEQUAL, *key, options) is not None
-    assert lane_pieces(UNEQUAL, "all_reduce", "ring", {}) is None
-    assert lane_pieces(ODD, *key, fitted(*key, ODD)) is None
-    assert lane_pieces(UNEQUAL, *key, options | {"factors": (4, 2)}) is None
-    assert lane_pieces(UNEQUAL, *key, options | {"pipelines": 2}) is None
+    assert rail_pieces(UNEQUAL, *key, options) is not None
+    assert rail_pieces(UNEQUAL, "all_reduce", "ring", {}) is None
+    assert rail_pieces(ODD, *key, fitted(*key, ODD)) is None
+    assert rail_pieces(UNEQUAL, *key, options | {"factors": (4, 2)}) is None
+    assert rail_pieces(UNEQUAL, *key, options | {"pipelines": 2}) is None
     inner = racks((1, 3), 2)
-    assert lane_pieces(inner, *key, fitted(*key, inner)) is None
+    assert rail_pieces(inner, *key, fitted(*key, inner)) is None
     scrambled = replace(UNEQUAL, placement=(1, 0, 2, 3, 4, 5, 6, 7))
-    assert lane_pieces(scrambled, *key, options) is None
+    assert rail_pieces(scrambled, *key, options) is None
 
 
 def test_message_chunks_are_considered_where_they_are_few():

@@ -1,10 +1,10 @@
-"""Lanes: collectives by levels where the units of outer levels are unequal, one lane of many.
+"""Rails: collectives by levels where the units of outer levels are unequal, one rail of many.
 
 Stages at the inner levels, whose units are equal, have a formula: in every round all ranks do the
 same. What is left is one stage among groups of ranks, hosts say, that stand in units of unequal
 size. In it every rank of a group exchanges data with one rank of each other group, and all of them
-do so at the same time: that makes as many *lanes* as a group has ranks, which carry the same over
-the same links, each with an equal share of them. So one lane is played, on links of that share.
+do so at the same time: that makes as many *rails* as a group has ranks, which carry the same over
+the same links, each with an equal share of them. So one rail is played, on links of that share.
 Groups begin the stage together, and one that is through goes on by itself, so times add up.
 """
 
@@ -24,7 +24,7 @@ from syncopate.schedules.compose import topology_order
 from syncopate.schedules.factors import cluster_factors
 from syncopate.schedules.registry import build
 
-LANED = {
+RAILED = {
     ("all_reduce", "blueconnect"): (True, True),
     ("reduce_scatter", "hierarchical"): (True, False),
     ("all_gather", "hierarchical"): (False, False),
@@ -32,7 +32,7 @@ LANED = {
 """Collectives by levels: whether they add, and whether they go back as well."""
 
 
-def lane_pieces(
+def rail_pieces(
     cluster: Cluster,
     collective: str,
     algorithm: str,
@@ -57,21 +57,21 @@ def lane_pieces(
     factors = cluster_factors(cluster)
     near = tuple(options.get(ORDER) or range(links.ranks)) == topology_order(cluster)
     fits = tuple(options.get("factors") or ()) == factors and options.get("pipelines", 1) == 1
-    if (collective, algorithm) not in LANED or links.equal or not links.sizes:
+    if (collective, algorithm) not in RAILED or links.equal or not links.sizes:
         return None
     stages = tuple(options.get("stages") or ("recursive",) * len(factors))
     if not (near and fits) or not set(stages) <= {"ring", "recursive"}:
         return None
-    adds, back = LANED[collective, algorithm]
+    adds, back = RAILED[collective, algorithm]
     inside = inner_stages(links, stages, adds=adds, back=back)
     group = links.ranks // factors[-1]
     schedule = build(collective, algorithm, factors[-1], factors=factors[-1:], stages=stages[-1:])
-    lane = price_pieces(schedule, _lane(links), None if rival is None else rival.of_share(group))
+    rail = price_pieces(schedule, _rail(links), None if rival is None else rival.of_share(group))
     line = Pieces.of([float("inf")], [inside.start], [inside.per_byte])
-    return summed([(1.0, lane.of_share(1 / group)), (1.0, line)])
+    return summed([(1.0, rail.of_share(1 / group)), (1.0, line)])
 
 
-def _lane(links: Links) -> Cluster:
+def _rail(links: Links) -> Cluster:
     """Return the groups with the share of each link that one rank of a group has."""
     inner = len(links.sizes)
     group = links.units[-1] * links.sizes[-1]
@@ -86,4 +86,4 @@ def _lane(links: Links) -> Cluster:
     # Whatever leaves a group passes its inner links too, which no other group uses.
     rate = min(first.bandwidth_bytes_per_s, narrowest)
     levels = (replace(first, bandwidth_bytes_per_s=rate), *others)
-    return Cluster(name="a lane", levels=levels, reduction_s_per_byte=links.gamma)
+    return Cluster(name="a rail", levels=levels, reduction_s_per_byte=links.gamma)
