@@ -2,15 +2,17 @@
 
     python benchmarks/flows.py                       # 20,000 cases
     python benchmarks/flows.py --cases 500 --seed 7
+    python benchmarks/flows.py --cases 500 --unequal 1
     python benchmarks/flows.py --json flows.json     # every case that is off by more than 1%
 
 Ctrl-C ends it early, and shows what was done.
 
-A *configuration* is a cluster of one to four levels with ranks in order or scrambled, and an
-algorithm with options: those that fit the cluster, as planning takes them; its defaults, which know
-nothing of the cluster; or any (blocks, factors, stages, pipelines, order, root). It is priced once
-(``costs/model``), and its price is held against the reference (``simulation/flows.py``) at five
-sizes from a byte to a gigabyte, five cases. No clock decides anything: the same seed gives the same
+A *configuration* is a cluster of one to four levels, of which one in three may have units of
+unequal size, with ranks in order or scrambled, and an algorithm with options: those that fit the
+cluster, as planning takes them; its defaults, which know nothing of the cluster; or any (blocks,
+factors, stages, pipelines, order, root). It is priced once (``costs/model``), and its price is held
+against the reference (``simulation/flows.py``) at five sizes from a byte to a gigabyte, five cases.
+No clock decides anything: the same seed gives the same
 figures everywhere.
 """
 
@@ -26,7 +28,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.price import price_pieces
 from syncopate.output import write_output
@@ -39,6 +42,9 @@ SIZES = 5
 
 CLOSE = 0.01
 """Share by which a price may be off."""
+
+UNEQUAL = 1 / 3
+"""Share of clusters that may have units of unequal size, unless said otherwise."""
 
 TOGETHER = 40
 """Configurations that are played side by side."""
@@ -71,7 +77,7 @@ class Configuration(NamedTuple):
     @property
     def title(self) -> str:
         """What to call it in a line."""
-        levels = "x".join(str(level.size) for level in self.cluster.levels)
+        levels = "x".join(level.size_text for level in self.cluster.levels)
         placed = " scrambled" if self.cluster.placement else ""
         told = {name: value for name, value in self.options.items() if name != "order"}
         options = "".join(f" {name}={value}" for name, value in told.items())
@@ -92,12 +98,13 @@ class Compared(NamedTuple):
         return self.price_s / self.played_s - 1
 
 
-def drawn(seed: int, most_ranks: int = 48) -> Iterator[Configuration]:
+def drawn(seed: int, most_ranks: int = 48, unequal: float = UNEQUAL) -> Iterator[Configuration]:
     """Yield configurations without end; the same for the same seed."""
     rng = random.Random(seed)
     keys = sorted(ALGORITHMS)
     while True:
-        cluster = _cluster(rng, rng.choice((12, 12, 12, 24, 24, most_ranks)))
+        most = rng.choice((12, 12, 12, 24, 24, most_ranks))
+        cluster = _cluster(rng, most, unequal)
         collective, algorithm = rng.choice(keys)
         rooted = conditions(collective).rooted
         way = rng.choice(WAYS)
@@ -111,12 +118,13 @@ def drawn(seed: int, most_ranks: int = 48) -> Iterator[Configuration]:
         yield Configuration(cluster, collective, algorithm, root, options, way, sizes)
 
 
-def _cluster(rng: random.Random, most_ranks: int) -> Cluster:
-    sizes: list[int] = []
+def _cluster(rng: random.Random, most_ranks: int, unequal: float) -> Cluster:
+    equal: list[int] = []
     for _ in range(rng.randint(1, 4)):
-        room = most_ranks // math.prod(sizes)
+        room = most_ranks // math.prod(equal)
         if room >= 2:
-            sizes.append(rng.randint(2, min(room, 8 if sizes else 12)))
+            equal.append(rng.randint(2, min(room, 8 if equal else 12)))
+    sizes = _unequal(rng, equal) if rng.random() < unequal else tuple(equal)
     levels = tuple(
         Level(
             name=f"level {index}",
@@ -126,12 +134,25 @@ def _cluster(rng: random.Random, most_ranks: int) -> Cluster:
         )
         for index, size in enumerate(sizes)
     )
-    ranks = list(range(math.prod(sizes)))
+    ranks = list(range(unit_counts(levels)[0]))
     if rng.random() < 0.5:
         rng.shuffle(ranks)
     placement = () if ranks == sorted(ranks) else tuple(ranks)
     gamma = rng.choice((0.0, 1e-11, 2.5e-10))
     return Cluster(name="drawn", levels=levels, placement=placement, reduction_s_per_byte=gamma)
+
+
+def _unequal(rng: random.Random, equal: Sequence[int]) -> tuple[Size, ...]:
+    """Return sizes of which those of some level are unequal, where one has several units."""
+    found: list[Size] = []
+    units, chosen = 1, rng.randrange(max(len(equal) - 1, 1))
+    for index, size in reversed(list(enumerate(equal))):
+        each = [size] * units
+        if index == chosen or rng.random() < 0.3:
+            each = [rng.randint(1, size) for _ in range(units)]
+        found.append(tuple(each) if len(set(each)) > 1 else each[0])
+        units = sum(each)
+    return tuple(reversed(found)) if units > 1 else tuple(equal)
 
 
 def _options(
@@ -188,7 +209,9 @@ def show(found: Sequence[Compared]) -> None:
     for one in found:
         c = one.configuration
         groups[f"  {c.collective} {c.algorithm}"].append(one)
-        groups[f" {len(c.cluster.levels)} levels"].append(one)
+        equal = all(isinstance(level.size, int) for level in c.cluster.levels)
+        unequal = "" if equal else ", unequal units"
+        groups[f" {len(c.cluster.levels)} levels{unequal}"].append(one)
         groups[f" {c.way}, {'scrambled' if c.cluster.placement else 'in order'}"].append(one)
     groups["all"] = list(found)
     print(f"{'':34s}{'cases':>8s}{'within 1%':>11s}{'worst':>9s}")
@@ -208,13 +231,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--cases", type=int, default=20_000, help="default 20,000")
     parser.add_argument("--seed", type=int, default=1, help="default 1")
     parser.add_argument("--ranks", type=int, default=48, help="at most so many (default 48)")
+    help_unequal = "share of clusters that may have units of unequal size (default a third)"
+    parser.add_argument("--unequal", type=float, default=UNEQUAL, help=help_unequal)
     parser.add_argument("--quick", action="store_true", help="few cases, to see that it runs")
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args(arguments)
     cases = 50 if options.quick else options.cases
     if cases < 1 or options.ranks < 2:
         parser.error("--cases must be at least 1 and --ranks at least 2")
-    source = drawn(options.seed, options.ranks)
+    source = drawn(options.seed, options.ranks, options.unequal)
     found: list[Compared] = []
     begun = time.process_time()
     try:

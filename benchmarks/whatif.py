@@ -5,9 +5,9 @@
     python benchmarks/whatif.py --quick                 # 12 settings, to see that it runs
 
 Five numbers of nodes, eight links, and five compute speeds on a flat network; the same on boxes of
-eight GPUs (``--boxes``). Every point has the best plan of two exchanges, DDP's buckets, and three
-more predictions of each for its interval. Seconds are of the processor, by ``process_time``: one
-process, no threads of its own.
+eight GPUs (``--boxes``), and on racks of three and five nodes in turn (``--racks``). Every point
+has the best plan of two exchanges, DDP's buckets, and three more predictions of each for its
+interval. Seconds are of the processor, by ``process_time``: one process, no threads of its own.
 """
 
 from __future__ import annotations
@@ -37,13 +37,22 @@ VARY = {
     "bandwidth": "1g,5g,10g,25g,40g,50g,100g,200g",
     "gpu_speed": [0.5, 1, 2, 4, 8],
 }
+RACKS = (3, 5)
+"""Nodes in the racks of ``--racks``, whose numbers of nodes are those of so many copies."""
+
 QUICK = {"nodes": "4,8", "bandwidth": "10g,25g", "gpu_speed": [1, 2, 4]}
 
 
-def measure(vary: dict[str, object]) -> dict[str, float]:
-    """Return the number of settings, and the seconds of the sweep and of the answers."""
+def measure(vary: dict[str, object], racks: Sequence[int] = ()) -> dict[str, float]:
+    """Return the number of settings, and the seconds of the sweep and of the answers.
+
+    Args:
+        vary: what is swept.
+        racks: nodes in each rack of the cluster that is known; none of a flat one.
+    """
     workload = Workload.load(WORKLOAD)
-    cluster = on_device(Cluster.preset("10gbe", 64), "cuda")
+    known = Cluster.preset("10gbe", sum(racks) or 64)
+    cluster = on_device(known.in_racks(racks) if racks else known, "cuda")
     study = Study(workload, cluster, vary, Terms())
     begin_s = time.process_time()
     swept_s = begin_s
@@ -68,11 +77,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="write every figure here")
     parser.add_argument("--quick", action="store_true", help="a few settings only")
     parser.add_argument("--boxes", action="store_true", help="eight GPUs on each node")
+    parser.add_argument("--racks", action="store_true", help="racks of three and of five nodes")
     told = parser.parse_args(arguments)
     vary: dict[str, object] = dict(QUICK if told.quick else VARY)
     if told.boxes:
         vary["gpus_per_node"] = [8]
-    found = measure(vary)
+    if told.racks:
+        vary["nodes"] = "8,16" if told.quick else "8..128"
+    found = measure(vary, RACKS if told.racks else ())
     table = Table("settings", "sweep", "answers", "each", "target")
     table.add_row(
         f"{found['settings']:.0f}",

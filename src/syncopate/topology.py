@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from syncopate.artifacts.level import Size, size_of
+
 _MOST_PAIRS = 16
 
 
@@ -18,10 +20,9 @@ class Topology:
     Attributes:
         hosts: host name of every rank.
         names: name of every level, innermost first.
-        sizes: fan-out of every level.
+        sizes: fan-out of every level, one number for each of its units where they differ.
         placement: the rank at each position; empty when rank and position are the same.
         pairs: per level, the pairs of ranks to probe.
-        note: what the levels leave out; empty when nothing.
         rates_bytes_per_s: per level, its bandwidth where many exchanges at the same time showed it,
             which one pair cannot; 0.0 where probes tell. Empty when they tell everywhere.
         warnings: what its users should know of the hosts.
@@ -29,26 +30,23 @@ class Topology:
 
     hosts: tuple[str, ...]
     names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[Size, ...]
     placement: tuple[int, ...]
     pairs: tuple[tuple[tuple[int, int], ...], ...]
-    note: str = ""
     rates_bytes_per_s: tuple[float, ...] = ()
     warnings: tuple[str, ...] = ()
 
 
 class _Levels(NamedTuple):
     names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    sizes: tuple[Size, ...]
     pairs: tuple[tuple[tuple[int, int], ...], ...]
-    note: str = ""
 
 
 def topology(hosts: Sequence[str], racks: Sequence[Sequence[str]] = ()) -> Topology:
     """Return the levels: devices where hosts hold several ranks, hosts, and racks where known.
 
-    Only what is regular makes a level: hosts of equally many ranks, racks of equally many hosts.
-    The placement keeps the ranks of a host together, and the hosts of a rack, in any case.
+    The placement keeps the ranks of a host together, and the hosts of a rack.
 
     Args:
         hosts: host name of every rank; at least one.
@@ -67,7 +65,6 @@ def topology(hosts: Sequence[str], racks: Sequence[Sequence[str]] = ()) -> Topol
         sizes=levels.sizes,
         placement=() if placement == tuple(range(len(hosts))) else placement,
         pairs=levels.pairs,
-        note=levels.note,
     )
 
 
@@ -79,25 +76,17 @@ def _levels(racks: Sequence[Sequence[Sequence[int]]]) -> _Levels:
     in_racks = _thinned([pair for rack in firsts for pair in _ring(rack)])
     if len(by_host) == 1:
         return _Levels(("host",), (total,), (_neighbours(by_host[0]),))
-    counts = sorted({len(ranks) for ranks in by_host})
-    if len(counts) > 1:
-        # Unequal hosts make no regular level; links between hosts rule a collective over all.
-        note = f"hosts hold {counts} ranks each, so the levels do not tell them apart"
-        return _Levels(("host",), (total,), (in_racks,), note)
-    lengths = sorted({len(rack) for rack in racks})
-    equal = len(lengths) == 1
-    names, sizes, pairs = ["host"], [lengths[0] if equal else len(by_host)], [in_racks]
-    if counts != [1]:
+    names, sizes, pairs = ["host"], [size_of(map(len, racks))], [in_racks]
+    if any(len(ranks) > 1 for ranks in by_host):
         inside = [pair for ranks in by_host for pair in _neighbours(ranks)]
         names.insert(0, "device")
-        sizes.insert(0, counts[0])
+        sizes.insert(0, size_of(map(len, by_host)))
         pairs.insert(0, _thinned(inside))
-    if equal and len(racks) > 1:
+    if len(racks) > 1:
         names.append("rack")
         sizes.append(len(racks))
         pairs.append(_neighbours(rack[0] for rack in firsts))
-    note = f"racks hold {lengths} hosts each, so the levels do not tell them apart"
-    return _Levels(tuple(names), tuple(sizes), tuple(pairs), "" if equal else note)
+    return _Levels(tuple(names), tuple(sizes), tuple(pairs))
 
 
 def _neighbours(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:

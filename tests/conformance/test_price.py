@@ -102,6 +102,9 @@ def test_any_price_on_one_level_is_its_closed_form(
 def drawn_cluster(data: st.DataObject, world_size: int) -> Cluster:
     splits = [(1, world_size)]
     splits += [(a, world_size // a) for a in (2, 3, 4) if world_size % a == 0]
+    # Units of unequal size: a small one or two, and the rest.
+    splits += [((a, world_size - a), 2) for a in (1, 2, 3) if 2 * a < world_size]
+    splits += [((1, a, world_size - a - 1), 3) for a in (1, 2, 3) if 2 * a + 1 < world_size]
     sizes = data.draw(st.sampled_from(splits))
     rates = data.draw(st.tuples(*[st.sampled_from([0.5, 1.0, 10.0]) for _ in sizes]))
     levels = tuple(
@@ -138,5 +141,5 @@ def test_any_price_with_shards_of_any_length_too(case: Drawn, data: st.DataObjec
     padded = price(schedule, cluster, 4.0 * longest * case.world_size)
     busiest_s = busiest_s_per_byte(by_element(schedule, bounds), cluster) * 4.0 * bounds[-1]
     assert found <= padded * (1 + 1e-11)
-    if len([level for level in cluster.levels if level.size > 1]) == 1:
+    if len(cluster.joining) == 1:
         assert found >= busiest_s * (1 - 1e-11)

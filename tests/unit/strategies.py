@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import (
     MAX_POINT_BYTES,
@@ -13,10 +13,10 @@ from syncopate.artifacts.cluster import (
     CollectiveCurve,
     CurvePoint,
     Interference,
-    Level,
     LinearFit,
     LinkProbe,
 )
+from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.artifacts.plan import EXCHANGES, SERVERLESS, Bucket, Plan, Prediction
 from syncopate.artifacts.timeline import LANES, SOURCES, Span, Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
@@ -69,10 +69,24 @@ interferences = st.builds(
 
 
 @st.composite
+def fan_outs(draw: st.DrawFn, most: list[int]) -> tuple[Size, ...]:
+    """Draw the sizes of levels, no unit larger than said of its level; most often unequal."""
+    found: list[Size] = []
+    units = 1
+    for size in reversed(most):
+        each = draw(st.just([size] * units) | st.tuples(*[st.integers(1, size)] * units))
+        found.append(tuple(each) if len(set(each)) > 1 else each[0])
+        units = sum(each)
+    return tuple(reversed(found))
+
+
+@st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
     """Draw a cluster of up to three levels, with or without placement, hosts and curves."""
-    found = tuple(draw(st.lists(levels, min_size=1, max_size=3)))
-    ranks = list(range(math.prod(level.size for level in found)))
+    drawn = draw(st.lists(levels, min_size=1, max_size=3))
+    sizes = draw(fan_outs([level.size for level in drawn]))
+    found = tuple(replace(level, size=size) for level, size in zip(drawn, sizes, strict=True))
+    ranks = list(range(unit_counts(found)[0]))
     return Cluster(
         name=draw(texts),
         levels=found,

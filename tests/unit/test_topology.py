@@ -43,11 +43,10 @@ class TestTopology:
         assert cluster.level_between(0, 2).name == "device"
         assert cluster.level_between(0, 3).name == "host"
 
-    def test_unequal_hosts_are_flat_and_say_so(self) -> None:
+    def test_unequal_hosts_are_a_level(self) -> None:
         where = topology(["a", "a", "b"])
-        assert where.sizes == (3,)
-        assert where.pairs == (((0, 2),),)
-        assert "[1, 2]" in where.note
+        assert (where.names, where.sizes) == (("device", "host"), ((2, 1), 2))
+        assert where.pairs == (((0, 1),), ((0, 2),))
 
     def test_pairs_are_limited(self) -> None:
         pairs = topology(["a"] * 1000).pairs[0]
@@ -68,17 +67,18 @@ class TestRacks:
         assert where.placement == (0, 4, 2, 6, 1, 5, 3, 7)
         assert where.pairs == (((0, 4), (2, 6), (1, 5), (3, 7)), ((0, 2), (1, 3)), ((0, 1),))
 
-    def test_unequal_racks_keep_the_levels_below(self) -> None:
+    def test_unequal_racks_are_a_level_too(self) -> None:
         where = topology(["a", "a", "b", "b", "c", "c"], [["a", "c"], ["b"]])
-        assert (where.names, where.sizes) == (("device", "host"), (2, 3))
+        assert (where.names, where.sizes) == (("device", "host", "rack"), (2, (2, 1), 2))
         assert where.placement == (0, 1, 4, 5, 2, 3)
-        assert where.note == "racks hold [1, 2] hosts each, so the levels do not tell them apart"
+        assert where.pairs == (((0, 1), (4, 5), (2, 3)), ((0, 4),), ((0, 2),))
 
     def test_unequal_hosts_in_racks_stay_together(self) -> None:
         where = topology(["a", "b", "c", "a"], [["a", "c"], ["b"]])
-        assert (where.names, where.sizes) == (("host",), (4,))
+        sizes = ((2, 1, 1), (2, 1), 2)
+        assert (where.names, where.sizes) == (("device", "host", "rack"), sizes)
         assert where.placement == (0, 3, 2, 1)
-        assert where.pairs == (((0, 2),),)
+        assert where.pairs == (((0, 3),), ((0, 2),), ((0, 1),))
 
     def test_one_rack_is_none(self) -> None:
         assert topology(["a", "b"], [["a", "b"]]) == topology(["a", "b"])

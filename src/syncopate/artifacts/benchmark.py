@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.level import require_time
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions

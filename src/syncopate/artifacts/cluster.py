@@ -1,8 +1,9 @@
 """Cluster: the machines as communication sees them.
 
 A cluster is a list of levels, innermost first (devices in a host, hosts in a rack, racks), each
-with its fan-out, latency and bandwidth; where each rank sits; how fast one rank reduces; and, when
-it was calibrated, the measured curve of every collective algorithm with its raw samples.
+with its fan-out, latency and bandwidth (:mod:`syncopate.artifacts.level`); where each rank sits;
+how fast one rank reduces; and, when it was calibrated, the measured curve of every collective
+algorithm with its raw samples.
 """
 
 from __future__ import annotations
@@ -13,21 +14,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
+from msgspec.structs import replace
+
 from syncopate.artifacts.artifact import Artifact, Record
+from syncopate.artifacts.level import Level, require_time, size_of, sizes_text, unit_counts
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 from syncopate.units import KIB, format_count
-
-LONGEST_S = 1e15
-"""Of a duration: sums and multiples of some stay numbers."""
-
-
-def require_time(what: str, value: float) -> None:
-    """Refuse a duration that is NaN, negative, or longer than ``LONGEST_S``."""
-    if not 0 <= value <= LONGEST_S:
-        rule = f"a finite number of seconds >= 0, and at most {LONGEST_S:.0e}"
-        raise InvalidValueError(what, value, rule)
 
 
 def robust_mean(samples: Sequence[float]) -> float:
@@ -52,41 +46,6 @@ def _fenced(samples: Sequence[float]) -> list[float]:
     low, _, high = statistics.quantiles(samples, n=4, method="inclusive")
     reach = 3 * (high - low)
     return [min(max(s, low - reach), high + reach) for s in samples]
-
-
-class Level(Record, frozen=True, kw_only=True):
-    """One level of the network.
-
-    Attributes:
-        name: what its links join, such as ``"device"``, ``"host"`` or ``"rack"``.
-        size: fan-out, how many units of the level below one unit of this level holds; >= 1.
-        latency_s: α, the start-up time of a message across this level.
-        bandwidth_bytes_per_s: 1/β, what one unit sends across this level, each direction.
-        burst_bytes: what a link that was silent passes at once, before its rate holds. Rates that
-            are kept by a token bucket, in clouds or in a lab, allow it; a cable does not.
-    """
-
-    name: str
-    size: int
-    latency_s: float
-    bandwidth_bytes_per_s: float
-    burst_bytes: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.size < 1:
-            raise InvalidValueError("level size", self.size, "an integer >= 1")
-        require_time("latency_s", self.latency_s)
-        if not math.isfinite(self.burst_bytes) or self.burst_bytes < 0:
-            raise InvalidValueError("burst_bytes", self.burst_bytes, "a finite number >= 0")
-        if not math.isfinite(self.bandwidth_bytes_per_s) or self.bandwidth_bytes_per_s <= 0:
-            raise InvalidValueError(
-                "bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, "a finite number > 0"
-            )
-
-    @property
-    def byte_time_s(self) -> float:
-        """β, seconds per byte."""
-        return 1.0 / self.bandwidth_bytes_per_s
 
 
 class LinearFit(Record, frozen=True, kw_only=True):
@@ -269,7 +228,8 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
 
     Attributes:
         name: what to call it in reports.
-        levels: innermost first; the world size is the product of their sizes.
+        levels: innermost first; where units are equal, the world size is the product of their
+            sizes.
         placement: the rank at each position, positions counted innermost level fastest; empty
             when rank and position are the same.
         hosts: host name of each rank; empty when unknown.
@@ -284,6 +244,8 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
     """
 
     KIND: ClassVar[str] = "cluster"
+    SCHEMA_VERSION: ClassVar[int] = 2  # 1 knew units of equal size alone
+    OLDEST_VERSION: ClassVar[int | None] = 1
 
     name: str
     levels: tuple[Level, ...]
@@ -305,8 +267,7 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
             raise InvalidValueError("number of levels", len(self.levels), rule)
         require_time("reduction_s_per_byte", self.reduction_s_per_byte)
         if self.world_size > MAX_RANKS:
-            sizes = " x ".join(str(level.size) for level in self.levels)
-            rule = f"at most {MAX_RANKS} ranks; these are levels of {sizes}"
+            rule = f"at most {MAX_RANKS} ranks; these are levels of {sizes_text(self.levels)}"
             raise InvalidValueError("size of all levels", self.world_size, rule)
         limits = [math.inf if h.up_to_bytes is None else h.up_to_bytes for h in self.handling]
         if self.handling and (limits != sorted(set(limits)) or limits[-1] < math.inf):
@@ -325,27 +286,42 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return math.prod(level.size for level in self.levels)
+        return unit_counts(self.levels)[0]
+
+    @property
+    def joining(self) -> tuple[Level, ...]:
+        """The levels that join anything, innermost first; none of a single rank."""
+        return tuple(level for level in self.levels if level.joins)
+
+    @property
+    def first_outer(self) -> int:
+        """Index of the level that joins hosts.
+
+        It is the one named ``"host"``. Where none has that name, the innermost of several levels is
+        taken for what is inside a host.
+        """
+        names = [level.name for level in self.levels]
+        return names.index("host") if "host" in names else int(len(names) > 1)
 
     @property
     def host_count(self) -> int:
-        """Number of hosts: by name where the hosts are known, else by level.
-
-        A level named ``"host"`` joins hosts, and so do those around it. Where none has that name,
-        the innermost of several levels is taken for what is inside a host.
-        """
+        """Number of hosts: by name where the hosts are known, else by :attr:`first_outer`."""
         if self.hosts:
             return len(set(self.hosts))
-        names = [level.name for level in self.levels]
-        first = names.index("host") if "host" in names else int(len(names) > 1)
-        return math.prod(level.size for level in self.levels[first:])
+        return unit_counts(self.levels)[self.first_outer]
 
     @property
     def ranks_per_host(self) -> int:
         """Number of ranks on the host that has the most."""
         if self.hosts:
             return max(Counter(self.hosts).values())
-        return self.world_size // self.host_count
+        inner = self.levels[: self.first_outer]
+        if all(isinstance(level.size, int) for level in inner):
+            return self.world_size // self.host_count
+        found = list(range(self.world_size))
+        for level in inner:
+            found = [level.place(unit)[0] for unit in found]
+        return max(Counter(found).values())
 
     def summary(self) -> tuple[str, ...]:
         """Return how many ranks it has on how many hosts, and what calibration found wrong."""
@@ -372,23 +348,24 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
         """Return the coordinates of ``rank``, one per level, innermost first."""
-        position = self.position(rank)
+        unit = self.position(rank)
         coordinates = []
         for level in self.levels:
-            position, digit = divmod(position, level.size)
+            unit, digit = level.place(unit)
             coordinates.append(digit)
         return tuple(coordinates)
 
     def rank_at(self, coordinates: tuple[int, ...]) -> int:
         """Return the rank that sits at ``coordinates`` (one per level, innermost first)."""
-        sizes = [level.size for level in self.levels]
-        if len(coordinates) != len(sizes) or any(
-            not 0 <= c < size for c, size in zip(coordinates, sizes, strict=True)
-        ):
-            raise InvalidValueError("coordinates", coordinates, f"one index below each of {sizes}")
+        rule = f"one index for each level of {sizes_text(self.levels)}, below the size of its unit"
+        if len(coordinates) != len(self.levels):
+            raise InvalidValueError("coordinates", coordinates, rule)
         position = 0
-        for digit, size in zip(reversed(coordinates), reversed(sizes), strict=True):
-            position = position * size + digit
+        for level, digit in zip(reversed(self.levels), reversed(coordinates), strict=True):
+            held = level.held(position)
+            if not 0 <= digit < len(held):
+                raise InvalidValueError("coordinates", coordinates, rule)
+            position = held[digit]
         return self.placement[position] if self.placement else position
 
     def level_between(self, a: int, b: int) -> Level:
@@ -454,6 +431,33 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
             reduction_s_per_byte=reduction,
             name=f"{nodes} nodes, {network}",
         )
+
+    def in_racks(self, hosts: Sequence[int], uplink_bytes_per_s: float | None = None) -> Cluster:
+        """Return this cluster of one level with its hosts in racks, in the order of their ranks.
+
+        A message between racks takes the latency of any other.
+
+        Args:
+            hosts: how many stand in each rack.
+            uplink_bytes_per_s: between a rack and the core, each direction; as much as the hosts of
+                the largest rack send together where left out.
+
+        Raises:
+            InvalidValueError: the racks do not hold all hosts, or the uplink has no such rate.
+        """
+        (level,) = self.levels
+        if min(hosts, default=0) < 1 or sum(hosts) != level.largest:
+            rule = f"the hosts of each rack, >= 1, of {level.largest} in all"
+            raise InvalidValueError("racks", tuple(hosts), rule)
+        rate = level.bandwidth_bytes_per_s
+        uplink = max(hosts) * rate if uplink_bytes_per_s is None else uplink_bytes_per_s
+        levels = (
+            replace(level, size=size_of(hosts)),
+            replace(level, name="rack", size=len(hosts), bandwidth_bytes_per_s=uplink),
+        )
+        racks = "+".join(map(str, hosts))
+        changed: Cluster = replace(self, levels=levels, name=f"{self.name}, racks of {racks}")
+        return changed
 
 
 NETWORKS: dict[str, tuple[float, float, float]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.level import require_time
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions

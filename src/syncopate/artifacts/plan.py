@@ -31,7 +31,7 @@ from typing import ClassVar, NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.level import require_time
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD

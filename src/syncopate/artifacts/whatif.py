@@ -52,7 +52,7 @@ class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         nodes: hosts.
-        gpus_per_node: ranks on each.
+        gpus_per_node: ranks on each, in the mean.
         bandwidth_bytes_per_s: of the link between a host and the network, each direction.
         latency_s: of a message between hosts.
         oversubscription: of the outermost level: what its units' hosts could send together, over
@@ -72,7 +72,7 @@ class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     nodes: int
-    gpus_per_node: int
+    gpus_per_node: int | float
     bandwidth_bytes_per_s: float
     latency_s: float
     oversubscription: float = 1.0
@@ -91,7 +91,7 @@ class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def ranks(self) -> int:
         """World size."""
-        return self.nodes * self.gpus_per_node
+        return round(self.nodes * self.gpus_per_node)
 
     def said(self, axis: str) -> str:
         """Return the value of an axis in words, such as ``"8 nodes"`` or ``"k = 4"``.
@@ -114,7 +114,7 @@ class Setting(Record, frozen=True, kw_only=True, omit_defaults=True):
 
 _WORDS: dict[str, str | Callable[[Any], str]] = {
     "nodes": lambda value: format_count(value, "node"),
-    "gpus_per_node": "{} GPUs a node",
+    "gpus_per_node": "{:g} GPUs a node",
     "bandwidth": format_link,
     "latency": lambda value: f"{format_seconds(value)} latency",
     "oversubscription": "{:g}:1 oversubscribed",

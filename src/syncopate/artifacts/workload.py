@@ -14,7 +14,8 @@ from typing import ClassVar
 from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import Cluster, Interference, require_time
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.level import require_time
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import dtype_bytes, format_bytes, format_count, format_seconds

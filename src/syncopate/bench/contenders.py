@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level
 from syncopate.bench.mpi import MpiPeer
 from syncopate.bench.sweep import Sweep, parse_algorithm
 from syncopate.collectives import transport
@@ -174,9 +175,9 @@ def _options(
         return {}
     if cluster is None:
         return registry.fitted(collective, name, fitting)
-    costs = collective_costs(cluster, collective).costs
-    if name in costs:
-        return dict(costs[name].options(nbytes))
+    if name in collective_costs(cluster, collective).costs:
+        named = collective_costs(cluster, collective, (name,))
+        return dict(named.of(name).options(nbytes))
     return best_options(cluster, collective, name, nbytes)
 
 

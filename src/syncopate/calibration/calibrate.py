@@ -237,8 +237,6 @@ def _facts(communicator: Communicator, where: Topology, curves: Sequence[Curves]
         "cores": str(os.cpu_count()),
         "threads": str(torch.get_num_threads()),
     }
-    if where.note:
-        facts["levels"] = where.note
     if any(found.curves for found in curves):
         one_host = len(set(where.hosts)) == 1
         facts["samples"] = "barrier-separated; " + (

@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from msgspec import structs
 
-from syncopate.artifacts.cluster import CurvePoint, Level, LinkProbe
+from syncopate.artifacts.cluster import CurvePoint, LinkProbe
+from syncopate.artifacts.level import Level, Size
 from syncopate.calibration.quantiles import lowest_decile
 from syncopate.calibration.stopwatch import Stopwatch
 from syncopate.collectives.communicator import Communicator
@@ -105,7 +106,7 @@ def _at_rate(level: Level, bytes_per_s: float) -> Level:
     )
 
 
-def _level(name: str, size: int, probes: Sequence[LinkProbe]) -> Level:
+def _level(name: str, size: Size, probes: Sequence[LinkProbe]) -> Level:
     times_s = _times(probes)
     if not times_s:
         return Level(

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import msgspec
 
 from syncopate.artifacts.artifact import Record
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import format_count, format_rate
 

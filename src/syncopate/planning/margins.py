@@ -18,7 +18,7 @@ trainings, of processors from emulated hosts. An interval is meant to hold nine 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ from msgspec.structs import replace
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan, Prediction
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.functions import Costs
 from syncopate.costs.validated import BY_KIND
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.question import predict
@@ -55,6 +56,9 @@ def _method(kind: str, whose: str) -> MethodError:
 
 METHOD = {"gpu": _method("gpu", "published"), "cpu": _method("lab", "measured")}
 """Kind of device -> the error of predictions."""
+
+Network = Callable[[Cluster], tuple[Cluster, Costs | None]]
+"""What else links and switches do: a cluster in, and out with it, and what messages cost then."""
 
 INPUTS = ("bandwidth", "latency", "compute")
 """Inputs that are uncertain, by name."""
@@ -137,12 +141,42 @@ def sure(plan: Plan, workload: Workload, cluster: Cluster) -> Plan:
         cluster: what it was made for.
     """
     assert plan.prediction is not None
+    return replace(plan, prediction=_sure(plan.prediction, plan, workload, cluster, _alone))
+
+
+def predict_surely(
+    workload: Workload, plan: Plan, cluster: Cluster, network: Network | None = None
+) -> Prediction:
+    """Return what a plan is expected to cost, with an interval by the usual margins.
+
+    Args:
+        workload: what is computed and made ready.
+        plan: whose own prediction is not looked at.
+        cluster: the machines, as many ranks as the plan is for.
+        network: what else links and switches do; nothing where left out.
+
+    Raises:
+        SyncopateError: as :func:`~syncopate.planning.question.predict`, and ``network``.
+    """
+    network = network or _alone
+    there, costs = network(cluster)
+    found = predict(workload, plan, there, costs)
+    return _sure(found, plan, workload, cluster, network)
+
+
+def _sure(
+    found: Prediction, plan: Plan, workload: Workload, cluster: Cluster, network: Network
+) -> Prediction:
     usual = margins(workload.metadata.get("device", ""), bool(cluster.probes), {})
-    shifted_s = [
-        predict(slower(workload, compute), plan, shifted(cluster, *links)).iteration_s
-        for *links, compute in usual.ends()
-    ]
-    return replace(plan, prediction=with_interval(plan.prediction, shifted_s, usual.method))
+    shifted_s = []
+    for *links, compute in usual.ends():
+        there, costs = network(shifted(cluster, *links))
+        shifted_s.append(predict(slower(workload, compute), plan, there, costs).iteration_s)
+    return with_interval(found, shifted_s, usual.method)
+
+
+def _alone(cluster: Cluster) -> tuple[Cluster, Costs | None]:
+    return cluster, None
 
 
 def slower(workload: Workload, factor: float) -> Workload:

@@ -127,7 +127,8 @@ def plans_report(
     return table
 
 
-def _interval(prediction: Prediction) -> str:
+def interval_text(prediction: Prediction) -> str:
+    """Return the interval of a prediction in words; empty where it has none."""
     if prediction.low_s is None or prediction.high_s is None:
         return ""
     low, high = format_seconds(prediction.low_s), format_seconds(prediction.high_s)
@@ -154,7 +155,7 @@ def plan_report(plan: Plan, most: int = 40) -> RenderableType:
     if prediction is not None:
         lines.append(
             f"\npredicted iteration {format_seconds(prediction.iteration_s)}"
-            f"{_interval(prediction)}: computation {format_seconds(prediction.compute_s)}, "
+            f"{interval_text(prediction)}: computation {format_seconds(prediction.compute_s)}, "
             f"communication {format_seconds(prediction.communication_s)}, "
             f"of which {format_seconds(prediction.exposed_s)} exposed; "
             f"{prediction.above_bound:.1%} above the bound of {format_seconds(prediction.bound_s)}"
@@ -207,7 +208,7 @@ def _levels(cluster: Cluster) -> Table:
     for level in cluster.levels:
         table.add_row(
             level.name,
-            str(level.size),
+            level.size_text,
             format_seconds(level.latency_s),
             format_rate(level.bandwidth_bytes_per_s),
         )

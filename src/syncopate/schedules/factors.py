@@ -16,8 +16,24 @@ def default_factors(world_size: int) -> tuple[int, ...]:
 
 
 def cluster_factors(cluster: Cluster) -> tuple[int, ...]:
-    """Return the sizes of the cluster's levels, innermost first, leaving out those of one unit."""
-    return tuple(level.size for level in cluster.levels if level.size > 1) or (1,)
+    """Return the sizes of the cluster's levels, innermost first, leaving out those of one unit.
+
+    Stages need groups of equal size. So the levels from the first on that has unequal units are
+    taken for one: hosts of 8 in racks of 3 and 5 are 8 x 8.
+    """
+    equal = equal_sizes(cluster)
+    rest = cluster.world_size // math.prod(equal)
+    return (*equal, rest) if rest > 1 else equal or (1,)
+
+
+def equal_sizes(cluster: Cluster) -> tuple[int, ...]:
+    """Return the sizes of the levels that join anything, up to the first of unequal units."""
+    found = []
+    for level in cluster.joining:
+        if level.equal_size is None:
+            break
+        found.append(level.equal_size)
+    return tuple(found)
 
 
 def require_factors(world_size: int, factors: Sequence[int]) -> None:

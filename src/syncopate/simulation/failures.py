@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.level import require_time
 from syncopate.errors import InvalidValueError
 
 _MOST_ATTEMPTS = 1e4

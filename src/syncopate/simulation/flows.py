@@ -97,5 +97,4 @@ def _traffic(case: Case) -> Traffic:
     if not len(schedule.table) or not case.nbytes > 0:
         what = f"bytes that {schedule.title} sends"
         raise InvalidValueError(what, 0, "more than none")
-    joining = tuple(level for level in cluster.levels if level.size > 1)
-    return traffic_of(schedule, joining, cluster.placement, cluster.reduction_s_per_byte)
+    return traffic_of(schedule, cluster.joining, cluster.placement, cluster.reduction_s_per_byte)

@@ -6,7 +6,8 @@ schedule is; the backend's own is taken for a ring.
 
 [Note: aggregation] A switch that aggregates sends up one sum of what comes from below, and sends
 what comes from above to all below it; one that cannot passes every stream on. So with s_i units on
-a switch of level i, k_i streams go up from one unit to it, each as long as the message:
+a switch of level i, k_i streams go up from one unit to it, each as long as the message; of unequal
+units, from the one that has the most:
 
     k_0 = 1,    k_(i+1) = 1 where level i aggregates, else s_i k_i.
 
@@ -34,12 +35,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from msgspec.structs import replace
 
-from syncopate.artifacts.cluster import Cluster, CollectiveCurve, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, CollectiveCurve, LinearFit
+from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import EXCHANGES, Plan
 from syncopate.costs.model.collective import fixed_cost
 from syncopate.costs.model.functions import CostFunction, Costs, Envelope, LinearCost, VariantCost
+from syncopate.costs.model.links import rank_units
+from syncopate.costs.model.messages import IntArray
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE, SERVERS
 
@@ -162,15 +167,19 @@ def all_reduce_cost(cluster: Cluster, aggregation: Aggregation) -> LinearCost:
     levels, streams = _streams(cluster, aggregation)
     if not levels:
         return LinearCost(LinearFit(a_s=0.0, b_s_per_byte=0.0))
-    loads = list(streams[:-1])
-    if streams[-1] > 1:  # what the outermost switch passes on, one below it adds up
-        able = [at for at, level in enumerate(levels) if level.name in aggregation.levels]
-        if not able:
-            rule = "one at least that joins several units"
-            raise InvalidValueError("levels that aggregate", aggregation.levels, rule)
-        sums = streams[-1]
-        loads[able[-1] + 1 :] = [sums - inside for inside in streams[able[-1] + 1 : -1]]
-    links_s = (load * level.byte_time_s for load, level in zip(loads, levels, strict=True))
+    able = [at for at, level in enumerate(levels) if level.name in aggregation.levels]
+    if not able:
+        rule = "one at least that joins several units"
+        raise InvalidValueError("levels that aggregate", aggregation.levels, rule)
+    top = able[-1] + 1
+    links_s = [
+        float(k.max()) * level.byte_time_s for k, level in zip(streams, levels[:top], strict=False)
+    ]
+    if levels[top:]:  # what the outermost switch passes on, the unit adds up that is quickest at it
+        sums = streams[-1].sum()
+        outer = zip(streams[top:], levels[top:], rank_units(levels[top:], ()), strict=False)
+        into_s = [(sums - k[unit]) * level.byte_time_s for k, level, unit in outer]
+        links_s.append(float(np.max(into_s, axis=0).min()))
     byte_s = max(*links_s, 1 / aggregation.rate_bytes_per_s)
     return LinearCost(
         LinearFit(a_s=2 * math.fsum(level.latency_s for level in levels), b_s_per_byte=byte_s)
@@ -193,25 +202,35 @@ def served_cost(cluster: Cluster, aggregation: Aggregation, servers: int) -> Lin
         raise InvalidValueError(SERVERS, servers, "an integer >= 1")
     levels, streams = _streams(cluster, aggregation)
     outermost = cluster.levels[-1]
-    links_s = (k * level.byte_time_s for k, level in zip(streams, levels, strict=False))
-    to_each_s = streams[-1] / servers * outermost.byte_time_s
+    links_s = [
+        float(k.max()) * level.byte_time_s for k, level in zip(streams, levels, strict=False)
+    ]
+    to_each_s = float(streams[-1].sum()) / servers * outermost.byte_time_s
     rate_s = 1 / aggregation.rate_bytes_per_s if levels else 0.0
     byte_s = max(*links_s, to_each_s, outermost.byte_time_s, rate_s)
     return LinearCost(LinearFit(a_s=outermost.latency_s, b_s_per_byte=byte_s))
 
 
-def _streams(cluster: Cluster, aggregation: Aggregation) -> tuple[list[Level], list[int]]:
-    """Return the levels that join several units, and how many streams go up to each.
+def _streams(
+    cluster: Cluster, aggregation: Aggregation
+) -> tuple[tuple[Level, ...], list[IntArray]]:
+    """Return the levels that join several units, and how many streams come from each unit of them.
 
     Behind them stands how many leave the last one.
     """
     for name in aggregation.levels:
         _require_level(cluster, name)
-    levels = [level for level in cluster.levels if level.size > 1]
-    streams = [1]
-    for level in levels:
-        streams.append(1 if level.name in aggregation.levels else level.size * streams[-1])
-    return levels, streams
+    streams = [np.ones(cluster.world_size, np.int64)]
+    for level in cluster.joining:
+        below = streams[-1]
+        firsts = (
+            range(0, len(below), level.size)
+            if isinstance(level.size, int)
+            else ([level.held(unit)[0] for unit in range(len(level.size))])
+        )
+        passed = np.add.reduceat(below, firsts)
+        streams.append(np.ones_like(passed) if level.name in aggregation.levels else passed)
+    return cluster.joining, streams
 
 
 def _require_level(cluster: Cluster, name: str) -> None:

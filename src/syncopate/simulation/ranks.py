@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.links import rank_units
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.simulation.fluid import Collective, Machine, Piece, Run
@@ -123,11 +124,8 @@ def hosts_of(cluster: Cluster) -> tuple[str, ...]:
     """Return the host of each rank: by name where hosts have names, else ``"0"``, ``"1"``, .."""
     if cluster.hosts:
         return cluster.hosts
-    each = cluster.ranks_per_host
-    position = np.arange(cluster.world_size)
-    if cluster.placement:
-        position[list(cluster.placement)] = np.arange(cluster.world_size)
-    return tuple(map(str, (position // each).tolist()))
+    host = rank_units(cluster.levels, cluster.placement)[cluster.first_outer]
+    return tuple(map(str, host.tolist()))
 
 
 def _some(hosts: Sequence[str]) -> list[str]:

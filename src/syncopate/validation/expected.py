@@ -13,7 +13,8 @@ from collections.abc import Mapping
 
 from msgspec import structs
 
-from syncopate.artifacts.cluster import Cluster, Interference, Level
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.level import Level
 from syncopate.artifacts.plan import ALLREDUCE, SERVED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs

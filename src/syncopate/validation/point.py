@@ -9,7 +9,8 @@ from typing import ClassVar
 from msgspec import structs
 
 from syncopate.artifacts.artifact import Artifact, Record
-from syncopate.artifacts.cluster import Cluster, require_time
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import require_time
 from syncopate.artifacts.plan import Prediction
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.workload import Workload

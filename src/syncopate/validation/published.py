@@ -23,7 +23,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 
-from syncopate.artifacts.cluster import Cluster, Interference, Level
+from syncopate.artifacts.cluster import Cluster, Interference
+from syncopate.artifacts.level import Level
 from syncopate.artifacts.overlap import ASSUMED, RDMA
 from syncopate.artifacts.plan import ALLREDUCE, Plan
 from syncopate.artifacts.workload import GradientTensor, Workload

@@ -88,7 +88,7 @@ def test_ranks_outside_are_refused(rank):
 
 @pytest.mark.parametrize("coordinates", [(0, 0), (4, 0, 0), (0, 0, -1)])
 def test_coordinates_outside_are_refused(coordinates):
-    with pytest.raises(InvalidValueError, match=r"one index below each of \[4, 3, 2\]"):
+    with pytest.raises(InvalidValueError, match="one index for each level of 4 x 3 x 2, below"):
         _three_levels().rank_at(coordinates)
 
 
@@ -113,6 +113,11 @@ def test_coordinates_outside_are_refused(coordinates):
         (lambda: Interference(compute_rate=math.nan), "compute_rate is nan"),
         (lambda: Interference(collective_stretch=0.9), "a finite number >= 1"),
         (lambda: Cluster(name="c", levels=()), "at least one level"),
+        (
+            lambda: Cluster(name="c", levels=(_level(size=(3, 5)), _level("rack", 3))),
+            r"size of level 'host' is '3\+5'; it must be one size for each unit of it, of which "
+            "the levels above hold 3",
+        ),
         (lambda: _three_levels(placement=(0, 1)), r"a permutation of the ranks 0\.\.23"),
         (
             lambda: Cluster(name="c", levels=(_level(),), hosts=("a",)),
@@ -139,6 +144,49 @@ def test_a_curve_ascends(sizes):
             points=points,
             fit=LinearFit(a_s=0.0, b_s_per_byte=0.0),
         )
+
+
+def test_racks_of_3_and_5_hosts_are_levels_like_others():
+    racks = (_level("device", 2), _level("host", (3, 5)), _level("rack", 2))
+    cluster = Cluster(name="c", levels=racks)
+    assert json.loads(cluster.to_json())["levels"][1]["size"] == [3, 5]
+    assert Cluster.from_json(cluster.to_json()) == cluster
+    assert (cluster.world_size, cluster.host_count, cluster.ranks_per_host) == (16, 8, 2)
+    # The third host of the first rack, and the last of the second one.
+    assert (cluster.coordinates(5), cluster.coordinates(15)) == ((1, 2, 0), (1, 4, 1))
+    assert cluster.rank_at((0, 4, 1)) == 14
+    assert cluster.level_between(4, 6).name == "rack"
+    with pytest.raises(InvalidValueError, match=r"each level of 2 x 3\+5 x 2, below the size"):
+        cluster.rank_at((0, 3, 0))
+
+
+def test_a_host_of_fewer_devices_counts_what_it_has():
+    cluster = Cluster(name="c", levels=(_level("device", (4, 1)), _level("host", 2)))
+    assert (cluster.world_size, cluster.host_count, cluster.ranks_per_host) == (5, 2, 4)
+    assert cluster.joining == cluster.levels
+    assert cluster.level_between(3, 4).name == "host"
+
+
+def test_hosts_are_put_into_racks():
+    flat = Cluster.flat(8, latency_s=1e-5, bandwidth_bytes_per_s=1e9)
+    cluster = flat.in_racks((3, 5), 2e9)
+    assert [(level.name, level.size) for level in cluster.levels] == [
+        ("host", (3, 5)),
+        ("rack", 2),
+    ]
+    assert [level.bandwidth_bytes_per_s for level in cluster.levels] == [1e9, 2e9]
+    assert [level.size for level in flat.in_racks((4, 4)).levels] == [4, 2]
+    # An uplink that slows down no rack.
+    assert flat.in_racks((3, 5)).levels[1].bandwidth_bytes_per_s == 5e9
+    with pytest.raises(InvalidValueError, match=r"racks is \(3, 4\); .* of 8 in all"):
+        flat.in_racks((3, 4))
+
+
+def test_files_from_before_there_were_unequal_units_are_read():
+    cluster = _three_levels()
+    text = cluster.to_json().decode().replace('"schema_version": 2', '"schema_version": 1')
+    assert '"schema_version": 1' in text
+    assert Cluster.from_json(text) == cluster
 
 
 def test_a_curve_is_found_by_collective_and_algorithm():

@@ -220,6 +220,18 @@ def test_plan_with_parameter_servers(run):
         assert reason in err
 
 
+def test_plan_on_racks_of_unequal_size(run):
+    code, out, _ = run("plan -w workload.json --network 10gbe --racks 3,5 --uplink 20gbit")
+    assert code == 0
+    plan = Plan.load("plan.json")
+    assert plan.world_size == 8
+    assert "racks of 3+5" in plan.cluster
+    again = "--network 10gbe --racks 3,5 --uplink 20gbit"
+    code, out, _ = run(f"simulate -w workload.json -p plan.json {again} --iterations 1")
+    assert code == 0
+    assert f"predicted iteration {format_seconds(plan.prediction.iteration_s)}" in out
+
+
 def test_plan_on_a_network_that_is_not_there(run):
     code, out, _ = run("plan -w workload.json --network 10gbe --nodes 64")
     assert code == 0
@@ -253,6 +265,18 @@ def test_simulate_plays_the_plan_that_was_written(run):
     lasted_s = timeline.duration_s - min(starts)
     assert lasted_s == pytest.approx(plan.prediction.iteration_s)
     assert f"an iteration takes {format_seconds(lasted_s)}" in out
+    low, high = (format_seconds(end_s) for end_s in (plan.prediction.low_s, plan.prediction.high_s))
+    interval = f"predicted iteration {format_seconds(lasted_s)} ({low} to {high} in nine of ten)"
+    assert f"{interval}\n" in out
+    code, out, _ = run("simulate -w workload.json -p plan.json -c cluster.json --slow-rank 1=1.5")
+    assert code == 0
+    assert f"{interval}, if ranks were alike\n" in out
+    code, out, _ = run(
+        "simulate -w workload.json -p plan.json -c cluster.json --background host=0.5"
+    )
+    assert code == 0
+    assert interval not in out
+    assert "in nine of ten)" in out
     code, _, err = run("simulate -w workload.json -p plan.json --network 10gbe --nodes 8")
     assert code != 0
     assert "this plan is for 4 ranks; 8 are running" in err

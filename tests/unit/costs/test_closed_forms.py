@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.costs.model.bound import line_s_per_byte
 from syncopate.costs.model.collective import NARROW, collective_costs, fixed_cost, variants
 from syncopate.costs.model.price import price_many
@@ -22,6 +23,7 @@ from syncopate.costs.papers.closed_forms import (
 )
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.registry import ALGORITHMS, build, fitted
+from tests.unit.strategies import fan_outs
 
 ALPHA, BETA, GAMMA = 45.26e-6, 8 / 9.4e9, 2.5e-10
 
@@ -107,18 +109,19 @@ def test_bad_questions_are_refused():
 
 @st.composite
 def clusters(draw: st.DrawFn) -> Cluster:
-    """One to three levels, of which any may join nothing, and ranks placed in any way."""
+    """One to three levels, equal or not; any may join nothing, and ranks are placed in any way."""
     times = st.floats(1e-6, 1e-3)
+    most = draw(st.lists(st.integers(1, 5), min_size=1, max_size=3))
     levels = tuple(
         Level(
             name=f"level {index}",
-            size=draw(st.integers(1, 5)),
+            size=size,
             latency_s=draw(times),
             bandwidth_bytes_per_s=draw(st.floats(1e8, 1e11)),
         )
-        for index in range(draw(st.integers(1, 3)))
+        for index, size in enumerate(draw(fan_outs(most)))
     )
-    ranks = range(math.prod(level.size for level in levels))
+    ranks = range(unit_counts(levels)[0])
     placement = tuple(draw(st.permutations(ranks))) if draw(st.booleans()) else ()
     gamma = draw(st.sampled_from([0.0, 2.5e-10]))
     return Cluster(name="any", levels=levels, placement=placement, reduction_s_per_byte=gamma)
@@ -136,7 +139,7 @@ def test_formulas_of_clusters_are_the_prices_of_the_schedules(cluster, key):
             assert fixed_cost(cluster, *key, options)(sizes) == pytest.approx(priced_s, rel=1e-9)
 
 
-def racks(*sizes: int, gamma: float = 1e-11) -> Cluster:
+def racks(*sizes: Size, gamma: float = 1e-11) -> Cluster:
     rates = (2e11, 2.5e10, 1.2e10, 6e9)
     levels = tuple(
         Level(name="", size=size, latency_s=(1 + index) * 3e-6, bandwidth_bytes_per_s=rate)
@@ -154,6 +157,17 @@ def test_powers_of_two_have_formulas_on_levels_and_others_most():
     far = {"order": (0, 3, 1, 4, 2, 5)}
     assert closed_lines(odd, "all_reduce", "ring", far) == ()
     assert closed_lines(odd, "all_reduce", "blueconnect", {"factors": (2, 3)}) == ()
+
+
+def test_unequal_units_have_formulas_where_ranks_follow_one_another():
+    uneven = racks(2, (3, 5), 2)
+    assert fitted("all_reduce", "blueconnect", uneven) == {"factors": (2, 8)}
+    known = {key for key in ALGORITHMS if closed_lines(uneven, *key, fitted(*key, uneven))}
+    few = ("ring", "flat_tree", "lp", "two_level")
+    assert known == {key for key in ALGORITHMS if key[1] in few}
+    outer = racks((3, 5), 2)
+    assert fitted("all_reduce", "two_level", outer) == {"factors": (8,)}
+    assert not ALGORITHMS["all_reduce", "two_level"].applies(outer)
 
 
 @pytest.mark.parametrize("key", [key for key in ALGORITHMS if key[1] in NARROW], ids=str)

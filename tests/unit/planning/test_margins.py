@@ -11,8 +11,17 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Prediction
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.planning.margins import MEASURED, METHOD, TYPICAL, margins, sure, with_interval
+from syncopate.planning.margins import (
+    MEASURED,
+    METHOD,
+    TYPICAL,
+    margins,
+    predict_surely,
+    sure,
+    with_interval,
+)
 from syncopate.planning.planner import make_plan
+from syncopate.simulation import busy
 
 
 def _found(iteration_s: float = 1.0, communication_s: float = 1.0, bound_s: float = 0.5):
@@ -89,3 +98,16 @@ def test_a_plan_s_interval_is_that_of_its_inputs_and_the_method():
     shares = (0.5 * TYPICAL[0], 0.5 * TYPICAL[2], min(METHOD["gpu"].relative, 0.5))
     assert plan.prediction.iteration_s == pytest.approx(0.2)
     assert found.prediction.high_s == pytest.approx(0.2 * (1 + math.hypot(*shares)))
+
+
+def test_a_plan_on_a_busy_network_has_an_interval_there():
+    tensors = (GradientTensor(name="w", numel=250_000, backward_s=0.05),)
+    workload = Workload(model="m", tensors=tensors, forward_s=0.05, backward_s=0.05)
+    cluster = Cluster.flat(2, latency_s=0.0, bandwidth_bytes_per_s=1e7)
+    plan = make_plan(workload, cluster, "single", algorithm="ring")
+    assert predict_surely(workload, plan, cluster) == sure(plan, workload, cluster).prediction
+    found = predict_surely(workload, plan, cluster, lambda one: (busy(one, {"host": 0.5}), None))
+    # Messages take 0.2 s of 0.3 s, and so does what is uncertain of them.
+    shares = (2 / 3 * TYPICAL[0], 1 / 3 * TYPICAL[2], min(METHOD["gpu"].relative, 2 / 3))
+    assert found.iteration_s == pytest.approx(0.3)
+    assert found.high_s == pytest.approx(0.3 * (1 + math.hypot(*shares)))

@@ -119,6 +119,26 @@ def test_what_the_outermost_switch_cannot_add_one_unit_adds():
     assert float(cost(NBYTES)) == pytest.approx(2 * 9e-5 + NBYTES * 11e-9)
 
 
+UNEVEN = cluster(("host", (2, 5), 1e9), ("rack", 2, 2e9))
+
+
+@pytest.mark.parametrize(
+    ("where", "levels", "byte_s"),
+    [
+        (UNEVEN, ("host", "rack"), 1e-9),
+        (UNEVEN, ("rack",), 2.5e-9),  # five streams of the larger rack on 2 GB/s
+        # Three sums, of which one unit adds up the others': two over its link of 1 GB/s, and one
+        # into the unit around it that holds two of the three.
+        (cluster(("a", (2, 1, 1), 4e9), ("b", (1, 2), 1e9), ("c", 2, 1e9)), ("a",), 2e-9),
+        (cluster(("a", (2, 1, 1), 4e9), ("b", (1, 2), 4e9), ("c", 2, 1e9)), ("a",), 1e-9),
+    ],
+)
+def test_of_unequal_units_the_one_with_most_streams_counts(where, levels, byte_s):
+    cost = all_reduce_cost(where, Aggregation(levels))
+    startup_s = 2 * sum(level.latency_s for level in where.levels)
+    assert float(cost(NBYTES)) == pytest.approx(startup_s + NBYTES * byte_s)
+
+
 def test_servers_get_one_stream_where_switches_add():
     def cost(levels, servers, where=STAR, rate=math.inf):
         return float(served_cost(where, Aggregation(levels, rate), servers)(NBYTES))

@@ -40,8 +40,8 @@ from syncopate.artifacts.cluster import (
     Cluster,
     CollectiveCurve,
     CurvePoint,
-    Level,
 )
+from syncopate.artifacts.level import Level
 from syncopate.artifacts.overlap import RDMA, TCP, assuming_overlap
 from syncopate.calibration.logs.measured import CollectiveLog, LinkLog, Log, Sample, sizes_of
 from syncopate.costs.model.fits import fit_linear

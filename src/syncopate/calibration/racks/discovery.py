@@ -184,13 +184,7 @@ def topology_of(hosts: Sequence[str], found: Racks, rounds: Sequence[Round]) -> 
     if found.slow:
         rates["host"] = min(found.best_bytes_per_s[host] for host in found.slow)
     if len(racks) > 1:
-        uplink = uplink_bytes_per_s(found, rounds)
-        typical = statistics.median(found.best_bytes_per_s)
-        if "rack" in rates:
-            rates["rack"] = uplink
-        elif uplink < typical:
-            # Without a level of their own, uplinks slow down whatever passes between hosts.
-            rates["host"] = min(uplink, rates["host"] or uplink)
+        rates["rack"] = uplink_bytes_per_s(found, rounds)
     return replace(
         where,
         rates_bytes_per_s=tuple(rates.values()) if any(rates.values()) else (),

@@ -11,13 +11,26 @@ from syncopate.artifacts.cluster import NETWORKS, Cluster
 from syncopate.artifacts.overlap import OVERLAP, TCP, assuming_overlap
 from syncopate.artifacts.workload import TIMES, Workload
 from syncopate.cli.common.console import err
+from syncopate.cli.common.options import items
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.units import parse_rate
 
 _Network = Annotated[
     str | None,
     typer.Option(help=f"Instead of a cluster file, a typical network: {', '.join(NETWORKS)}."),
 ]
 _Nodes = Annotated[int | None, typer.Option(help="Number of hosts on --network.")]
+RacksOption = Annotated[
+    str | None,
+    typer.Option(help="Instead of --nodes, the hosts in each rack on --network, such as 3,5."),
+]
+UplinkOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Rate between a rack and the core, such as 40gbit, with --racks; otherwise as much as "
+        "the largest rack's hosts have together."
+    ),
+]
 
 
 def machines(
@@ -28,9 +41,11 @@ def machines(
     ] = None,
     network: _Network = None,
     nodes: _Nodes = None,
+    racks: RacksOption = None,
+    uplink: UplinkOption = None,
 ) -> Cluster:
     """Return the cluster that the options name."""
-    return _load_cluster("CLUSTER", cluster, network, nodes)
+    return _load_cluster("CLUSTER", cluster, network, nodes, racks_of(racks, uplink))
 
 
 class Sources(NamedTuple):
@@ -95,9 +110,45 @@ def machines_option(
     ] = None,
     network: _Network = None,
     nodes: _Nodes = None,
+    racks: RacksOption = None,
+    uplink: UplinkOption = None,
 ) -> Cluster:
     """Return the cluster that the options name, its file one of them."""
-    return _load_cluster("--cluster", cluster, network, nodes)
+    return _load_cluster("--cluster", cluster, network, nodes, racks_of(racks, uplink))
+
+
+class Racks(NamedTuple):
+    """The racks of a typical network.
+
+    Attributes:
+        hosts: how many stand in each.
+        uplink_bytes_per_s: of each; None: as much as the largest rack's hosts have together.
+    """
+
+    hosts: tuple[int, ...]
+    uplink_bytes_per_s: float | None
+
+
+def racks_of(racks: str | None, uplink: str | None) -> Racks | None:
+    """Return the racks that the options name; None: none.
+
+    Raises:
+        InvalidValueError: no numbers of hosts, no rate, or an uplink of no racks.
+    """
+    if racks is None:
+        if uplink is not None:
+            raise InvalidValueError("--uplink", uplink, "left out without --racks")
+        return None
+    counts = items(racks)
+    if not counts or not all(count.isdecimal() and int(count) for count in counts):
+        raise InvalidValueError("--racks", racks, "the hosts of each rack, such as 3,5")
+    return Racks(tuple(map(int, counts)), None if uplink is None else parse_rate(uplink))
+
+
+def typical(network: str, nodes: int, racks: Racks | None = None) -> Cluster:
+    """Return a typical network's cluster, of TCP, on which nothing was measured."""
+    cluster = assuming_overlap(Cluster.preset(network, nodes), TCP)
+    return cluster if racks is None else cluster.in_racks(*racks)
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -143,7 +194,13 @@ def say_unlike(workload: Workload, cluster: Cluster) -> None:
         )
 
 
-def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int | None) -> Cluster:
+def _load_cluster(
+    what: str,
+    path: Path | None,
+    network: str | None,
+    nodes: int | None,
+    racks: Racks | None = None,
+) -> Cluster:
     """Return the cluster of a file, or of a typical network.
 
     Args:
@@ -151,6 +208,7 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
         path: the file.
         network: one of :data:`syncopate.artifacts.cluster.NETWORKS`.
         nodes: number of hosts on the network.
+        racks: where they stand.
 
     Raises:
         InvalidValueError: both or neither, or no number of hosts.
@@ -158,14 +216,17 @@ def _load_cluster(what: str, path: Path | None, network: str | None, nodes: int 
         UnknownNameError: no such network.
     """
     if path is not None:
-        if network is not None or nodes is not None:
+        if network is not None or nodes is not None or racks is not None:
             raise InvalidValueError(
                 what, str(path), f"the only one of {what} and --network with --nodes"
             )
         return load_cluster(path)
     if network is None:
         raise InvalidValueError(what, None, "given, or else --network and --nodes")
+    if racks is not None:
+        if nodes is not None:
+            raise InvalidValueError("--nodes", nodes, "left out with --racks, which count hosts")
+        return typical(network, sum(racks.hosts), racks)
     if nodes is None or nodes < 1:
         raise InvalidValueError("--nodes", nodes, "an integer >= 1, given together with --network")
-    # Typical networks are of TCP, and nothing was measured on them.
-    return assuming_overlap(Cluster.preset(network, nodes), TCP)
+    return typical(network, nodes)

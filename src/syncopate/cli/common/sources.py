@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
-from syncopate.artifacts.overlap import TCP, assuming_overlap
 from syncopate.artifacts.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.machines import load_cluster
+from syncopate.cli.common.machines import Racks, load_cluster, typical
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 
 WORKLOAD, CLUSTER = "workload.json", "cluster.json"
@@ -108,7 +107,11 @@ def _recorded(path: Path) -> Trained:
 
 
 def base_cluster(
-    found: Trained, path: Path | None, network: str | None, vary: Mapping[str, Any]
+    found: Trained,
+    path: Path | None,
+    network: str | None,
+    vary: Mapping[str, Any],
+    racks: Racks | None = None,
 ) -> tuple[Cluster, tuple[str, ...]]:
     """Return today's cluster, and what is assumed of it.
 
@@ -120,12 +123,15 @@ def base_cluster(
         path: a cluster file.
         network: one of ``NETWORKS``.
         vary: what is varied; the most nodes and the first rate count where nothing else says them.
+        racks: where the hosts of a network stand.
 
     Raises:
-        InvalidValueError: a file and a network, or nothing to go by.
+        InvalidValueError: a file and a network, racks without a network, or nothing to go by.
         ArtifactError: the file is no cluster.
         UnknownNameError: no such network.
     """
+    if racks is not None and network is None:
+        raise InvalidValueError("--racks", racks.hosts, "given with --network")
     if path is not None:
         if network is not None:
             rule = "the only one of --cluster and --network"
@@ -134,7 +140,7 @@ def base_cluster(
     if network is not None:
         if network not in NETWORKS:
             raise UnknownNameError("network", network, NETWORKS)
-        return _typical(found, network, vary)
+        return _typical(found, network, vary, racks)
     if found.cluster is not None:
         return found.cluster, ()
     if "bandwidth" not in vary:
@@ -146,11 +152,12 @@ def base_cluster(
 
 
 def _typical(
-    found: Trained, network: str, vary: Mapping[str, Any]
+    found: Trained, network: str, vary: Mapping[str, Any], racks: Racks | None = None
 ) -> tuple[Cluster, tuple[str, ...]]:
     from syncopate.planning.whatif.machines import on_device
 
-    cluster = assuming_overlap(Cluster.preset(network, _nodes(found, vary)), TCP)
+    nodes = _nodes(found, vary) if racks is None else sum(racks.hosts)
+    cluster = typical(network, nodes, racks)
     device = found.workload.metadata.get("device", "")
     chosen = on_device(cluster, device)
     if chosen is cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,10 @@ from syncopate.cli.common import conditions
 from syncopate.cli.common.console import out, say_written
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
+from syncopate.units import format_seconds
+
+if TYPE_CHECKING:
+    from syncopate.simulation import Variation
 
 
 @grouped(
@@ -70,13 +74,31 @@ def simulate(
     work, given = Workload.load(workload), Plan.load(plan)
     say_unlike(work, cluster)
     failures, variation = fails.of(cluster), varied.variation()
-    cluster, costs = network.of(cluster, given)
-    played = play(work, given, cluster, costs=costs, iterations=iterations, variation=variation)
+    there, costs = network.of(cluster, given)
+    played = play(work, given, there, costs=costs, iterations=iterations, variation=variation)
     played.save(output)
     told = out(beside=output)
     told.print(phases_report(played))
+    expected = _expected(work, given, cluster, network)
+    told.print(expected + _unlike(variation), soft_wrap=True, highlight=False)
     if failures is not None:
         last_s = mean([p for p in phases(played) if p.iteration == iterations - 1]).duration_s
         report = conditions.goodput_report(failures, last_s, variation.seed)
         told.print(report, soft_wrap=True, highlight=False)
     say_written(output)
+
+
+def _expected(workload: Workload, plan: Plan, cluster: Cluster, network: conditions.Network) -> str:
+    """Return what is predicted of ranks that are alike, with its interval."""
+    from syncopate.planning.margins import predict_surely
+    from syncopate.reports.terminal import interval_text
+
+    found = predict_surely(workload, plan, cluster, lambda one: network.of(one, plan))
+    return f"predicted iteration {format_seconds(found.iteration_s)}{interval_text(found)}"
+
+
+def _unlike(variation: Variation) -> str:
+    """Say that ranks differ, where they do."""
+    from syncopate.simulation import Variation
+
+    return "" if variation == Variation() else ", if ranks were alike"

@@ -13,6 +13,7 @@ from syncopate.artifacts.plan import EXCHANGES
 from syncopate.artifacts.whatif import BEST, DDP, Prices
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import err, out, progress_bar, require_one_writer, say_written
+from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
 from syncopate.cli.common.options import grouped, items
 from syncopate.cli.common.sources import Trained, base_cluster, trained
 from syncopate.errors import InvalidValueError
@@ -33,6 +34,7 @@ class _Base:
 
     cluster: Path | None
     network: str | None
+    racks: Racks | None
 
 
 def _base(
@@ -45,8 +47,10 @@ def _base(
         str | None,
         typer.Option(help=f"Instead of it, a typical network: {', '.join(NETWORKS)}."),
     ] = None,
+    racks: RacksOption = None,
+    uplink: UplinkOption = None,
 ) -> _Base:
-    return _Base(cluster, network)
+    return _Base(cluster, network, racks_of(racks, uplink))
 
 
 def _machines(
@@ -268,7 +272,7 @@ def whatif(
 def _study(found: Trained, base: _Base, vary: dict[str, Any], asked: _Asked) -> Study:
     from syncopate.planning.whatif.study import Study, Terms
 
-    cluster, remarks = base_cluster(found, base.cluster, base.network, vary)
+    cluster, remarks = base_cluster(found, base.cluster, base.network, vary, base.racks)
     terms = Terms(
         today=asked.today or found.today,
         keep=asked.keep,

@@ -79,7 +79,9 @@ def _decisions(
     cluster: Cluster, collective: str, among: tuple[str, ...] | None
 ) -> CollectiveDecisions:
     found = decisions(cluster, collective, among)
-    costs = collective_costs(cluster, collective, among).costs
+    # Runners-up are named, so that their prices are right however far behind they are.
+    names = among or tuple(collective_costs(cluster, collective).costs)
+    costs = collective_costs(cluster, collective, names).costs
     sizes = {p.nbytes for c in cluster.curves if c.collective == collective for p in c.points}
     return CollectiveDecisions(
         collective=collective,

@@ -5,6 +5,9 @@ their order. Where a size's line meets that of the next one, the chord between t
 from what a curve that bends one way can be: if that is more than ``CLOSE``, the size where they
 meet is played next, and so on. A curve that is a maximum of a few lines is found in as many plays.
 
+Where the curve is far above a rival, another way to send the same, nobody asks for it, and what is
+there is no more than a guess that is far above as well: nothing is played for it.
+
 Curves may bend both ways, for messages that miss each other at one size meet at another. So a chord
 is believed only where a size between was played too, within a factor of ``_NEAR``, that came out as
 the chord or as the lines foretold.
@@ -26,6 +29,9 @@ from syncopate.costs.model.pieces import Pieces
 CLOSE = 3e-3
 """Share by which a chord may differ from the lines of its ends."""
 
+FAR = 1.5
+"""A curve that many times as high as its rival is far above."""
+
 _FIRST = tuple(4.0**power for power in range(-4, 25))
 """Sizes in bytes that are played first: from less than a byte to more than any buffer."""
 _NEAR = 1.5
@@ -44,22 +50,30 @@ class _Point(NamedTuple):
         return self.seconds + self.slope * (nbytes - self.nbytes)
 
 
-def played_pieces(several: Sequence[Traffic]) -> list[Pieces]:
+def played_pieces(several: Sequence[Traffic], rival: Pieces | None = None) -> list[Pieces]:
     """Return the seconds that each traffic takes, by the size of the buffer.
 
     They never fall: where a larger buffer would be through earlier, because its messages happen to
     meet less, it costs as much as the smaller one.
+
+    Args:
+        several: the traffics.
+        rival: what else can be sent; None: each size counts.
     """
-    asked = [(index, nbytes) for index in range(len(several)) for nbytes in _FIRST]
+    busiest = [float((t.over_links(t.share) / t.rate).max()) for t in several]
+    first = [_first(byte_s, rival) for byte_s in busiest]
+    asked = [(index, nbytes) for index, sizes in enumerate(first) for nbytes in sizes]
     points: list[dict[float, _Point]] = [{} for _ in several]
     for (index, nbytes), point in zip(asked, _played(several, asked), strict=True):
         points[index][nbytes] = point
     intervals = [
-        (index, *ends, False) for index in range(len(several)) for ends in pairwise(_FIRST)
+        (index, *ends, False) for index, sizes in enumerate(first) for ends in pairwise(sizes)
     ]
     while intervals:
         cut = []
         for index, low, high, sure in intervals:
+            if rival is not None and points[index][low].seconds > FAR * rival.at(high):
+                continue
             middle = _between(points[index][low], points[index][high], sure=sure)
             if middle is not None:
                 cut.append((index, low, middle, high))
@@ -72,7 +86,23 @@ def played_pieces(several: Sequence[Traffic]) -> list[Pieces]:
                 continue
             sure = _foretold(known[low], known[high], point)
             intervals += [(index, low, middle, sure), (index, middle, high, sure)]
-    return [_joined([of[nbytes] for nbytes in sorted(of)]) for of in points]
+    return [
+        _joined([of[nbytes] for nbytes in sorted(of)], byte_s if len(sizes) < len(_FIRST) else 0.0)
+        for of, sizes, byte_s in zip(points, first, busiest, strict=True)
+    ]
+
+
+def _first(byte_s: float, rival: Pieces | None) -> tuple[float, ...]:
+    """Return the sizes that are played first: up to where all that follow are far above a rival.
+
+    Args:
+        byte_s: what the busiest link takes for a byte of the buffer: no size takes less.
+        rival: what else can be sent; None: nothing.
+    """
+    if rival is None:
+        return _FIRST
+    near = [low for low, high in pairwise(_FIRST) if byte_s * low <= FAR * rival.at(high)]
+    return _FIRST[: max(_FIRST.index(near[-1]) + 2 if near else 0, 2)]
 
 
 def _played(several: Sequence[Traffic], asked: Sequence[tuple[int, float]]) -> list[_Point]:
@@ -138,9 +168,15 @@ def _on_chord(low: _Point, high: _Point, middle: _Point) -> bool:
     return abs(chord_s - middle.seconds) <= CLOSE * middle.seconds
 
 
-def _joined(points: Sequence[_Point]) -> Pieces:
-    """Return chords between the points, and the lines of the first and the last beyond them."""
+def _joined(points: Sequence[_Point], least_slope: float) -> Pieces:
+    """Return chords between the points, and the lines of the first and the last beyond them.
+
+    Args:
+        points: by ascending size, at least two.
+        least_slope: of the line beyond the last.
+    """
     first, last = points[0], points[-1]
+    last = last._replace(slope=max(last.slope, least_slope))
     start_s = max(first.seconds - max(first.slope, 0.0) * first.nbytes, 0.0)
     sizes = np.array([0.0, *(point.nbytes for point in points)])
     seconds = np.maximum.accumulate([start_s, *(point.seconds for point in points)])

@@ -44,7 +44,11 @@ def staged_pieces(cluster: Cluster, options: Sequence[Mapping[str, Any]]) -> lis
     """
     links = Links(cluster)
     near = topology_order(cluster)
-    if len(links.sizes) < 2 or any(_order(told, links.ranks) != near for told in options):
+    if (
+        not links.equal
+        or len(links.sizes) < 2
+        or any(_order(told, links.ranks) != near for told in options)
+    ):
         return None
     counted: list[Counter[tuple[_Sent, ...]]] = []
     for told in options:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from syncopate.artifacts.cluster import Level
+from syncopate.artifacts.level import Level, unit_counts
+from syncopate.costs.model.links import rank_units
 from syncopate.costs.model.messages import FloatArray, IntArray, ordered_messages
 from syncopate.schedules.base import Schedule
 
@@ -83,7 +84,7 @@ def traffic_of(
 
     Args:
         schedule: one with at least one transfer.
-        levels: innermost first, of more than one unit each.
+        levels: innermost first, those that join anything.
         placement: the rank at each position, or empty.
         gamma: γ, seconds of reduction per byte.
     """
@@ -93,18 +94,15 @@ def traffic_of(
     begins_round = np.array([first for _, first in found.turns])
     step = np.cumsum(begins_round)[layer]
     src, dst, apart = found.src[order], found.dst[order], found.apart[order]
-    places = np.argsort(placement) if placement else None
     links: list[IntArray] = []
     rates: list[FloatArray] = []
-    count, unit_ranks = 0, 1
+    count = 0
+    units, within = unit_counts(levels), rank_units(levels, placement)
     for index, level in enumerate(levels):
-        units = schedule.world_size // unit_ranks
         for end in (src, dst):
-            unit = (end if places is None else places[end]) // unit_ranks
-            links.append(np.where(apart >= index, count + unit, -1))
-            rates.append(np.full(units, level.bandwidth_bytes_per_s))
-            count += units
-        unit_ranks *= level.size
+            links.append(np.where(apart >= index, count + within[index][end], -1))
+            rates.append(np.full(units[index], level.bandwidth_bytes_per_s))
+            count += units[index]
     rate = np.concatenate(rates)
     table = np.stack(links, axis=1)
     return Traffic(

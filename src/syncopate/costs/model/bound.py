@@ -30,9 +30,13 @@ import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import unit_counts
 from syncopate.artifacts.plan import SERVED, Bucket
 from syncopate.artifacts.workload import Workload
+from syncopate.costs.model.links import rank_units
 from syncopate.costs.model.remembered import remembered
 from syncopate.errors import InvalidValueError, PredictionError
 from syncopate.recipe import ROOTED, SERVERS
@@ -74,10 +78,9 @@ def line_s_per_byte(cluster: Cluster, collective: str = "all_reduce") -> float:
     Raises:
         UnknownNameError: no such collective.
     """
-    units, seconds = 1, 0.0
-    for level in reversed(cluster.levels):
-        units *= level.size
-        if level.size > 1:
+    seconds = 0.0
+    for level, units in zip(cluster.levels, unit_counts(cluster.levels), strict=False):
+        if level.joins:
             seconds = max(seconds, wire_bytes(units, 1.0, collective) * level.byte_time_s)
     return seconds
 
@@ -118,11 +121,10 @@ def served_s_per_byte(cluster: Cluster, servers: int) -> float:
     The busier of the links of workers, or of units of them, and those of servers, which are of the
     outermost level.
     """
-    seconds, unit_ranks = 0.0, 1
-    for level in cluster.levels:
-        if level.size > 1 or level is cluster.levels[-1]:
-            seconds = max(seconds, unit_ranks * level.byte_time_s)
-        unit_ranks *= level.size
+    seconds = 0.0
+    for level, unit in zip(cluster.levels, rank_units(cluster.levels, ()), strict=True):
+        if level.joins or level is cluster.levels[-1]:
+            seconds = max(seconds, int(np.bincount(unit).max()) * level.byte_time_s)
     return max(seconds, cluster.world_size / servers * cluster.levels[-1].byte_time_s)
 
 
@@ -184,17 +186,16 @@ def plan_bound_s(
 def _busiest_root(cluster: Cluster, by_root: Mapping[int, int]) -> float:
     """Return what the busiest unit sends with these roots, as a share of that with a single one."""
     nbytes = sum(by_root.values())
-    most, unit_ranks = 0.0, 1
-    for level in cluster.levels:
+    most = 0.0
+    units = rank_units(cluster.levels, cluster.placement)
+    for level, unit in zip(cluster.levels, units, strict=True):
         of_unit: Counter[int] = Counter()
         for root, held in by_root.items():
-            of_unit[cluster.position(root) // unit_ranks] += held
-        if level.size > 1 and nbytes:
-            units = cluster.world_size // unit_ranks
-            least = min(of_unit.values()) if len(of_unit) == units else 0
+            of_unit[int(unit[root])] += held
+        if level.joins and nbytes:
+            least = min(of_unit.values()) if len(of_unit) == int(unit.max()) + 1 else 0
             # What the others are the roots of is at least what any one of them is.
             most = max(most, (nbytes - least) / nbytes * level.byte_time_s)
-        unit_ranks *= level.size
     single = line_s_per_byte(cluster, "reduce")
     return most / single if single else 0.0
 

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.artifacts.level import sizes_text
+from syncopate.costs.flows.rails import rail_pieces
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
 from syncopate.costs.model.congestion import busiest_s_per_byte
@@ -37,7 +39,7 @@ from syncopate.costs.model.functions import (
     VariantCost,
 )
 from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_envelope
-from syncopate.costs.model.price import price_pieces
+from syncopate.costs.model.price import price, price_pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
@@ -45,7 +47,7 @@ from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds
 from syncopate.schedules.compose import by_element
 from syncopate.schedules.conditions import conditions
-from syncopate.schedules.factors import cluster_factors
+from syncopate.schedules.factors import cluster_factors, equal_sizes
 from syncopate.schedules.registry import (
     ALGORITHMS,
     NATIVE,
@@ -61,6 +63,10 @@ quarter more, and one within a factor of the square root of two at most 6%."""
 
 PIPELINES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of message chunks considered for stages that work at the same time."""
+
+MOST_CHUNKED = 256
+"""Message chunks are considered on no more ranks where they have no formula: on levels of which
+some have unequal units."""
 
 MAX_PRICED_RANKS = 2048
 """A schedule for more ranks is not made to price it: tables grow with the square of the ranks."""
@@ -84,7 +90,9 @@ def collective_costs(
         cluster: the machines; on a single rank every algorithm costs nothing.
         collective: such as ``"all_reduce"``.
         names: the algorithms wanted; by default all that were measured, or, when none was
-            measured, all that the registry holds worth considering on this cluster.
+            measured, all that the registry holds worth considering on this cluster. Of these a
+            price is right where it is less than one and a half times that of another one: there
+            they compete. Those that are named are right everywhere.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
@@ -103,6 +111,8 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
         known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     wanted = default if names is None else names
     costs: dict[str, CostFunction] = {}
+    if names is None and not measured and cluster.world_size > 1:
+        return Envelope(_competing(cluster, collective, wanted))
     for name in wanted:
         if name not in known:
             raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
@@ -113,6 +123,30 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
         else:
             costs[name] = schedule_cost(cluster, collective, name)
     return Envelope(costs)
+
+
+def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[str, CostFunction]:
+    """Return the prices of algorithms, each right at the sizes at which it may be the cheapest.
+
+    Those that have formulas come first, and those by levels, of which little is played: playing
+    others where they are far dearer would be of no use.
+    """
+    costs: dict[str, CostFunction] = {}
+
+    def effort(name: str) -> int:
+        if cluster.handling or closed_lines(cluster, collective, name, fitted_to[name]):
+            return 0
+        return 1 if ALGORITHMS[collective, name].hierarchical else 2
+
+    fitted_to = {name: variants(cluster, collective, name)[0] for name in names}
+    efforts = {name: effort(name) for name in names}
+    for name in sorted(names, key=efforts.__getitem__):
+        if efforts[name] and costs:
+            rival = lower_envelope([cost.pieces for cost in costs.values()])
+            costs[name] = _schedule_cost(cluster, collective, name, rival)
+        else:
+            costs[name] = schedule_cost(cluster, collective, name)
+    return {name: costs[name] for name in names}
 
 
 @remembered
@@ -193,17 +227,43 @@ def schedule_cost(cluster: Cluster, collective: str, algorithm: str) -> VariantC
     Raises:
         UnknownNameError: no such algorithm.
     """
+    return _schedule_cost(cluster, collective, algorithm, None)
+
+
+def _schedule_cost(
+    cluster: Cluster, collective: str, algorithm: str, rival: Pieces | None
+) -> VariantCost:
+    """Return :func:`schedule_cost`, right where it is not far above ``rival``."""
     known = variants(cluster, collective, algorithm)
-    costs = _fixed_costs(cluster, collective, algorithm, known)
+    costs = _fixed_costs(cluster, collective, algorithm, known, rival)
     found = list(zip(known, costs, strict=True))
     return VariantCost(found, lambda options: fixed_cost(cluster, collective, algorithm, options))
+
+
+@remembered
+def cost_at_s(cluster: Cluster, collective: str, algorithm: str, nbytes: float) -> float:
+    """Return what :func:`schedule_cost` says of one size, without working out the others.
+
+    Raises:
+        UnknownNameError: no such algorithm.
+        InvalidValueError: more ranks than can be priced one by one.
+    """
+    found = []
+    for options in variants(cluster, collective, algorithm):
+        if cluster.handling or closed_lines(cluster, collective, algorithm, options):
+            return float(schedule_cost(cluster, collective, algorithm)(nbytes))
+        _require_few(cluster, collective, algorithm)
+        schedule = build(collective, algorithm, cluster.world_size, **options)
+        found.append(price(schedule, cluster, nbytes))
+    return min(found)
 
 
 def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[str, Any], ...]:
     """Return the options with which an algorithm is worth pricing on ``cluster``, simplest first.
 
     Those that fit it (:func:`~syncopate.schedules.registry.fitted`), and with them every number of
-    :data:`BLOCKS`, or of :data:`PIPELINES` where there are levels to work at the same time.
+    :data:`BLOCKS`, or of :data:`PIPELINES` where there are levels to work at the same time, and
+    few enough ranks (:data:`MOST_CHUNKED`).
 
     Raises:
         UnknownNameError: no such algorithm.
@@ -213,7 +273,8 @@ def variants(cluster: Cluster, collective: str, algorithm: str) -> tuple[dict[st
     if "blocks" in known:
         return tuple(fitting | {"blocks": blocks} for blocks in BLOCKS)
     if "pipelines" in known and len(cluster_factors(cluster)) > 1:
-        return tuple(fitting | {"pipelines": count} for count in PIPELINES)
+        few = equal_sizes(cluster) == cluster_factors(cluster) or cluster.world_size <= MOST_CHUNKED
+        return tuple(fitting | {"pipelines": count} for count in (PIPELINES if few else (1,)))
     return (fitting,)
 
 
@@ -236,7 +297,11 @@ def fixed_cost(
 
 
 def _fixed_costs(
-    cluster: Cluster, collective: str, algorithm: str, variants: Sequence[Mapping[str, Any]]
+    cluster: Cluster,
+    collective: str,
+    algorithm: str,
+    variants: Sequence[Mapping[str, Any]],
+    rival: Pieces | None = None,
 ) -> list[PiecewiseCost]:
     """Return the price of an algorithm with each of several options, as :func:`fixed_cost`."""
     found: list[PiecewiseCost] = []
@@ -248,12 +313,14 @@ def _fixed_costs(
     for options in variants:
         if not cluster.handling:
             lines = closed_lines(cluster, collective, algorithm, options)
-            if lines:
-                found.append(PiecewiseCost(highest_line(lines)))
+            pieces = highest_line(lines) if lines else None
+            pieces = pieces or rail_pieces(cluster, collective, algorithm, options, rival)
+            if pieces is not None:
+                found.append(PiecewiseCost(pieces))
                 continue
             _require_few(cluster, collective, algorithm)
         schedule = build(collective, algorithm, cluster.world_size, **options)
-        found.append(PiecewiseCost(_pieces(schedule, cluster)))
+        found.append(PiecewiseCost(_pieces(schedule, cluster, rival)))
     return found
 
 
@@ -265,7 +332,7 @@ def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
     """
     most = MAX_NARROW_RANKS if algorithm in NARROW else MAX_PRICED_RANKS
     if cluster.world_size > most:
-        levels = " x ".join(str(level.size) for level in cluster.levels)
+        levels = sizes_text(cluster.levels)
         raise InvalidValueError(
             "ranks",
             cluster.world_size,
@@ -276,10 +343,10 @@ def _require_few(cluster: Cluster, collective: str, algorithm: str) -> None:
         )
 
 
-def _pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
+def _pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = None) -> Pieces:
     if cluster.handling:
         return execution_cost(schedule, cluster)
-    return price_pieces(schedule, cluster)
+    return price_pieces(schedule, cluster, rival)
 
 
 def unequal_factor(

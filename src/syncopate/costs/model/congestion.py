@@ -14,8 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from syncopate.artifacts.cluster import Cluster, Level, LinearFit
-from syncopate.costs.model.links import levels_apart
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.level import Level
+from syncopate.costs.model.links import levels_apart, rank_units
 from syncopate.costs.model.pieces import FloatArray, IntArray
 from syncopate.schedules.base import Schedule
 
@@ -35,7 +36,7 @@ def congestion_lines(schedule: Schedule, cluster: Cluster) -> tuple[LinearFit, .
     return tuple(
         LinearFit(a_s=0.0, b_s_per_byte=s_per_byte)
         for level, s_per_byte in zip(cluster.levels[1:], busy[1:], strict=True)
-        if level.size > 1
+        if level.joins
     )
 
 
@@ -59,16 +60,12 @@ def _busy(
     src, dst = table.src.astype(np.int64), table.dst.astype(np.int64)
     share = (table.stop - table.start) / schedule.chunks
     apart = levels_apart(levels, placement, src, dst)
-    position = np.argsort(placement) if placement else np.arange(schedule.world_size)
     found = []
-    unit_ranks = 1
-    for index, level in enumerate(levels):
+    for index, (level, unit) in enumerate(zip(levels, rank_units(levels, placement), strict=True)):
         leaving = 0.0
-        if level.size > 1:
-            here, there = position[src] // unit_ranks, position[dst] // unit_ranks
-            leaving = _busiest(here, there, share, apart >= index)
+        if level.joins:
+            leaving = _busiest(unit[src], unit[dst], share, apart >= index)
         found.append(leaving * level.byte_time_s)
-        unit_ranks *= level.size
     return tuple(found)
 
 

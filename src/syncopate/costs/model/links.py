@@ -1,10 +1,10 @@
 """Links: which links of the network a message passes, and how it shares them.
 
 The network is a tree. Every unit (a rank, a host, a rack) hangs on one link up and one link down,
-which carry all that leaves or enters it: at level i the units are the groups of ranks that the
-levels below make up, and the link's rate is the level's bandwidth. So all ranks of a host share the
-host's link, and all hosts of a rack the rack's. A message passes the up-links of all units that it
-leaves and the down-links of all that it enters.
+which carry all that leaves or enters it: at level i the units are the groups of ranks, equal or
+not, that the levels below make up, and the link's rate is the level's bandwidth. So all ranks of a
+host share the host's link, and all hosts of a rack the rack's. A message passes the up-links of all
+units that it leaves and the down-links of all that it enters.
 
 Messages that are on their way at the same time share a link fairly, each at the same rate until it
 is through: one of m bytes beside others of m_j is done when sum_j min(m_j, m) bytes are. A message
@@ -14,10 +14,12 @@ links.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.cluster import Level
+from syncopate.artifacts.level import Level, unit_counts
 
 _FloatArray = NDArray[np.float64]
 _IntArray = NDArray[np.int64]
@@ -31,10 +33,26 @@ def levels_apart(
     The array form of :meth:`syncopate.artifacts.cluster.Cluster.level_between`: two ranks are apart
     at every level whose unit they do not share, and the message crosses the outermost.
     """
-    sizes = np.cumprod([level.size for level in levels])
-    here, there = _positions(sizes[-1], placement, a), _positions(sizes[-1], placement, b)
-    units = sizes[:-1, None]
-    return np.asarray(np.count_nonzero(here // units != there // units, axis=0))
+    places = rank_units(levels, placement)
+    apart = [of_rank[a] != of_rank[b] for of_rank in places[1:]]
+    return np.asarray(np.count_nonzero(apart, axis=0)) if apart else np.zeros(len(a), np.int64)
+
+
+def rank_units(levels: Sequence[Level], placement: tuple[int, ...]) -> list[_IntArray]:
+    """Return for each level which of the units that it joins a rank is in, shape (ranks,) each.
+
+    The innermost joins ranks: there it is where the rank sits.
+    """
+    ranks = unit_counts(levels)[0]
+    unit = np.argsort(placement) if placement else np.arange(ranks)
+    found = []
+    for level in levels:
+        found.append(unit)
+        if isinstance(level.size, int):
+            unit = unit // level.size
+        else:
+            unit = np.searchsorted(np.cumsum(level.size), unit, side="right")
+    return found
 
 
 def wire_times(
@@ -61,25 +79,18 @@ def wire_times(
         Seconds for a unit of one byte, shape (m,).
     """
     apart = levels_apart(levels, placement, *ends)
-    ranks = int(np.prod([level.size for level in levels]))
-    positions = [_positions(ranks, placement, end) for end in ends]
     seconds = np.zeros(len(sizes))
-    unit_ranks = 1
-    for index, level in enumerate(levels):
-        if level.size > 1:
+    counts = unit_counts(levels)
+    for index, (level, unit) in enumerate(zip(levels, rank_units(levels, placement), strict=True)):
+        if level.joins:
             passing = np.flatnonzero(apart >= index)
-            for position in positions:
+            for end in ends:
                 load = sizes[passing]
-                if unit_ranks > 1 or not one_each:
-                    link = turns[passing] * ranks + position[passing] // unit_ranks
+                if counts[index] < counts[0] or not one_each:
+                    link = turns[passing] * counts[index] + unit[end[passing]]
                     load = _shared(link, load)
                 seconds[passing] = np.maximum(seconds[passing], load * level.byte_time_s)
-        unit_ranks *= level.size
     return seconds
-
-
-def _positions(ranks: int, placement: tuple[int, ...], of: _IntArray) -> _IntArray:
-    return (np.argsort(placement) if placement else np.arange(ranks))[of]
 
 
 def _shared(link: _IntArray, sizes: _IntArray) -> _IntArray:

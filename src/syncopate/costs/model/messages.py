@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.cluster import Level
+from syncopate.artifacts.level import Level
 from syncopate.costs.model.links import levels_apart, wire_times
 from syncopate.schedules.base import REDUCE, Schedule, Transfers
 

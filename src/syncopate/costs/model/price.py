@@ -38,7 +38,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from syncopate.artifacts.cluster import Cluster, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.level import Level
 from syncopate.costs.flows.classes import by_class
 from syncopate.costs.flows.curve import played_pieces
 from syncopate.costs.flows.kernel import play
@@ -96,8 +97,15 @@ def price_many(schedule: Schedule, cluster: Cluster, nbytes: ArrayLike) -> Float
     return found
 
 
-def price_pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
+def price_pieces(schedule: Schedule, cluster: Cluster, rival: Pieces | None = None) -> Pieces:
     """Return the price as a function of the size; see [Note: played].
+
+    Args:
+        schedule: for as many ranks as the cluster has.
+        cluster: levels, placement and γ; its measured curves play no part.
+        rival: what else can be sent: where the price is more than
+            :data:`~syncopate.costs.flows.curve.FAR` times that, it is no more than a guess, which
+            is more than that too; None: it is right everywhere.
 
     Exact up to rounding for buffers up to 2^48 bytes where it is a maximum of lines, and elsewhere
     within a quarter of :data:`~syncopate.costs.flows.curve.CLOSE`.
@@ -107,7 +115,7 @@ def price_pieces(schedule: Schedule, cluster: Cluster) -> Pieces:
     """
     traffic = _traffic(schedule, cluster)
     if traffic is not None:
-        return _played(traffic)
+        return _played(traffic, rival)
     return highest_line((*path_lines(schedule, cluster), *congestion_lines(schedule, cluster)))
 
 
@@ -137,10 +145,9 @@ def _require_ranks(schedule: Schedule, cluster: Cluster) -> None:
 def _traffic(schedule: Schedule, cluster: Cluster) -> Traffic | None:
     """Return what is to be played; None where the longest path tells."""
     _require_ranks(schedule, cluster)
-    joining = tuple(level for level in cluster.levels if level.size > 1)
-    if len(joining) < 2 or not len(schedule.table):
+    if len(cluster.joining) < 2 or not len(schedule.table):
         return None
-    return _classes(schedule, joining, cluster.placement, cluster.reduction_s_per_byte)
+    return _classes(schedule, cluster.joining, cluster.placement, cluster.reduction_s_per_byte)
 
 
 @lru_cache(maxsize=64)
@@ -154,8 +161,8 @@ def _classes(
 
 
 @lru_cache(maxsize=256)
-def _played(traffic: Traffic) -> Pieces:
-    return played_pieces([traffic])[0]
+def _played(traffic: Traffic, rival: Pieces | None) -> Pieces:
+    return played_pieces([traffic], rival)[0]
 
 
 class _Line(NamedTuple):

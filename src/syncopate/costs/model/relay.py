@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.cluster import Level
+from syncopate.artifacts.level import Level
 from syncopate.costs.model.messages import FloatArray, IntArray, Messages, messages_of
 from syncopate.schedules.base import Schedule
 

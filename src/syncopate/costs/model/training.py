@@ -48,8 +48,8 @@ from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     collective_costs,
+    cost_at_s,
     fixed_cost,
-    schedule_cost,
     variants,
 )
 from syncopate.costs.model.functions import (
@@ -194,9 +194,9 @@ def beside_s(cluster: Cluster, workload: Workload, exchange: str, share: float =
         nbytes += _SQUARE_BYTES * len(workload.tensors)
     asked_s = 0.0
     if workload.buffers_nbytes:
-        asked_s = float(schedule_cost(cluster, "broadcast", "mst")(_ASKED_BYTES))
+        asked_s = cost_at_s(cluster, "broadcast", "mst", _ASKED_BYTES)
     if EXCHANGES[exchange].pull:
-        alone_s = float(schedule_cost(cluster, _MEASURED_MOST, "recursive_doubling")(nbytes))
+        alone_s = cost_at_s(cluster, _MEASURED_MOST, "recursive_doubling", nbytes)
         return asked_s + max(alone_s, wire_s(cluster, nbytes))
     gradients = workload.nbytes
     riding_s = wire_s(cluster, share * (gradients + nbytes)) - wire_s(cluster, share * gradients)

@@ -99,7 +99,7 @@ def priced(cluster: Cluster, inside: str = PCIE) -> CollectiveCurve:
     inner, outer = cluster.levels[0], cluster.levels[-1]
     per_node = cluster.ranks_per_host
     layout = Layout(cluster.host_count, per_node, outer.bandwidth_bytes_per_s, inside)
-    narrowest = min(level.bandwidth_bytes_per_s for level in cluster.levels if level.size > 1)
+    narrowest = min(level.bandwidth_bytes_per_s for level in cluster.joining)
     points = []
     for nbytes in _SIZES:
         way = chosen(nbytes, layout)

@@ -81,7 +81,7 @@ def _cost(
     collective: str, algorithm: str, cluster: Cluster, nbytes: float
 ) -> Callable[[int], float]:
     """Return seconds as a function of the number of blocks."""
-    joining = [level for level in cluster.levels if level.size > 1]
+    joining = cluster.joining
     if len(joining) <= 1:
         level = joining[0] if joining else cluster.levels[0]
         network = (level.latency_s, level.byte_time_s, cluster.reduction_s_per_byte)

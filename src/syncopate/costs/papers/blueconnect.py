@@ -17,6 +17,8 @@ order, as far as their assumptions are those of the algorithms; tests hold them 
   link and nothing for stage 0; Eq. 6 shows that j <= i is meant, w_j being shared by the p_0 ..
   p_{j-1} ranks of a unit.
 
+They know of units of equal size alone, and refuse others.
+
 Source: Cho, Finkler and Kung, "BlueConnect: novel hierarchical all-reduce on multi-tiered network
 for deep learning" (2019), Sections 2 and 3.
 """
@@ -25,7 +27,10 @@ from __future__ import annotations
 
 import math
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level, sizes_text
+from syncopate.errors import InvalidValueError
+from syncopate.schedules.factors import equal_sizes
 
 
 def ring_s(units: int, nbytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:
@@ -49,9 +54,7 @@ def ring_or_recursive_s(
 
 def stages(cluster: Cluster) -> tuple[str, ...]:
     """Return what Eq. 1 makes of every level of more than one unit, as BlueConnect's option."""
-    return tuple(
-        "ring" if level.size & (level.size - 1) else "recursive" for level in _joining(cluster)
-    )
+    return tuple("ring" if size & (size - 1) else "recursive" for size, _ in _joining(cluster))
 
 
 def broadcast_s(units: int, nbytes: float, latency_s: float, bandwidth_bytes_per_s: float) -> float:
@@ -67,28 +70,33 @@ def one_level_s(cluster: Cluster, nbytes: float) -> float:
 
 def two_level_s(cluster: Cluster, nbytes: float) -> float:
     """Return Eq. 4: reduce in the node (level 0), all-reduce among leaders, broadcast."""
-    node, *_ = _joining(cluster) or cluster.levels
-    inside = broadcast_s(node.size, nbytes, node.latency_s, node.bandwidth_bytes_per_s)
-    leaders = cluster.world_size // node.size
+    (size, node), *_ = _joining(cluster) or ((1, cluster.levels[0]),)
+    inside = broadcast_s(size, nbytes, node.latency_s, node.bandwidth_bytes_per_s)
+    leaders = cluster.world_size // size
     return 2 * inside + 2 * ring_or_recursive_s(leaders, nbytes, *_slowest(cluster))
 
 
 def blueconnect_s(cluster: Cluster, nbytes: float) -> float:
     """Return Eqs. 6 and 7: one reduce-scatter and one all-gather per level."""
     seconds, inner, bandwidth = 0.0, 1, math.inf
-    for level in _joining(cluster):
+    for size, level in _joining(cluster):
         # The ranks of a unit share its link; what they have in common goes no faster than that.
         bandwidth = min(bandwidth, level.bandwidth_bytes_per_s / inner)
-        seconds += 2 * ring_or_recursive_s(level.size, nbytes / inner, level.latency_s, bandwidth)
-        inner *= level.size
+        seconds += 2 * ring_or_recursive_s(size, nbytes / inner, level.latency_s, bandwidth)
+        inner *= size
     return seconds
 
 
-def _joining(cluster: Cluster) -> tuple[Level, ...]:
-    return tuple(level for level in cluster.levels if level.size > 1)
+def _joining(cluster: Cluster) -> tuple[tuple[int, Level], ...]:
+    """Return the levels that join anything, each with the size of its units."""
+    sizes = equal_sizes(cluster)
+    if len(sizes) < len(cluster.joining):
+        rule = "units of equal size, as the paper's equations have them"
+        raise InvalidValueError("levels", sizes_text(cluster.levels), rule)
+    return tuple(zip(sizes, cluster.joining, strict=True))
 
 
 def _slowest(cluster: Cluster) -> tuple[float, float]:
-    levels = _joining(cluster) or cluster.levels
+    levels = cluster.joining or cluster.levels
     latency_s = max(level.latency_s for level in levels)
     return latency_s, min(level.bandwidth_bytes_per_s for level in levels)

@@ -33,7 +33,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from syncopate.artifacts.cluster import Cluster, LinearFit, require_time
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.level import require_time
 from syncopate.costs.papers.levels import level_lines
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
@@ -229,7 +230,7 @@ def closed_lines(
         UnknownNameError: no such option.
         InvalidValueError: a value of an option that does not fit.
     """
-    joining = [level for level in cluster.levels if level.size > 1]
+    joining = cluster.joining
     if (collective, algorithm) not in CLOSED_FORMS:
         return ()
     if len(joining) > 1:

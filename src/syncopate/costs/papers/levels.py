@@ -3,7 +3,8 @@
 They hold where the ranks are in the order of the topology. A message that crosses level i takes α_i
 and flows at the rate of the tightest link on its way: β_i or that of a slower inner level where it
 has every link to itself, and the largest of u_j β_j, j <= i, where all u_j ranks of a unit of
-level j send at the same time.
+level j send at the same time. Units may be unequal where one rank of a unit sends at a time: in a
+ring, a flat tree and a linear pipeline, and with two levels where nodes are equal.
 
 * *Ring*: every round waits for the slowest of its messages; it costs the most of the levels' own
   rings (BlueConnect, Eq. 3).
@@ -18,8 +19,8 @@ level j send at the same time.
       broadcast, reduce    sum c_i + (B - 1) max c_i
       all-reduce           sum (c_i + d_i) + (B - 1) max (c_i + d_i) - min(c_0, max d_i)
 
-  with c_i the hops of the reduction and d_i those of the broadcast back. Its first block leaves the
-  root's end as the last one comes in, which saves the all-reduce one hop.
+  with c_i the hops of the reduction, the last of them c_0, and d_i those of the broadcast back. Its
+  first block leaves the root's end as the last one comes in, which saves the all-reduce one hop.
 
 All are the prices of the schedules (:mod:`syncopate.costs.model.price`) up to rounding, as tests
 say, and take microseconds for any number of ranks.
@@ -29,10 +30,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from syncopate.artifacts.cluster import Cluster, Level, LinearFit
+from syncopate.artifacts.cluster import Cluster, LinearFit
+from syncopate.artifacts.level import Level, unit_counts
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
+from syncopate.schedules.factors import equal_sizes
 
 
 class Line(NamedTuple):
@@ -57,18 +61,22 @@ class Links:
         root: where the root of a collective is, counted in the order of the topology.
 
     Attributes:
-        sizes: of the levels of more than one unit, innermost first.
-        units: ranks in a unit of each, that is in one of what its links join.
+        levels: those that join anything, innermost first.
+        counts: how many units each joins.
+        sizes: of the levels up to the first that has unequal units.
+        units: ranks in a unit of each of these, that is in one of what its links join.
         root: as given.
+        ranks: of the cluster.
     """
 
     def __init__(self, cluster: Cluster, root: int = 0) -> None:
         self.root = root
-        self.levels: tuple[Level, ...] = tuple(lv for lv in cluster.levels if lv.size > 1)
+        self.levels: tuple[Level, ...] = cluster.joining
+        self.counts = unit_counts(self.levels)[:-1]
         self.gamma = cluster.reduction_s_per_byte
-        self.sizes = tuple(level.size for level in self.levels)
+        self.sizes = equal_sizes(cluster)
         self.units = tuple(math.prod(self.sizes[:i]) for i in range(len(self.sizes)))
-        self.ranks = math.prod(self.sizes)
+        self.ranks = cluster.world_size
 
     def message(self, index: int, share: float, *, reduced: bool, together: bool = False) -> Line:
         """Return what a message takes that crosses a level.
@@ -77,11 +85,13 @@ class Links:
             index: of the level.
             share: of the buffer.
             reduced: whether it is added.
-            together: whether all ranks of a unit send at the same time, rather than one.
+            together: whether all ranks of a unit send at the same time, rather than one; units are
+                equal.
         """
+        units = self.units if together else (1,) * len(self.levels)
         byte_s = max(
-            level.byte_time_s * (unit if together else 1)
-            for level, unit in zip(self.levels[: index + 1], self.units, strict=False)
+            level.byte_time_s * unit
+            for level, unit in zip(self.levels[: index + 1], units, strict=False)
         )
         added_s = self.gamma if reduced else 0.0
         return Line(self.levels[index].latency_s, share * (byte_s + added_s))
@@ -90,10 +100,34 @@ class Links:
         """Return which level joins ranks ``distance`` apart; all sizes are powers of two."""
         return max(index for index, unit in enumerate(self.units) if unit <= distance)
 
+    def apart(self, one: int, other: int) -> int:
+        """Return which level joins two ranks, by their places in the order of the topology."""
+        found = 0
+        for index, level in enumerate(self.levels):
+            found = index if one != other else found
+            one, other = level.place(one)[0], level.place(other)[0]
+        return found
+
+    def held(self, place: int) -> tuple[int, ...]:
+        """Return how many ranks the unit has that a rank is in: that of each level, then all."""
+        found, unit = [1], place
+        for index, level in enumerate(self.levels):
+            unit = level.place(unit)[0]
+            inside = range(unit, unit + 1)
+            for below in reversed(self.levels[: index + 1]):
+                inside = range(below.held(inside[0])[0], below.held(inside[-1])[-1] + 1)
+            found.append(len(inside))
+        return tuple(found)
+
+    @property
+    def equal(self) -> bool:
+        """Whether the units of every level are equal."""
+        return len(self.sizes) == len(self.levels)
+
     @property
     def binary(self) -> bool:
-        """Whether all sizes are powers of two."""
-        return all(size & (size - 1) == 0 for size in self.sizes)
+        """Whether the units of every level are equal, and all sizes powers of two."""
+        return self.equal and all(size & (size - 1) == 0 for size in self.sizes)
 
     def ring(self, *, ranks: int, reduced: bool, first: int = 0) -> tuple[Line, ...]:
         """Return half a ring all-reduce of ranks of which one is in each unit of level ``first``.
@@ -144,8 +178,21 @@ def _stages(
 ) -> tuple[Line, ...]:
     kinds = ("ring", "recursive")
     known = stages is None or (len(stages) == len(links.sizes) and set(stages) <= set(kinds))
-    if factors is None or tuple(factors) != links.sizes or pipelines != 1 or not known:
+    fits = links.equal and factors is not None and tuple(factors) == links.sizes
+    if not fits or pipelines != 1 or not known:
         return ()
+    return (inner_stages(links, stages, adds=adds, back=back),)
+
+
+def inner_stages(links: Links, stages: Sequence[str] | None, *, adds: bool, back: bool) -> Line:
+    """Return what stages take at the levels up to the first that has unequal units.
+
+    Args:
+        links: of the cluster.
+        stages: ``"ring"`` or ``"recursive"`` of each level; None: all recursive.
+        adds: whether there are reduce-scatters, and not all-gathers alone.
+        back: whether there are all-gathers as well.
+    """
     total = _NOTHING
     for index, size in enumerate(links.sizes):
         ring = stages is not None and stages[index] == "ring"
@@ -155,11 +202,11 @@ def _stages(
             bytes_only = links.message(index, share, reduced=reduced, together=True)
             startups = rounds * links.levels[index].latency_s
             total = total.plus(Line(startups, bytes_only.per_byte))
-    return (total,)
+    return total
 
 
 def _two_level(links: Links, *, factors: Sequence[int] | None = None) -> tuple[Line, ...]:
-    if factors is None or factors[0] != links.sizes[0]:
+    if factors is None or factors[0] not in links.sizes[:1]:
         return ()
     node = links.sizes[0]
     inside = _NOTHING
@@ -227,21 +274,20 @@ def _scattered(links: Links, *, adds: bool) -> tuple[Line, ...]:
 
 def _flat_tree(links: Links, *, up: bool, down: bool) -> tuple[Line, ...]:
     total = _NOTHING
-    for index, (size, unit) in enumerate(zip(links.sizes, links.units, strict=True)):
+    for index, (inside, around) in enumerate(pairwise(links.held(links.root))):
         for wanted, reduced in ((up, True), (down, False)):
             if wanted:
                 message = links.message(index, 1.0, reduced=reduced)
-                total = total.plus(message, (size - 1) * unit)
+                total = total.plus(message, around - inside)
     return (total,)
 
 
 def _chain(links: Links, blocks: int, *, reduced: bool) -> tuple[Line, list[Line]]:
     """Return all hops of a chain one after the other, and a hop of each level."""
-    hops = [links.message(i, 1 / blocks, reduced=reduced) for i in range(len(links.sizes))]
+    hops = [links.message(i, 1 / blocks, reduced=reduced) for i in range(len(links.levels))]
     total = _NOTHING
-    for index, (size, hop) in enumerate(zip(links.sizes, hops, strict=True)):
-        units = links.ranks // links.units[index] // size
-        total = total.plus(hop, units * (size - 1))
+    for (joined, units), hop in zip(pairwise((*links.counts, 1)), hops, strict=True):
+        total = total.plus(hop, joined - units)
     return total, hops
 
 
@@ -251,7 +297,7 @@ def _pipeline(links: Links, *, adds: bool, blocks: int = DEFAULT_BLOCKS) -> tupl
     total, hops = _chain(links, blocks, reduced=adds)
     if links.root:
         # The chain goes on from the last rank to the first, and ends before the root.
-        missing = max(i for i, unit in enumerate(links.units) if links.root % unit == 0)
+        missing = links.apart(links.root - 1, links.root)
         total = total.plus(hops[-1]).plus(hops[missing], -1.0)
     return tuple(total.plus(hop, blocks - 1) for hop in hops)
 
@@ -268,7 +314,7 @@ def _pipelines(links: Links, blocks: int = DEFAULT_BLOCKS) -> tuple[Line, ...]:
     found = []
     for hop, copy in zip(hops, copies, strict=True):
         whole = total.plus(hop, blocks - 1).plus(copy, blocks - 1)
-        found += [whole.plus(hops[0], -1.0), whole.plus(copy, -1.0)]
+        found += [whole.plus(hops[links.apart(0, 1)], -1.0), whole.plus(copy, -1.0)]
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from syncopate.artifacts.cluster import require_time
+from syncopate.artifacts.level import require_time
 from syncopate.errors import InvalidValueError
 
 

@@ -8,7 +8,7 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.overlap import OVERLAP
 from syncopate.artifacts.whatif import Setting
 from syncopate.costs.validated import BY_KIND
-from syncopate.planning.whatif.machines import DEVICE, first_outer
+from syncopate.planning.whatif.machines import DEVICE
 from syncopate.planning.whatif.quick import is_gpu
 from syncopate.planning.whatif.work import Work
 from syncopate.units import GOODPUT, format_seconds, sold_as
@@ -33,7 +33,7 @@ def assumptions(work: Work, cluster: Cluster, settings: Sequence[Setting]) -> It
     ):
         latency = format_seconds(settings[0].latency_s)
         yield f"links of every rate have the latency of today's, {latency}"
-    if any(one.gpus_per_node > 1 for one in settings) and not first_outer(cluster):
+    if any(one.gpus_per_node > 1 for one in settings) and not cluster.first_outer:
         rate = DEVICE.bandwidth_bytes_per_s / 1e9
         yield (
             f"GPUs of a node exchange {rate:g} GB/s each way, {format_seconds(DEVICE.latency_s)} "

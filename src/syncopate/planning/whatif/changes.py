@@ -124,8 +124,7 @@ def _bare(setting: Setting) -> Setting:
 
 def levels_of(base: Setting, predictor: Predictor) -> int:
     """Return how many levels of the network join more than one unit."""
-    sizes = [level.size for level in predictor.machines(base).levels]
-    return sum(size > 1 for size in sizes)
+    return len(predictor.machines(base).joining)
 
 
 def change_of(option: Option, now: float, predictor: Predictor, shifts: _Shifts = EXACT) -> Change:

@@ -2,7 +2,8 @@
 
 Inside a host are the levels before the one called ``"host"``, as
 :attr:`~syncopate.artifacts.cluster.Cluster.host_count` counts them. More or fewer nodes change the
-levels of hosts: full racks first. Links of another rate or latency between hosts change those of
+levels of hosts: full racks first. A cluster of unequal units (racks of 3 and 5 hosts) grows by
+whole copies of itself alone. Links of another rate or latency between hosts change those of
 outer levels in proportion, so that the network keeps its shape; what names a level changes that
 level alone.
 
@@ -17,7 +18,8 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level, unit_counts
 from syncopate.artifacts.whatif import Setting
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import format_link
@@ -44,19 +46,13 @@ def on_device(cluster: Cluster, device: str) -> Cluster:
     return changed
 
 
-def first_outer(cluster: Cluster) -> int:
-    """Return the index of the level that joins hosts."""
-    names = [level.name for level in cluster.levels]
-    return names.index("host") if "host" in names else int(len(names) > 1)
-
-
 def setting_of(cluster: Cluster, batch: int | None = None) -> Setting:
     """Return the setting of a cluster as it is."""
-    first = first_outer(cluster)
-    inner, outer = cluster.levels[:first], cluster.levels[first:]
+    outer = cluster.levels[cluster.first_outer :]
+    ranks, nodes = cluster.world_size, unit_counts(outer)[0]
     return Setting(
-        nodes=math.prod(level.size for level in outer),
-        gpus_per_node=math.prod(level.size for level in inner),
+        nodes=nodes,
+        gpus_per_node=ranks // nodes if ranks % nodes == 0 else ranks / nodes,
         bandwidth_bytes_per_s=outer[0].bandwidth_bytes_per_s,
         latency_s=outer[0].latency_s,
         oversubscription=_oversubscription(outer),
@@ -76,9 +72,13 @@ def cluster_of(base: Cluster, setting: Setting) -> Cluster:
             that is oversubscribed is not there.
         UnknownNameError: a level that is not there.
     """
-    first = first_outer(base)
-    inner = _inside(base.levels[:first], setting.gpus_per_node)
-    outer = _nodes(base.levels[first:], setting.nodes)
+    first = base.first_outer
+    if all(isinstance(level.size, int) for level in base.levels):
+        inner = _inside(base.levels[:first], setting.gpus_per_node)
+        outer = _nodes(base.levels[first:], setting.nodes)
+    else:
+        copies = _copies(base, setting)
+        inner, outer = copies[:first], copies[first:]
     rate = setting.bandwidth_bytes_per_s / outer[0].bandwidth_bytes_per_s
     late = setting.latency_s / outer[0].latency_s if outer[0].latency_s else None
     outer = [
@@ -104,22 +104,43 @@ def cluster_of(base: Cluster, setting: Setting) -> Cluster:
 
 
 def _name(setting: Setting) -> str:
-    gpus = f" of {setting.gpus_per_node}" if setting.gpus_per_node > 1 else ""
+    gpus = f" of {setting.gpus_per_node:g}" if setting.gpus_per_node > 1 else ""
     return f"{setting.nodes} nodes{gpus}, {format_link(setting.bandwidth_bytes_per_s)}"
 
 
-def _inside(inner: Sequence[Level], gpus: int) -> list[Level]:
+def _copies(base: Cluster, setting: Setting) -> list[Level]:
+    """Return the levels of so many copies of a cluster of unequal units, joined at the outermost.
+
+    Raises:
+        InvalidValueError: the setting's hosts are no number of copies.
+    """
+    today = setting_of(base)
+    if setting.gpus_per_node != today.gpus_per_node:
+        rule = f"{today.gpus_per_node:g}, as on today's cluster, whose units are unequal"
+        raise InvalidValueError("gpus_per_node", setting.gpus_per_node, rule)
+    count, rest = divmod(setting.nodes, today.nodes)
+    if rest or not count:
+        rule = f"a multiple of the {today.nodes} of today's cluster, whose units are unequal"
+        raise InvalidValueError("nodes", setting.nodes, rule)
+    levels = [
+        replace(level, size=level.size * count) if isinstance(level.size, tuple) else level
+        for level in base.levels
+    ]
+    return [*levels[:-1], replace(levels[-1], size=levels[-1].largest * count)]
+
+
+def _inside(inner: Sequence[Level], gpus: float) -> list[Level]:
     """Return the levels of a host of so many GPUs: the outermost of them takes what differs."""
-    if gpus < 1:
+    if gpus < 1 or gpus != int(gpus):
         raise InvalidValueError("gpus_per_node", gpus, "an integer >= 1")
     if not inner:
-        return [replace(DEVICE, size=gpus)] if gpus > 1 else []
+        return [replace(DEVICE, size=int(gpus))] if gpus > 1 else []
     *fixed, last = inner
-    below = math.prod(level.size for level in fixed)
+    below = math.prod(level.largest for level in fixed)
     if gpus % below:
         rule = f"a multiple of the {below} GPUs on each {fixed[-1].name} of the cluster"
         raise InvalidValueError("gpus_per_node", gpus, rule)
-    return [*fixed, replace(last, size=gpus // below)]
+    return [*fixed, replace(last, size=int(gpus) // below)]
 
 
 def _nodes(outer: Sequence[Level], nodes: int) -> list[Level]:
@@ -127,13 +148,13 @@ def _nodes(outer: Sequence[Level], nodes: int) -> list[Level]:
     if nodes < 1:
         raise InvalidValueError("nodes", nodes, "an integer >= 1")
     *fixed, last = outer
-    below = math.prod(level.size for level in fixed)
-    if nodes == below * last.size or not fixed:
+    below = math.prod(level.largest for level in fixed)
+    if nodes == below * last.largest or not fixed:
         return [*fixed, replace(last, size=nodes // below)]
-    if nodes < fixed[0].size:
+    if nodes < fixed[0].largest:
         return [replace(fixed[0], size=nodes), *(replace(o, size=1) for o in outer[1:])]
     if nodes % below:
-        rule = f"fewer than {fixed[0].size} or a multiple of {below}, which fill racks"
+        rule = f"fewer than {fixed[0].largest} or a multiple of {below}, which fill racks"
         raise InvalidValueError("nodes", nodes, rule)
     return [*fixed, replace(last, size=nodes // below)]
 
@@ -142,8 +163,14 @@ def _oversubscription(outer: Sequence[Level]) -> float:
     """Return what the hosts below the outermost level send together, over what its links carry."""
     if len(outer) < 2:
         return 1.0
-    below = math.prod(level.size for level in outer[:-1])
-    return below * outer[0].bandwidth_bytes_per_s / outer[-1].bandwidth_bytes_per_s
+    hosts = _hosts_below(outer)
+    return hosts * outer[0].bandwidth_bytes_per_s / outer[-1].bandwidth_bytes_per_s
+
+
+def _hosts_below(outer: Sequence[Level]) -> float:
+    """Return how many hosts a unit has that the outermost level joins, in the mean."""
+    counts = unit_counts(outer)
+    return counts[0] / counts[len(outer) - 1]
 
 
 def _oversubscribed(levels: Sequence[Level], known: Sequence[Level], wanted: float) -> list[Level]:
@@ -155,8 +182,7 @@ def _oversubscribed(levels: Sequence[Level], known: Sequence[Level], wanted: flo
             raise InvalidValueError("oversubscription", wanted, rule)
         return list(levels)
     # Where fewer hosts stand in a rack its uplink stays; so the ratio is that of the known racks.
-    below = math.prod(level.size for level in known[:-1])
-    rate = below * levels[0].bandwidth_bytes_per_s / wanted
+    rate = _hosts_below(known) * levels[0].bandwidth_bytes_per_s / wanted
     return [*levels[:-1], replace(levels[-1], bandwidth_bytes_per_s=rate)]
 
 

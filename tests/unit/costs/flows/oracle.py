@@ -121,7 +121,7 @@ def _path(cluster: Cluster, src: int, dst: int) -> list[Link]:
     found: list[Link] = []
     for index, level in enumerate(cluster.levels):
         here, there = cluster.coordinates(src)[index:], cluster.coordinates(dst)[index:]
-        if here != there and level.size > 1:
+        if here != there and level.joins:
             found += [(index, "up", here), (index, "down", there)]
     return found
 

@@ -68,6 +68,28 @@ def test_nodes_that_fill_no_racks_are_refused():
         cluster_of(RACKS, replace(setting_of(RACKS), nodes=6))
 
 
+def test_a_cluster_of_unequal_racks_grows_by_copies_of_itself():
+    device, host, rack = RACKS.levels
+    uneven = replace(RACKS, levels=(device, replace(host, size=(3, 5)), replace(rack, size=2)))
+    today = setting_of(uneven)
+    assert (today.nodes, today.gpus_per_node, today.oversubscription) == (8, 2, 4 * 2e9 / 4e9)
+    assert cluster_of(uneven, today).levels == uneven.levels
+    assert _sizes(cluster_of(uneven, replace(today, nodes=16))) == [2, (3, 5, 3, 5), 4]
+    with pytest.raises(InvalidValueError, match="nodes is 12; it must be a multiple of the 8"):
+        cluster_of(uneven, replace(today, nodes=12))
+    with pytest.raises(InvalidValueError, match="gpus_per_node is 4; it must be 2, as on today's"):
+        cluster_of(uneven, replace(today, gpus_per_node=4))
+
+
+def test_hosts_of_unequally_many_gpus_are_counted_in_the_mean():
+    device, host, _ = RACKS.levels
+    uneven = replace(RACKS, levels=(replace(device, size=(4, 1)), replace(host, size=2)))
+    today = setting_of(uneven)
+    assert (today.nodes, today.gpus_per_node, today.ranks) == (2, 2.5, 5)
+    assert today.said("gpus_per_node") == "2.5 GPUs a node"
+    assert cluster_of(uneven, replace(today, nodes=6)).world_size == 15
+
+
 def test_links_keep_the_shape_of_the_network():
     found = cluster_of(
         RACKS, replace(setting_of(RACKS), bandwidth_bytes_per_s=6e9, latency_s=10e-6)
