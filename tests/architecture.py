@@ -15,6 +15,7 @@ VOCABULARY = {
     "artifacts",
     "delay",
     "output",
+    "reading",
     "recipe",
     "topology",
 }

@@ -73,7 +73,7 @@ class Level(Record, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise InvalidValueError("level size", self.size, "an integer >= 1")
+            raise InvalidValueError("size", self.size, "an integer >= 1")
         require_time("latency_s", self.latency_s)
         if not math.isfinite(self.burst_bytes) or self.burst_bytes < 0:
             raise InvalidValueError("burst_bytes", self.burst_bytes, "a finite number >= 0")

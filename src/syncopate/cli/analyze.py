@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from syncopate.cli.common.console import out, progress_bar
+from syncopate.cli.common.console import out, progress_bar, say_json
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import computed_of, messages_in, messages_of, trips_of
 from syncopate.cli.common.timelines import (
@@ -167,4 +167,4 @@ def _look(timeline: Timeline) -> None:
 def _print(found: object) -> None:
     import msgspec
 
-    typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+    say_json(msgspec.json.format(msgspec.json.encode(found), indent=1))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import out, say_json
 from syncopate.cli.common.served import trips_of
 from syncopate.cli.common.timelines import read_recorded
 
@@ -40,7 +40,7 @@ def compare(
         found = difference_json(*runs)
         if all(trips):
             found["journeys"] = [journeys_json(one) for one in trips]
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=1).decode())
+        say_json(msgspec.json.format(msgspec.json.encode(found), indent=1))
         return
     out().print(difference_report(*runs))
     if all(trips):

@@ -9,7 +9,7 @@ import typer
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.console import out
+from syncopate.cli.common.console import out, say_json
 from syncopate.cli.common.machines import load_cluster
 from syncopate.cli.common.options import grouped
 from syncopate.cli.common.served import trips_of
@@ -90,7 +90,7 @@ def explain(
     if json:
         said = explanation_json(found, given)
         said |= {"journeys": journeys_json(trips)} if trips else {}
-        typer.echo(msgspec.json.format(msgspec.json.encode(said), indent=1).decode())
+        say_json(msgspec.json.format(msgspec.json.encode(said), indent=1))
         return
     out().print(explanation_report(timeline, found, machines, plan, given))
     if trips:
@@ -130,7 +130,7 @@ def _said_of_arrivals(timeline: Timeline, json: bool) -> bool:
     if not late_s:
         return False
     if json:
-        typer.echo(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
+        say_json(msgspec.json.encode({"abstains": [ARRIVALS_ALONE], "lateness_s": late_s}))
     else:
         out().print(lateness_report(timeline))
     return True

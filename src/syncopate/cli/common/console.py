@@ -6,19 +6,39 @@ Of several ranks only rank 0 prints. A file written to standard output has it fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from rich.console import Console
+import typer
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+from rich.text import Text
 
 from syncopate.cli.common.launcher import LAUNCHER
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, visible
 from syncopate.output import is_standard_output, newly_made
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
+
+
+class SafeConsole(Console):
+    """A console on which nothing in a text is obeyed: names from files may hold escapes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return the text of a string, as wide as it is shown."""
+        return super().render_str(visible(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the pieces of anything; what Rich steers the terminal with stays as it is."""
+        for segment in super().render(renderable, options):
+            shown = segment.text if segment.control else visible(segment.text)
+            yield segment if shown == segment.text else Segment(shown, segment.style)
 
 
 def is_leader() -> bool:
@@ -35,7 +55,7 @@ def out(beside: Path | None = None) -> Console:
         beside: the file that the command writes. Where that is standard output, results are printed
             on standard error, so that a program can read the file.
     """
-    console = Console(
+    console = SafeConsole(
         stderr=is_standard_output(beside),
         quiet=not is_leader(),
         highlight=False,
@@ -50,13 +70,18 @@ def out(beside: Path | None = None) -> Console:
 
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
-    return Console(
+    return SafeConsole(
         stderr=True,
         quiet=not is_leader(),
         highlight=False,
         emoji=False,
         force_terminal=_terminal(),
     )
+
+
+def say_json(text: bytes) -> None:
+    """Print JSON on standard output, as UTF-8 whatever the terminal's encoding."""
+    typer.echo(text if text.endswith(b"\n") else text + b"\n", nl=False)
 
 
 def say_written(*paths: Path | None) -> None:

@@ -12,11 +12,11 @@ import os
 import re
 import socket
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
-from syncopate.errors import CalibrationError, CollectiveError
+from syncopate.errors import CalibrationError, CollectiveError, InvalidValueError
 
 LAUNCHER = "SYNCOPATE_LAUNCHER"
 """Environment variable: whose variables were translated, such as ``Open MPI``."""
@@ -84,6 +84,45 @@ def _adopt_local(environment: MutableMapping[str, str], names: _Names) -> None:
     environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // size)))
     if str(size) == environment["WORLD_SIZE"]:
         environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
+
+
+_MOST_PORT = 65535
+
+
+def require_sound(environment: Mapping[str, str], *, meet: bool) -> None:
+    """Refuse at once what the launcher's variables say that no job can be.
+
+    Args:
+        environment: of a rank, with torchrun's variables.
+        meet: whether they also have to say where the ranks meet.
+
+    Raises:
+        CollectiveError: names the variable, its value and what it must be.
+    """
+    size = _whole_number(environment, "WORLD_SIZE", 1, None)
+    _whole_number(environment, "RANK", 0, size - 1)
+    if not meet or (LAUNCHER in environment and "MASTER_ADDR" not in environment):
+        return
+    if not environment.get("MASTER_ADDR"):
+        _refuse("MASTER_ADDR", None, "the address of the host of rank 0")
+    _whole_number(environment, "MASTER_PORT", 1, _MOST_PORT)
+
+
+def _whole_number(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int:
+    text = environment.get(name)
+    rule = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
+    if name == "RANK":
+        rule += f", as WORLD_SIZE is {environment['WORLD_SIZE']}"
+    if text is None or not (text.isascii() and text.isdecimal()):
+        _refuse(name, text, rule)
+    if int(text) < least or (most is not None and int(text) > most):
+        _refuse(name, text, rule)
+    return int(text)
+
+
+def _refuse(name: str, value: str | None, rule: str) -> NoReturn:
+    told = str(InvalidValueError(name, value, rule))
+    raise CollectiveError("rendezvous", f"{told}; torchrun and mpirun set it on every rank")
 
 
 def meeting_store(timeout_s: float) -> Any:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 """Environment variable: the folder in which ranks that ``start_local`` started meet and report."""
 
+MOST_LOCAL = 256
+"""Ranks that are started on one machine: each is a process of some hundred megabytes."""
+
 _GRACE_S = 5.0
 _INTERRUPTED_GRACE_S = 1.0
 _POLL_S = 0.05
@@ -63,8 +66,9 @@ def start_if_asked(local: int | None) -> int | None:
         raise InvalidValueError(
             "--local", local, "left out under torchrun or mpirun, which start the ranks"
         )
-    if local < 1:
-        raise InvalidValueError("--local", local, "an integer >= 1")
+    if not 1 <= local <= MOST_LOCAL:
+        rule = f"an integer from 1 to {MOST_LOCAL}; `syncopate simulate` needs no ranks"
+        raise InvalidValueError("--local", local, rule)
     return start_local(local, sys.argv[1:])
 
 
@@ -81,6 +85,7 @@ def require_ranks(command: str) -> None:
             f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`, or "
             f"`mpirun -n 8 --host ... syncopate {command}`"
         )
+    launcher.require_sound(os.environ, meet=RENDEZVOUS not in os.environ)
 
 
 def start_local(world_size: int, arguments: Sequence[str]) -> int:
@@ -133,11 +138,12 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
     Raises:
         CollectiveError: the ranks did not find each other.
     """
+    folder = os.environ.get(RENDEZVOUS)
+    launcher.require_sound(os.environ, meet=folder is None)
     import torch.distributed as dist
 
     from syncopate.collectives.communicator import Communicator
 
-    folder = os.environ.get(RENDEZVOUS)
     method = f"file://{folder}/store" if folder else "env://"
     try:
         store = launcher.meeting_store(timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from syncopate.artifacts.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import load_cluster
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.reading import read_whole
 
 WORKLOAD, CLUSTER = "workload.json", "cluster.json"
 """Files that may lie beside those of ranks in the directory of a run."""
@@ -71,9 +73,10 @@ def _is_workload(path: Path) -> bool:
     if path.is_dir():
         return False
     try:
-        head = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ArtifactError(path, f"cannot read it: {error.strerror or error}") from None
+        head = msgspec.json.decode(read_whole(path))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(path, f"cannot read it: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(head, dict) and head.get("kind") == Workload.KIND
