@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.profiling.recorded import recorded_workload
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
@@ -86,6 +87,7 @@ __all__ = [
     "pause",
     "profile",
     "read_logs",
+    "recorded_workload",
     "simulate",
     "trace",
     "validate",
@@ -96,6 +98,7 @@ _MODULES = {
     "calibrate": "calibration.calibrate",
     "estimate": "profiling.estimate",
     "profile": "profiling.profile",
+    "recorded_workload": "profiling.recorded",
     "read_logs": "calibration.logs.read",
     "Cluster": "artifacts.cluster",
     "Communicator": "collectives.communicator",

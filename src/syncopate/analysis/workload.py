@@ -73,7 +73,10 @@ def recorded_workload(timeline: Timeline) -> Workload:
         _refuse(timeline, "spans of backward, of which gradients come")
     buckets = _buckets(timeline.columns, counted)
     if not buckets:
-        _refuse(timeline, "pushes with their bytes")
+        _refuse(
+            timeline,
+            "pushes with their bytes (torch.profiler tells them on CPUs with record_shapes=True)",
+        )
     tensors = tuple(_pieces(buckets, backward_s))
     model = timeline.metadata.get("model", timeline.name)
     return Workload(
@@ -87,6 +90,15 @@ def recorded_workload(timeline: Timeline) -> Workload:
             "ranks": str(timeline.world_size),
             **{key: timeline.metadata[key] for key in _COPIED if key in timeline.metadata},
         },
+    )
+
+
+def assumed(timeline: Timeline) -> str:
+    """Return what a workload of a recording takes for granted, in words."""
+    return (
+        f"gradients and times are those of {timeline.name}: what a bucket carried is taken for "
+        "pieces of up to a mebibyte that are ready one after the other, and computation lasts "
+        "as long as it did beside that run's communication"
     )
 
 

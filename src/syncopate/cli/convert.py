@@ -39,7 +39,8 @@ CHAKRA = "chakra"
 DLC = "dlc"
 OF_RANKS = (HTA, CHAKRA, DLC)
 """What has a file of each rank or node."""
-TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
+WORKLOAD = "workload"
+TIMELINES = (TIMELINE, WORKLOAD, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
 
@@ -146,7 +147,8 @@ def convert(
 
     A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
     flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
-    standard error says what the source does not tell.
+    standard error says what the source does not tell. As a workload it can be planned for, without
+    a change of the script that was recorded.
 
     A cluster becomes rules that NCCL's or Open MPI's own tuning reads. Where the best algorithm has
     no counterpart there, a note says what stands for it. Needs no ranks and no torch.
@@ -158,6 +160,8 @@ def convert(
       syncopate convert one_host.log ib_write_bw.log ib_write_lat.log --nodes 64 -o cluster.json
 
       syncopate convert traces/rank-*.json -o timeline.json
+
+      syncopate convert traces/rank-*.json --to workload -o workload.json
 
       syncopate convert timeline.json --to perfetto -o perfetto.json
 
@@ -249,7 +253,13 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    timeline, run = read_recorded(*given, table=table, every=True)
+    timeline, run = read_recorded(*given, table=table, every=to != WORKLOAD)
+    if to == WORKLOAD:
+        from syncopate.analysis.workload import assumed, recorded_workload
+
+        workload = recorded_workload(timeline)
+        note(assumed(timeline))
+        return {"": workload.to_json()}
     if to in OF_RANKS:
         once = replace(timeline, spans=timeline.kept)
         kinds = {span: one.collective for one in collectives(once) for span in one.spans}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,16 +84,16 @@ def explain(
         return
     trips = trips_of(run)
     found = _explained(timeline, machines, trips)
-    plan, given = None, None
+    plan, given, recorded = None, None, shlex.join(map(str, files))
     if work is not None and machines is not None:
         given = (str(workload), str(cluster))
         found, plan = against_the_best(timeline, found, work, machines)
     if json:
-        said = explanation_json(found, given)
+        said = explanation_json(found, given, recorded)
         said |= {"journeys": journeys_json(trips)} if trips else {}
         say_json(msgspec.json.format(msgspec.json.encode(said), indent=1))
         return
-    out().print(explanation_report(timeline, found, machines, plan, given))
+    out().print(explanation_report(timeline, found, machines, plan, given, recorded=recorded))
     if trips:
         out().print(journeys_report(trips))
 

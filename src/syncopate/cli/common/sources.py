@@ -83,7 +83,7 @@ def _is_workload(path: Path) -> bool:
 
 
 def _recorded(path: Path) -> Trained:
-    from syncopate.analysis.workload import recorded_iteration_s, recorded_workload
+    from syncopate.analysis.workload import assumed, recorded_iteration_s, recorded_workload
     from syncopate.cli.common.timelines import read_timeline
 
     folder = path if path.is_dir() else None
@@ -93,12 +93,7 @@ def _recorded(path: Path) -> Trained:
     if profile is not None:
         workload, remark = Workload.load(profile), f"the training is that of {profile}"
     else:
-        workload = recorded_workload(timeline)
-        remark = (
-            f"gradients and times are those of {timeline.name}: what a bucket carried is taken for "
-            "pieces of up to a mebibyte that are ready one after the other, and computation lasts "
-            "as long as it did beside that run's communication"
-        )
+        workload, remark = recorded_workload(timeline), assumed(timeline)
     policy = timeline.metadata.get("policy", "")
     return Trained(
         workload=workload,

@@ -20,7 +20,8 @@ largest sample a curve's own extrapolation counts only above what is known other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
@@ -40,7 +41,7 @@ from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_en
 from syncopate.costs.model.price import price_pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError, ScheduleError, SyncopateError, UnknownNameError
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds
 from syncopate.schedules.compose import by_element
@@ -84,11 +85,13 @@ def collective_costs(
         cluster: the machines; on a single rank every algorithm costs nothing.
         collective: such as ``"all_reduce"``.
         names: the algorithms wanted; by default all that were measured, or, when none was
-            measured, all that the registry holds worth considering on this cluster.
+            measured, all that the registry holds worth considering on this cluster. Of these, one
+            that cannot be priced there is left out.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced; ``"native"`` has no schedule and therefore no price.
+        InvalidValueError: none can be priced, or not the one wanted.
     """
     return _collective_costs(cluster, collective, None if names is None else tuple(names))
 
@@ -102,17 +105,39 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
     if cluster.world_size == 1:
         known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     wanted = default if names is None else names
-    costs: dict[str, CostFunction] = {}
     for name in wanted:
         if name not in known:
             raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
-        if cluster.world_size == 1:
-            costs[name] = FREE
-        elif measured:
-            costs[name] = _curve_costs(cluster, collective)[name]
-        else:
-            costs[name] = schedule_cost(cluster, collective, name)
-    return Envelope(costs)
+    if cluster.world_size == 1:
+        return Envelope(dict.fromkeys(wanted, FREE))
+    if measured:
+        curves = _curve_costs(cluster, collective)
+        return Envelope({name: curves[name] for name in wanted})
+    price = partial(schedule_cost, cluster, collective)
+    return Envelope(priced(wanted, price, every=names is not None))
+
+
+def priced(
+    names: Iterable[str], price: Callable[[str], CostFunction], *, every: bool
+) -> dict[str, CostFunction]:
+    """Return the cost of each algorithm; of one that has no price, none, unless ``every`` is asked.
+
+    Raises:
+        InvalidValueError, ScheduleError: why one has none, where every one is asked for or none of
+            them has any.
+    """
+    found: dict[str, CostFunction] = {}
+    refusal: SyncopateError | None = None
+    for name in names:
+        try:
+            found[name] = price(name)
+        except (InvalidValueError, ScheduleError) as error:
+            if every:
+                raise
+            refusal = refusal or error
+    if refusal is not None and not found:
+        raise refusal
+    return found
 
 
 @remembered
