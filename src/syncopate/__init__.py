@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from syncopate.tracing.capture import pause, trace
     from syncopate.validation.validate import validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArtifactError",

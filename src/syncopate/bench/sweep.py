@@ -14,7 +14,7 @@ from syncopate.schedules.options import Option
 from syncopate.units import dtype_bytes
 
 MPI_NEEDED = (
-    "install an MPI library and mpi4py (pip install 'syncopate[mpi]'), or leave mpi out of "
+    "install an MPI library and mpi4py (pip install mpi4py), or leave mpi out of "
     "--against"
 )
 """What to do where MPI cannot be used."""

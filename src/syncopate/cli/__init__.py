@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PRINTERS = ("rich", "click", "typer")
-_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "mpi4py": "'syncopate[mpi]'"}
+_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "torch": "'torch>=2.11,<2.14'"}
 
 
 def main() -> int:

@@ -36,7 +36,9 @@ class Profiler(Protocol):
         """Write what was recorded."""
 
 
-def recorded_workload(source: Source | Profiler) -> Workload:
+def recorded_workload(
+    source: Source | Profiler, *, trace: str | os.PathLike[str] | None = None
+) -> Workload:
     """Return what a recorded training computes and sends in an iteration.
 
     Forward, backward and update are medians over ranks and iterations. A bucket of DDP, or a unit
@@ -47,10 +49,13 @@ def recorded_workload(source: Source | Profiler) -> Workload:
         source: a timeline; a file of one, the directory of a run, or a file of each rank; or a
             ``torch.profiler.profile`` after its block, with ``record_shapes=True`` on CPUs, whose
             rank then stands for all.
+        trace: where to keep the profiler's trace, which torch writes but once; thrown away
+            otherwise.
 
     Raises:
         ArtifactError: a file that holds no timeline, and no part of one.
-        InvalidValueError: no forward, backward or push with its bytes to learn from.
+        InvalidValueError: no forward, backward or push with its bytes to learn from; or a
+            profiler whose trace was written before.
 
     Example:
         >>> with torch.profiler.profile(record_shapes=True) as profiler:  # doctest: +SKIP
@@ -59,8 +64,10 @@ def recorded_workload(source: Source | Profiler) -> Workload:
     """
     if isinstance(source, Timeline):
         return recorded.recorded_workload(source)
+    if trace is not None and not isinstance(source, Profiler):
+        raise InvalidValueError("trace", os.fspath(trace), "left out but with a profiler")
     if isinstance(source, Profiler):
-        with _exported(source) as path:
+        with _exported(source, trace) as path:
             return recorded.recorded_workload(foreign.read_timeline([path]))
     if isinstance(source, str | os.PathLike):
         return recorded.recorded_workload(_read(Path(source)))
@@ -79,9 +86,14 @@ def _read(path: Path) -> Timeline:
 
 
 @contextmanager
-def _exported(profiler: Profiler) -> Iterator[Path]:
-    """Write what a profiler recorded for as long as the block lasts."""
+def _exported(profiler: Profiler, kept: str | os.PathLike[str] | None) -> Iterator[Path]:
+    """Write what a profiler recorded, to be kept or for as long as the block lasts."""
     with tempfile.TemporaryDirectory(prefix="syncopate-") as folder:
-        path = Path(folder, "profile.json")
-        profiler.export_chrome_trace(str(path))
+        path = Path(folder, "profile.json") if kept is None else Path(kept)
+        try:
+            profiler.export_chrome_trace(str(path))
+        except RuntimeError as error:
+            rule = f"a profiler after its block, whose trace was not written before ({error}): "
+            rule += "give that file, or let trace= name where to keep it"
+            raise InvalidValueError("source", profiler, rule) from None
         yield path

@@ -98,7 +98,7 @@ def test_plans_are_held_against_ddp_and_predictions_against_what_was_measured(pl
 
 def test_without_a_page_it_says_how_to_have_one(plans):
     last = examples.text(words.what_next(FOLDER, None)).splitlines()[-1]
-    assert "pip install 'syncopate[html]'" in last
+    assert "pip install jinja2 plotly" in last
     assert f"syncopate report {FOLDER}/timeline.json" in last
 
 

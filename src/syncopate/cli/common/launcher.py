@@ -141,7 +141,7 @@ def meeting_store(timeout_s: float) -> Any:
         raise CollectiveError(
             "rendezvous",
             f"{os.environ[LAUNCHER]} started the ranks and does not say where they meet: install "
-            "mpi4py (pip install 'syncopate[mpi]'), or set MASTER_ADDR and MASTER_PORT on every "
+            "mpi4py (pip install mpi4py), or set MASTER_ADDR and MASTER_PORT on every "
             "rank, or start them with torchrun",
         ) from None
     world, size = mpi.COMM_WORLD, int(os.environ["WORLD_SIZE"])
