@@ -6,6 +6,7 @@ Of several ranks only rank 0 prints. A file written to standard output has it fo
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -81,7 +82,8 @@ def err() -> Console:
 
 def say_json(text: bytes) -> None:
     """Print JSON on standard output, as UTF-8 whatever the terminal's encoding."""
-    typer.echo(text if text.endswith(b"\n") else text + b"\n", nl=False)
+    line = text if text.endswith(b"\n") else text + b"\n"
+    typer.echo(line if hasattr(sys.stdout, "buffer") else line.decode(), nl=False)
 
 
 def say_written(*paths: Path | None) -> None:
