@@ -41,9 +41,10 @@ def recorded_workload(
 ) -> Workload:
     """Return what a recorded training computes and sends in an iteration.
 
-    Forward, backward and update are medians over ranks and iterations. A bucket of DDP, or a unit
-    of FSDP, is as large as what was sent, and ready when it was; the gradients inside it are not
-    told apart, but taken for pieces of up to a mebibyte that become ready evenly.
+    Forward, backward and update are medians over ranks and iterations. Gradients are those that
+    autograd had, where the recording tells them: torch.profiler with ``record_shapes=True``. Else a
+    bucket of DDP, or a unit of FSDP, is as large as what was sent, and ready when it was, and taken
+    for pieces of up to a mebibyte that become ready evenly.
 
     Args:
         source: a timeline; a file of one, the directory of a run, or a file of each rank; or a

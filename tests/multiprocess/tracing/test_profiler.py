@@ -62,7 +62,19 @@ def _plan_without_a_change_of_the_script(folder, timeline):
     run(*convert.split(), folder=folder)
     work = Workload.load(folder / "workload.json")
     assert work.nbytes == 2 * 4 * (256 * 256 + 256)
-    assert [tensor.name for tensor in work.tensors] == ["bucket 0", "bucket 1"]
+    layer = ["256", "256x256"]
+    assert [tensor.name for tensor in work.tensors] == [
+        f"gradient {number} ({shape})" for number, shape in enumerate(layer * 2)
+    ]
+    ready_s = work.ready_s
+    assert (
+        work.forward_s
+        < ready_s[0]
+        < ready_s[1]
+        < ready_s[2]
+        < ready_s[3]
+        <= (work.forward_s + work.backward_s)
+    )
     mine = [span for span in timeline.spans if span.rank == 0 and span.iteration > 0]
     assert 0 < work.forward_s < max(s.duration_s for s in mine if s.lane == "forward")
     assert 0 < work.tensors[0].backward_s < work.backward_s

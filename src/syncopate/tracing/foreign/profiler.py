@@ -10,6 +10,8 @@ What is read, all by its name:
                  a GPU the kernels of NCCL or RCCL (:mod:`syncopate.tracing.foreign.chrome.names`)
     iterations   ``ProfilerStep#N``, else the steps of the optimizer
 
+    gradients    ``torch::autograd::AccumulateGrad`` within backward, with ``record_shapes=True``
+
 On a GPU the three kinds of computation are the kernels that they launched. Sizes are there when
 shapes were recorded (``record_shapes=True``), and always where a kernel carries its size.
 
@@ -33,6 +35,7 @@ from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.chrome import device
 from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
+from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
@@ -60,6 +63,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
     groups = _groups(about)
     kernels = device.kernels_of(chrome.events)
     phases = sorted(_phases(chrome.events), key=lambda work: work.start_ns)
+    gradients = gradients_of(chrome.events, phases)
     marks = _marks(chrome.events, phases)
     if kernels:
         launches = list(device.launches_of(kernels, groups, marks))
@@ -82,6 +86,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         host=str(chrome.about.get("host_name") or ""),
         on_device=bool(kernels),
         groups=tuple(groups.values()),
+        gradients=gradients,
         notes=tuple(f"{count} events {what}" for what, count in chrome.odd.items()),
     )
     if not (trace.launches or trace.work):
@@ -107,7 +112,7 @@ def _wanted(cat: str, name: str) -> bool:
         return True
     return (
         name in _FORWARDS
-        or name == "record_param_comms"
+        or name in ("record_param_comms", ACCUMULATED)
         or name.startswith((_EVALUATED, "Optimizer.step#", "ProfilerStep"))
         or collective_of_call(name) is not None
     )
