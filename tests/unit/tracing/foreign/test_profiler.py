@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from syncopate.artifacts.gradients import GRADIENTS, Seen, of_text
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import notes, profile, times_ms, write
@@ -40,6 +41,48 @@ def test_computation_and_collectives_of_a_cpu(tmp_path):
     assert times_ms(timeline, "bucket 1", 1)[1] == (129, 135)
     assert {span.nbytes for span in timeline.spans if span.name == "bucket 0"} == {1024}
     assert notes(timeline) == []
+
+
+def _accumulated(begin, *gradients):
+    """Return when autograd had gradients: ``(end, shape, type)``, 1 ms each."""
+    return [
+        (
+            "cpu_op",
+            "torch::autograd::AccumulateGrad",
+            begin + end - 1,
+            begin + end,
+            {"Input Dims": [shape], "Input type": [kind]},
+        )
+        for end, shape, kind in gradients
+    ]
+
+
+def test_gradients_are_told_one_by_one_where_shapes_were_recorded(tmp_path):
+    usual = [(15, [16, 8], "float"), (20.5, [128], "c10::BFloat16"), (30, [], "float")]
+    rows = [
+        *_iteration(0),
+        *_accumulated(0, *usual),
+        # Outside of backward it is nobody's.
+        *_accumulated(0, (38, [9], "float")),
+        *_iteration(100),
+        *_accumulated(100, *usual),
+        *_iteration(200),
+        *_accumulated(200, *usual[:2]),
+    ]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    # Backward takes from 11 to 30 ms.
+    assert of_text(timeline.metadata[GRADIENTS]) == (
+        Seen((16, 8), "float32", pytest.approx(4 / 19, abs=1e-6)),
+        Seen((128,), "bfloat16", 0.5),
+        Seen((), "float32", 1.0),
+    )
+
+
+@pytest.mark.parametrize("odd", [(20, "?", "float"), (20, [4], "signed char")])
+def test_gradients_that_do_not_tell_what_they_are_are_no_gradients(tmp_path, odd):
+    rows = [*_iteration(0), *_accumulated(0, (15, [16, 8], "float"), odd)]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert GRADIENTS not in timeline.metadata
 
 
 def test_steps_of_the_profiler_number_iterations(tmp_path):
