@@ -186,8 +186,7 @@ def convert(
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
     if to in (CLUSTER, *RULES):
         cluster = _from_logs(given, beside) if logs else given.cluster()
-        content = cluster.to_json() if to == CLUSTER else None
-        files = {"": content or _rules(cluster, to, tuner).encode()}
+        files = {"": cluster.to_json() if to == CLUSTER else _rules(cluster, to, tuner).encode()}
     else:
         files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))

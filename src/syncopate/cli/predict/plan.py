@@ -111,6 +111,17 @@ def _period_of(given: str | None) -> int | None:
     return int(given)
 
 
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help=f"Where to write the plan; - prints it. Otherwise {_DEFAULT}, but for one of a "
+        "--policy or --algorithm that was named: that is a comparison, and not written.",
+    ),
+]
+
+
 @grouped(cluster=machines_option, wanted=_wanted)
 def plan(
     *,
@@ -126,15 +137,7 @@ def plan(
             "the table shows all."
         ),
     ] = _BEST,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help=f"Where to write the plan; - prints it. Otherwise {_DEFAULT}, but for one of a "
-            "--policy or --algorithm that was named: that is a comparison, and not written.",
-        ),
-    ] = None,
+    output: _Output = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print all plans as a JSON array instead of tables.")
     ] = False,

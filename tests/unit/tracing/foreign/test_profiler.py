@@ -43,6 +43,28 @@ def test_computation_and_collectives_of_a_cpu(tmp_path):
     assert notes(timeline) == []
 
 
+def test_fsdp2_has_its_forward_and_gloo_sums_for_its_reduce_scatters(tmp_path):
+    rows = []
+    for begin in (0, 100):
+        rows += [
+            ("cpu_op", "FSDP::root_pre_forward", begin, begin + 1, {}),
+            ("cpu_op", "FSDP::post_forward (0)", begin + 5, begin + 6, {}),
+            ("cpu_op", "FSDP::post_forward (1)", begin + 9, begin + 10, {}),
+            ("cpu_op", EVALUATED, begin + 11, begin + 30, {}),
+            ("cpu_op", "c10d::_reduce_scatter_base_", begin + 14, begin + 15, {}),
+            ("user_annotation", "gloo:all_reduce", begin + 15, begin + 20, SHAPES),
+            # Computed once more within backward.
+            ("cpu_op", "FSDP::post_forward (0)", begin + 21, begin + 22, {}),
+            ("user_annotation", "Optimizer.step#AdamW.step", begin + 40, begin + 45, {}),
+        ]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert times_ms(timeline, "forward", 1)[0] == (100, 110)
+    assert times_ms(timeline, "backward", 1)[0] == (111, 130)
+    (pushed,) = (s for s in timeline.spans if s.lane == "push" and s.iteration == 1)
+    assert (pushed.nbytes, timeline.metadata["exchange"]) == (1024, "sharded")
+    assert pushed.duration_s == pytest.approx(6e-3)
+
+
 def _accumulated(begin, *gradients):
     """Return when autograd had gradients: ``(end, shape, type)``, 1 ms each."""
     return [
