@@ -15,6 +15,7 @@ VOCABULARY = {
     "artifacts",
     "delay",
     "output",
+    "ranks",
     "reading",
     "recipe",
     "topology",

@@ -56,7 +56,7 @@ def bad_files(run):
         ),
         ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
         ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
-        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, perfetto,"),
+        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, workload,"),
         ("convert cluster.json", "found a 'cluster' artefact; expected a timeline, files of"),
         ("convert cluster.json workload.json --to open-mpi", "left out after a cluster"),
         ("convert --network 10gbe --nodes 8", "--network is '10gbe'; it must be left out"),

@@ -12,11 +12,12 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from syncopate.errors import CalibrationError, CollectiveError, InvalidValueError
+from syncopate.errors import CalibrationError, CollectiveError
+from syncopate.ranks import require_sound
 
 LAUNCHER = "SYNCOPATE_LAUNCHER"
 """Environment variable: whose variables were translated, such as ``Open MPI``."""
@@ -86,43 +87,17 @@ def _adopt_local(environment: MutableMapping[str, str], names: _Names) -> None:
         environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
 
 
-_MOST_PORT = 65535
-
-
-def require_sound(environment: Mapping[str, str], *, meet: bool) -> None:
+def require_sound_ranks(folder: str | None) -> None:
     """Refuse at once what the launcher's variables say that no job can be.
 
     Args:
-        environment: of a rank, with torchrun's variables.
-        meet: whether they also have to say where the ranks meet.
+        folder: in which ranks meet that were started here; None: the variables say where.
 
     Raises:
         CollectiveError: names the variable, its value and what it must be.
     """
-    size = _whole_number(environment, "WORLD_SIZE", 1, None)
-    _whole_number(environment, "RANK", 0, size - 1)
-    if not meet or (LAUNCHER in environment and "MASTER_ADDR" not in environment):
-        return
-    if not environment.get("MASTER_ADDR"):
-        _refuse("MASTER_ADDR", None, "the address of the host of rank 0")
-    _whole_number(environment, "MASTER_PORT", 1, _MOST_PORT)
-
-
-def _whole_number(environment: Mapping[str, str], name: str, least: int, most: int | None) -> int:
-    text = environment.get(name)
-    rule = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
-    if name == "RANK":
-        rule += f", as WORLD_SIZE is {environment['WORLD_SIZE']}"
-    if text is None or not (text.isascii() and text.isdecimal()):
-        _refuse(name, text, rule)
-    if int(text) < least or (most is not None and int(text) > most):
-        _refuse(name, text, rule)
-    return int(text)
-
-
-def _refuse(name: str, value: str | None, rule: str) -> NoReturn:
-    told = str(InvalidValueError(name, value, rule))
-    raise CollectiveError("rendezvous", f"{told}; torchrun and mpirun set it on every rank")
+    by_mpi = LAUNCHER in os.environ and "MASTER_ADDR" not in os.environ
+    require_sound(os.environ, meet=folder is None and not by_mpi)
 
 
 def meeting_store(timeout_s: float) -> Any:

@@ -85,7 +85,7 @@ def require_ranks(command: str) -> None:
             f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`, or "
             f"`mpirun -n 8 --host ... syncopate {command}`"
         )
-    launcher.require_sound(os.environ, meet=RENDEZVOUS not in os.environ)
+    launcher.require_sound_ranks(os.environ.get(RENDEZVOUS))
 
 
 def start_local(world_size: int, arguments: Sequence[str]) -> int:
@@ -139,7 +139,7 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
         CollectiveError: the ranks did not find each other.
     """
     folder = os.environ.get(RENDEZVOUS)
-    launcher.require_sound(os.environ, meet=folder is None)
+    launcher.require_sound_ranks(folder)
     import torch.distributed as dist
 
     from syncopate.collectives.communicator import Communicator
