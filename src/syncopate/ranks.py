@@ -7,6 +7,9 @@ from typing import NoReturn
 
 from syncopate.errors import CollectiveError, InvalidValueError
 
+MOST_LOCAL = 256
+"""Ranks that are started on one machine: each is a process of some hundred megabytes."""
+
 _MOST_PORT = 65535
 
 

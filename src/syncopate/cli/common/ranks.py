@@ -28,15 +28,13 @@ from syncopate.errors import (
     UnknownNameError,
 )
 from syncopate.output import write_output
+from syncopate.ranks import MOST_LOCAL
 
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
 
 RENDEZVOUS = "SYNCOPATE_RENDEZVOUS"
 """Environment variable: the folder in which ranks that ``start_local`` started meet and report."""
-
-MOST_LOCAL = 256
-"""Ranks that are started on one machine: each is a process of some hundred megabytes."""
 
 _GRACE_S = 5.0
 _INTERRUPTED_GRACE_S = 1.0
