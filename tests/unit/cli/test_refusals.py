@@ -70,7 +70,7 @@ def bad_files(run):
         ("calibrate --local 4 --budget inf", "--budget is inf"),
         ("ps local --servers 0 -- true", "servers is 0; it must be at least 1"),
         ("ps local --workers 0 -- true", "workers is 0; it must be at least 1"),
-        ("ps local --workers 60000 -- true", "servers and workers is 60001; it must be at most 256"),
+        ("ps local --workers 60000 -- true", "workers is 60001; it must be at most 256"),
         ("ps local --restarts 1 -- true", "--restarts is 1"),
         ("ps local --restarts -1 -- true", "--restarts is -1"),
         ("ps local --on-worker-loss wait -- true", "unknown on_worker_loss 'wait'"),
