@@ -83,7 +83,6 @@ def require_ranks(command: str) -> None:
             f"`torchrun --nnodes ... --nproc-per-node 4 --no-python syncopate {command}`, or "
             f"`mpirun -n 8 --host ... syncopate {command}`"
         )
-    launcher.require_sound_ranks(os.environ.get(RENDEZVOUS))
 
 
 def start_local(world_size: int, arguments: Sequence[str]) -> int:
