@@ -27,6 +27,11 @@ help: ## show this list
 	@echo
 	@echo "Variables: PYTHON, TORCH_INDEX, PIP_ARGS, ARGS (see the top of the Makefile)."
 
+# pip's ninety lines go to a file, the last of them to the terminal where it fails.
+LOG = $(VENV)/install.log
+quietly = $(BIN)/python -m pip install $(PIP_ARGS) -c constraints.txt $(1) >$(LOG) 2>&1 || { \
+	  tail -n 20 $(LOG) >&2; echo "error: pip could not install this; all it said is in $(LOG)" >&2; exit 1; }
+
 $(READY): pyproject.toml setup.py src/syncopate.pth constraints.txt
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
 	  echo "error: '$(PYTHON)' not found; install Python 3.11 or newer, or say make PYTHON=/path/to/python3" >&2; exit 1; }
@@ -36,11 +41,10 @@ $(READY): pyproject.toml setup.py src/syncopate.pth constraints.txt
 	@echo "==> [1/3] environment in $(VENV) ($$($(PYTHON) -V))"
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV) || { rm -rf $(VENV); \
 	  echo "error: cannot make $(VENV); on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@echo "==> [2/3] torch, the large one: a few minutes on the first run"
-	@$(BIN)/python -m pip install --progress-bar on $(PIP_ARGS) \
-	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch
+	@echo "==> [2/3] torch, the large one: a few minutes on the first run (what pip says: $(LOG))"
+	@$(call quietly,$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch)
 	@echo "==> [3/3] syncopate and its tools"
-	@$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[$(NEEDED)]'
+	@$(call quietly,-e '.[$(NEEDED)]')
 	@touch $@
 	@echo "==> ready"
 

@@ -15,6 +15,8 @@ VOCABULARY = {
     "artifacts",
     "delay",
     "output",
+    "ranks",
+    "reading",
     "recipe",
     "topology",
 }

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
+    from syncopate.profiling.recorded import recorded_workload
     from syncopate.runs.analyze import analyze
     from syncopate.runs.compare import difference
     from syncopate.runs.explain import explain
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     from syncopate.tracing.capture import pause, trace
     from syncopate.validation.validate import validate
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ArtifactError",
@@ -95,6 +96,7 @@ __all__ = [
     "pause",
     "profile",
     "read_logs",
+    "recorded_workload",
     "report",
     "simulate",
     "trace",
@@ -106,6 +108,7 @@ _MODULES = {
     "calibrate": "calibration.calibrate",
     "estimate": "profiling.estimate",
     "profile": "profiling.profile",
+    "recorded_workload": "profiling.recorded",
     "read_logs": "calibration.logs.read",
     "Cluster": "artifacts.cluster",
     "Communicator": "collectives.communicator",

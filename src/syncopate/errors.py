@@ -6,13 +6,32 @@ line prints the message alone and exits with the class's ``exit_code``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
+
+def visible(text: str) -> str:
+    r"""Return a text in which a terminal finds nothing to obey but new lines and tabs.
+
+    Control characters, and those that turn the direction of writing, are shown as Python writes
+    them. Names from files that others wrote may hold them.
+
+    Example:
+        >>> print(visible("a\x1b[31mb"))
+        a\x1b[31mb
+    """
+    return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 class SyncopateError(Exception):
     """Base of every error that is meant for the user; the message is complete by itself."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return visible(super().__str__())
 
 
 _SHOWN = 200
@@ -29,14 +48,15 @@ class InvalidValueError(SyncopateError, ValueError):
 
     Args:
         what: the parameter or field, as the user knows it.
-        value: what was given; its beginning is shown where it is long.
+        value: what was given, None for nothing; its beginning is shown where it is long.
         rule: what would have been accepted.
     """
 
     exit_code = 2
 
     def __init__(self, what: str, value: object, rule: str) -> None:
-        super().__init__(f"{what} is {_shown(value)}; it must be {rule}")
+        given = "not given" if value is None else _shown(value)
+        super().__init__(f"{what} is {given}; it must be {rule}")
         self.what = what
         self.value = value
         self.rule = rule

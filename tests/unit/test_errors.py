@@ -47,3 +47,14 @@ def test_every_error_is_a_syncopate_error_with_an_exit_code():
 def test_wrong_values_are_value_errors_and_usage_errors(cls):
     assert issubclass(cls, ValueError)
     assert cls.exit_code == 2
+
+
+def test_what_a_terminal_would_obey_is_shown():
+    assert errors.visible("a\tb\n\u6a21\xef") == "a\tb\n\u6a21\xef"
+    assert errors.visible("\x1b[31m\x07\r\x9b\u202e\x7f") == r"\x1b[31m\x07\r\x9b\u202e\x7f"
+    assert str(errors.ArtifactError("a\x1b[2J.json", "no")) == r"a\x1b[2J.json: no"
+
+
+def test_nothing_given_is_said_so():
+    told = str(errors.InvalidValueError("--nodes", None, "an integer >= 1"))
+    assert told == "--nodes is not given; it must be an integer >= 1"

@@ -1,15 +1,18 @@
 """Workload: what a recorded training computes and sends, for predictions elsewhere.
 
 Times of forward, backward and update are medians over ranks and iterations, without waits and
-pauses. A recording knows messages, not gradients: what a bucket carries is taken for pieces of up
-to ``PIECE_BYTES`` that become ready evenly between the bucket before it and its own ready time, as
-the share of backward that was done by then. So a plan may cut buckets anew, and large tensors,
-which a recording does not tell, may be cut where the training could not. Where ranks share the
+pauses. Gradients are those that autograd had one by one, where the recording tells them
+(torch.profiler with shapes), without their names. Most recordings know messages alone: what a
+bucket carries is taken for pieces of up to ``PIECE_BYTES`` that become ready evenly between the
+bucket before it and its own ready time, as the share of backward that was done by then. So a plan
+may cut buckets anew, and large tensors, which such a recording does not tell, may be cut where the
+training could not. Where ranks share the
 update it is the sum of theirs; what parameter servers do is not in it.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,12 +24,13 @@ import numpy as np
 from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.work import Work, last_end_s, steady, works
+from syncopate.artifacts.gradients import GRADIENTS, Seen, of_text
 from syncopate.artifacts.plan import ROOTED, SHARDED
 from syncopate.artifacts.spans import Spans, Times
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
-from syncopate.units import MIB
+from syncopate.units import MIB, dtype_bytes
 
 PIECE_BYTES = MIB
 """What a piece of a bucket carries at most."""
@@ -36,6 +40,9 @@ _MOST_PIECES = 32
 
 _BESIDE = ("flags and buffers",)
 """Names of pushes that carry no gradient."""
+
+_PADDING = 0.01
+"""Of what buckets carry; more or less than that is not what was seen of gradients."""
 
 _SHARING = (SHARDED, ROOTED)
 _ELEMENT_BYTES = 4
@@ -73,8 +80,12 @@ def recorded_workload(timeline: Timeline) -> Workload:
         _refuse(timeline, "spans of backward, of which gradients come")
     buckets = _buckets(timeline.columns, counted)
     if not buckets:
-        _refuse(timeline, "pushes with their bytes")
-    tensors = tuple(_pieces(buckets, backward_s))
+        _refuse(
+            timeline,
+            "pushes with their bytes (torch.profiler tells them on CPUs with record_shapes=True)",
+        )
+    gradients = _seen(timeline, buckets)
+    tensors = tuple(_tensors(gradients, backward_s) or _pieces(buckets, backward_s))
     model = timeline.metadata.get("model", timeline.name)
     return Workload(
         model=model,
@@ -87,6 +98,22 @@ def recorded_workload(timeline: Timeline) -> Workload:
             "ranks": str(timeline.world_size),
             **{key: timeline.metadata[key] for key in _COPIED if key in timeline.metadata},
         },
+    )
+
+
+def assumed(timeline: Timeline) -> str:
+    """Return what a workload of a recording takes for granted, in words."""
+    counted = set(steady([work.iteration for work in works(timeline)]))
+    single = _seen(timeline, _buckets(timeline.columns, counted))
+    sizes = (
+        "each as large and as early as autograd had it, without its name"
+        if single
+        else "what a bucket carried is taken for pieces of up to a mebibyte that are ready one "
+        "after the other"
+    )
+    return (
+        f"gradients and times are those of {timeline.name}: {sizes}, and computation lasts as long "
+        "as it did beside that run's communication"
     )
 
 
@@ -169,6 +196,30 @@ def _done_s(back: Spans, moments_s: Times) -> Times:
     """Return how many seconds of backward spans were over at each moment."""
     over = np.minimum(back.end_s[None], moments_s[:, None]) - back.start_s[None]
     return np.asarray(np.maximum(over, 0.0).sum(axis=1))
+
+
+def _seen(timeline: Timeline, buckets: Sequence[_Bucket]) -> tuple[Seen, ...]:
+    """Return the gradients that were seen one by one, if the buckets carried them and no others."""
+    seen = of_text(timeline.metadata[GRADIENTS]) if GRADIENTS in timeline.metadata else ()
+    nbytes = sum(math.prod(one.shape) * dtype_bytes(one.dtype) for one in seen)
+    carried = sum(bucket.nbytes for bucket in buckets)
+    return seen if abs(nbytes - carried) <= _PADDING * carried else ()
+
+
+def _tensors(gradients: Sequence[Seen], backward_s: float) -> list[GradientTensor]:
+    """Return gradients that were seen, in ready order."""
+    edges = [0.0, *(one.done * backward_s for one in gradients)]
+    return [
+        GradientTensor(
+            name=f"gradient {number} ({'x'.join(map(str, one.shape)) or 'scalar'})",
+            numel=math.prod(one.shape),
+            dtype=one.dtype,
+            backward_s=max(end_s - begin_s, 0.0),
+        )
+        for number, (one, (begin_s, end_s)) in enumerate(
+            zip(gradients, pairwise(edges), strict=True)
+        )
+    ]
 
 
 def _pieces(buckets: Sequence[_Bucket], backward_s: float) -> Iterator[GradientTensor]:

@@ -9,13 +9,16 @@ Writing is atomic: a reader sees the old file or the new one (:mod:`syncopate.ou
 from __future__ import annotations
 
 import os
+import zlib
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
 
+from syncopate.artifacts.faults import at_fault, not_json
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
+from syncopate.reading import as_utf8, read_whole
 
 TOO_DEEP = "arrays or objects stand inside each other deeper than any file of this kind needs"
 """Why a document is refused that would exhaust the stack."""
@@ -57,10 +60,11 @@ class Artifact(Record, frozen=True, kw_only=True):
         Raises:
             ArtifactError: not valid JSON, another kind, another version, or a field at fault.
         """
+        data = as_utf8(data) if isinstance(data, bytes) else data
         try:
             raw = msgspec.json.decode(data)
         except msgspec.DecodeError as error:
-            raise ArtifactError(source, f"not valid JSON (damaged or truncated): {error}") from None
+            raise ArtifactError(source, *not_json(data, str(error))) from None
         except UnicodeDecodeError as error:
             raise ArtifactError(source, f"not valid UTF-8: {error}") from None
         except RecursionError:
@@ -79,8 +83,8 @@ class Artifact(Record, frozen=True, kw_only=True):
         try:
             return msgspec.convert(raw, cls, strict=True)
         except msgspec.ValidationError as error:
-            reason, _, field = str(error).partition(" - at ")
-            raise ArtifactError(source, reason, field.strip("`") or "$") from None
+            reason, field = at_fault(raw, error)
+            raise ArtifactError(source, reason, field) from None
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write as :func:`~syncopate.output.write_output` does; return the path.
@@ -98,9 +102,9 @@ class Artifact(Record, frozen=True, kw_only=True):
             ArtifactError: the file is missing, unreadable, damaged, newer, or of another kind.
         """
         try:
-            data = Path(path).read_bytes()
-        except OSError as error:
-            reason = error.strerror or str(error)
+            data = read_whole(path)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
         return cls.from_json(data, source=path)
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from io import BytesIO
-from pathlib import Path
 from typing import IO, Any, ClassVar
 
 import msgspec
@@ -27,6 +27,7 @@ from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
+from syncopate.reading import as_utf8, opened
 from syncopate.units import format_count, format_seconds
 
 __all__ = [
@@ -204,7 +205,7 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
             ArtifactError: not valid JSON, another kind, another version, or a field at fault.
         """
         text = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-        return cls.from_file(BytesIO(text), source)
+        return cls.from_file(BytesIO(as_utf8(text)), source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Timeline:
@@ -214,10 +215,10 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
             ArtifactError: the file is missing, unreadable, damaged, newer, or of another kind.
         """
         try:
-            with Path(path).open("rb") as file:
+            with opened(path) as file:
                 return cls.from_file(file, path)
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, EOFError, zlib.error) as error:
+            reason = getattr(error, "strerror", None) or error
             raise ArtifactError(path, f"cannot read this {cls.KIND} file: {reason}") from None
 
     @classmethod

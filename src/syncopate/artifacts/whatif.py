@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
@@ -18,6 +17,7 @@ from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Prediction
 from syncopate.artifacts.shown import Row, Shown
 from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.reading import read_whole
 from syncopate.units import format_count, format_link, format_seconds
 
 DDP, BEST = "ddp", "best"
@@ -338,7 +338,7 @@ class Prices(Record, frozen=True, kw_only=True):
             ArtifactError: it is missing, no TOML, or a field is unknown, missing or wrong.
         """
         try:
-            raw = tomllib.loads(Path(path).read_text("utf-8"))
+            raw = tomllib.loads(read_whole(path).decode("utf-8"))
         except OSError as error:
             reason = f"cannot read this file of prices: {error.strerror or error}"
             raise ArtifactError(path, reason) from None

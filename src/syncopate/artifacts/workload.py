@@ -117,7 +117,7 @@ class Workload(Shown, Artifact, frozen=True, kw_only=True):
         names = [tensor.name for tensor in self.tensors]
         if len(set(names)) != len(names):
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise InvalidValueError("tensor names", twice, "unique")
+            raise InvalidValueError("name of tensors", twice, "unique")
         if self.forward_order and sorted(self.forward_order) != list(range(len(names))):
             raise InvalidValueError(
                 "forward_order", self.forward_order, f"a permutation of 0..{len(names) - 1}"

@@ -17,7 +17,7 @@ After the timing each contender runs once more on data that can be verified
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
+import importlib
 import itertools
 import os
 import platform
@@ -226,7 +226,7 @@ def _facts(cluster: Cluster | None) -> dict[str, str]:
     return known | {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "backend": str(dist.get_backend_config()),
-        "syncopate": importlib.metadata.version("syncopate"),
+        "syncopate": importlib.import_module("syncopate").__version__,
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "system": platform.platform(),

@@ -13,10 +13,7 @@ from syncopate.schedules.conditions import conditions
 from syncopate.schedules.options import Option
 from syncopate.units import dtype_bytes
 
-MPI_NEEDED = (
-    "install an MPI library and mpi4py (pip install 'syncopate[mpi]'), or leave mpi out of "
-    "--against"
-)
+MPI_NEEDED = "install an MPI library and mpi4py (pip install mpi4py), or leave mpi out of --against"
 """What to do where MPI cannot be used."""
 
 

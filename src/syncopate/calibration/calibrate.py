@@ -15,6 +15,7 @@ import torch.distributed as dist
 from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.artifacts.disturbed import BUDGET, ELAPSED, doubts
 from syncopate.calibration.curves import (
     DEFAULT_SIZES,
     Curves,
@@ -149,14 +150,15 @@ def _measure(communicator: Communicator, effort: _Effort, progress: Progress | N
         progress=part(progress, before_load, 1.0),
     )
     elapsed_s = time.perf_counter() - start_s
-    return structs.replace(
+    cluster = structs.replace(
         bare,
         curves=tuple(measured),
         interference=interference,
         metadata=_facts(communicator, where, curves)
         | ({} if effort.racks is None else {"racks": f"as {effort.racks} says"})
-        | {"budget_s": f"{effort.budget_s:g}", "elapsed_s": f"{elapsed_s:.2f}"},
+        | {BUDGET: f"{effort.budget_s:g}", ELAPSED: f"{elapsed_s:.2f}"},
     )
+    return structs.replace(cluster, warnings=doubts(cluster))
 
 
 def _located(communicator: Communicator, effort: _Effort, progress: Progress) -> Topology:

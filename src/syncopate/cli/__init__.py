@@ -23,7 +23,7 @@ INTERRUPTED = 130
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _PRINTERS = ("rich", "click", "typer")
-_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "mpi4py": "'syncopate[mpi]'"}
+_PACKAGES = {"zmq": "pyzmq", "sklearn": "scikit-learn", "torch": "'torch>=2.11,<2.14'"}
 
 
 def main() -> int:
@@ -31,6 +31,7 @@ def main() -> int:
 
     0 is success, 2 a wrong value, name or file, 1 any other refusal, 130 an interrupt.
     """
+    _show_what_cannot_be_encoded()
     try:
         return _run()
     except KeyboardInterrupt:  # while packages are still being imported, too
@@ -56,6 +57,13 @@ def main() -> int:
     with suppress(OSError):  # standard error may be full, too
         _report(refusal)
     return refusal.exit_code
+
+
+def _show_what_cannot_be_encoded() -> None:
+    """Let terminals that know ASCII alone show other letters as escapes, not raise."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _run() -> int:

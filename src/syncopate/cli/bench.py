@@ -19,6 +19,7 @@ from syncopate.cli.common.console import (
     out,
     progress_bar,
     require_one_writer,
+    say_json,
     say_written,
 )
 from syncopate.cli.common.machines import load_cluster
@@ -200,7 +201,7 @@ def _show(benchmark: Benchmark, *, output: Path, html: Path | None, full: bool, 
 
         write_output(html, bench_page(benchmark).encode())
     if json:
-        typer.echo(benchmark.to_json().decode(), nl=False)
+        say_json(benchmark.to_json())
         say_written(output, html)
         return
     from syncopate.reports.bench import WIDTH, bench_report, bench_summary

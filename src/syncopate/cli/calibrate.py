@@ -17,6 +17,7 @@ from syncopate.cli.common.console import (
     out,
     progress_bar,
     require_one_writer,
+    say_json,
     say_written,
 )
 from syncopate.cli.common.options import items
@@ -105,7 +106,7 @@ def _collectives(text: str) -> tuple[str, ...]:
 def _show(cluster: Cluster, output: Path, json: bool) -> None:
     cluster.save(output)
     if json:
-        typer.echo(cluster.to_json().decode(), nl=False)
+        say_json(cluster.to_json())
         say_written(output)
         for warning in cluster.warnings:
             err().print(f"warning: {warning}", markup=False)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.cli.common.console import out, progress_bar
+from syncopate.cli.common.console import out, progress_bar, say_json
 from syncopate.cli.common.machines import machines
 from syncopate.cli.common.options import grouped, items
 
@@ -40,7 +40,7 @@ def choose(
     with progress_bar("pricing") as progress:
         table = decision_table(cluster, items(collective), progress=progress)
     if json:
-        typer.echo(table.to_json().decode(), nl=False)
+        say_json(table.to_json())
         return
     from syncopate.reports.decisions import decision_report
 

@@ -39,7 +39,8 @@ CHAKRA = "chakra"
 DLC = "dlc"
 OF_RANKS = (HTA, CHAKRA, DLC)
 """What has a file of each rank or node."""
-TIMELINES = (TIMELINE, PERFETTO, *OF_RANKS)
+WORKLOAD = "workload"
+TIMELINES = (TIMELINE, WORKLOAD, PERFETTO, *OF_RANKS)
 """What a recorded training may be converted to."""
 
 
@@ -146,7 +147,8 @@ def convert(
 
     A training is a timeline, a table, or one file of each rank: of `syncopate record`, of torch's
     flight recorder, or of torch.profiler. What is known of it is told by its content, and a note on
-    standard error says what the source does not tell.
+    standard error says what the source does not tell. As a workload it can be planned for, without
+    a change of the script that was recorded.
 
     A cluster becomes rules that NCCL's or Open MPI's own tuning reads. Where the best algorithm has
     no counterpart there, a note says what stands for it. Needs no ranks and no torch.
@@ -158,6 +160,8 @@ def convert(
       syncopate convert one_host.log ib_write_bw.log ib_write_lat.log --nodes 64 -o cluster.json
 
       syncopate convert traces/rank-*.json -o timeline.json
+
+      syncopate convert traces/rank-*.json --to workload -o workload.json
 
       syncopate convert timeline.json --to perfetto -o perfetto.json
 
@@ -182,8 +186,7 @@ def convert(
         raise InvalidValueError("--output", str(output), f"a folder: {to} has a file of each rank")
     if to in (CLUSTER, *RULES):
         cluster = _from_logs(given, beside) if logs else given.cluster()
-        content = cluster.to_json() if to == CLUSTER else None
-        files = {"": content or _rules(cluster, to, tuner).encode()}
+        files = {"": cluster.to_json() if to == CLUSTER else _rules(cluster, to, tuner).encode()}
     else:
         files = _recorded(given.recorded(), to, table)
     say_written(*(write_output(output / name, content) for name, content in files.items()))
@@ -251,8 +254,14 @@ def _recorded(given: tuple[Path, ...], to: str, table: Table) -> dict[str, bytes
     from syncopate.tracing.foreign.exports.hta import to_hta
     from syncopate.tracing.perfetto import to_perfetto
 
-    found = read_recorded(*given, table=table, every=True).of_ranks()
+    found = read_recorded(*given, table=table, every=to != WORKLOAD).of_ranks()
     timeline, run = found.timeline, found.run
+    if to == WORKLOAD:
+        from syncopate.analysis.workload import assumed, recorded_workload
+
+        workload = recorded_workload(timeline)
+        note(assumed(timeline))
+        return {"": workload.to_json()}
     if to in OF_RANKS:
         once = replace(timeline, spans=timeline.kept)
         kinds = {span: one.collective for one in collectives(once) for span in one.spans}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -58,6 +59,7 @@ def explain(
     work, machines = _known(workload, cluster)
     read = read_recorded(*files, last=last, table=table, of_timelines=True)
     found = syncopate.explain(read, workload=work, cluster=machines, last=last)
+    found = replace(found, recorded=shlex.join(map(str, files)))
     if workload is not None:
         found = replace(found, files=(str(workload), str(cluster)))
     show(found, json)

@@ -22,6 +22,7 @@ from syncopate.cli.common.console import (
     out,
     progress_bar,
     require_one_writer,
+    say_json,
     say_written,
 )
 from syncopate.cli.common.options import grouped
@@ -247,7 +248,7 @@ def _profile(
 def _show(workload: Workload, output: Path, json: bool) -> None:
     workload.save(output)
     if json:
-        typer.echo(workload.to_json().decode(), nl=False)
+        say_json(workload.to_json())
         say_written(output)
         return
     from syncopate.reports.terminal import workload_report

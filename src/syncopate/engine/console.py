@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from syncopate.errors import visible
+
 
 def log(message: str) -> None:
     """Log one line; on standard error where logging is not configured."""
@@ -14,4 +16,4 @@ def log(message: str) -> None:
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
-    logger.info(message)
+    logger.info(visible(message))

@@ -23,6 +23,7 @@ from syncopate.errors import InvalidValueError
 from syncopate.lab.stops import Stops
 from syncopate.paramserver.job import Job
 from syncopate.protocol.rules import CONTINUE
+from syncopate.ranks import MOST_LOCAL
 
 _POLL_S = 0.05
 _GRACE_S = 5.0
@@ -130,8 +131,11 @@ class LocalJob:
             restarts: how often servers that die are started again, all together.
 
         Raises:
-            InvalidValueError: there is no such command.
+            InvalidValueError: there is no such command, or there are too many processes.
         """
+        if (count := job.servers + job.workers) > MOST_LOCAL:
+            rule = f"at most {MOST_LOCAL} on one machine"
+            raise InvalidValueError("number of servers and workers", count, rule)
         self.job = msgspec.structs.replace(job, port=free_port())
         self._port = free_port()
         if shutil.which(command[0]) is None:

@@ -18,7 +18,7 @@ from syncopate.protocol.messages import Refusal
 
 _log = logging.getLogger("syncopate")
 _DRAIN_S = 0.5
-_PATIENCE_S = 10.0
+_PATIENCE_S = 60.0
 """How long a process waits for its job before it says so."""
 
 TICK_S = 0.05
@@ -94,7 +94,8 @@ class Node:
             if now_s > self._said_at_s:
                 self._said_at_s = math.inf
                 if self.member.roster is None and not self.member.over:
-                    _log.warning("%s", self.member.waits_for(f"within {_PATIENCE_S:g} s"))
+                    told = self.member.waits_for(f"within {_PATIENCE_S:g} s")
+                    _log.warning("%s; it is waited for (join_s)", told)
 
     def part(self) -> None:
         """Wait until the scheduler has heard the last words; send what is left."""

@@ -38,6 +38,12 @@ _SHOWN = 8
 
 _INPUT, _COLLECTION, _EVALUATION, _CHECKPOINT, _PLANNING = PAUSES
 
+_RECORDED = "FILE"
+"""What stands for the files of the recording in a command."""
+
+_TO_WORKLOAD = f"syncopate convert {_RECORDED} --to workload -o workload.json"
+"""Makes a workload of a recording."""
+
 _WORDS = {
     COMPUTE: (
         "{who} computes longer than the others{detail}",
@@ -97,6 +103,7 @@ _WORDS = {
         "messages to and from servers are exposed; this is the most that could be saved",
         "more servers, or weights pulled every k-th step; give --workload and --cluster to see "
         "what a plan without servers would save",
+        f"{_TO_WORKLOAD} && "
         "syncopate plan -w workload.json -c cluster.json --exchange served --pull-period auto",
     ),
     SLOW_SERVER: (
@@ -116,8 +123,9 @@ _WORDS = {
     ),
     TRANSFERS: (
         "transfers are exposed; this is the most that a plan or a network could save",
-        "a better plan; give --workload and --cluster to see what the best one would save",
-        "syncopate plan -w workload.json -c cluster.json",
+        "a better plan: make a workload of this recording, and plan for it on a calibrated "
+        "cluster, or a typical one (--network 10gbe --nodes 4)",
+        f"{_TO_WORKLOAD} && syncopate plan -w workload.json -c cluster.json",
     ),
     PLAN: (
         "this plan, compared with the best one",
@@ -166,15 +174,22 @@ def _several(found: Explanation) -> list[Cause]:
     return [cause for cause in found.causes if cause.kind not in (TRANSFERS, SERVER, PIPELINE)]
 
 
-def told(cause: Cause, found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
+def told(
+    cause: Cause,
+    found: Explanation,
+    files: tuple[str, str] | None = None,
+    recorded: str = _RECORDED,
+) -> dict[str, Any]:
     """Return a cause in plain words, with its figures.
 
     Args:
         cause: of ``found``.
         found: the explanation.
         files: of the workload and the cluster, where they were given.
+        recorded: the files of the recording, as one writes them in a command.
     """
     what, fix, command = _WORDS[cause.kind]
+    command = command.replace(_RECORDED, recorded)
     if files is not None:
         if cause.kind == TRANSFERS:
             what, fix, command = _BEYOND_A_PLAN
@@ -204,6 +219,8 @@ def explanation_report(
     cluster: Cluster | None = None,
     plan: Plan | None = None,
     files: tuple[str, str] | None = None,
+    *,
+    recorded: str = _RECORDED,
 ) -> RenderableType:
     """Return ranked causes, or why there are none.
 
@@ -213,6 +230,7 @@ def explanation_report(
         cluster: what its bandwidth is compared with.
         plan: the best one, where it is known.
         files: of the workload and the cluster, where they were given.
+        recorded: the files of the recording, as one writes them in a command.
     """
     lines = Text.assemble(
         (timeline.name, "bold"),
@@ -227,7 +245,7 @@ def explanation_report(
     parts: list[RenderableType] = [lines, Text(verdict(found), style="bold")]
     parts += [Text(f"  - {lack}") for lack in found.abstains]
     for number, cause in enumerate(found.causes[:_SHOWN], start=1):
-        words = told(cause, found, files)
+        words = told(cause, found, files, recorded)
         parts.append(
             Text.assemble(
                 (f"\n{number}. {words['what']}\n", "bold"),
@@ -241,13 +259,15 @@ def explanation_report(
     return Group(*parts, Text())
 
 
-def explanation_json(found: Explanation, files: tuple[str, str] | None = None) -> dict[str, Any]:
+def explanation_json(
+    found: Explanation, files: tuple[str, str] | None = None, recorded: str = _RECORDED
+) -> dict[str, Any]:
     """Return the same as values for JSON."""
     values = dict(msgspec.to_builtins(found))
     values["verdict"] = verdict(found)
     values["of_bound"], values["error"] = found.of_bound, found.error
     for row, cause in zip(values["causes"], found.causes, strict=True):
-        row.update(told(cause, found, files))
+        row.update(told(cause, found, files, recorded))
     return values
 
 

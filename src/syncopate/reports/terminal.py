@@ -15,6 +15,7 @@ from rich.text import Text
 
 from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
+from syncopate.artifacts.disturbed import FEWEST
 from syncopate.artifacts.plan import Bucket, Plan, Prediction
 from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
@@ -224,7 +225,7 @@ def _fits(curves: Sequence[CollectiveCurve]) -> Table:
             curve.algorithm,
             format_seconds(curve.fit.a_s),
             f"{1 / slope / 1e9:.3f} GB/s" if slope else "-",
-            f"{fit_error(curve):.1%}",
+            f"{fit_error(curve):.1%}" if len(curve.points) >= FEWEST else "-",
         )
     return table
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,6 +42,7 @@ class Explained(Shown):
         cluster: that bandwidths are compared with; None: it is not known.
         best: the best plan, where workload and cluster are known.
         files: of the workload and the cluster, for the commands that are proposed.
+        recorded: the files of the recording, for the same.
         trips: ways of slices to parameter servers and back.
     """
 
@@ -50,6 +52,7 @@ class Explained(Shown):
     cluster: Cluster | None = None
     best: Plan | None = None
     files: tuple[str, str] | None = None
+    recorded: str = "FILE"
     trips: tuple[Trip, ...] = ()
 
     @property
@@ -86,14 +89,21 @@ class Explained(Shown):
         """Return everything, as ``syncopate explain --json`` prints it."""
         if self.found is None:
             return {"abstains": [ARRIVALS_ALONE], "lateness_s": lateness(self.timeline)}
-        said = explanation_json(self.found, self.files)
+        said = explanation_json(self.found, self.files, self.recorded)
         return said | ({"journeys": journeys_json(self.trips)} if self.trips else {})
 
     def report(self) -> RenderableType:
         """Return everything for a terminal, to be printed by rich."""
         if self.found is None:
             return lateness_report(self.timeline)
-        text = explanation_report(self.timeline, self.found, self.cluster, self.best, self.files)
+        text = explanation_report(
+            self.timeline,
+            self.found,
+            self.cluster,
+            self.best,
+            self.files,
+            recorded=self.recorded,
+        )
         return Group(text, journeys_report(self.trips)) if self.trips else text
 
 
@@ -135,7 +145,16 @@ def explain(
     best = None
     if found is not None and work is not None and machines is not None:
         found, best = against_the_best(timeline, found, work, machines)
-    return Explained(timeline, found, recorded.remarks, machines, best, files, trips)
+    return Explained(
+        timeline=timeline,
+        found=found,
+        remarks=recorded.remarks,
+        cluster=machines,
+        best=best,
+        files=files,
+        recorded=shlex.quote(recorded.name),
+        trips=trips,
+    )
 
 
 def _files(workload: object, cluster: object) -> tuple[str, str] | None:

@@ -16,12 +16,12 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from syncopate.errors import ArtifactError
+from syncopate.reading import read_whole
 from syncopate.tracing.recorder import RECORD
 from syncopate.tracing.served.rows import ROW
 
@@ -121,7 +121,7 @@ def read_blocks(path: str | os.PathLike[str]) -> tuple[bytes, Blocks]:
         ArtifactError: it cannot be read, or has no first line.
     """
     try:
-        data = Path(path).read_bytes()
+        data = read_whole(path)
     except OSError as error:
         raise ArtifactError(path, f"cannot read this trace: {error.strerror}") from None
     if not data:

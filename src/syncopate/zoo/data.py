@@ -97,7 +97,7 @@ def _load() -> tuple[Any, Any, Any]:
         why = "is not installed" if missing else f"cannot be imported: {error}"
         raise SyncopateError(
             f"the digits data set comes with scikit-learn, which {why}; "
-            "run: pip install 'syncopate[zoo]'"
+            "run: pip install scikit-learn"
         ) from None
     bunch = load_digits()
     return bunch.images, bunch.target, train_test_split

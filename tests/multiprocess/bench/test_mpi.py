@@ -27,7 +27,7 @@ LAUNCHED = ("OMPI_", "PMI", "MPI_LOCAL", "SLURM_")
 
 needs_mpi = pytest.mark.skipif(
     importlib.util.find_spec("mpi4py") is None or shutil.which("mpirun") is None,
-    reason="no mpi4py or no mpirun: install an MPI library and syncopate[mpi]",
+    reason="no mpi4py or no mpirun: install an MPI library, and mpi4py",
 )
 
 

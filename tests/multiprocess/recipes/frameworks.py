@@ -29,7 +29,7 @@ def needs(package: str) -> pytest.MarkDecorator:
     """Skip where a framework is not installed."""
     return pytest.mark.skipif(
         importlib.util.find_spec(package) is None,
-        reason=f"{package} is not installed (pip install 'syncopate[frameworks]')",
+        reason=f"{package} is not installed (pip install '.[frameworks]')",
     )
 
 

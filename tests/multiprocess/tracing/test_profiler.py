@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 from syncopate.analysis.causes.explanation import explanation
+from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.workload import Workload
 from syncopate.tracing.foreign import read_timeline
 from tests.children import HANGS_S, environment
 from tests.multiprocess.tracing.test_record import MODEL, SLEEP_S
@@ -19,7 +21,13 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         train({ITERATIONS})
-    profiler.export_chrome_trace(f"{{sys.argv[1]}}/rank{{dist.get_rank()}}.json.gz")
+    trace = f"{{sys.argv[1]}}/rank{{dist.get_rank()}}.json.gz"
+    if dist.get_rank() == 0:
+        import syncopate
+
+        syncopate.recorded_workload(profiler, trace=trace).save(f"{{sys.argv[1]}}/own.json")
+    else:
+        profiler.export_chrome_trace(trace)
     dist.destroy_process_group()
 """
 
@@ -45,3 +53,51 @@ def test_a_profile_of_plain_ddp_is_explained(tmp_path):
     cause = explanation(timeline).causes[0]
     assert (cause.kind, cause.ranks, cause.lane) == ("compute", (1,), "backward")
     assert 0.8 * SLEEP_S < cause.gain_s < 1.2 * SLEEP_S
+    _plan_without_a_change_of_the_script(tmp_path, timeline)
+
+
+def _plan_without_a_change_of_the_script(folder, timeline):
+    """From the trace by commands to a workload, a plan and other networks; and by one call."""
+    convert = "convert rank0.json.gz rank1.json.gz --to workload -o workload.json"
+    run(*convert.split(), folder=folder)
+    work = Workload.load(folder / "workload.json")
+    assert work.nbytes == 2 * 4 * (256 * 256 + 256)
+    layer = ["256", "256x256"]
+    assert [tensor.name for tensor in work.tensors] == [
+        f"gradient {number} ({shape})" for number, shape in enumerate(layer * 2)
+    ]
+    ready_s = work.ready_s
+    assert (
+        work.forward_s
+        < ready_s[0]
+        < ready_s[1]
+        < ready_s[2]
+        < ready_s[3]
+        <= (work.forward_s + work.backward_s)
+    )
+    mine = [span for span in timeline.spans if span.rank == 0 and span.iteration > 0]
+    assert 0 < work.forward_s < max(s.duration_s for s in mine if s.lane == "forward")
+    assert 0 < work.tensors[0].backward_s < work.backward_s
+    assert work.update_s > 0
+    told = ("-w", "workload.json", "--network", "1gbe", "--nodes", "4")
+    run("plan", *told, folder=folder)
+    assert Plan.load(folder / "plan.json").fingerprint == work.fingerprint
+    run("whatif", "workload.json", "--network", "1gbe", "--nodes", "4,8", folder=folder)
+    own = Workload.load(folder / "own.json")
+    assert own.fingerprint == work.fingerprint
+    assert own.metadata["ranks"] == "2"
+
+
+def run(*line, folder):
+    """Run a command of ours in a folder; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "syncopate", *line],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANGS_S,
+        env=environment(),
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

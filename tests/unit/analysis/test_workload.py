@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from syncopate.analysis.workload import PIECE_BYTES, recorded_iteration_s, recorded_workload
+from syncopate.analysis.workload import (
+    PIECE_BYTES,
+    assumed,
+    recorded_iteration_s,
+    recorded_workload,
+)
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.gradients import GRADIENTS, Seen, to_text
 from syncopate.artifacts.timeline import Span, Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
@@ -23,6 +29,39 @@ def test_times_are_those_of_the_recording():
     assert [(t.name, t.nbytes) for t in found.tensors] == [("bucket 0", 100), ("bucket 1", 200)]
     # Bucket 0 begins when half of backward is done, bucket 1 at its end.
     assert found.ready_s == pytest.approx((4.0, 6.0))
+
+
+def _with_gradients(*gradients):
+    timeline = made(2, 3)
+    metadata = timeline.metadata | {GRADIENTS: to_text(gradients)}
+    return replace(timeline, metadata=metadata)
+
+
+def test_gradients_that_were_seen_one_by_one_are_taken_as_they_were():
+    timeline = _with_gradients(
+        Seen((5, 5), "float32", 0.25), Seen((50,), "bfloat16", 0.5), Seen((25,), "float32", 1.0)
+    )
+    found = recorded_workload(timeline)
+    assert [(tensor.name, tensor.nbytes) for tensor in found.tensors] == [
+        ("gradient 0 (5x5)", 100),
+        ("gradient 1 (50)", 100),
+        ("gradient 2 (25)", 100),
+    ]
+    assert found.ready_s == pytest.approx((3.0, 4.0, 6.0))
+    assert "without its name" in assumed(timeline)
+    assert "pieces of up to a mebibyte" in assumed(made(2, 3))
+
+
+def test_gradients_that_are_not_what_buckets_carried_do_not_count():
+    found = recorded_workload(_with_gradients(Seen((5, 5), "float32", 0.25)))
+    assert [tensor.name for tensor in found.tensors] == ["bucket 0", "bucket 1"]
+
+
+def test_messages_without_their_bytes_are_refused_and_how_to_have_them_is_said():
+    timeline = made(2, 3)
+    spans = tuple(replace(s, nbytes=0) if s.lane == "push" else s for s in timeline.spans)
+    with pytest.raises(InvalidValueError, match=r"pushes with their bytes .*record_shapes=True"):
+        recorded_workload(replace(timeline, spans=spans))
 
 
 def test_slow_ranks_and_pauses_are_not_the_usual():

@@ -71,7 +71,7 @@ def test_a_round_trip_through_a_file_in_a_new_folder(tmp_path):
         (_text(name=5), r"at \$\.name: Expected `str`, got `int`"),
         (_text(colour="red"), "unknown field `colour`"),
         (_text(leaves=[{"size": 1}, {"size": "2"}]), r"at \$\.leaves\[1\]\.size: Expected `int`"),
-        (_text(leaves=[{"size": 0}]), r"at \$\.leaves\[0\]: size is 0; it must be an integer >= 1"),
+        (_text(leaves=[{"size": 0}]), r"at \$\.leaves\[0\]\.size: size is 0; it must be an"),
         (_text(leaves=[{"size": 1, "x": 1}]), r"at \$\.leaves\[0\]: .*unknown field `x`"),
     ],
 )

@@ -95,7 +95,7 @@ def test_coordinates_outside_are_refused(coordinates):
 @pytest.mark.parametrize(
     ("build", "complaint"),
     [
-        (lambda: _level(size=0), "level size is 0"),
+        (lambda: _level(size=0), "size is 0"),
         (lambda: _level(latency_s=-1.0), "latency_s is -1.0"),
         (lambda: _level(latency_s=math.nan), "latency_s is nan"),
         (lambda: _level(bandwidth=0.0), "bandwidth_bytes_per_s is 0.0"),
@@ -297,7 +297,7 @@ def test_an_unknown_network_is_refused_with_the_known_ones():
 
 def test_a_wrong_value_in_a_file_is_refused_by_field():
     text = _three_levels().to_json().replace(b'"size": 3', b'"size": 0')
-    with pytest.raises(ArtifactError, match=r"c\.json at \$\.levels\[1\]: level size is 0"):
+    with pytest.raises(ArtifactError, match=r"c\.json at \$\.levels\[1\]\.size: size is 0"):
         Cluster.from_json(text, source="c.json")
 
 

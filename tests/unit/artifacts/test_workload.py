@@ -104,7 +104,7 @@ def test_a_workload_is_not_scaled_by_nonsense(factor):
     ("build", "complaint"),
     [
         (_workload, "nothing to communicate"),
-        (lambda: _workload(_tensor("a"), _tensor("a"), _tensor("b")), r"tensor names is \['a'\]"),
+        (lambda: _workload(_tensor("a"), _tensor("a"), _tensor("b")), r"tensors is \['a'\]"),
         (lambda: _workload(_tensor(), backward_s=0.5), r"at least the sum over the tensors, 1\.0"),
         (lambda: _workload(_tensor(), backward_s=math.nan), "backward_s is nan"),
         (lambda: _tensor(numel=-1), "numel of w is -1"),

@@ -41,7 +41,7 @@ def test_a_device_by_its_peaks(run) -> None:
         ("--batch 3", "--batch is 3; it must be left out without --on or --device-peak"),
         ("--on v100 --device-peak 3T", "--device-peak is '3T'; it must be left out beside --on"),
         ("--on v100 --device-bandwidth 3T", "--device-bandwidth is '3T'; it must be left out"),
-        ("--device-peak 3T", "--device-bandwidth is None; it must be given with --device-peak"),
+        ("--device-peak 3T", "--device-bandwidth is not given; it must be given with"),
         ("--device-peak fast --device-bandwidth 3T", "--device-peak is 'fast'; it must be a"),
         ("--on v100 --local 2", f"--local is 2; it must be {REFUSED}"),
         ("--on v100 --iterations 2", f"--iterations is 2; it must be {REFUSED}"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from itertools import product
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -113,6 +115,72 @@ def test_a_workload_of_fewer_ranks_than_share_a_host_is_warned_of(run, profiled,
         assert ("syncopate profile ... --local 2" in err) == warned
 
 
+def test_escapes_in_names_are_shown_and_not_obeyed(run):
+    work = examples.workload()
+    named = msgspec.structs.replace(work.tensors[0], name="a\x1b]0;title\x07")
+    evil = msgspec.structs.replace(
+        work,
+        model="red\x1b[31m\x9b1m",
+        tensors=(named, *work.tensors[1:]),
+        metadata={"times": "guessed\x1b[2J"},
+    )
+    evil.save("workload.json")
+    cluster = msgspec.structs.replace(examples.cluster(), name="far\u202e", warnings=("no\x1b[A",))
+    cluster.save("cluster.json")
+    lines = ["plan -w workload.json -c cluster.json", "whatif workload.json -c cluster.json"]
+    lines += ["simulate -w workload.json -p plan.json -c cluster.json -o timeline.json"]
+    lines += ["analyze timeline.json", "explain timeline.json", "choose cluster.json"]
+    said = ""
+    for line in lines:
+        code, out, err = run(line)
+        assert code == 0, err
+        assert not set(out + err) & set("\x1b\x9b\x07\u202e"), line
+        said += out + err
+    for shown in (r"red\x1b[31m\x9b1m", r"a\x1b]0;title\x07", r"guessed\x1b[2J", r"no\x1b[A"):
+        assert shown in said
+
+
+def test_letters_that_a_terminal_cannot_show_are_escaped(run, monkeypatch):
+    work = msgspec.structs.replace(examples.workload(), model="na\xefve \u6a21")
+    work.save("workload.json")
+    for line, shown in (
+        ("plan -w workload.json -c cluster.json", b"na\\xefve \\u6a21"),
+        ("plan -w workload.json -c cluster.json --json", "na\xefve \u6a21".encode()),
+    ):
+        stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert run(line)[0] == 0
+        stream.flush()
+        assert shown in stream.buffer.getvalue()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_files_as_windows_writes_them_are_read(run, encoding):
+    for path in (Path("workload.json"), Path("cluster.json")):
+        mark = "\ufeff" if encoding == "utf-16-be" else ""
+        path.write_bytes((mark + path.read_text()).encode(encoding))
+    assert run("plan -w workload.json -c cluster.json")[0] == 0
+
+
+def test_a_calibration_that_was_disturbed_is_doubted_by_all_that_read_it(run):
+    cluster = msgspec.structs.replace(
+        examples.cluster(), metadata={"budget_s": "10", "elapsed_s": "201.25"}
+    )
+    cluster.save("cluster.json")
+    assert run("plan -w workload.json --network 10gbe --nodes 4")[2].count("warning") == 0
+    for line in (
+        "plan -w workload.json -c cluster.json",
+        "choose cluster.json",
+        "simulate -w workload.json -p plan.json -c cluster.json -o timeline.json",
+        "explain timeline.json -w workload.json -c cluster.json",
+        "whatif workload.json -c cluster.json",
+        "report timeline.json -w workload.json -c cluster.json -o page.html",
+    ):
+        err = run(line)[2]
+        assert "warning: cluster.json: calibration took 201.25 s for a budget of 10.00 s" in err
+        assert "all_reduce was measured at 1.0 KiB and 1.0 MiB alone" in err
+
+
 def test_names_of_tensors_are_no_markup(run):
     work = examples.workload()
     named = [f"x[/red]:smile:{index}" for index in range(len(work.tensors))]
@@ -127,8 +195,19 @@ def test_names_of_tensors_are_no_markup(run):
     assert "plan for [bold] on" in out
 
 
+def test_a_comparison_writes_nothing(run):
+    assert run("plan -w workload.json -c cluster.json")[0] == 0
+    best = Path("plan.json").read_bytes()
+    for what in ("--policy threshold", "--algorithm ring", "--policy wfbp --json"):
+        code, _, err = run(f"plan -w workload.json -c cluster.json {what}")
+        assert code == 0
+        assert "compared, and not written: --output FILE writes this plan" in err
+    assert Path("plan.json").read_bytes() == best
+
+
 def test_a_policy_by_name_is_written_for_its_best_exchange(run):
-    code, out, _ = run("plan -w workload.json -c cluster.json --policy threshold --json")
+    line = "plan -w workload.json -c cluster.json --policy threshold --json -o plan.json"
+    code, out, _ = run(line)
     assert code == 0
     plans = [plan for plan in json.loads(out) if plan["policy"] == "threshold"]
     predicted_s = [plan["prediction"]["iteration_s"] for plan in plans]
@@ -142,7 +221,8 @@ def test_plan_takes_an_exchange_and_channels(run):
     assert "rooted" not in out
     plan = Plan.load("plan.json")
     assert (plan.exchange, plan.channels) == ("sharded", 2)
-    assert run("plan -w workload.json -c cluster.json --policy wfbp --exchange rooted")[0] == 0
+    line = "plan -w workload.json -c cluster.json --policy wfbp --exchange rooted -o plan.json"
+    assert run(line)[0] == 0
     plan = Plan.load("plan.json")
     assert (plan.policy, plan.exchange, plan.channels) == ("wfbp", "rooted", 1)
     assert run("plan -w workload.json -c cluster.json --wire-dtype float16")[0] == 0
@@ -384,7 +464,7 @@ def test_bench_asks_for_what_it_will_need_before_it_measures(run, monkeypatch):
     monkeypatch.setattr("syncopate.reports.pages.page._NEEDED", ("no_such_package",))
     code, out, err = run("bench --local 2 --html bench.html")
     assert (code, out) == (1, "")
-    assert "pip install 'syncopate[html]'" in err
+    assert "pip install jinja2 plotly" in err
 
 
 @pytest.mark.parametrize("as_json", [False, True])

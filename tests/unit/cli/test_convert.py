@@ -7,8 +7,13 @@ import sys
 
 import pytest
 
+from syncopate.analysis.workload import recorded_workload
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.workload import Workload
 from syncopate.cli import main
+from syncopate.planning.planner import make_plan
+from tests.unit.analysis.made import made
 from tests.unit.tracing.foreign.made import entry, recorded, write
 from tests.unit.tracing.served_cases import Job
 
@@ -37,6 +42,23 @@ def test_ranks_become_a_timeline_that_says_what_is_not_known(convert):
     timeline = Timeline.load("made/timeline.json")
     assert timeline.world_size == 2
     assert Timeline.from_json(convert("rank-0.json rank-1.json")[1]) == timeline
+
+
+def test_a_recorded_training_becomes_a_workload_that_is_planned_for(convert, tmp_path):
+    timeline = made(2, 4)
+    timeline.save("timeline.json")
+    code, out, err = convert("timeline.json --to workload -o workload.json")
+    assert (code, out) == (0, "")
+    assert "note: gradients and times are those of" in err
+    work = Workload.load("workload.json")
+    assert work == recorded_workload(timeline)
+    assert make_plan(work, Cluster.preset("1gbe", 2)).fingerprint == work.fingerprint
+
+
+def test_what_has_no_computation_becomes_no_workload(convert):
+    code, _, err = convert("rank-0.json rank-1.json --to workload")
+    assert code == 2
+    assert "with spans of backward" in err or "pushes with their bytes" in err
 
 
 def test_ranks_and_timelines_become_perfetto(convert):

@@ -60,7 +60,7 @@ def test_a_log_becomes_rules_of_other_libraries(convert) -> None:
         ("ar.log --collective all_redcue", "unknown collective 'all_redcue'; known: all_reduce"),
         (
             "--latency 3us --network 10gbe --nodes 2",
-            "FILE is None; it must be given with --latency",
+            "FILE is not given; it must be given with --latency",
         ),
         ("none.log --to cluster", "none.log: cannot be read: No such file or directory"),
         ("ar.log --to perfetto", "expected a timeline, files of `syncopate record`"),

@@ -10,6 +10,7 @@ import pytest
 from syncopate.artifacts.artifact import Artifact
 from syncopate.cli.demo.pace import at_pace
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult
+from syncopate.cli.demo.story import first_alike
 from syncopate.planning import compare
 from tests.unit import examples
 
@@ -93,3 +94,11 @@ def test_at_another_pace_only_computation_and_what_hides_behind_it_change(plans,
     before, after = plans["single"].prediction, paced["single"].prediction
     assert after.exposed_s == pytest.approx(before.exposed_s)
     assert after.iteration_s != pytest.approx(factor * before.iteration_s)
+
+
+def test_plans_that_train_alike_are_run_as_one():
+    plan = examples.plan()
+    other = msgspec.structs.replace(plan, channels=2, buckets=plan.buckets[:1])
+    again = msgspec.structs.replace(plan, policy="wfbp", prediction=None)
+    plans = {"optimal": plan, "single": other, "wfbp": again}
+    assert first_alike(plans) == {"optimal": "optimal", "single": "single", "wfbp": "optimal"}

@@ -57,7 +57,9 @@ def test_causes_are_ranked_in_plain_words(explain, tmp_path):
         "without it: 9.00 s, 4.00 s (31%) less" in out
     )
     assert "2. transfers are exposed" in out
-    assert "$ syncopate plan -w workload.json -c cluster.json" in out
+    convert = "--to workload -o workload.json && syncopate plan -w workload.json -c cluster.json"
+    assert convert in out
+    assert "$ syncopate convert " in out
 
 
 def test_the_last_iterations_are_played_again_and_which_is_said(explain, tmp_path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gzip
+import json
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,23 @@ import pytest
 
 import syncopate
 from syncopate.errors import PlanError
+from syncopate.units import MIB
 from tests.unit.devices import device
+
+
+@pytest.fixture
+def bad_files(run):
+    """Files that are not what they should be, in the folder that commands run in."""
+    work = json.loads(Path("workload.json").read_text())
+    for name, changed in {
+        "nan": {"forward_s": float("nan")},
+        "minus": {"forward_s": -1.0},
+        "other": {"kind": "red\x1b[31m"},
+    }.items():
+        Path(f"{name}.json").write_text(json.dumps(work | changed))
+    with gzip.open("bomb.json.gz", "wb") as file:
+        for _ in range(70):
+            file.write(b"[" + b" " * MIB)
 
 
 @pytest.mark.parametrize(
@@ -19,8 +37,8 @@ from tests.unit.devices import device
     [
         ("plan -w none.json -c cluster.json", "none.json: cannot read this workload file"),
         ("plan -w cluster.json -c cluster.json", "at $.kind: expected a 'workload' artefact"),
-        ("plan -w workload.json", "--cluster is None; it must be given, or else --network"),
-        ("plan -w workload.json --network 10gbe", "--nodes is None; it must be an integer >= 1"),
+        ("plan -w workload.json", "--cluster is not given; it must be given, or else --network"),
+        ("plan -w workload.json --network 10gbe", "--nodes is not given; it must be an integer"),
         ("plan -w workload.json --network 10gbe --nodes 0", "--nodes is 0"),
         ("plan -w workload.json --network 10gbe --racks 3,x", "the hosts of each rack, such as"),
         ("plan -w workload.json --network 10gbe --nodes 8 --racks 3,5", "left out with --racks"),
@@ -30,7 +48,7 @@ from tests.unit.devices import device
         ("plan -w workload.json -c cluster.json --nodes 4", "the only one of --cluster and"),
         ("plan -w workload.json -c cluster.json --policy best", "unknown policy 'best'; known: wf"),
         ("plan -w workload.json -c cluster.json --algorithm rign", "unknown algorithm 'rign'"),
-        ("choose", "CLUSTER is None; it must be given, or else --network and --nodes"),
+        ("choose", "CLUSTER is not given; it must be given, or else --network and --nodes"),
         ("choose cluster.json --nodes 4", "the only one of CLUSTER and --network"),
         (
             "choose --network 10gbe --nodes 1000000000",
@@ -42,11 +60,11 @@ from tests.unit.devices import device
         ),
         ("choose cluster.json --collective all_redcue", "unknown collective 'all_redcue'"),
         ("choose workload.json", "expected a 'cluster' artefact, found 'workload'"),
-        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, perfetto,"),
+        ("convert cluster.json --to mscl", "unknown format 'mscl'; known: timeline, workload,"),
         ("convert cluster.json", "found a 'cluster' artefact; expected a timeline, files of"),
         ("convert cluster.json workload.json --to open-mpi", "left out after a cluster"),
         ("convert --network 10gbe --nodes 8", "--network is '10gbe'; it must be left out"),
-        ("convert", "FILE is None; it must be given: a timeline, or one file of each rank"),
+        ("convert", "FILE is not given; it must be given: a timeline, or one file of each rank"),
         ("convert cluster.json --to open-mpi --channels 4", "left out: it belongs to --to nccl"),
         ("convert cluster.json --to nccl-tuner --channels 0", "channels is 0"),
         ("convert cluster.json --to nccl-tuner --channels -1", "channels is -1; it must be an int"),
@@ -56,6 +74,7 @@ from tests.unit.devices import device
         ("calibrate --local 4 --budget inf", "--budget is inf"),
         ("ps local --servers 0 -- true", "servers is 0; it must be at least 1"),
         ("ps local --workers 0 -- true", "workers is 0; it must be at least 1"),
+        ("ps local --workers 60000 -- true", "workers is 60001; it must be at most 256"),
         ("ps local --restarts 1 -- true", "--restarts is 1"),
         ("ps local --restarts -1 -- true", "--restarts is -1"),
         ("ps local --on-worker-loss wait -- true", "unknown on_worker_loss 'wait'"),
@@ -66,6 +85,14 @@ from tests.unit.devices import device
         ("ps server --max-payload 0", "--max-payload is '0'"),
         ("calibrate --local 4 --sizes 1KiB,big", "size is 'big'"),
         ("calibrate --local 0", "--local is 0"),
+        ("calibrate --local 100000", "--local is 100000; it must be an integer from 1 to 256"),
+        ("plan -w /dev/zero -c cluster.json", "/dev/zero: this is a device; give a file"),
+        ("explain /dev/zero", "/dev/zero: this is a device; give a file"),
+        ("convert bomb.json.gz", "bomb.json.gz: unpacks to more than 100 times its size"),
+        ("whatif bomb.json.gz", "bomb.json.gz: unpacks to more than 100 times its size"),
+        ("plan -w nan.json -c cluster.json", "nan.json at $.forward_s: NaN is no number of JSON"),
+        ("plan -w minus.json -c cluster.json", "minus.json at $.forward_s: forward_s is -1.0"),
+        ("plan -w other.json -c cluster.json", r"found 'red\x1b[31m'"),
         ("calibrate --local 4 --collectives all_redcue", "unknown collective 'all_redcue'; known"),
         ("calibrate --local 4 --collectives ,", "it must be all, or some of all_reduce, "),
         ("profile m:f --iterations 0", "--iterations is 0"),
@@ -74,7 +101,7 @@ from tests.unit.devices import device
         ("profile syncopate.zoo:nothing", "nothing"),
     ],
 )
-def test_mistakes_are_one_clear_line_and_exit_code_2(run, line, complaint):
+def test_mistakes_are_one_clear_line_and_exit_code_2(run, line, complaint, bad_files):
     code, out, err = run(line)
     assert code == 2
     assert out == ""
@@ -112,6 +139,28 @@ def test_local_ranks_are_refused_under_torchrun(run, monkeypatch):
     code, _, err = run("calibrate --local 2")
     assert code == 2
     assert "left out under torchrun" in err
+
+
+@pytest.mark.parametrize(
+    ("told", "complaint"),
+    [
+        ({"RANK": "5"}, "RANK is '5'; it must be an integer from 0 to 1, as WORLD_SIZE is 2"),
+        ({"RANK": "y"}, "RANK is 'y'; it must be an integer from 0 to 1"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE is '0'; it must be an integer >= 1"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT is '99999'; it must be an integer from 1 to 65535"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is ''; it must be"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR is not given; it must be the address"),
+    ],
+)
+@pytest.mark.parametrize("line", ["calibrate", "demo -o demo"])
+def test_a_launcher_that_tells_nonsense_is_refused_at_once(run, monkeypatch, told, complaint, line):
+    around = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    for name, value in (around | told).items():
+        monkeypatch.setenv(name, value)
+    code, out, err = run(line)
+    assert (code, out) == (1, "")
+    assert complaint in err
+    assert err.count("\n") == 1
 
 
 def test_mistakes_that_all_ranks_share_are_printed_by_rank_0_alone(run, monkeypatch):

@@ -11,6 +11,7 @@ from msgspec import structs
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.flows.curve import CLOSE
+from syncopate.costs.model import collective as model
 from syncopate.costs.model.bound import iteration_bound_s, wire_bytes, wire_s
 from syncopate.costs.model.collective import (
     BLOCKS,
@@ -22,8 +23,10 @@ from syncopate.costs.model.collective import (
 )
 from syncopate.costs.model.congestion import congestion_lines
 from syncopate.costs.model.price import price_many
-from syncopate.errors import UnknownNameError
+from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.planning import make_plan
 from syncopate.schedules.registry import algorithms, build, candidates
+from tests.unit import examples
 
 SIZES = np.concatenate(([0.0], np.geomspace(1, 1e10, 50)))
 FLAT = Cluster.flat(8, latency_s=5e-5, bandwidth_bytes_per_s=1e9, reduction_s_per_byte=2e-10)
@@ -173,3 +176,28 @@ def test_the_bound_of_an_iteration() -> None:
     assert iteration_bound_s(workload, FLAT) == pytest.approx(2 * 7 / 8 * 4000 / 1e9)
     slow = Workload(model="m", tensors=tensors, forward_s=1.0, backward_s=2.0, update_s=0.5)
     assert iteration_bound_s(slow, FLAT) == 3.5
+
+
+def test_an_algorithm_without_a_price_vetoes_no_plan(monkeypatch):
+    cluster = structs.replace(FLAT, name="not remembered")
+    best = make_plan(examples.workload(), cluster)
+    lost = {bucket.push.algorithm for bucket in best.buckets}
+    price = model.schedule_cost
+
+    def refuse(cluster, collective, algorithm):
+        if algorithm in refused:
+            raise InvalidValueError("ranks", 8, "fewer")
+        return price(cluster, collective, algorithm)
+
+    refused = lost
+    monkeypatch.setattr(model, "schedule_cost", refuse)
+    other = structs.replace(cluster, name="some have no price")
+    plan = make_plan(examples.workload(), other)
+    assert not {bucket.push.algorithm for bucket in plan.buckets} & lost
+    assert plan.prediction.iteration_s >= best.prediction.iteration_s
+    for name in lost:
+        with pytest.raises(InvalidValueError, match="ranks is 8"):
+            make_plan(examples.workload(), other, algorithm=name)
+    refused = set(algorithms("all_reduce"))
+    with pytest.raises(InvalidValueError, match="ranks is 8"):
+        make_plan(examples.workload(), structs.replace(cluster, name="none has a price"))

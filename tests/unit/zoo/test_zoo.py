@@ -137,7 +137,7 @@ class TestDigits:
 
     def test_scikit_learn_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-        told = r"is not installed; run: pip install 'syncopate\[zoo\]'"
+        told = r"is not installed; run: pip install scikit-learn"
         with pytest.raises(SyncopateError, match=told):
             digits()
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import zlib
-from pathlib import Path
 
 from syncopate.errors import ArtifactError
+from syncopate.reading import opened
 from syncopate.units import MIB, format_bytes
 
 MOST_BYTES = 256 * MIB
 """Longer is no log of a benchmark, and would not fit into memory many times over."""
 
-_GZIP = b"\x1f\x8b"
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _STAMP = r"\[?\d{4}-\d\d-\d\d[T ][\d:.,]+(?:Z|[+-]\d\d:?\d\d)?\]?"
 _PREFIXES = re.compile(
@@ -41,10 +39,7 @@ def read_text(path: str | os.PathLike[str], most_bytes: int | None = None) -> st
         ArtifactError: it cannot be read, is empty, longer than any log, or no text.
     """
     try:
-        with Path(path).open("rb") as plain:
-            packed = plain.read(2) == _GZIP
-            plain.seek(0)
-            file = gzip.GzipFile(fileobj=plain) if packed else plain
+        with opened(path) as file:
             data = file.read(MOST_BYTES + 1 if most_bytes is None else most_bytes)
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
@@ -54,8 +49,6 @@ def read_text(path: str | os.PathLike[str], most_bytes: int | None = None) -> st
         raise ArtifactError(path, reason)
     if not data.strip():
         raise ArtifactError(path, "it is empty")
-    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return data.decode("utf-16", errors="replace")
     if b"\0" in data:
         raise ArtifactError(path, "no text, and so no log")
     return data.decode("utf-8", errors="replace")

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import ArtifactError
-from syncopate.units import format_count
+from syncopate.reading import read_whole
+from syncopate.units import MIB, format_count
 
 Groups = tuple[tuple[str, ...], ...]
 """The hosts of each rack: hosts, and racks by their first hosts, in the order of their ranks."""
 
 _MOST_NAMED = 8
+_MOST_BYTES = 64 * MIB
 
 
 def read_groups(communicator: Communicator, path: Path, hosts: Sequence[str]) -> Groups:
@@ -37,8 +39,10 @@ def read_groups(communicator: Communicator, path: Path, hosts: Sequence[str]) ->
     answer: tuple[bytes, str] = (b"", "")
     if communicator.rank == 0:
         try:
-            answer = path.read_bytes(), ""
-        except (OSError, ValueError) as error:  # the other ranks are waiting for an answer
+            answer = read_whole(path, _MOST_BYTES), ""
+        except ArtifactError as error:  # the other ranks are waiting for an answer
+            answer = b"", error.reason
+        except (OSError, ValueError, EOFError) as error:
             reason = getattr(error, "strerror", None) or error
             answer = b"", f"cannot read this table of racks: {reason}; rank 0 must be able to"
     data, refusal = communicator.broadcast_object(answer)

@@ -6,22 +6,41 @@ Of several ranks only rank 0 prints. A file written to standard output has it fo
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
+from rich.text import Text
 
 from syncopate.cli.common.launcher import LAUNCHER
-from syncopate.errors import InvalidValueError
+from syncopate.errors import InvalidValueError, visible
 from syncopate.output import is_standard_output, newly_made
 
 ProgressFunction = Callable[[str, float], None]
 """Called with what is going on and the fraction done, in [0, 1]."""
+
+
+class SafeConsole(Console):
+    """A console on which nothing in a text is obeyed: names from files may hold escapes."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return the text of a string, as wide as it is shown."""
+        return super().render_str(visible(text), **options)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the pieces of anything; what Rich steers the terminal with stays as it is."""
+        for segment in super().render(renderable, options):
+            shown = segment.text if segment.control else visible(segment.text)
+            yield segment if shown == segment.text else Segment(shown, segment.style)
 
 
 def is_leader() -> bool:
@@ -38,7 +57,7 @@ def out(beside: Path | None = None) -> Console:
         beside: the file that the command writes. Where that is standard output, results are printed
             on standard error, so that a program can read the file.
     """
-    console = Console(
+    console = SafeConsole(
         stderr=is_standard_output(beside),
         quiet=not is_leader(),
         highlight=False,
@@ -66,21 +85,26 @@ class Result(Protocol):
 def show(found: Result, json: bool) -> None:
     """Print a result: as text, or all its values as JSON."""
     if json:
-        encoded = msgspec.json.encode(found.to_dict())
-        typer.echo(msgspec.json.format(encoded, indent=1).decode())
+        say_json(msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=1))
         return
     out().print(found.report())
 
 
 def err() -> Console:
     """Return the console of progress and remarks: standard error, silent on every rank but 0."""
-    return Console(
+    return SafeConsole(
         stderr=True,
         quiet=not is_leader(),
         highlight=False,
         emoji=False,
         force_terminal=_terminal(),
     )
+
+
+def say_json(text: bytes) -> None:
+    """Print JSON on standard output, as UTF-8 whatever the terminal's encoding."""
+    line = text if text.endswith(b"\n") else text + b"\n"
+    typer.echo(line if hasattr(sys.stdout, "buffer") else line.decode(), nl=False)
 
 
 def say_written(*paths: Path | None) -> None:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from syncopate.errors import CalibrationError, CollectiveError
+from syncopate.ranks import require_sound
 
 LAUNCHER = "SYNCOPATE_LAUNCHER"
 """Environment variable: whose variables were translated, such as ``Open MPI``."""
@@ -86,6 +87,19 @@ def _adopt_local(environment: MutableMapping[str, str], names: _Names) -> None:
         environment.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK)
 
 
+def require_sound_ranks(folder: str | None) -> None:
+    """Refuse at once what the launcher's variables say that no job can be.
+
+    Args:
+        folder: in which ranks meet that were started here; None: the variables say where.
+
+    Raises:
+        CollectiveError: names the variable, its value and what it must be.
+    """
+    by_mpi = LAUNCHER in os.environ and "MASTER_ADDR" not in os.environ
+    require_sound(os.environ, meet=folder is None and not by_mpi)
+
+
 def meeting_store(timeout_s: float) -> Any:
     """Return the store in which ranks of MPI meet; None where torchrun's variables say where.
 
@@ -102,7 +116,7 @@ def meeting_store(timeout_s: float) -> Any:
         raise CollectiveError(
             "rendezvous",
             f"{os.environ[LAUNCHER]} started the ranks and does not say where they meet: install "
-            "mpi4py (pip install 'syncopate[mpi]'), or set MASTER_ADDR and MASTER_PORT on every "
+            "mpi4py (pip install mpi4py), or set MASTER_ADDR and MASTER_PORT on every "
             "rank, or start them with torchrun",
         ) from None
     world, size = mpi.COMM_WORLD, int(os.environ["WORLD_SIZE"])

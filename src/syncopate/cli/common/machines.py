@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.disturbed import doubts
 from syncopate.artifacts.overlap import OVERLAP, TCP, assuming_overlap
 from syncopate.artifacts.workload import TIMES, Workload
 from syncopate.cli.common.console import err
@@ -154,6 +155,8 @@ def typical(network: str, nodes: int, racks: Racks | None = None) -> Cluster:
 def load_cluster(path: Path) -> Cluster:
     """Return the cluster of a file whose curves are of collectives and algorithms that there are.
 
+    What speaks against its figures is said on standard error.
+
     Raises:
         ArtifactError: the file is no cluster, or has other curves.
     """
@@ -164,6 +167,8 @@ def load_cluster(path: Path) -> Cluster:
         require_curves(cluster)
     except (InvalidValueError, UnknownNameError) as error:
         raise ArtifactError(path, str(error), "$.curves") from None
+    for doubt in doubts(cluster):
+        err().print(f"warning: {path}: {doubt}", style="yellow", soft_wrap=True, markup=False)
     return cluster
 
 

@@ -28,6 +28,7 @@ from syncopate.errors import (
     UnknownNameError,
 )
 from syncopate.output import write_output
+from syncopate.ranks import MOST_LOCAL
 
 if TYPE_CHECKING:
     from syncopate.collectives.communicator import Communicator
@@ -63,8 +64,9 @@ def start_if_asked(local: int | None) -> int | None:
         raise InvalidValueError(
             "--local", local, "left out under torchrun or mpirun, which start the ranks"
         )
-    if local < 1:
-        raise InvalidValueError("--local", local, "an integer >= 1")
+    if not 1 <= local <= MOST_LOCAL:
+        rule = f"an integer from 1 to {MOST_LOCAL}; `syncopate simulate` needs no ranks"
+        raise InvalidValueError("--local", local, rule)
     return start_local(local, sys.argv[1:])
 
 
@@ -133,11 +135,12 @@ def joined(*, channels: int = 1, timeout_s: float = 300.0) -> Iterator[Communica
     Raises:
         CollectiveError: the ranks did not find each other.
     """
+    folder = os.environ.get(RENDEZVOUS)
+    launcher.require_sound_ranks(folder)
     import torch.distributed as dist
 
     from syncopate.collectives.communicator import Communicator
 
-    folder = os.environ.get(RENDEZVOUS)
     method = f"file://{folder}/store" if folder else "env://"
     try:
         store = launcher.meeting_store(timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from syncopate.artifacts.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import Racks, load_cluster, typical
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.reading import read_whole
 
 WORKLOAD, CLUSTER = "workload.json", "cluster.json"
 """Files that may lie beside those of ranks in the directory of a run."""
@@ -70,16 +72,17 @@ def _is_workload(path: Path) -> bool:
     if path.is_dir():
         return False
     try:
-        head = msgspec.json.decode(path.read_bytes())
-    except OSError as error:
-        raise ArtifactError(path, f"cannot read it: {error.strerror or error}") from None
+        head = msgspec.json.decode(read_whole(path))
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(path, f"cannot read it: {reason}") from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return isinstance(head, dict) and head.get("kind") == Workload.KIND
 
 
 def _recorded(path: Path) -> Trained:
-    from syncopate.analysis.workload import recorded_iteration_s, recorded_workload
+    from syncopate.analysis.workload import assumed, recorded_iteration_s, recorded_workload
     from syncopate.cli.common.timelines import read_recorded
 
     folder = path if path.is_dir() else None
@@ -89,12 +92,7 @@ def _recorded(path: Path) -> Trained:
     if profile is not None:
         workload, remark = Workload.load(profile), f"the training is that of {profile}"
     else:
-        workload = recorded_workload(timeline)
-        remark = (
-            f"gradients and times are those of {timeline.name}: what a bucket carried is taken for "
-            "pieces of up to a mebibyte that are ready one after the other, and computation lasts "
-            "as long as it did beside that run's communication"
-        )
+        workload, remark = recorded_workload(timeline), assumed(timeline)
     policy = timeline.metadata.get("policy", "")
     return Trained(
         workload=workload,

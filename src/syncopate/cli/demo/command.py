@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from syncopate.cli.common import ranks
-from syncopate.cli.common.console import is_leader, out
+from syncopate.cli.common.console import is_leader, out, say_json
 from syncopate.errors import InvalidValueError
 from syncopate.output import is_standard_output
 
@@ -69,7 +69,7 @@ def demo(
         digits()  # before anything is measured: the package may be there and broken
         result = tell(communicator, settings)
     if json and is_leader():
-        typer.echo(result.to_json().decode(), nl=False)
+        say_json(result.to_json())
 
 
 def _require_digits() -> None:

@@ -15,8 +15,8 @@ class Gain(NamedTuple):
     """How much faster one way of training is than another, by turns that they took one by one.
 
     Attributes:
-        ratio: the other's median iteration over this one's.
-        low: the same of single turns; a quarter of them are below it.
+        ratio: the other's iteration over this one's, the median over turns.
+        low: a quarter of the turns are below it.
         high: a quarter of them are above it.
         is_real: whether the difference is more than noise.
     """
@@ -62,7 +62,7 @@ class PolicyResult(Record, frozen=True, kw_only=True):
             low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
         faster = longer_beyond_noise(other.samples_s, self.samples_s)
         slower = longer_beyond_noise(self.samples_s, other.samples_s)
-        return Gain(other.measured_s / self.measured_s, low, high, faster or slower)
+        return Gain(statistics.median(ratios), low, high, faster or slower)
 
     @property
     def error(self) -> float | None:

@@ -87,8 +87,7 @@ def tell(communicator: Communicator, settings: Settings) -> DemoResult:
     plans = _planned(communicator, settings, workload, cluster)
     trainer = _trainers(communicator, settings)
     ours = trainer(with_plan(plans[BEST]))
-    # Plans that train alike take their turns as one.
-    first = {name: next(n for n in plans if alike(plans[n], plan)) for name, plan in plans.items()}
+    first = first_alike(plans)
     contenders = [
         *(_under(plan, name, ours) for name, plan in plans.items() if first[name] == name),
         Contender(BASELINE, lambda: None, trainer(with_ddp).step),
@@ -118,6 +117,11 @@ def tell(communicator: Communicator, settings: Settings) -> DemoResult:
     if communicator.rank == 0:
         _concluded(settings, result, timeline, (workload, cluster, plans[BEST]))
     return result
+
+
+def first_alike(plans: Mapping[str, Plan]) -> dict[str, str]:
+    """Return for each plan the first that trains as it does; they take their turns as one."""
+    return {name: next(n for n in plans if alike(plans[n], plan)) for name, plan in plans.items()}
 
 
 def _chapter(number: int, title: str, remark: str) -> None:

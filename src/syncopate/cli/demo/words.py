@@ -106,7 +106,7 @@ def planned(plans: Mapping[str, Plan]) -> Text:
 
 def compared(policies: Sequence[PolicyResult], pace: Pace) -> RenderableType:
     """Return every way of training: predicted at the pace of the turns, measured, against DDP."""
-    measured_s = {policy.name: policy.measured_s for policy in policies}
+    (ddp,) = (policy for policy in policies if policy.name == BASELINE)
     table = titled_table("an iteration, medians over turns")
     for name in ("training", "which is"):
         table.add_column(name, no_wrap=name == "training", overflow="fold")
@@ -121,7 +121,7 @@ def compared(policies: Sequence[PolicyResult], pace: Pace) -> RenderableType:
             "-" if predicted_s is None else format_seconds(predicted_s),
             format_seconds(policy.measured_s),
             "-" if error is None else f"{error:+.1%}",
-            f"{measured_s[BASELINE] / policy.measured_s:.2f}x",
+            f"{policy.gain_over(ddp).ratio:.2f}x",
             style="bold" if policy.name == BEST else None,
         )
     note = _indented(
@@ -166,7 +166,7 @@ def concluded(result: DemoResult) -> Text:
     gain = best.gain_over(ddp)
     said = f"{gain.ratio:.2f}x DDP's speed"
     if len(best.samples_s) > 1:
-        said += f", {gain.low:.2f}x to {gain.high:.2f}x in half of the turns"
+        said += f" in the median turn, {gain.low:.2f}x to {gain.high:.2f}x in half of them"
     if not gain.is_real:
         said = f"no gain beyond noise ({said})"
     return _indented(
@@ -199,7 +199,7 @@ def what_next(folder: Path, page: Path | None) -> Text:
         f"                         iterations in {folder}/trace.json (https://ui.perfetto.dev)",
     ]
     if page is None:
-        last = "a page of this run: pip install 'syncopate[html]', then "
+        last = "a page of this run: pip install jinja2 plotly, then "
         last += f"syncopate report {folder}/timeline.json"
     else:
         last = f"open {page} to see the iterations that were recorded"

@@ -18,16 +18,24 @@ from syncopate.cli.common.console import (
     out,
     progress_bar,
     require_one_writer,
+    say_json,
     say_written,
 )
 from syncopate.cli.common.machines import machines_option, say_unlike
 from syncopate.cli.common.options import grouped
+from syncopate.cli.common.timelines import note
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import WIRE_DTYPES
 
 _ALL = "all"
 """What ``--exchange`` says for every exchange."""
+
+_BEST = "auto"
+"""The policy whose plan is written unless told otherwise."""
+
+_DEFAULT = "plan.json"
+"""The file that the best plan is written to unless told otherwise."""
 
 _PAYS = "auto"
 """What ``--pull-period`` says for the smallest that pays."""
@@ -103,6 +111,17 @@ def _period_of(given: str | None) -> int | None:
     return int(given)
 
 
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        help=f"Where to write the plan; - prints it. Otherwise {_DEFAULT}, but for one of a "
+        "--policy or --algorithm that was named: that is a comparison, and not written.",
+    ),
+]
+
+
 @grouped(cluster=machines_option, wanted=_wanted)
 def plan(
     *,
@@ -114,13 +133,11 @@ def plan(
     policy: Annotated[
         str,
         typer.Option(
-            help="Policy of the plan that is written, for the best of the exchanges; "
+            help="Policy of the plan that is shown, for the best of the exchanges; "
             "the table shows all."
         ),
-    ] = "auto",
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="Where to write the plan; - prints it.")
-    ] = Path("plan.json"),
+    ] = _BEST,
+    output: _Output = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print all plans as a JSON array instead of tables.")
     ] = False,
@@ -143,6 +160,9 @@ def plan(
     from syncopate.planning.registry import require_policy
 
     require_policy(policy)
+    compares = policy != _BEST or wanted.told["algorithm"] is not None
+    if output is None and not compares:
+        output = Path(_DEFAULT)
     require_one_writer(json, ("--output", output))
     work = Workload.load(workload)
     say_unlike(work, cluster)
@@ -156,7 +176,8 @@ def plan(
     certain = sure(chosen, work, cluster)
     plans = tuple(certain if plan is chosen else plan for plan in plans)
     chosen = certain
-    chosen.save(output)
+    if output is not None:
+        chosen.save(output)
     _show(plans, chosen, output, json, beside)
 
 
@@ -212,14 +233,14 @@ def _expected_s(plan: Plan) -> float:
 def _show(
     plans: Sequence[Plan],
     chosen: Plan,
-    output: Path,
+    output: Path | None,
     json: bool,
     beside: Sequence[RenderableType] = (),
 ) -> None:
     if json:
         objects = ",\n".join(plan.to_json().decode().rstrip() for plan in plans)
-        typer.echo(f"[\n{objects}\n]")
-        say_written(output)
+        say_json(f"[\n{objects}\n]".encode())
+        _say_written(output)
         return
     from syncopate.reports.terminal import plan_report, plans_report
 
@@ -228,4 +249,11 @@ def _show(
     for shown in beside:
         console.print(shown)
     console.print(plan_report(chosen))
+    _say_written(output)
+
+
+def _say_written(output: Path | None) -> None:
+    """Remark what was written, or how it can be."""
+    if output is None:
+        note("compared, and not written: --output FILE writes this plan")
     say_written(output)

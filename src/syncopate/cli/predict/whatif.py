@@ -12,7 +12,14 @@ from syncopate.artifacts.cluster import NETWORKS
 from syncopate.artifacts.plan import EXCHANGES
 from syncopate.artifacts.whatif import BEST, DDP, Prices
 from syncopate.artifacts.workload import Workload
-from syncopate.cli.common.console import err, out, progress_bar, require_one_writer, say_written
+from syncopate.cli.common.console import (
+    err,
+    out,
+    progress_bar,
+    require_one_writer,
+    say_json,
+    say_written,
+)
 from syncopate.cli.common.machines import Racks, RacksOption, UplinkOption, racks_of
 from syncopate.cli.common.options import grouped, items
 from syncopate.cli.common.sources import Trained, base_cluster, trained
@@ -320,7 +327,7 @@ def _show(result: WhatIf, output: Path, page: Path | None, json: bool) -> None:
 
         write_output(page, whatif_page(result).encode())
     if json:
-        typer.echo(result.to_json().decode(), nl=False)
+        say_json(result.to_json())
     else:
         from syncopate.reports.whatif import whatif_report
 

@@ -20,7 +20,8 @@ largest sample a curve's own extrapolation counts only above what is known other
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
@@ -42,7 +43,7 @@ from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_en
 from syncopate.costs.model.price import price, price_pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
-from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.errors import InvalidValueError, ScheduleError, SyncopateError, UnknownNameError
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds
 from syncopate.schedules.compose import by_element
@@ -92,11 +93,13 @@ def collective_costs(
         names: the algorithms wanted; by default all that were measured, or, when none was
             measured, all that the registry holds worth considering on this cluster. Of these a
             price is right where it is less than one and a half times that of another one: there
-            they compete. Those that are named are right everywhere.
+            they compete. One that cannot be priced there is left out. Those that are named are
+            right everywhere.
 
     Raises:
         UnknownNameError: no such collective, or an algorithm that was neither measured nor can be
             priced; ``"native"`` has no schedule and therefore no price.
+        InvalidValueError: none can be priced, or not the one wanted.
     """
     return _collective_costs(cluster, collective, None if names is None else tuple(names))
 
@@ -110,19 +113,41 @@ def _collective_costs(cluster: Cluster, collective: str, names: tuple[str, ...] 
     if cluster.world_size == 1:
         known = default = tuple(dict.fromkeys((*known, *registered, NATIVE)))
     wanted = default if names is None else names
-    costs: dict[str, CostFunction] = {}
     if names is None and not measured and cluster.world_size > 1:
         return Envelope(_competing(cluster, collective, wanted))
     for name in wanted:
         if name not in known:
             raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
-        if cluster.world_size == 1:
-            costs[name] = FREE
-        elif measured:
-            costs[name] = _curve_costs(cluster, collective)[name]
-        else:
-            costs[name] = schedule_cost(cluster, collective, name)
-    return Envelope(costs)
+    if cluster.world_size == 1:
+        return Envelope(dict.fromkeys(wanted, FREE))
+    if measured:
+        curves = _curve_costs(cluster, collective)
+        return Envelope({name: curves[name] for name in wanted})
+    price = partial(schedule_cost, cluster, collective)
+    return Envelope(priced(wanted, price, every=names is not None))
+
+
+def priced(
+    names: Iterable[str], price: Callable[[str], CostFunction], *, every: bool
+) -> dict[str, CostFunction]:
+    """Return the cost of each algorithm; of one that has no price, none, unless ``every`` is asked.
+
+    Raises:
+        InvalidValueError, ScheduleError: why one has none, where every one is asked for or none of
+            them has any.
+    """
+    found: dict[str, CostFunction] = {}
+    refusal: SyncopateError | None = None
+    for name in names:
+        try:
+            found[name] = price(name)
+        except (InvalidValueError, ScheduleError) as error:
+            if every:
+                raise
+            refusal = refusal or error
+    if refusal is not None and not found:
+        raise refusal
+    return found
 
 
 def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[str, CostFunction]:
@@ -131,22 +156,28 @@ def _competing(cluster: Cluster, collective: str, names: Sequence[str]) -> dict[
     Those that have formulas come first, and those by levels, of which little is played: playing
     others where they are far dearer would be of no use.
     """
-    costs: dict[str, CostFunction] = {}
+    known: dict[str, CostFunction] = {}
 
     def effort(name: str) -> int:
-        if cluster.handling or closed_lines(cluster, collective, name, fitted_to[name]):
+        try:
+            fitted_to = variants(cluster, collective, name)[0]
+        except (InvalidValueError, ScheduleError):
+            return 0  # it has no price, and says so at once
+        if cluster.handling or closed_lines(cluster, collective, name, fitted_to):
             return 0
         return 1 if ALGORITHMS[collective, name].hierarchical else 2
 
-    fitted_to = {name: variants(cluster, collective, name)[0] for name in names}
-    efforts = {name: effort(name) for name in names}
-    for name in sorted(names, key=efforts.__getitem__):
-        if efforts[name] and costs:
-            rival = lower_envelope([cost.pieces for cost in costs.values()])
-            costs[name] = _schedule_cost(cluster, collective, name, rival)
+    def price(name: str) -> CostFunction:
+        if efforts[name] and known:
+            rival = lower_envelope([cost.pieces for cost in known.values()])
+            known[name] = _schedule_cost(cluster, collective, name, rival)
         else:
-            costs[name] = schedule_cost(cluster, collective, name)
-    return {name: costs[name] for name in names}
+            known[name] = schedule_cost(cluster, collective, name)
+        return known[name]
+
+    efforts = {name: effort(name) for name in names}
+    made = priced(sorted(names, key=efforts.__getitem__), price, every=False)
+    return {name: made[name] for name in names if name in made}
 
 
 @remembered

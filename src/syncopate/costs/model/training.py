@@ -38,6 +38,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +51,7 @@ from syncopate.costs.model.collective import (
     collective_costs,
     cost_at_s,
     fixed_cost,
+    priced,
     variants,
 )
 from syncopate.costs.model.functions import (
@@ -270,17 +272,16 @@ def _derived(cluster: Cluster, collective: str, names: tuple[str, ...] | None) -
     shown = _shown(cluster)
     known = (NATIVE,) if shown is None else algorithms(collective)
     default = (NATIVE,) if shown is None else candidates(collective, cluster)
-    costs: dict[str, CostFunction] = {}
-    for name in default if names is None else names:
+    wanted = default if names is None else names
+    for name in wanted:
         if name not in known:
             raise UnknownNameError("algorithm", name, known, f"{collective} on {cluster.name!r}")
-        if shown is None:
-            ways = [wire_bytes(cluster.world_size, 1.0, c) for c in (collective, _MEASURED_MOST)]
-            pieces = collective_costs(cluster).of(NATIVE).pieces.times(ways[0] / ways[1])
-            costs[name] = PiecewiseCost(pieces)
-        else:
-            costs[name] = _corrected(cluster, collective, name)
-    return Envelope(costs)
+    if shown is None:
+        ways = [wire_bytes(cluster.world_size, 1.0, c) for c in (collective, _MEASURED_MOST)]
+        pieces = collective_costs(cluster).of(NATIVE).pieces.times(ways[0] / ways[1])
+        return Envelope(dict.fromkeys(wanted, PiecewiseCost(pieces)))
+    price = partial(_corrected, cluster, collective)
+    return Envelope(priced(wanted, price, every=names is not None))
 
 
 @remembered

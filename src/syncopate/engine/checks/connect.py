@@ -11,6 +11,7 @@ from torch import nn
 
 from syncopate.engine.torch_compat import HashStore
 from syncopate.errors import EngineError
+from syncopate.ranks import require_sound
 
 _TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _LAUNCHERS = {
@@ -30,6 +31,7 @@ def require_process_group(model: object, timeout_s: float | None) -> None:
 
     Raises:
         EngineError: another launcher started several processes and did not join them.
+        CollectiveError: torchrun's variables say what no job can be.
     """
     if dist.is_initialized():
         return
@@ -37,6 +39,7 @@ def require_process_group(model: object, timeout_s: float | None) -> None:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     timeout = None if timeout_s is None else datetime.timedelta(seconds=timeout_s)
     if all(name in os.environ for name in _TORCHRUN):
+        require_sound(os.environ, meet=True)
         dist.init_process_group(backend, timeout=timeout)
     else:
         _refuse_lonely()

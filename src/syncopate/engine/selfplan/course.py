@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster, Interference, robust_mean
+from syncopate.artifacts.disturbed import doubts
 from syncopate.artifacts.plan import ALLREDUCE, SHARDED, Plan
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.decide.noise import longer_beyond_noise
@@ -495,7 +496,7 @@ class SelfPlanner(Stepwise):
         if path is not None:
             said.append(f"the next run starts with it ({path})")
         said += sharded
-        said += [f"warning: {text}" for text in self._cluster.warnings]
+        said += [f"warning: {text}" for text in doubts(self._cluster)]
         self._say("; ".join(said))
 
     def _of_sharded(self, best: Contender) -> Course[list[str]]:

@@ -29,7 +29,7 @@ def require_html(*needed: str) -> None:
     missing = [name for name in needed or _NEEDED if find_spec(name) is None]
     if missing:
         raise SyncopateError(
-            f"an HTML page needs {' and '.join(missing)}: pip install 'syncopate[html]'"
+            f"an HTML page needs {' and '.join(missing)}: pip install jinja2 plotly"
         )
 
 

@@ -25,7 +25,7 @@ from syncopate.units import format_seconds
 
 _CAUSES = 8
 
-_UNSAID = ("links", "clock_error_s")
+_UNSAID = ("links", "clock_error_s", "gradients")
 """Metadata for programs: what is to be said of it stands elsewhere."""
 
 

@@ -5,14 +5,16 @@ A line that is damaged is reported with its place, and the rest is read.
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple, TextIO
 
 from syncopate.errors import ArtifactError
+from syncopate.reading import opened
 from syncopate.tracing.dlc.columns import OPERATIONS, Packer, Records, Waited, bits, fits
 from syncopate.tracing.dlc.records import (
     FIELDS,
@@ -131,9 +133,10 @@ def records(path: str | os.PathLike[str]) -> Iterator[Record | SetUp | Damage]:
 
 def _opened(path: str | os.PathLike[str]) -> TextIO:
     try:
-        return Path(path).open(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise ArtifactError(path, f"cannot be read: {error.strerror}") from None
+        return io.TextIOWrapper(opened(path), encoding="utf-8", errors="replace")
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ArtifactError(path, f"cannot be read: {reason}") from None
 
 
 def _header(path: str | os.PathLike[str], lines: Iterable[str]) -> tuple[Header, int]:

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
 
+from syncopate.artifacts.gradients import GRADIENTS, to_text, usual
 from syncopate.artifacts.timeline import Group, Span, Timeline
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign.alignment import offsets
@@ -80,6 +81,8 @@ def timeline_of(
     said = [*notes, *theirs, how, cut, *_notes(traces, world_size), *_clock_notes(traces, clocks)]
     metadata = {"tool": traces[0].tool, "exchange": exchange}
     metadata["clock_error_s"] = f"{max(_errors_s(clocks)):.9f}"
+    if gradients := usual(trace.gradients for trace in traces):
+        metadata[GRADIENTS] = to_text(gradients)
     metadata |= {f"{NOTE}{number}": text for number, text in enumerate(filter(None, said))}
     made = merge(by_rank, name=name, metadata=metadata)
     told = len(groups) > 1 or any(group.ranks or group.description for group in groups)

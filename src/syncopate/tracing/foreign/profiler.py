@@ -3,12 +3,16 @@
 What is read, all by its name:
 
     forward      ``DistributedDataParallel.forward`` or ``FullyShardedDataParallel.forward``, the
-                 outermost
+                 outermost; of FSDP2 from ``FSDP::root_pre_forward`` to the last
+                 ``FSDP::post_forward``
     backward     from the first function that autograd evaluates after a forward to the last
     update       ``Optimizer.step#...``
-    collectives  on a CPU from the call (``c10d::allreduce_``) to the end of ``gloo:all_reduce``; on
-                 a GPU the kernels of NCCL or RCCL (:mod:`syncopate.tracing.foreign.chrome.names`)
+    collectives  on a CPU from the call (``c10d::allreduce_``) to the end of ``gloo:all_reduce``,
+                 by which Gloo carries a reduce-scatter, too; on a GPU the kernels of NCCL or RCCL
+                 (:mod:`syncopate.tracing.foreign.chrome.names`)
     iterations   ``ProfilerStep#N``, else the steps of the optimizer
+
+    gradients    ``torch::autograd::AccumulateGrad`` within backward, with ``record_shapes=True``
 
 On a GPU the three kinds of computation are the kernels that they launched. Sizes are there when
 shapes were recorded (``record_shapes=True``), and always where a kernel carries its size.
@@ -33,6 +37,7 @@ from syncopate.artifacts.timeline import Group
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign.chrome import device
 from syncopate.tracing.foreign.chrome.events import NOTHING, Args, Event, read_events
+from syncopate.tracing.foreign.chrome.gradients import ACCUMULATED, gradients_of
 from syncopate.tracing.foreign.chrome.names import collective_of_call
 from syncopate.tracing.foreign.iterations import iteration_of
 from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_of
@@ -40,10 +45,12 @@ from syncopate.tracing.foreign.ranktrace import Launch, RankTrace, Work, nbytes_
 TOOL = "torch.profiler"
 
 _FORWARDS = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
+_BEFORE_FORWARD, _AFTER_FORWARD = "FSDP::root_pre_forward", "FSDP::post_forward"
 _EVALUATED = "autograd::engine::evaluate_function"
 _STEP = re.compile(r"Optimizer\.step#(.+)\.step")
 _PROFILER_STEP = re.compile(r"ProfilerStep\s*#\s*(\d+)")
 _ON_DEVICE = "gpu_user_annotation"
+_PREFIXES = (_EVALUATED, _BEFORE_FORWARD, _AFTER_FORWARD, "Optimizer.step#", "ProfilerStep")
 _RUN = re.compile(r"gloo:(?:sparse_)?")
 
 
@@ -60,6 +67,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
     groups = _groups(about)
     kernels = device.kernels_of(chrome.events)
     phases = sorted(_phases(chrome.events), key=lambda work: work.start_ns)
+    gradients = gradients_of(chrome.events, phases)
     marks = _marks(chrome.events, phases)
     if kernels:
         launches = list(device.launches_of(kernels, groups, marks))
@@ -82,6 +90,7 @@ def read_trace(file: IO[bytes], path: str | os.PathLike[str]) -> RankTrace:
         host=str(chrome.about.get("host_name") or ""),
         on_device=bool(kernels),
         groups=tuple(groups.values()),
+        gradients=gradients,
         notes=tuple(f"{count} events {what}" for what, count in chrome.odd.items()),
     )
     if not (trace.launches or trace.work):
@@ -107,8 +116,8 @@ def _wanted(cat: str, name: str) -> bool:
         return True
     return (
         name in _FORWARDS
-        or name == "record_param_comms"
-        or name.startswith((_EVALUATED, "Optimizer.step#", "ProfilerStep"))
+        or name in ("record_param_comms", ACCUMULATED)
+        or name.startswith(_PREFIXES)
         or collective_of_call(name) is not None
     )
 
@@ -130,6 +139,7 @@ def _phases(events: Iterable[Event]) -> Iterator[Work]:
     begun = 0
     backwards: dict[int, tuple[int, int]] = {}
     forward_ns = -1
+    sharded: dict[int, tuple[int, int]] = {}
     for event in events:
         if event.cat == _ON_DEVICE:
             continue
@@ -140,12 +150,20 @@ def _phases(events: Iterable[Event]) -> Iterator[Work]:
                 begun += 1
                 forward_ns = event.end_ns
                 yield Work("forward", "forward", event.start_ns, event.end_ns)
+        elif event.name.startswith(_BEFORE_FORWARD):
+            begun += 1
+            sharded[begun] = (event.start_ns, event.end_ns)
+        elif event.name.startswith(_AFTER_FORWARD):
+            if begun in sharded and begun not in backwards:
+                sharded[begun] = (sharded[begun][0], event.end_ns)
         elif found := _STEP.fullmatch(event.name):
             begun += 1
             yield Work(found[1], "update", event.start_ns, event.end_ns)
         elif event.name.startswith(_EVALUATED):
             start_ns, end_ns = backwards.get(begun, (event.start_ns, event.end_ns))
             backwards[begun] = (start_ns, max(end_ns, event.end_ns))
+    for start_ns, end_ns in sharded.values():
+        yield Work("forward", "forward", start_ns, end_ns)
     for start_ns, end_ns in backwards.values():
         yield Work("backward", "backward", start_ns, end_ns)
 
@@ -213,10 +231,13 @@ def _on_host(events: Iterable[Event], groups: Mapping[str, Group]) -> Iterator[L
         args = told[place][1] if place >= 0 and moments[place] >= call.start_ns else NOTHING
         group = device.group_of(args, 0, groups)
         launch = Launch(None, collective, group, call.start_ns, None, 0, None, call.name)
-        waiting = runs[collective]
-        while taken[collective] < len(waiting):
-            run = waiting[taken[collective]]
-            taken[collective] += 1
+        kind = collective
+        if kind == "reduce_scatter" and not runs[kind]:
+            kind = "all_reduce"  # Gloo has none, and sums all of it
+        waiting = runs[kind]
+        while taken[kind] < len(waiting):
+            run = waiting[taken[kind]]
+            taken[kind] += 1
             if run.start_ns >= call.start_ns:
                 nbytes = _nbytes(run.args) or _nbytes(call.args)
                 launch = launch._replace(end_ns=run.end_ns, nbytes=nbytes, detail=run.name)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
+from syncopate.artifacts.gradients import Seen
 from syncopate.artifacts.timeline import Group
 
 LANE_OF = {
@@ -100,6 +101,7 @@ class RankTrace(NamedTuple):
         on_device: whether collectives are kernels, which all ranks end together.
         groups: its process groups, also those that it did not use.
         lost: how many collectives were forgotten before the first of ``launches``.
+        gradients: of a backward, where the tool tells them one by one; else none.
         notes: what is odd about what the tool wrote.
     """
 
@@ -114,6 +116,7 @@ class RankTrace(NamedTuple):
     on_device: bool = False
     groups: tuple[Group, ...] = ()
     lost: int = 0
+    gradients: tuple[Seen, ...] = ()
     notes: tuple[str, ...] = ()
 
 

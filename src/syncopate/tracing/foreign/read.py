@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import re
 import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from gzip import GzipFile
 from pathlib import Path
-from typing import IO, Any, NamedTuple, cast
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
 from syncopate.artifacts.artifact import TOO_DEEP
+from syncopate.artifacts.faults import not_json
 from syncopate.artifacts.timeline import Timeline
 from syncopate.errors import ArtifactError, InvalidValueError
+from syncopate.reading import opened, read_whole
 from syncopate.tracing.foreign import flight, profiler
 from syncopate.tracing.foreign.assemble import timeline_of
 from syncopate.tracing.foreign.chrome.events import EVENTS
@@ -33,7 +35,7 @@ READABLE = (
 RECORDED = "rank-*.json"
 """The files of recorded ranks in the directory of a run."""
 
-_GZIP, _PICKLE = b"\x1f\x8b", b"\x80"
+_PICKLE = b"\x80"
 _TIMELINE, _BEGIN_BYTES = re.compile(rb'\s*\{\s*"kind"\s*:\s*"timeline"'), 256
 """How a timeline begins that is read in pieces, as its files may be long."""
 
@@ -49,11 +51,12 @@ def is_document(path: str | os.PathLike[str]) -> bool:
         ArtifactError: it cannot be read.
     """
     try:
-        with Path(path).open("rb") as file:
+        with opened(path) as file:
             begin = file.read(64)
-    except OSError as error:
-        raise ArtifactError(path, f"cannot be read: {error.strerror or error}") from None
-    if begin.startswith(_GZIP):
+            packed = isinstance(file, GzipFile)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
+    if packed:
         return not has_name_of_table(path)
     if not begin and Path(path).suffix == ".json":
         return True
@@ -147,7 +150,7 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
     errors: list[ArtifactError] = []
     for path in paths:
         try:
-            if data := path.read_bytes():
+            if data := read_whole(path):
                 read.append(_Recorded(path, *RecordedRank.whole(data, path)))
         except OSError as error:
             errors.append(ArtifactError(path, f"cannot be read: {error.strerror or error}"))
@@ -174,10 +177,7 @@ def _of_last(paths: Sequence[Path]) -> tuple[list[_Recorded], list[str]]:
 
 def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
     try:
-        with Path(path).open("rb") as plain:
-            packed = plain.read(len(_GZIP)) == _GZIP
-            plain.seek(0)
-            file = cast("IO[bytes]", gzip.GzipFile(fileobj=plain) if packed else plain)
+        with opened(path) as file:
             begins = file.read(_BEGIN_BYTES)
             file.seek(0)
             if not begins.strip():
@@ -188,7 +188,7 @@ def _read(path: str | os.PathLike[str]) -> Timeline | RankTrace:
                 return profiler.read_trace(file, path)
             data = file.read()
     except (OSError, EOFError, zlib.error) as error:
-        raise ArtifactError(path, f"cannot be read: {error}") from None
+        raise ArtifactError(path, f"cannot be read: {_reason(error)}") from None
     if _kind(data) == Timeline.KIND:
         return Timeline.from_json(data, path)
     if _RECORDED.search(data, 0, _LOOK_BYTES):  # which may be damaged
@@ -217,6 +217,10 @@ def _is_trace(file: IO[bytes], begins: bytes) -> bool:
     return found
 
 
+def _reason(error: Exception) -> object:
+    return getattr(error, "strerror", None) or error
+
+
 class _Kind(msgspec.Struct):
     kind: str = ""
 
@@ -235,8 +239,9 @@ def _decoded(data: bytes, path: str | os.PathLike[str]) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        reason = f"neither a pickle nor valid JSON (damaged or truncated): {error}"
-        raise ArtifactError(path, f"{reason}; expected {READABLE}") from None
+        reason, field = not_json(data, str(error))
+        reason = reason.replace("not valid JSON", "neither a pickle nor valid JSON")
+        raise ArtifactError(path, f"{reason}; expected {READABLE}", field) from None
     except RecursionError:
         raise ArtifactError(path, f"{TOO_DEEP}; expected {READABLE}") from None
 

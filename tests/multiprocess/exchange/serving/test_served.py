@@ -292,7 +292,7 @@ AT_START = {
     "nothing like it": "exchange is 7; it must be one of 'allreduce', 'decoupled', 'sharded', or a",
     "unknown": "'servers'; known: allreduce, decoupled, sharded, a syncopate.KVStore",
     "other": "left out beside a plan of the allreduce exchange",
-    "plan alone": "exchange is None; it must be the syncopate.KVStore itself",
+    "plan alone": "exchange is not given; it must be the syncopate.KVStore itself",
     "name beside a plan": "left out beside a plan, which says it already",
     "policy": "left out with the served exchange",
     "loss": "on_worker_loss='abort'",

@@ -161,8 +161,8 @@ def test_ctrl_c_before_the_first_point_writes_nothing(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("workload.json", "--cluster is None; it must be given, or --network, or --bandwidth"),
-        ("workload.json --network 10gbe", "--nodes is None; it must be given, as 4,8 or 4..64"),
+        ("workload.json", "--cluster is not given; it must be given, or --network, or --bandwidth"),
+        ("workload.json --network 10gbe", "--nodes is not given; it must be given, as 4,8"),
         ("workload.json --network 3gbe --nodes 4", "unknown network '3gbe'"),
         ("workload.json -c cluster.json --network 10gbe", "only one of --cluster and --network"),
         ("cluster.json --network 10gbe --nodes 4", "cluster.json"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from syncopate.artifacts.gradients import GRADIENTS, Seen, of_text
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import notes, profile, times_ms, write
@@ -40,6 +41,70 @@ def test_computation_and_collectives_of_a_cpu(tmp_path):
     assert times_ms(timeline, "bucket 1", 1)[1] == (129, 135)
     assert {span.nbytes for span in timeline.spans if span.name == "bucket 0"} == {1024}
     assert notes(timeline) == []
+
+
+def test_fsdp2_has_its_forward_and_gloo_sums_for_its_reduce_scatters(tmp_path):
+    rows = []
+    for begin in (0, 100):
+        rows += [
+            ("cpu_op", "FSDP::root_pre_forward", begin, begin + 1, {}),
+            ("cpu_op", "FSDP::post_forward (0)", begin + 5, begin + 6, {}),
+            ("cpu_op", "FSDP::post_forward (1)", begin + 9, begin + 10, {}),
+            ("cpu_op", EVALUATED, begin + 11, begin + 30, {}),
+            ("cpu_op", "c10d::_reduce_scatter_base_", begin + 14, begin + 15, {}),
+            ("user_annotation", "gloo:all_reduce", begin + 15, begin + 20, SHAPES),
+            # Computed once more within backward.
+            ("cpu_op", "FSDP::post_forward (0)", begin + 21, begin + 22, {}),
+            ("user_annotation", "Optimizer.step#AdamW.step", begin + 40, begin + 45, {}),
+        ]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert times_ms(timeline, "forward", 1)[0] == (100, 110)
+    assert times_ms(timeline, "backward", 1)[0] == (111, 130)
+    (pushed,) = (s for s in timeline.spans if s.lane == "push" and s.iteration == 1)
+    assert (pushed.nbytes, timeline.metadata["exchange"]) == (1024, "sharded")
+    assert pushed.duration_s == pytest.approx(6e-3)
+
+
+def _accumulated(begin, *gradients):
+    """Return when autograd had gradients: ``(end, shape, type)``, 1 ms each."""
+    return [
+        (
+            "cpu_op",
+            "torch::autograd::AccumulateGrad",
+            begin + end - 1,
+            begin + end,
+            {"Input Dims": [shape], "Input type": [kind]},
+        )
+        for end, shape, kind in gradients
+    ]
+
+
+def test_gradients_are_told_one_by_one_where_shapes_were_recorded(tmp_path):
+    usual = [(15, [16, 8], "float"), (20.5, [128], "c10::BFloat16"), (30, [], "float")]
+    rows = [
+        *_iteration(0),
+        *_accumulated(0, *usual),
+        # Outside of backward it is nobody's.
+        *_accumulated(0, (38, [9], "float")),
+        *_iteration(100),
+        *_accumulated(100, *usual),
+        *_iteration(200),
+        *_accumulated(200, *usual[:2]),
+    ]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    # Backward takes from 11 to 30 ms.
+    assert of_text(timeline.metadata[GRADIENTS]) == (
+        Seen((16, 8), "float32", pytest.approx(4 / 19, abs=1e-6)),
+        Seen((128,), "bfloat16", 0.5),
+        Seen((), "float32", 1.0),
+    )
+
+
+@pytest.mark.parametrize("odd", [(20, "?", "float"), (20, [4], "signed char")])
+def test_gradients_that_do_not_tell_what_they_are_are_no_gradients(tmp_path, odd):
+    rows = [*_iteration(0), *_accumulated(0, (15, [16, 8], "float"), odd)]
+    timeline = read_timeline(write(tmp_path, "prof-", [profile(0, rows, world_size=1)]))
+    assert GRADIENTS not in timeline.metadata
 
 
 def test_steps_of_the_profiler_number_iterations(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import os
 import re
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from syncopate.artifacts.cluster import MAX_RANKS
 from syncopate.artifacts.timeline import PAUSES, Group
 from syncopate.errors import ArtifactError
+from syncopate.reading import opened
 from syncopate.tracing.foreign.chrome.device import ranks_of
 from syncopate.tracing.foreign.profiler import by_updates, keyed
 from syncopate.tracing.foreign.ranktrace import LANE_OF, Launch, RankTrace, Work
@@ -30,7 +30,7 @@ from syncopate.tracing.foreign.tables.columns import (
 
 TOOL = "a table"
 _SUFFIXES = (".csv", ".tsv", ".parquet")
-_PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
+_PARQUET = b"PAR1"
 _MOST_IN_HEADER = 1 << 16
 
 
@@ -249,9 +249,7 @@ def _parquet(
 
 def _read(path: str | os.PathLike[str], most: int = -1) -> bytes:
     try:
-        with Path(path).open("rb") as file:
-            packed = file.read(2) == _GZIP
-            file.seek(0)
-            return gzip.GzipFile(fileobj=file).read(most) if packed else file.read(most)
+        with opened(path) as file:
+            return file.read(most)
     except (OSError, EOFError, zlib.error) as error:
         raise ArtifactError(path, f"cannot be read: {error}") from None

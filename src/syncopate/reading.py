@@ -1,0 +1,149 @@
+"""Reading: files that others wrote, unpacked and as UTF-8, within limits.
+
+What cannot be one of our files is refused before it fills the memory: a device, which never ends; a
+pipe that does not end; a compressed file that unpacks to many times what any of ours does.
+Windows writes text with a byte order mark, or as UTF-16; both are read as UTF-8.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+from pathlib import Path
+from typing import IO, cast
+
+from syncopate.errors import ArtifactError
+from syncopate.units import GIB, MIB, format_bytes
+
+MOST_BYTES = 4 * GIB
+"""Of a file that is read whole, and of what comes through a pipe."""
+
+MOST_TIMES = 100
+"""A compressed file unpacks to so many times its size at most. Traces unpack to 10 to 60 times
+theirs; blanks to a thousand times."""
+
+_FREE_BYTES = 64 * MIB
+"""Any compressed file may unpack to so much."""
+
+_PIECE_BYTES = 4 * MIB
+_GZIP = b"\x1f\x8b"
+_UTF_8, _UTF_16 = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+
+
+def opened(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a file to be read, from its beginning as often as one likes.
+
+    Args:
+        path: a file, compressed or not, or a pipe.
+
+    Returns:
+        What it holds, unpacked; text that begins with a byte order mark as UTF-8 without it.
+
+    Raises:
+        OSError: it cannot be read.
+        ArtifactError: a device, or a pipe with more than ``MOST_BYTES``.
+    """
+    mode = Path(path).stat().st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        raise ArtifactError(path, "this is a device; give a file")
+    file: IO[bytes] = Path(path).open("rb")  # noqa: SIM115  # the caller closes it
+    try:
+        if not stat.S_ISREG(mode):
+            with file:
+                file = io.BytesIO(_whole(file, path))
+        begin = file.read(len(_UTF_8))
+        file.seek(0)
+        if begin.startswith(_GZIP):
+            file = cast("IO[bytes]", _Unpacked(file, path))
+            begin = file.read(len(_UTF_8))
+            file.seek(0)
+        if begin.startswith((_UTF_8, *_UTF_16)):
+            with file:
+                file = io.BytesIO(as_utf8(_whole(file, path)))
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_whole(path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Return all that a file holds, as :func:`opened` gives it.
+
+    Raises:
+        OSError: it cannot be read.
+        ArtifactError: a device, or more than ``most_bytes``.
+    """
+    with opened(path) as file:
+        return _whole(file, path, most_bytes)
+
+
+def as_utf8(data: bytes) -> bytes:
+    """Return text without its byte order mark, UTF-16 as UTF-8; what is neither as it is.
+
+    Example:
+        >>> as_utf8("{}".encode("utf-16"))
+        b'{}'
+    """
+    if data.startswith(_UTF_16):
+        try:
+            return data.decode("utf-16").encode()
+        except UnicodeDecodeError:
+            return data
+    return data.removeprefix(_UTF_8)
+
+
+def _whole(file: IO[bytes], path: str | os.PathLike[str], most_bytes: int = MOST_BYTES) -> bytes:
+    """Return the rest of a file.
+
+    Raises:
+        ArtifactError: it is longer than ``most_bytes``.
+    """
+    size = os.fstat(file.fileno()).st_size if isinstance(file, io.BufferedReader) else 0
+    data = file.read(most_bytes + 1) if size <= most_bytes else b""
+    if size > most_bytes or len(data) > most_bytes:
+        raise ArtifactError(path, f"longer than {format_bytes(most_bytes)}, the most that is read")
+    return data
+
+
+class _Unpacked(gzip.GzipFile):
+    """A compressed file that is refused once it has unpacked to more than any of ours does.
+
+    Args:
+        packed: the compressed file, which this one closes.
+        path: what to call it in errors.
+    """
+
+    def __init__(self, packed: IO[bytes], path: str | os.PathLike[str]) -> None:
+        super().__init__(fileobj=packed, mode="rb")
+        self._packed, self._path = packed, path
+        size = packed.seek(0, io.SEEK_END)
+        packed.seek(0)
+        self._most = max(MOST_TIMES * size, _FREE_BYTES)
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return so much of what is left, or all of it, as any file does."""
+        if size is not None and 0 <= size <= _PIECE_BYTES:
+            return self._checked(super().read(size))
+        left = self._most + 1 if size is None or size < 0 else size
+        pieces = []
+        while left > 0 and (piece := self._checked(super().read(min(left, _PIECE_BYTES)))):
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
+
+    def read1(self, size: int = -1) -> bytes:
+        """Return what is there of what is left, as any file does."""
+        return self._checked(super().read1(size))
+
+    def close(self) -> None:
+        """Close the compressed file too."""
+        super().close()
+        self._packed.close()
+
+    def _checked(self, piece: bytes) -> bytes:
+        if self.tell() > self._most:
+            reason = f"unpacks to more than {MOST_TIMES} times its size, as no trace or table does"
+            raise ArtifactError(self._path, reason)
+        return piece

@@ -1,0 +1,33 @@
+"""Faults: where in a file something is wrong."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.faults import not_json
+from syncopate.errors import ArtifactError
+from tests.unit import examples
+
+NO_NUMBER = "is no number of JSON; it must be a finite one"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": [1, {"b": NaN}]}', (f"NaN {NO_NUMBER}", "$.a[1].b")),
+        (b"[-Infinity]", (f"-Infinity {NO_NUMBER}", "$[0]")),
+        ('{"a": ', ("not valid JSON (damaged or truncated): what", "")),
+        ('{"a": "NaN", ', ("not valid JSON (damaged or truncated): what", "")),
+    ],
+)
+def test_a_number_that_json_does_not_have_is_named_with_its_field(text, told):
+    assert not_json(text, "what") == told
+
+
+def test_a_rule_that_is_broken_is_told_with_the_field_that_breaks_it():
+    raw = msgspec.json.decode(examples.cluster().to_json())
+    raw["levels"][1]["latency_s"] = -1.0
+    with pytest.raises(ArtifactError, match=r"at \$\.levels\[1\]\.latency_s: latency_s is -1\.0"):
+        Cluster.from_json(msgspec.json.encode(raw))

@@ -1,0 +1,76 @@
+"""Reading: files unpacked and as UTF-8; what cannot be one of ours is refused."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import threading
+
+import pytest
+
+from syncopate import reading
+from syncopate.errors import ArtifactError
+from syncopate.units import MIB
+
+TEXT = '{"name": "na\xefve"}'
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_every_encoding_is_read_as_utf8_packed_or_not(tmp_path, encoding, pack):
+    path = tmp_path / "a.json"
+    path.write_bytes(pack(TEXT.encode(encoding)))
+    assert reading.read_whole(path) == TEXT.encode()
+    with reading.opened(path) as file:
+        assert file.read(3) == b'{"n'
+        file.seek(0)
+        assert file.read() == TEXT.encode()
+
+
+def test_what_looks_like_utf16_and_is_none_stays_as_it_is():
+    assert reading.as_utf8(b"\xff\xfe\x00") == b"\xff\xfe\x00"
+
+
+def test_a_device_is_refused():
+    with pytest.raises(ArtifactError, match="/dev/zero: this is a device; give a file"):
+        reading.read_whole("/dev/zero")
+
+
+def test_a_pipe_is_read_to_its_end(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.open("wb").write(TEXT.encode()))
+    writer.start()
+    assert reading.read_whole(pipe) == TEXT.encode()
+    writer.join()
+
+
+def test_more_than_the_most_is_refused(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_bytes(b"x" * 11)
+    assert reading.read_whole(path, 11) == b"x" * 11
+    with pytest.raises(ArtifactError, match="longer than 10 B, the most that is read"):
+        reading.read_whole(path, 10)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_file_that_unpacks_to_far_too_much_is_refused_before_it_does(tmp_path, whole):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(bytes(96 * MIB), 9))
+    unpacked: list[int] = []
+
+    def unpack():
+        with reading.opened(path) as file:
+            while piece := file.read(-1 if whole else MIB):
+                unpacked.append(len(piece))
+
+    with pytest.raises(ArtifactError, match="unpacks to more than 100 times its size"):
+        unpack()
+    assert sum(unpacked) <= 64 * MIB
+
+
+def test_a_small_file_may_unpack_to_many_times_its_size(tmp_path):
+    path = tmp_path / "blanks.gz"
+    path.write_bytes(gzip.compress(bytes(2 * MIB), 9))
+    assert path.stat().st_size * 100 < 2 * MIB
+    assert len(reading.read_whole(path)) == 2 * MIB
