@@ -8,6 +8,7 @@ file             what it does
 ===============  ===================================================================================
 ``job``          where the scheduler is, how many take part: the environment's DMLC variables
 ``wire/``        how messages travel: sockets, keys, queues, and what the trace notes
+``membership``   heartbeats, in a thread and on a connection of their own
 ``node``         what server and worker share: wire, membership, a loop
 ``tensors``      tensors as frames, frames as tensors
 ``optimizers``   SGD and Adam on a slice

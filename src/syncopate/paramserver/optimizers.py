@@ -136,14 +136,26 @@ def with_state(
     return tuple(state), joined(parts)
 
 
-def collecting(piece: Slice, found: list[dict[str, Tensor]]) -> Callable[..., None]:
-    """Return what appends the state that comes of a slice to ``found``."""
-    mine: dict[str, Tensor] = {}
-    found.append(mine)
+def collecting(
+    piece: Slice, members: Sequence[Slice], found: dict[int, State]
+) -> Callable[..., None]:
+    """Return what puts the state that comes of a slice, or of a bundle's, into ``found``.
+
+    Args:
+        piece: what is pulled.
+        members: the slices in it, one behind the other; itself where it is no bundle.
+        found: by the slices' keys.
+    """
 
     def take(data: Tensor, names: tuple[str, ...]) -> None:
-        mine.update(parted(data, piece.carried(names)))
-        mine.pop("")
+        state = parted(data, piece.carried(names))
+        begin = 0
+        for member in members:
+            end = begin + member.numel
+            found[member.key] = {
+                name: state[name] if name == STEPS else state[name][begin:end] for name in names
+            }
+            begin = end
 
     return take
 

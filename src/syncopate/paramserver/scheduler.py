@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 from syncopate.errors import ParameterServerError
 from syncopate.paramserver.job import Job
-from syncopate.paramserver.node import TICK_S, new_token
+from syncopate.paramserver.membership import TICK_S
+from syncopate.paramserver.node import new_token
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.awake import AwakeClock
+from syncopate.protocol.limits import CONTROL_BYTES, Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.scheduler import SchedulerMachine
 
@@ -42,7 +44,7 @@ class Scheduler:
         tap = Tap(SCHEDULER)
         self._wire = Wire(load_key(job.key), self._limits, tap)
         try:
-            self._wire.listen(job.uri, job.port)
+            self._wire.listen(job.uri, job.port, CONTROL_BYTES)
         except BaseException:
             self._wire.close(0)
             raise
@@ -64,6 +66,7 @@ class Scheduler:
             ParameterServerError: a node was lost or failed; the message names it.
         """
         shown: dict[str, int] = {}
+        clock = AwakeClock()
         refusals = RefusalLog("the scheduler")
         try:
             while not self._machine.settled:
@@ -73,8 +76,9 @@ class Scheduler:
                     except Refusal as refusal:
                         self._do(self._machine.refuse(arrival.peer, refusal))
                         continue
-                    self._do(self._machine.receive(arrival.peer, message, time.monotonic()))
-                self._do(self._machine.tick(time.monotonic()))
+                    now_s = clock.at(time.monotonic())
+                    self._do(self._machine.receive(arrival.peer, message, now_s))
+                self._do(self._machine.tick(clock.at(time.monotonic())))
                 refusals.note(self.refused)
                 if progress is not None and shown != self._machine.here:
                     shown = self._machine.here

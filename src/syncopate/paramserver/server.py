@@ -22,6 +22,7 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
+from syncopate.protocol.layout import bundles_of, whole_among
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.server import Kept, Seat, ServerMachine
@@ -29,6 +30,9 @@ from syncopate.protocol.server import Kept, Seat, ServerMachine
 _EARLY, _EARLY_BYTES = 1024, 4096
 """How many messages are kept of those who come before this server knows who is who, and how long
 they may be: a worker says hello, and nothing else."""
+
+
+_COMPUTED = act.Stage | act.Add | act.Initialise | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -66,6 +70,8 @@ class ParameterServer:
         self._machine: ServerMachine | None = None
         self._shard: Shard | None = None
         self._committer: Committer | None = None
+        # Bundles that were split: nothing on disk counts any more that is under their keys.
+        self._dropped: set[int] = set()
         self._over = False
         self._failure: ParameterServerError | None = None
         self._boot = new_token()
@@ -100,14 +106,14 @@ class ParameterServer:
                 self._commit()
         except BaseException as error:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            self._do(self._node.member.fail(reason or type(error).__name__))
+            self._node.member.fail(reason or type(error).__name__)
             raise
         finally:
             self._node.part()
             if self._committer is not None:
                 self._committer.close()
             self._refusals.note(self.refused, last=True)
-            self._node.wire.close()
+            self._node.close()
         if self._failure is not None:
             raise self._failure
 
@@ -145,7 +151,7 @@ class ParameterServer:
         for action in actions:
             if self._over:
                 return
-            if isinstance(action, act.Stage | act.Initialise | act.Update | act.Answer):
+            if isinstance(action, _COMPUTED):
                 self._compute(action, payload)
             elif isinstance(action, act.Send):
                 self._node.send(action)
@@ -156,14 +162,16 @@ class ParameterServer:
 
     def _compute(
         self,
-        action: act.Stage | act.Initialise | act.Update | act.Answer,
+        action: act.Stage | act.Add | act.Initialise | act.Update | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
         assert shard is not None
         if isinstance(action, act.Stage):
             assert payload is not None
-            shard.stage(action.key, action.worker, action.sequence, payload)
+            shard.stage(action, payload)
+        elif isinstance(action, act.Add):
+            shard.add(action)
         elif isinstance(action, act.Initialise):
             shard.initialise(action)
             wire.tap.worked("initialise", action.key, (0, 0, None), began_s)
@@ -194,12 +202,16 @@ class ParameterServer:
     def _manage(self, action: Action) -> None:
         if isinstance(action, act.Keep):
             self._keep(action)
+        elif isinstance(action, act.Split):
+            assert self._shard is not None
+            self._shard.split(action.bundle)
+            self._dropped.add(action.bundle.whole.key)
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
-            self._do(self._node.member.fail(action.reason))
+            self._node.member.fail(action.reason)
             self._failure = ParameterServerError(action.reason, action.ranks)
             self._over = True
 
@@ -207,6 +219,11 @@ class ParameterServer:
         kept = None
         known = self._identity
         if known is not None and known.rules is not None:
+            bundles = bundles_of(known.slices)
+            whole = whole_among(bundles, self._records)
+            self._dropped = {bundle.whole.key for bundle in bundles if bundle not in whole}
+            for key in self._dropped:
+                self._records.pop(key, None)
             positions = {key: record.position for key, record in self._records.items()}
             kept = Kept(known.digest, known.rules, known.slices, positions)
             self._shard = Shard(known.rules, known.slices)
@@ -226,6 +243,8 @@ class ParameterServer:
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
         self._shard = Shard(action.rules, action.slices)
+        bundles = [bundle.whole for bundle in bundles_of(action.slices)]
+        self._node.wire.tap.keeps(self._machine.rank, action.rules.mode, bundles)
         if self._folder is not None and self._identity is not None:
             self._identity = msgspec.structs.replace(
                 self._identity,
@@ -246,4 +265,6 @@ class ParameterServer:
             return
         keys = sorted(shard.held if committer.wants_all else shard.changed)
         at = machine.positions(keys)
-        committer.begin({key: Record(at[key], shard.snapshot(key)) for key in keys})
+        records = {key: Record(at[key], shard.snapshot(key)) for key in keys}
+        committer.begin(records, tuple(self._dropped))
+        self._dropped.clear()

@@ -16,9 +16,9 @@ from syncopate.paramserver.tensors import (
     parted,
     tensor_of,
 )
-from syncopate.protocol.actions import Initialise, Update
-from syncopate.protocol.layout import Slice
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.actions import Add, Initialise, Stage, Update
+from syncopate.protocol.layout import Bundle, Slice, bundles_of
+from syncopate.protocol.rules import STEPS, Rules
 
 WEIGHTS = "weights"
 _STATE = "state:"
@@ -36,7 +36,11 @@ class Shard:
         """Hold ``slices``, without values yet."""
         self.changed: set[int] = set()
         self._rules = rules
-        self._specs = {spec.key: spec for spec in slices}
+        slices = tuple(slices)
+        bundles = [bundle.whole for bundle in bundles_of(slices)]
+        self._specs = {spec.key: spec for spec in (*slices, *bundles)}
+        # The sum of the gradients that were added before their update, by key, and how many.
+        self._sums: dict[int, tuple[Tensor, int]] = {}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {key: {} for key in self._specs}
@@ -49,10 +53,53 @@ class Shard:
         """Keys of the slices that have values."""
         return set(self._weights)
 
-    def stage(self, key: int, worker: int, sequence: int, frame: zmq.Frame) -> None:
+    @property
+    def waiting(self) -> int:
+        """How many gradients, and sums of gradients, are held until an update takes them."""
+        return len(self._staged) + len(self._sums)
+
+    def stage(self, action: Stage, frame: zmq.Frame) -> None:
         """Hold a payload until an update takes it."""
-        dtype = dtype_of(self._specs[key].dtype)
-        self._staged[key, worker, sequence] = tensor_of(frame, dtype)
+        dtype = dtype_of(self._specs[action.key].dtype)
+        data = tensor_of(frame, dtype)
+        if action.part is not None:
+            begin, end = (at // dtype.itemsize for at in action.part)
+            data = data[begin:end]
+        self._staged[action.key, action.worker, action.sequence] = data
+
+    def add(self, action: Add) -> None:
+        """Add a staged gradient to those of the next update."""
+        gradient = self._staged.pop((action.key, action.worker, action.sequence))
+        total, count = self._sums.pop(action.key, (None, 0))
+        total = gradient if total is None else total.add_(gradient)
+        self._sums[action.key] = (total, count + 1)
+
+    def split(self, bundle: Bundle) -> None:
+        """Let the slices of a bundle be by themselves."""
+        key, has_values = bundle.whole.key, bundle.whole.key in self._weights
+        self._sending.pop(key, None)
+        state, backups = self._states.pop(key), self._backups.pop(key)
+        weights, total = self._weights.pop(key, None), self._sums.pop(key, None)
+        staged = {number: t for number, t in self._staged.items() if number[0] == key}
+        itemsize = dtype_of(bundle.whole.dtype).itemsize
+        for member, begin_byte, end_byte in bundle.places():
+            part = slice(begin_byte // itemsize, end_byte // itemsize)
+            if weights is not None:
+                self._weights[member.key] = weights[part].clone()  # the whole may be being sent
+            self._states[member.key] = {
+                name: (tensor if name == STEPS else tensor[part]).clone()
+                for name, tensor in state.items()
+            }
+            self._backups[member.key] = {rank: t[part].clone() for rank, t in backups.items()}
+            if total is not None:
+                self._sums[member.key] = (total[0][part], total[1])
+            for (_, *number), tensor in staged.items():
+                self._staged[(member.key, *number)] = tensor[part]  # type: ignore[index]
+        for number in staged:
+            del self._staged[number]
+        self.changed.discard(key)
+        if has_values:
+            self.changed.update(member.key for member in bundle.members)
 
     def initialise(self, action: Initialise) -> None:
         """Take a staged payload as weights, and what follows them as the optimizer's state."""
@@ -63,14 +110,14 @@ class Shard:
         self.changed.add(key)
 
     def update(self, action: Update) -> None:
-        """Add the staged gradients in the order given, and apply their mean."""
-        key = action.key
-        gradients = [self._staged.pop((key, *gradient)) for gradient in action.gradients]
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total.add_(gradient)
-        if len(gradients) > 1:
-            total.div_(len(gradients))
+        """Add those gradients that were not, in the order given, and apply their mean."""
+        key, count = action.key, len(action.gradients)
+        _, added = self._sums.get(key, (None, 0))
+        for worker, sequence in action.gradients[added:]:
+            self.add(Add(key, worker, sequence))
+        total, _ = self._sums.pop(key)
+        if count > 1:
+            total.div_(count)
         weights = self._writable(key)
         state = self._states[key]
         if action.compensate is not None:

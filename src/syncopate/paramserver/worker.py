@@ -1,7 +1,7 @@
 """Worker: the key-value store that a training script uses.
 
 A thread that waits sends and receives. Each store also has a thread that does so while none waits,
-and says that this worker is alive, so that backward goes on while gradients travel.
+so that backward goes on while gradients travel, and one that says that this worker is alive.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import zmq
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
-from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
+from syncopate.paramserver.driver import Driven, Driver, Handle, Pending, Pulled, Taken
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token
 from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
-from syncopate.paramserver.tensors import frame_of, name_of, part_of, receiving, sending
+from syncopate.paramserver.pieces import empty, filled
+from syncopate.paramserver.tensors import frame_of, name_of
 from syncopate.paramserver.wire.faults import faults_from
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, Wire
@@ -88,6 +89,7 @@ class KVStore:
         self._layout: Layout | None = None
         self._roster: msg.Roster | None = None
         self._shapes: dict[str, tuple[int, torch.dtype]] = {}
+        self._split: set[int] = set()
         self._pending = Pending()
         self._lr: float | None = None
         self._error: ParameterServerError | None = None
@@ -147,8 +149,10 @@ class KVStore:
         handles = []
         if self.rank == FIRST:
             known = state or {}
-            handles += [self._first(name, tensors[name], known.get(name)) for name in tensors]
-        handles += [self.pull(name, tensor) for name, tensor in tensors.items()]
+            if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
+                handles.append(self.push_many(fresh))
+            handles += [self._first(n, t, known[n]) for n, t in tensors.items() if known.get(n)]
+        handles.append(self.pull_many(tensors))
         for handle in handles:
             handle.wait()
 
@@ -170,15 +174,15 @@ class KVStore:
             ParameterServerError: the job is over.
         """
         slices = self._slices(tensors)
-        data = sending(tensors)
-        nbytes = sum(each.numel() for each in data.values())
+        pieces = filled(self._declared, slices, tensors)
+        nbytes = pieces.nbytes
         self._pending.room.reserve(nbytes, QUEUE_BYTES, lambda: self._error is not None)
         handle = Handle(self._driver, len(slices), lambda: self._pending.room.release(nbytes))
         lr = self._lr
 
         def push(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            number, actions = machine.push(piece.key, priority, lr, time.monotonic())
-            self._pending.pushes((piece.key, number), part_of(data[piece.name], piece), handle)
+            number, actions = machine.push(piece.key, priority, lr, self._node.now_s())
+            self._pending.pushes((piece.key, number), pieces.of(piece), handle)
             return actions
 
         self._submit(slices, push, handle)
@@ -201,12 +205,15 @@ class KVStore:
         Raises: as :meth:`push_many`.
         """
         slices = self._slices(outs)
-        data, finish = receiving(outs)
+        pieces, finish = empty(self._declared, slices, outs)
         handle = Handle(self._driver, len(slices), finish)
 
+        def filling(piece: Slice) -> Taken:
+            return lambda data, _: pieces.of(piece).copy_(data)
+
         def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            request, actions = machine.pull(piece.key, priority, time.monotonic())
-            self._pending.fills(request, part_of(data[piece.name], piece), handle)
+            request, actions = machine.pull(piece.key, priority, self._node.now_s())
+            self._pending.pulls((piece.key, request), Pulled(filling(piece), handle, filling))
             return actions
 
         self._submit(slices, pull, handle)
@@ -225,17 +232,23 @@ class KVStore:
         """
         if self._layout is None:
             raise InvalidValueError("state", "asked for", "asked for after init()")
-        found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self._shapes}
-        handle = Handle(self._driver, len(self._layout.slices), None)
+        layout, found = self._layout, dict[int, dict[str, Tensor]]()
+        slices = layout.pieces(self._shapes, self._split)
+        handle = Handle(self._driver, len(slices), None)
+
+        def taking(piece: Slice) -> Taken:
+            members = [b.members for b in layout.bundles if b.whole.key == piece.key]
+            return collecting(piece, members[0] if members else (piece,), found)
 
         def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            request, actions = machine.pull(piece.key, 0, time.monotonic(), state=True)
-            self._pending.pulls(request, collecting(piece, found[piece.name]), handle)
+            request, actions = machine.pull(piece.key, 0, self._node.now_s(), state=True)
+            self._pending.pulls((piece.key, request), Pulled(taking(piece), handle, taking))
             return actions
 
-        self._submit(self._layout.slices, pull, handle)
+        self._submit(slices, pull, handle)
         handle.wait()
-        return {name: whole_state(parts) for name, parts in found.items() if all(parts)}
+        states = {name: [found[s.key] for s in layout.of_tensor(name)] for name in self._shapes}
+        return {name: whole_state(parts) for name, parts in states.items() if all(parts)}
 
     def set_learning_rate(self, lr: float) -> None:
         """Let the servers use ``lr`` for every push from now on.
@@ -287,17 +300,15 @@ class KVStore:
 
     # What callers' threads do.
 
-    def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor] | None) -> Handle:
+    def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""
-        if not state:
-            return self.push(key, tensor)
-        slices = self._slices({key: tensor})
+        slices = self._declared.of_tensor(key)
         payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
         handle = Handle(self._driver, len(slices), None)
 
         def begin(machine: WorkerMachine, piece: Slice) -> list[Action]:
             names, payload = payloads[piece.key]
-            number, actions = machine.begin(piece.key, names, time.monotonic())
+            number, actions = machine.begin(piece.key, names, self._node.now_s())
             self._pending.pushes((piece.key, number), payload, handle)
             return actions
 
@@ -315,7 +326,10 @@ class KVStore:
         def submit() -> None:
             assert self._machine is not None
             for piece in slices:
-                self._do(each(self._machine, piece))
+                parts = self._machine.parts(piece)
+                handle.more(len(parts) - 1)
+                for part in parts:
+                    self._do(each(self._machine, part))
 
         self._call(submit, handle)
 
@@ -326,14 +340,18 @@ class KVStore:
             raise InvalidValueError("tensors", "none", "one or more")
         if self._layout is None:
             raise InvalidValueError("key", next(iter(tensors), ""), "declared with init() first")
-        found = []
+        found = self._layout.pieces(tensors, self._split)
         for key, tensor in tensors.items():
-            found += self._layout.of_tensor(key)
             numel, dtype = self._shapes[key]
             if tensor.numel() != numel or tensor.dtype != dtype:
                 rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
                 raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
         return found
+
+    @property
+    def _declared(self) -> Layout:
+        assert self._layout is not None
+        return self._layout
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
         """Let the driving thread call ``function``; at once if none drives."""
@@ -398,7 +416,7 @@ class KVStore:
         self._pending.fail(ParameterServerError("this store is closed"))
         self._joined.set()
         self._node.part()
-        self._wire.close()
+        self._node.close()
 
     def _begin(self) -> None:
         assert self._roster is not None
@@ -408,10 +426,13 @@ class KVStore:
         )
         for rank, address in enumerate(self._roster.servers):
             self._wire.connect(rank, address)
-        self._do(self._machine.connect(time.monotonic()))
+        for bundle in self._layout.bundles:
+            server = self._layout.server_of[bundle.members[0].key]
+            self._wire.tap.keeps(server, self.rules.mode, [bundle.whole])
+        self._do(self._machine.connect(self._node.now_s()))
 
     def _leave(self) -> None:
-        self._do(self._node.member.leave())
+        self._node.member.leave()
         self._over = True
 
     def _take(self, arrival: Arrival) -> None:
@@ -423,10 +444,10 @@ class KVStore:
             self._machine.refused[refusal.kind] += 1
             return
         size = None if payload is None else len(payload)
-        for action in self._machine.receive(arrival.peer, message, size, time.monotonic()):
+        for action in self._machine.receive(arrival.peer, message, size, self._node.now_s()):
             if isinstance(action, act.Fill):
                 assert payload is not None
-                self._pending.arrived(action.request, payload, action.state)
+                self._pending.arrived(action, payload)
             else:
                 self._do([action])
 
@@ -446,8 +467,9 @@ class KVStore:
                 self._told(action.message)
             elif isinstance(action, act.Released):
                 self._pending.released((action.key, action.sequence))
-            elif isinstance(action, act.Forget):
-                self._wire.forget(action.peer)
+            elif isinstance(action, act.Split):
+                self._split.add(action.bundle.whole.key)
+                self._pending.split(action.bundle)
             else:
                 self._manage(action)
 
@@ -461,7 +483,7 @@ class KVStore:
             push,
             action.priority,
             frame,
-            lambda: machine.sent(push.key, time.monotonic()),
+            lambda: machine.sent(push.key, self._node.now_s()),
         )
 
     def _told(self, said: msg.Message) -> None:
@@ -477,19 +499,21 @@ class KVStore:
                 self._roster = msgspec.structs.replace(roster, servers=tuple(servers))
             if machine is not None:
                 self._wire.connect(said.rank, said.address)
-                self._do(machine.moved(said, time.monotonic()))
+                self._do(machine.moved(said, self._node.now_s()))
         elif isinstance(said, msg.Lost) and machine is not None:
             self._do(machine.lost(said.rank, said.silent_s))
 
     def _manage(self, action: Action) -> None:
-        if isinstance(action, act.Stop):
+        if isinstance(action, act.Forget):
+            self._wire.forget(action.peer)
+        elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
             self._give_up(ParameterServerError(action.reason, action.ranks))
 
     def _give_up(self, error: ParameterServerError) -> None:
         """Let all waits know that it is over."""
-        self._do(self._node.member.fail(str(error)))
+        self._node.member.fail(str(error))
         self._error = error
         self._over = True
         self._pending.fail(error)

@@ -7,7 +7,8 @@ worker comes to the same without asking.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import heapq
+from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import msgspec
@@ -15,7 +16,7 @@ from msgspec import Meta
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.protocol.rules import STEPS
-from syncopate.units import DTYPE_BYTES, dtype_bytes
+from syncopate.units import DTYPE_BYTES, KIB, MIB, dtype_bytes
 
 _UNIT = 64
 """Tensors are cut at multiples of this many elements.
@@ -23,6 +24,21 @@ _UNIT = 64
 In 16 bits torch rounds the last few elements of an operation, which fill no vector register,
 otherwise than the rest: so slices have no such ends where their tensor has none.
 """
+
+BUNDLE = 2**30
+"""Slices have keys below it, bundles from it on."""
+
+_BUNDLE_LEAST = 64
+"""Fewer small slices are not bundled."""
+
+_BUNDLE_SLICE_BYTES = 64 * KIB
+"""Larger slices travel by themselves: a message costs little beside them."""
+
+_BUNDLE_BYTES = MIB
+"""What a bundle has at most."""
+
+_BUNDLED = ("float32", "float64")
+"""In 16 bits an update of many slices as one would round otherwise; see :data:`_UNIT`."""
 
 _Number = Annotated[int, Meta(ge=0, lt=2**62)]
 
@@ -74,12 +90,73 @@ class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         return sum(numel * dtype_bytes(dtype) for dtype, numel in self.carried(state).values())
 
 
+class Bundle(msgspec.Struct, frozen=True):
+    """Small slices of one server that are pushed, updated and pulled as one, while all are.
+
+    [Note: bundles] A message costs some tenths of a millisecond of processor whatever it carries.
+    So small slices of one server and element type, in the order of their keys, are one more slice,
+    with a key of its own and their elements one behind the other: their bundle. Messages, flows and
+    updates know no difference. It stays whole as long as its slices are pushed and pulled together.
+    When a message concerns one of them alone, worker and server split the bundle: each slice goes
+    on by itself from where the bundle was, with its numbers of pushes and requests, and what
+    arrives for the bundle counts for each of them. It is split for ever.
+
+    Attributes:
+        whole: the bundle as a slice.
+        members: the slices in it.
+    """
+
+    whole: Slice
+    members: tuple[Slice, ...]
+
+    def places(self) -> Iterable[tuple[Slice, int, int]]:
+        """Give each member, and where its bytes begin and end in those of the bundle."""
+        begin = 0
+        for member in self.members:
+            yield member, begin, begin + member.nbytes
+            begin += member.nbytes
+
+
+def bundles_of(slices: Iterable[Slice]) -> list[Bundle]:
+    """Return the bundles of one server's ``slices``; the same for whoever asks."""
+    found: list[Bundle] = []
+    small = [s for s in slices if s.dtype in _BUNDLED and s.nbytes <= _BUNDLE_SLICE_BYTES]
+    for dtype in _BUNDLED:
+        members: list[Slice] = []
+        nbytes = 0
+        for piece in sorted((s for s in small if s.dtype == dtype), key=lambda s: s.key):
+            if nbytes + piece.nbytes > _BUNDLE_BYTES:
+                found += _bundle(members)
+                members, nbytes = [], 0
+            members.append(piece)
+            nbytes += piece.nbytes
+        found += _bundle(members)
+    return found
+
+
+def _bundle(members: list[Slice]) -> list[Bundle]:
+    if len(members) < _BUNDLE_LEAST:
+        return []
+    first, numel = members[0], sum(member.numel for member in members)
+    name = f"{first.name} and {len(members) - 1} more"
+    return [Bundle(Slice(BUNDLE + first.key, name, first.dtype, 0, numel), tuple(members))]
+
+
+def whole_among(bundles: Iterable[Bundle], keys: Collection[int]) -> list[Bundle]:
+    """Return the bundles that are not split, where ``keys`` are those that something is known of.
+
+    What is known of a bundle besides is older than that of its slices.
+    """
+    return [b for b in bundles if not any(member.key in keys for member in b.members)]
+
+
 class Layout:
     """The slices of all tensors and the server of each.
 
     Attributes:
         slices: by key.
         server_of: the rank of each slice's server, by key.
+        bundles: of all servers; their server is that of any of their slices.
         digest: a hash of both; two workers with the same digest agree.
     """
 
@@ -103,17 +180,21 @@ class Layout:
         for tensor in ordered:
             slices += _cut(tensor, slice_bytes, len(slices))
         self.slices = tuple(slices)
-        loads = [0] * servers
+        loads = [(0, rank) for rank in range(servers)]
         owners = [0] * len(slices)
-        for piece in sorted(slices, key=lambda s: (-s.nbytes, s.key)):
-            server = min(range(servers), key=lambda rank: (loads[rank], rank))
-            owners[piece.key] = server
-            loads[server] += piece.nbytes
+        sizes = [piece.nbytes for piece in slices]
+        for key in sorted(range(len(slices)), key=lambda key: -sizes[key]):
+            load, server = loads[0]
+            owners[key] = server
+            heapq.heapreplace(loads, (load + sizes[key], server))
         self.server_of = tuple(owners)
         self.digest = hashlib.sha256(msgspec.msgpack.encode((self.slices, owners))).hexdigest()
         self._of_tensor: dict[str, list[Slice]] = {name: [] for name in names}
-        for piece in slices:
+        self._of_server: list[list[Slice]] = [[] for _ in range(servers)]
+        for piece, server in zip(slices, owners, strict=True):
             self._of_tensor[piece.name].append(piece)
+            self._of_server[server].append(piece)
+        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own))
 
     def of_tensor(self, name: str) -> list[Slice]:
         """Return the slices of the tensor ``name``, in its order.
@@ -127,7 +208,30 @@ class Layout:
 
     def of_server(self, rank: int) -> tuple[Slice, ...]:
         """Return the slices of the server ``rank``, by key."""
-        return tuple(s for s in self.slices if self.server_of[s.key] == rank)
+        return tuple(self._of_server[rank])
+
+    def pieces(self, names: Collection[str], split: Collection[int] = ()) -> list[Slice]:
+        """Return what the tensors ``names`` are pushed or pulled as: bundles, and slices.
+
+        Args:
+            names: of tensors; each once.
+            split: keys of bundles that are split.
+
+        Raises:
+            UnknownNameError: no such tensor.
+        """
+        together = [
+            bundle
+            for bundle in self.bundles
+            if bundle.whole.key not in split
+            and len(bundle.members) <= len(names)
+            and all(m.name in names for m in bundle.members)
+        ]
+        bundled = {member.key for bundle in together for member in bundle.members}
+        found = [bundle.whole for bundle in together]
+        for name in names:
+            found += [piece for piece in self.of_tensor(name) if piece.key not in bundled]
+        return found
 
 
 def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:

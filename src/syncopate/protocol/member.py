@@ -13,7 +13,9 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
 
-_REGISTER_S = 1.0
+REGISTER_S = 1.0
+"""Between two times that a process asks to be let in."""
+
 _AGAIN_S = 0.3
 _PART_S = 2.0
 
@@ -55,13 +57,13 @@ class MemberMachine:
             self._began_s = now_s
             return self._say(self._register, now_s)
         joined = self.roster is not None
-        silent_s = now_s - (self._heard_s or now_s)
+        silent_s = 0.0 if self._heard_s is None else now_s - self._heard_s
         if not joined and now_s - self._began_s > self._limits.join_s:
             return self._give_up(self.waits_for(f"within {self._limits.join_s:g} s (join_s)"))
-        if joined and silent_s > self._limits.silence_s:
+        if joined and silent_s > self._patience_s:
             reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
             return self._give_up(reason)
-        if now_s - self._said_s < (self._limits.heartbeat_s if joined else _REGISTER_S):
+        if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
             return []
         return self._say(msg.Heartbeat(self._register.token) if joined else self._register, now_s)
 
@@ -94,6 +96,17 @@ class MemberMachine:
         if self.over:
             return []
         return self._say_last(msg.Failed(self._register.token, reason[:4096]))
+
+    @property
+    def _patience_s(self) -> float:
+        """How long the scheduler may be silent.
+
+        The others wait for a server that keeps state, and all wait for a scheduler that does. A
+        server that was cut off does not know that it was; so it waits for them as they do for it.
+        """
+        limits, roster = self._limits, self.roster
+        kept = self._register.durable or (roster is not None and roster.durable)
+        return max(limits.restart_s, limits.silence_s) if kept else limits.silence_s
 
     def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True

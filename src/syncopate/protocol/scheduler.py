@@ -15,9 +15,12 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.member import REGISTER_S
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
+_REGISTERS = 3
+"""So many times who waits for the job may miss to say so."""
 
 
 class Member(msgspec.Struct):
@@ -115,20 +118,33 @@ class SchedulerMachine:
             self.settled = not self._parting or now_s - self._over_s > _PART_S
             return []
         if not self._complete:
-            if now_s - self._began_s > self._limits.join_s:
-                came = " and ".join(
-                    f"{self.here[role]} of {count} {role}s" for role, count in self._wanted.items()
-                )
-                return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
-            for token in [t for t, m in self._members.items() if self._silent_s(m, now_s)]:
-                del self._members[token]  # it may come again
-            return []
+            return self._gather(now_s)
         found: list[Action] = []
         for member in list(self._members.values()):
             silent_s = self._silent_s(member, now_s)
             if silent_s and not self.over:
                 found += self._lose(member, silent_s)
         return found
+
+    def _gather(self, now_s: float) -> list[Action]:
+        """While nodes are missing: end the job when one of those that came is gone, or none comes.
+
+        A server may come again by itself. Nothing starts a worker again, so it is named at once.
+        """
+        assert self._began_s is not None
+        came = " and ".join(
+            f"{self.here[role]} of {count} {role}s" for role, count in self._wanted.items()
+        )
+        for number, member in enumerate(self._of(WORKER, "here")):
+            if silent_s := self._silent_s(member, now_s):
+                name = f"worker {member.register.rank if member.register.rank >= 0 else number}"
+                why = f"{name} was silent for {silent_s:.1f} s before the job was complete"
+                return self.abort(f"{why}; {came} had come")
+        if now_s - self._began_s > self._limits.join_s:
+            return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
+        for token in [t for t, m in self._members.items() if self._silent_s(m, now_s)]:
+            del self._members[token]  # it may come again
+        return []
 
     def abort(self, reason: str) -> list[Action]:
         """End the job; tell all nodes why."""
@@ -305,7 +321,10 @@ class SchedulerMachine:
     def _silent_s(self, member: Member, now_s: float) -> float:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""
         silent_s = now_s - member.heard_s
-        return silent_s if member.state == "here" and silent_s > self._limits.silence_s else 0.0
+        usual_s = self._limits.silence_s
+        if not self._complete:
+            usual_s = max(usual_s, _REGISTERS * REGISTER_S)
+        return silent_s if member.state == "here" and silent_s > usual_s else 0.0
 
     def _all(self, role: str) -> list[Member]:
         return [m for m in self._members.values() if m.register.role == role]

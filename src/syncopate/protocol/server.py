@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.layout import Bundle, Slice, bundles_of, whole_among
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
 from syncopate.protocol.rules import ABORT, Rules
@@ -61,9 +61,20 @@ class ServerMachine:
         self._peers: dict[int, Peer] = {}
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
+        self._parts: dict[int, list[msg.Declare]] = {}
+        self._whole: dict[int, Bundle] = {}
+        self._split: dict[int, Bundle] = {}
+        self._bundle_of: dict[int, int] = {}
+        self._splits: list[Action] = []
         if kept is not None:
             self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
-            self._durable = dict(kept.positions)
+            known = kept.positions.items()
+            self._durable = {key: at for key, at in known if key in self._slices}
+
+    @property
+    def rank(self) -> int:
+        """This server's rank."""
+        return self._seat.roster.rank
 
     def receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
         """Take in what ``peer`` said.
@@ -74,9 +85,11 @@ class ServerMachine:
             payload_bytes: the size of the payload that came with it; None: none came.
         """
         try:
-            return self._receive(peer, message, payload_bytes)
+            found = self._receive(peer, message, payload_bytes)
         except Refusal as refusal:
-            return self.refuse(peer, refusal)
+            found = self.refuse(peer, refusal)
+        splits, self._splits = self._splits, []
+        return [*splits, *found]
 
     def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
         """Count a refusal; tell a worker of another run that it is one."""
@@ -114,12 +127,22 @@ class ServerMachine:
     def committed(self, positions: Mapping[int, Position]) -> list[Action]:
         """Tell the workers that their pushes up to ``positions`` are safe on disk."""
         found: list[Action] = []
-        for key, position in positions.items():
+        for key, position in self._expanded(positions).items():
             before = self._durable.get(key, Position())
             self._durable[key] = position
             for worker, sequence in position.applied.items():
                 if before.applied.get(worker) != sequence and worker in self._peers:
                     found.append(self._ack(worker, self._slices[key]))
+        return found
+
+    def _expanded(self, positions: Mapping[int, Position]) -> dict[int, Position]:
+        """Return positions of slices that are there; that of a split bundle is its slices'."""
+        found: dict[int, Position] = {}
+        for key, position in positions.items():
+            if (bundle := self._split.get(key)) is None:
+                found[key] = position
+            else:
+                found |= {member.key: position for member in bundle.members}
         return found
 
     def _receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
@@ -142,6 +165,10 @@ class ServerMachine:
     def _serve(
         self, peer: Peer, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
     ) -> list[Action]:
+        if (bundle := self._split.get(message.key)) is not None:
+            return self._serve_each(bundle, worker, message, nbytes)
+        if (key := self._bundle_of.get(message.key)) is not None:
+            self._take_apart(self._whole[key])
         slice_ = self._slices.get(message.key)
         if slice_ is None:
             raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
@@ -152,6 +179,39 @@ class ServerMachine:
         if isinstance(message, msg.Pull):
             return slice_.pull(peer, worker, message)
         return [self._ack(worker, slice_, message.number)]
+
+    def _serve_each(
+        self, bundle: Bundle, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
+    ) -> list[Action]:
+        """Serve a message for a bundle that is split as one for each of its slices."""
+        if isinstance(message, msg.Begin):
+            raise Refusal(msg.MALFORMED, f"an optimizer's state of {bundle.whole.name}")
+        if isinstance(message, msg.Push) and nbytes != bundle.whole.nbytes:
+            wanted = bundle.whole.nbytes
+            reason = f"{nbytes} bytes for {bundle.whole.name}; a push of it has {wanted}"
+            raise Refusal(msg.WRONG_SIZE, reason)
+        found: list[Action] = []
+        for member, begin, end in bundle.places():
+            each = msgspec.structs.replace(message, key=member.key)
+            for action in self._serve(self._peers[worker], worker, each, end - begin):
+                if isinstance(action, act.Stage):
+                    action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
+                found.append(action)
+        return found
+
+    def _take_apart(self, bundle: Bundle) -> None:
+        """Split a bundle: see [Note: bundles] in layout."""
+        key = bundle.whole.key
+        self._split[key] = self._whole.pop(key)
+        for member, machine in zip(
+            bundle.members, self._slices.pop(key).split(bundle.members), strict=True
+        ):
+            self._slices[member.key] = machine
+            del self._bundle_of[member.key]
+            if key in self._durable:
+                self._durable[member.key] = self._durable[key]
+        self._durable.pop(key, None)
+        self._splits.append(act.Split(bundle))
 
     def _require_room(self, spec: Slice) -> None:
         """Refuse to answer with more than a frame may hold."""
@@ -188,20 +248,41 @@ class ServerMachine:
                 most = self._limits.payload_bytes
                 reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
                 return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-        self._keep(declare.digest, declare.rules, declare.slices, {})
-        return [act.Keep(declare.rules, declare.slices)]
+        slices = self._complete(worker, declare)
+        if slices is None:
+            return []
+        self._keep(declare.digest, declare.rules, slices, {})
+        return [act.Keep(declare.rules, slices)]
+
+    def _complete(self, worker: int, declare: msg.Declare) -> tuple[Slice, ...] | None:
+        """Return all that a worker declares; None while parts of it are missing."""
+        same = (declare.digest, declare.parts)
+        parts = [p for p in self._parts.get(worker, []) if (p.digest, p.parts) == same]
+        if declare.part not in {p.part for p in parts}:
+            parts.append(declare)
+        self._parts[worker] = parts
+        if len(parts) < declare.parts:
+            return None
+        self._parts.clear()
+        ordered = sorted(parts, key=lambda each: each.part)
+        return tuple(slice_ for each in ordered for slice_ in each.slices)
 
     def _keep(
         self,
         digest: str,
         rules: Rules,
-        slices: Iterable[Slice],
+        slices: Collection[Slice],
         positions: Mapping[int, Position],
     ) -> None:
         self.digest, self.rules = digest, rules
+        bundles = bundles_of(slices)
+        self._whole = {bundle.whole.key: bundle for bundle in whole_among(bundles, positions)}
+        self._split = {b.whole.key: b for b in bundles if b.whole.key not in self._whole}
+        self._bundle_of = {m.key: key for key, b in self._whole.items() for m in b.members}
+        alone = [spec for spec in slices if spec.key not in self._bundle_of]
         self._slices = {
             spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
-            for spec in slices
+            for spec in [*alone, *(bundle.whole for bundle in self._whole.values())]
         }
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:

@@ -10,7 +10,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
+from syncopate.protocol.member import REGISTER_S, MemberMachine
 from syncopate.protocol.scheduler import SchedulerMachine
 
 LIMITS = Limits(heartbeat_s=1, silence_s=5, join_s=20, restart_s=30)
@@ -101,6 +101,27 @@ def test_who_did_not_come_is_said():
     assert machine.tick(20.0) == []
     fail = machine.tick(21.0)[-1]
     assert fail.reason == "1 of 2 servers and 0 of 3 workers came within 20 s (join_s)"
+
+
+@pytest.mark.parametrize(("rank", "name"), [(1, "worker 1"), (-1, "worker 0")])
+def test_a_worker_that_dies_while_others_are_missing_is_named_at_once(rank, name):
+    machine = SchedulerMachine("job", "run", 1, 2, LIMITS)
+    machine.tick(0.0)
+    machine.receive("w", _register("worker", "w", rank), 0.0)
+    assert machine.tick(5.0) == []
+    found = machine.tick(5.5)
+    why = f"{name} was silent for 5.5 s before the job was complete"
+    assert found[-1].reason == f"{why}; 0 of 1 servers and 1 of 2 workers had come"
+    assert isinstance(_said(found)["w"], msg.Abort)
+
+
+def test_who_registers_only_now_and_then_is_not_taken_for_dead():
+    quick = Limits(heartbeat_s=0.1, silence_s=0.5)
+    machine = SchedulerMachine("job", "run", 1, 1, quick)
+    machine.tick(0.0)
+    machine.receive("w", _register("worker", "w"), 0.0)
+    assert machine.tick(3 * REGISTER_S) == []
+    assert machine.tick(3 * REGISTER_S + 0.1) != []
 
 
 def test_a_silent_worker_is_given_up_and_named_to_all_others():
@@ -308,6 +329,43 @@ def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
     fail = member.tick(6.1)[0]
     assert fail.reason == "the scheduler at tcp://there was silent for 5.1 s"
     assert member.out
+
+
+@pytest.mark.parametrize(
+    ("role", "durable", "kept", "patience_s"),
+    [
+        ("server", True, False, LIMITS.restart_s),
+        ("server", False, False, LIMITS.silence_s),
+        ("worker", False, False, LIMITS.silence_s),
+        ("worker", False, True, LIMITS.restart_s),
+    ],
+)
+def test_who_is_waited_for_waits_as_long_for_the_scheduler(role, durable, kept, patience_s):
+    """A server that keeps state and was cut off joins again until ``restart_s``."""
+    member = MemberMachine(_register(role, "me", durable=durable), LIMITS, "tcp://there")
+    member.tick(0.0)
+    member.receive(msg.Roster("run", 0, ("tcp://me",), ("w",), kept), 1.0)
+    assert not any(isinstance(action, act.Fail) for action in member.tick(1.0 + patience_s))
+    assert not member.over
+    assert any(isinstance(action, act.Fail) for action in member.tick(1.1 + patience_s))
+
+
+def test_a_server_that_was_cut_off_is_a_member_again_as_long_as_it_is_waited_for():
+    machine, _ = _complete(durable=True)
+    member = MemberMachine(_register("server", "s", durable=True), LIMITS, "tcp://there")
+    member.tick(0.0)
+    member.receive(msg.Roster("run", 0, ("tcp://s",), ("w0", "w1")), 0.0)
+    for now_s in range(1, int(LIMITS.restart_s)):  # what it says does not arrive
+        _beat(machine, float(now_s), "w0", "w1")
+        assert machine.tick(float(now_s)) == []
+        assert member.tick(float(now_s)) == [act.Send(SCHEDULER, msg.Heartbeat("s"))]
+    (answer,) = machine.receive("another connection", msg.Heartbeat("s"), 29.0)
+    assert member.receive(answer.message, 29.0) == []
+    assert machine.here == {"server": 1, "worker": 2}
+    for now_s in (31.0, 58.0):
+        _beat(machine, now_s, "w0", "w1")
+        assert machine.tick(now_s) == []
+        assert not any(isinstance(action, act.Fail) for action in member.tick(now_s))
 
 
 @pytest.mark.parametrize(

@@ -121,18 +121,23 @@ class Wire:
         os.set_blocking(self._waker, False)
         self._poller.register(self._awake, zmq.POLLIN)
 
+    def beside(self) -> Wire:
+        """Return a wire of the same node for another thread; it has sockets of its own."""
+        return Wire(self._key, self._limits, self.tap)
+
     @property
     def turned_away(self) -> dict[str, int]:
         """How many callers had not the job's key, or were of another user; empty: none."""
         away = self._doorkeeper.turned_away if self._doorkeeper is not None else 0
         return {"of another user" if self._key is None else "without the key": away} if away else {}
 
-    def listen(self, host: str, port: int) -> str:
+    def listen(self, host: str, port: int, frame_bytes: int = 0) -> str:
         """Listen on ``host``; return the ZeroMQ address.
 
         Args:
             host: a local address.
             port: 0: any free one; see [Note: on one machine].
+            frame_bytes: no larger frame is read; 0: what the limits say.
 
         Raises:
             ParameterServerError: it cannot listen there.
@@ -140,6 +145,8 @@ class Wire:
         at = endpoint(numeric(host), port) if port else _anywhere(numeric(host))
         socket = self._context.socket(zmq.ROUTER)
         self._set_up(socket)
+        if frame_bytes:
+            socket.maxmsgsize = frame_bytes
         socket.router_mandatory = True
         socket.sndhwm = _SEND_QUEUE
         if self._key is not None or at.startswith(_UNIX):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
+from syncopate.protocol.layout import Slice
 from syncopate.tracing import capture as captures
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.served import rows
@@ -238,9 +239,14 @@ class Tap:
         if not sends and not self._names.get(self._place(peer)):
             return  # a stranger
         server = peer if sends else self.header.rank
-        slices = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in said.slices]
-        note = {"server": server, "mode": said.rules.mode, "slices": slices}
-        if note not in self._said:
+        assert isinstance(server, int)
+        self.keeps(server, said.rules.mode, said.slices)
+
+    def keeps(self, server: int, mode: str, slices: Iterable[Slice]) -> None:
+        """Note what a server keeps; once, however often it is said."""
+        described = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in slices]
+        note = {"server": server, "mode": mode, "slices": described}
+        if described and note not in self._said:
             self._said.append(note)
             if self._outlet is not None:
                 self._outlet.note(note)

@@ -13,7 +13,6 @@ import torch
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver import node
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tensors import frame_of
@@ -142,16 +141,3 @@ def test_of_who_comes_early_little_is_kept(nbytes, kept):
     server._machine, server._early = None, deque()
     server._take(Arrival(b"stranger", [zmq.Frame(bytes(nbytes))], 0.0))
     assert len(server._early) == kept
-
-
-def test_who_waits_for_the_job_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(node, "_PATIENCE_S", 0.0)
-    wire = Wire(None, Limits(), Tap(msg.WORKER))
-    register = msg.Register(msg.PROTOCOL, "job", msg.WORKER, "token")
-    waiting = node.Node(wire, register, Limits(), "tcp://127.0.0.1:9")
-    for _ in range(3):
-        waiting._ticked_s = 0.0
-        waiting.step(lambda _: None, lambda _: None, lambda _: None)
-    wire.close(0)
-    (said,) = caplog.messages
-    assert said.startswith("no scheduler answered at tcp://127.0.0.1:9 within 0 s")

@@ -1,0 +1,60 @@
+"""Processes that were stopped or went back in time: the job goes on, or hears who is to blame."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+
+import msgspec
+
+from syncopate.protocol.rules import SGD, Rules
+from tests.multiprocess.paramserver import test_store as case
+from tests.multiprocess.paramserver.servers import CALM, LocalServers, wait_for
+from tests.multiprocess.paramserver.test_loss import train_on
+
+BRIEF = msgspec.structs.replace(CALM, silence_s=2.0)
+"""A process that is stopped for longer than the others wait for a sign of life."""
+
+RULES = Rules(optimizer=SGD(lr=0.1, momentum=0.9))
+
+
+def test_a_server_that_was_stopped_goes_on_and_leaves_no_trace(tmp_path):
+    with LocalServers(rules=RULES, state=tmp_path / "state", limits=BRIEF) as job:
+        workers = job.start(train_on, tmp_path, 20)
+        wait_for((tmp_path / "0-3").exists)
+        job.servers[0].kill(signal.SIGSTOP)
+        time.sleep(2 * BRIEF.silence_s)
+        job.servers[0].kill(signal.SIGCONT)
+        results = [child.result() for child in workers]
+        assert job.ended() is None
+    assert all(case.same(found, case.alone(RULES, 2, 20)) for found in results)
+
+
+def test_a_worker_killed_while_others_are_missing_is_named_within_seconds():
+    with LocalServers(workers=2, limits=BRIEF) as job:
+        worker = job.worker(1, train_on, None, 1)
+        wait_for(lambda: job.scheduler._machine.here["worker"] == 1)
+        worker.kill()
+        began_s = time.monotonic()
+        assert "worker 1 was silent for" in job.ended()
+        assert time.monotonic() - began_s < CALM.join_s / 2
+
+
+def test_a_server_with_the_state_of_an_earlier_step_is_named_and_ends_the_job(tmp_path):
+    state = tmp_path / "state" / "0"
+    with LocalServers(rules=RULES, servers=1, state=tmp_path / "state") as job:
+        workers = job.start(train_on, tmp_path, 10_000)
+        wait_for((tmp_path / "0-3").exists)
+        job.servers[0].kill(signal.SIGSTOP)
+        shutil.copytree(state, tmp_path / "snapshot")
+        job.servers[0].kill(signal.SIGCONT)
+        wait_for((tmp_path / "0-12").exists)
+        job.servers[0].kill()
+        job.servers[0].end()
+        shutil.rmtree(state)
+        shutil.copytree(tmp_path / "snapshot", state)
+        job.restart(0)
+        for said in (*(child.refusal() for child in workers), job.ended()):
+            assert "its state is older than what it said was safe" in said
+            assert "server 0 has" in said
