@@ -2,8 +2,8 @@
 
 - ``syncopate``: one worker, one server.
 - ``encrypted``: the same job with a key, so with CURVE, which several hosts have by default.
-- ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a payload in each message;
-  a push is over when the last message is acknowledged, and nothing is added or copied.
+- ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a payload in each
+  message; a push is over when the last message is acknowledged, and nothing is added or copied.
 - ``unix``: the same over a Unix socket, which ``syncopate`` takes on one machine; on Linux alone.
 - ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
   what is pushed to its weights, the worker copies what is pulled into its tensors.

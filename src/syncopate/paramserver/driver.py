@@ -24,7 +24,7 @@ from syncopate.errors import ParameterServerError
 from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.tensors import tensor_of
 from syncopate.protocol.actions import Fill
-from syncopate.protocol.layout import Bundle, Slice
+from syncopate.protocol.bundle import Cut, Place
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002
@@ -245,12 +245,21 @@ class Pulled(NamedTuple):
     Attributes:
         take: it.
         handle: that waits for it.
-        of_member: returns what takes those of a slice, of a bundle that is split while it waits.
+        of_part: returns what takes those of a part, where it is a bundle that is cut meanwhile.
     """
 
     take: Taken
     handle: Handle
-    of_member: Callable[[Slice], Taken]
+    of_part: Callable[[Place], Pulled]
+
+
+def filling(data: Tensor, handle: Handle) -> Pulled:
+    """Return what copies the weights that come to the bytes ``data``."""
+    return Pulled(
+        lambda came, _: data.copy_(came),
+        handle,
+        lambda place: filling(data[place[1] : place[2]], handle),
+    )
 
 
 class Pending:
@@ -285,21 +294,20 @@ class Pending:
         """Note what takes the weights of a slice's pull, by its slice and request."""
         self.pulled[number] = pulled
 
-    def split(self, bundle: Bundle) -> None:
-        """Wait for the slices of a bundle, each by itself."""
-        key, more = bundle.whole.key, len(bundle.members) - 1
+    def split(self, cut: Cut) -> None:
+        """Wait for the parts of a bundle, each by itself."""
+        key, more = cut.key, len(cut.parts) - 1
         for number in [number for number in self.pushed if number[0] == key]:
             pushed = self.pushed.pop(number)
             pushed.handle.more(more)
-            for member, begin, end in bundle.places():
-                part = Pushed(pushed.data[begin:end], pushed.handle)
-                self.pushed[member.key, number[1]] = part
+            for part, begin, end in cut.places():
+                data = Pushed(pushed.data[begin:end], pushed.handle)
+                self.pushed[part.key, number[1]] = data
         for number in [number for number in self.pulled if number[0] == key]:
             pulled = self.pulled.pop(number)
             pulled.handle.more(more)
-            for member in bundle.members:
-                part_of = Pulled(pulled.of_member(member), pulled.handle, pulled.of_member)
-                self.pulled[member.key, number[1]] = part_of
+            for place in cut.places():
+                self.pulled[place[0].key, number[1]] = pulled.of_part(place)
 
     def arrived(self, fill: Fill, payload: zmq.Frame) -> None:
         """Let what a pull brought be taken."""

@@ -6,14 +6,15 @@ number of steps is a tensor, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adam, Compensation
 
 State = dict[str, Tensor]
@@ -167,3 +168,11 @@ def whole_state(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: value if name == STEPS else torch.cat([part[name] for part in parts])
         for name, value in first.items()
     }
+
+
+def whole_states(
+    layout: Layout, names: Iterable[str], found: Mapping[int, State]
+) -> dict[str, State]:
+    """Return the states of those tensors ``names`` that were updated, of those of their slices."""
+    states = {name: [found[piece.key] for piece in layout.of_tensor(name)] for name in names}
+    return {name: whole_state(parts) for name, parts in states.items() if all(parts)}

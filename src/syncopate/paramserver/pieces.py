@@ -2,76 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from syncopate.errors import InvalidValueError
 from syncopate.paramserver.tensors import (
     dtype_of,
     flat_bytes,
     is_direct,
+    name_of,
     part_of,
     receiving,
     sending,
 )
-from syncopate.protocol.layout import BUNDLE, Bundle, Layout, Slice
+from syncopate.protocol.bundle import BUNDLE
+from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.protocol.piece import Slice
 
 
-class Pieces:
-    """What is pushed or pulled at once, and where the bytes of each piece lie.
+class Declared:
+    """The tensors that the servers keep.
 
     Attributes:
-        slices: slices, and bundles as slices.
+        layout: their slices.
     """
 
-    def __init__(self, layout: Layout, slices: Sequence[Slice]) -> None:
-        self.slices = slices
-        keys = {piece.key for piece in slices}
-        self._bundles = [bundle for bundle in layout.bundles if bundle.whole.key in keys]
-        self._places: dict[int, Tensor] = {}
+    def __init__(self, tensors: Mapping[str, Tensor], servers: int, slice_bytes: int) -> None:
+        """Cut ``tensors``, by name, for so many servers.
+
+        Raises:
+            InvalidValueError: there is none.
+            UnknownNameError: an element type that is not sent.
+        """
+        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
+        self.layout = Layout(specs, servers, slice_bytes)
+        self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
 
     @property
-    def bundles(self) -> list[Bundle]:
-        """The bundles among them."""
-        return self._bundles
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._shapes.keys()
 
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all."""
-        return sum(piece.nbytes for piece in self.slices)
+    def slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
+        """Return what some tensors are pushed or pulled as.
 
-    @property
-    def alone(self) -> set[str]:
-        """Names of tensors that have slices in no bundle here."""
-        return {piece.name for piece in self.slices if piece.key < BUNDLE}
+        Raises:
+            UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
+        """
+        if not tensors:
+            raise InvalidValueError("tensors", "none", "one or more")
+        found = self.layout.pieces(tensors)
+        for key, tensor in tensors.items():
+            numel, dtype = self._shapes[key]
+            if tensor.numel() != numel or tensor.dtype != dtype:
+                rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
+                raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
+        return found
 
-    def put(self, key: int, data: Tensor) -> None:
-        """Note the bytes of a piece."""
-        self._places[key] = data
 
-    def of(self, piece: Slice) -> Tensor:
-        """Return the bytes of a piece, or of a slice in a bundle."""
-        if piece.key not in self._places:  # its bundle has been split since
-            for bundle in self._bundles:
-                whole = self._places[bundle.whole.key]
-                for member, begin, end in bundle.places():
-                    self._places[member.key] = whole[begin:end]
-        return self._places[piece.key]
+Pieces = dict[int, Tensor]
+"""The bytes of slices and bundles, by their keys."""
 
 
 def filled(layout: Layout, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> Pieces:
     """Return pieces with the bytes of ``tensors``: of bundles a copy, of others where they lie."""
-    found = Pieces(layout, slices)
-    data = sending({name: tensors[name] for name in found.alone})
+    data = sending({s.name: tensors[s.name] for s in slices if s.key < BUNDLE})
+    found = {}
     for piece in slices:
         if piece.key < BUNDLE:
-            found.put(piece.key, part_of(data[piece.name], piece))
-    for bundle in found.bundles:
-        parts = [_part(tensors[m.name].detach().reshape(-1), m) for m in bundle.members]
+            found[piece.key] = part_of(data[piece.name], piece)
+            continue
+        parts = [_part(tensors[m.name].detach().reshape(-1), m) for m in layout.members(piece)]
         if len({part.device for part in parts}) > 1:
             parts = [part.cpu() for part in parts]
-        found.put(bundle.whole.key, flat_bytes(torch.cat(parts).cpu()))
+        found[piece.key] = flat_bytes(torch.cat(parts).cpu())
     return found
 
 
@@ -79,18 +85,20 @@ def empty(
     layout: Layout, slices: Sequence[Slice], outs: Mapping[str, Tensor]
 ) -> tuple[Pieces, Callable[[], None]]:
     """Return pieces to receive ``outs`` in, and what puts there what does not lie there."""
-    found = Pieces(layout, slices)
-    data, finish = receiving({name: outs[name] for name in found.alone})
+    data, finish = receiving({s.name: outs[s.name] for s in slices if s.key < BUNDLE})
+    found = {}
     for piece in slices:
         if piece.key < BUNDLE:
-            found.put(piece.key, part_of(data[piece.name], piece))
-    for bundle in found.bundles:
-        found.put(bundle.whole.key, torch.empty(bundle.whole.nbytes, dtype=torch.uint8))
+            found[piece.key] = part_of(data[piece.name], piece)
+        else:
+            found[piece.key] = torch.empty(piece.nbytes, dtype=torch.uint8)
 
     def finish_all() -> None:
         finish()
-        for bundle in found.bundles:
-            _scatter(bundle, found.of(bundle.whole), outs)
+        for piece in slices:
+            if piece.key >= BUNDLE:
+                values = found[piece.key].view(dtype_of(piece.dtype))
+                _scatter(layout.members(piece), values, outs)
 
     return found, finish_all
 
@@ -101,10 +109,10 @@ def _part(flat: Tensor, piece: Slice) -> Tensor:
     return flat[piece.begin : piece.begin + piece.numel]
 
 
-def _scatter(bundle: Bundle, data: Tensor, outs: Mapping[str, Tensor]) -> None:
-    parts = data.view(dtype_of(bundle.whole.dtype)).split([m.numel for m in bundle.members])
+def _scatter(members: Sequence[Slice], values: Tensor, outs: Mapping[str, Tensor]) -> None:
     targets, sources = [], []
-    for member, part in zip(bundle.members, parts, strict=True):
+    parts = values.split([member.numel for member in members])
+    for member, part in zip(members, parts, strict=True):
         out = outs[member.name].detach()
         if is_direct(out):
             targets.append(_part(out.view(-1), member))

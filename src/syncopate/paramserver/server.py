@@ -22,9 +22,10 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.layout import bundles_of, whole_among
+from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096
@@ -204,8 +205,9 @@ class ParameterServer:
             self._keep(action)
         elif isinstance(action, act.Split):
             assert self._shard is not None
-            self._shard.split(action.bundle)
-            self._dropped.add(action.bundle.whole.key)
+            self._shard.split(action.cut)
+            self._dropped.add(action.cut.key)
+            self._notes([part for part in action.cut.parts if part.key >= BUNDLE])
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
         elif isinstance(action, act.Stop):
@@ -219,19 +221,19 @@ class ParameterServer:
         kept = None
         known = self._identity
         if known is not None and known.rules is not None:
-            bundles = bundles_of(known.slices)
-            whole = whole_among(bundles, self._records)
-            self._dropped = {bundle.whole.key for bundle in bundles if bundle not in whole}
-            for key in self._dropped:
-                self._records.pop(key, None)
             positions = {key: record.position for key, record in self._records.items()}
             kept = Kept(known.digest, known.rules, known.slices, positions)
-            self._shard = Shard(known.rules, known.slices)
-            for key, record in self._records.items():
-                self._shard.restore(key, record.tensors)
         self._machine = ServerMachine(
             Seat(roster, self._boot, self._folder is not None), self._limits, kept
         )
+        if kept is not None:
+            specs = self._machine.specs
+            self._shard = Shard(kept.rules, specs)
+            current = {spec.key for spec in specs}
+            self._dropped = set(self._records) - current
+            for key in current.intersection(self._records):
+                self._shard.restore(key, self._records[key].tensors)
+        self._records.clear()
         if self._folder is not None:
             if known is None:
                 self._identity = Identity(job=self._job.name, run=roster.run, rank=roster.rank)
@@ -242,9 +244,8 @@ class ParameterServer:
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
-        self._shard = Shard(action.rules, action.slices)
-        bundles = [bundle.whole for bundle in bundles_of(action.slices)]
-        self._node.wire.tap.keeps(self._machine.rank, action.rules.mode, bundles)
+        self._shard = Shard(action.rules, self._machine.specs)
+        self._notes(self._machine.bundles)
         if self._folder is not None and self._identity is not None:
             self._identity = msgspec.structs.replace(
                 self._identity,
@@ -253,6 +254,12 @@ class ParameterServer:
                 slices=action.slices,
             )
             self._folder.save_identity(self._identity)
+
+    def _notes(self, bundles: list[Slice]) -> None:
+        """Note bundles for the trace, which knows slices from what is declared."""
+        assert self._machine is not None
+        assert self._machine.rules is not None
+        self._node.wire.tap.keeps(self._machine.rank, self._machine.rules.mode, bundles)
 
     def _commit(self) -> None:
         """Let what changed be written, and tell the workers what is."""

@@ -17,7 +17,8 @@ from syncopate.paramserver.tensors import (
     tensor_of,
 )
 from syncopate.protocol.actions import Add, Initialise, Stage, Update
-from syncopate.protocol.layout import Bundle, Slice, bundles_of
+from syncopate.protocol.bundle import Cut
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import STEPS, Rules
 
 WEIGHTS = "weights"
@@ -36,9 +37,7 @@ class Shard:
         """Hold ``slices``, without values yet."""
         self.changed: set[int] = set()
         self._rules = rules
-        slices = tuple(slices)
-        bundles = [bundle.whole for bundle in bundles_of(slices)]
-        self._specs = {spec.key: spec for spec in (*slices, *bundles)}
+        self._specs = {spec.key: spec for spec in slices}
         # The sum of the gradients that were added before their update, by key, and how many.
         self._sums: dict[int, tuple[Tensor, int]] = {}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
@@ -74,32 +73,31 @@ class Shard:
         total = gradient if total is None else total.add_(gradient)
         self._sums[action.key] = (total, count + 1)
 
-    def split(self, bundle: Bundle) -> None:
-        """Let the slices of a bundle be by themselves."""
-        key, has_values = bundle.whole.key, bundle.whole.key in self._weights
+    def split(self, cut: Cut) -> None:
+        """Let the parts of a bundle be by themselves."""
+        key, itemsize = cut.key, dtype_of(self._specs[cut.key].dtype).itemsize
+        self._specs |= {part.key: part for part in cut.parts}
         self._sending.pop(key, None)
         state, backups = self._states.pop(key), self._backups.pop(key)
         weights, total = self._weights.pop(key, None), self._sums.pop(key, None)
         staged = {number: t for number, t in self._staged.items() if number[0] == key}
-        itemsize = dtype_of(bundle.whole.dtype).itemsize
-        for member, begin_byte, end_byte in bundle.places():
-            part = slice(begin_byte // itemsize, end_byte // itemsize)
+        for part, begin_byte, end_byte in cut.places():
+            own = slice(begin_byte // itemsize, end_byte // itemsize)
             if weights is not None:
-                self._weights[member.key] = weights[part].clone()  # the whole may be being sent
-            self._states[member.key] = {
-                name: (tensor if name == STEPS else tensor[part]).clone()
+                self._weights[part.key] = weights[own].clone()  # the whole may be being sent
+                self.changed.add(part.key)
+            self._states[part.key] = {
+                name: (tensor if name == STEPS else tensor[own]).clone()
                 for name, tensor in state.items()
             }
-            self._backups[member.key] = {rank: t[part].clone() for rank, t in backups.items()}
+            self._backups[part.key] = {rank: t[own].clone() for rank, t in backups.items()}
             if total is not None:
-                self._sums[member.key] = (total[0][part], total[1])
-            for (_, *number), tensor in staged.items():
-                self._staged[(member.key, *number)] = tensor[part]  # type: ignore[index]
+                self._sums[part.key] = (total[0][own], total[1])
+            for (_, worker, sequence), tensor in staged.items():
+                self._staged[part.key, worker, sequence] = tensor[own]
         for number in staged:
             del self._staged[number]
         self.changed.discard(key)
-        if has_values:
-            self.changed.update(member.key for member in bundle.members)
 
     def initialise(self, action: Initialise) -> None:
         """Take a staged payload as weights, and what follows them as the optimizer's state."""

@@ -31,7 +31,7 @@ from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import Position
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from syncopate.protocol.layout import Bundle, Slice
+from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 
 Peer = int | bytes | str
@@ -77,12 +78,9 @@ class Keep(Action, frozen=True):
 
 
 class Split(Action, frozen=True):
-    """Let the slices of ``bundle`` go on by themselves, from where the bundle is.
+    """Let the parts of a bundle go on by themselves, from where it is; see ``bundle``."""
 
-    :class:`~syncopate.protocol.layout.Bundle` says when.
-    """
-
-    bundle: Bundle
+    cut: Cut
 
 
 class Stage(Action, frozen=True):
@@ -92,7 +90,7 @@ class Stage(Action, frozen=True):
         key: of the slice.
         worker: whose.
         sequence: of the push.
-        part: where its bytes begin and end in a payload for a bundle that is split; None: it has
+        part: where its bytes begin and end in a payload for a bundle that was cut; None: it has
             the whole payload.
     """
 

@@ -27,8 +27,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 
 PROTOCOL = 4
@@ -47,7 +47,7 @@ LAST = -(2**31) - 1
 """The priority of a query and its answer: behind all that waits to be sent to the same receiver."""
 
 Rank = Annotated[int, Meta(ge=0, lt=2**16)]
-Key = Annotated[int, Meta(ge=0, lt=2**31)]
+Key = Annotated[int, Meta(ge=0, lt=2**62)]
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
 Token = Annotated[str, Meta(max_length=64)]
 Address = Annotated[str, Meta(max_length=256)]

@@ -10,9 +10,10 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.layout import Bundle, Slice, bundles_of, whole_among
+from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
 
@@ -62,14 +63,22 @@ class ServerMachine:
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
         self._parts: dict[int, list[msg.Declare]] = {}
-        self._whole: dict[int, Bundle] = {}
-        self._split: dict[int, Bundle] = {}
-        self._bundle_of: dict[int, int] = {}
+        self._partition = Partition(())
         self._splits: list[Action] = []
         if kept is not None:
             self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
             known = kept.positions.items()
             self._durable = {key: at for key, at in known if key in self._slices}
+
+    @property
+    def specs(self) -> tuple[Slice, ...]:
+        """The slices that are kept, and of those in bundles the parts that there are."""
+        return tuple(machine.spec for machine in self._slices.values())
+
+    @property
+    def bundles(self) -> list[Slice]:
+        """Those of them that are more than a slice."""
+        return [spec for spec in self.specs if spec.key >= BUNDLE]
 
     @property
     def rank(self) -> int:
@@ -136,13 +145,13 @@ class ServerMachine:
         return found
 
     def _expanded(self, positions: Mapping[int, Position]) -> dict[int, Position]:
-        """Return positions of slices that are there; that of a split bundle is its slices'."""
+        """Return positions of what is there; that of a bundle that was cut is its parts'."""
         found: dict[int, Position] = {}
         for key, position in positions.items():
-            if (bundle := self._split.get(key)) is None:
+            if key in self._slices:
                 found[key] = position
             else:
-                found |= {member.key: position for member in bundle.members}
+                found |= {part.key: position for part, _, _ in self._partition.within(key)}
         return found
 
     def _receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
@@ -165,10 +174,12 @@ class ServerMachine:
     def _serve(
         self, peer: Peer, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
     ) -> list[Action]:
-        if (bundle := self._split.get(message.key)) is not None:
-            return self._serve_each(bundle, worker, message, nbytes)
-        if (key := self._bundle_of.get(message.key)) is not None:
-            self._take_apart(self._whole[key])
+        if message.key not in self._slices and message.key in self._partition:
+            for cut in self._partition.cut(message.key):
+                self._take_apart(cut)
+            if message.key not in self._slices:
+                places = self._partition.within(message.key)
+                return self._serve_each(places, worker, message, nbytes)
         slice_ = self._slices.get(message.key)
         if slice_ is None:
             raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
@@ -181,37 +192,35 @@ class ServerMachine:
         return [self._ack(worker, slice_, message.number)]
 
     def _serve_each(
-        self, bundle: Bundle, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
+        self,
+        places: list[Place],
+        worker: int,
+        message: msg.Push | msg.Pull | msg.Query,
+        nbytes: int,
     ) -> list[Action]:
-        """Serve a message for a bundle that is split as one for each of its slices."""
+        """Serve a message for a bundle that was cut as one for each of its parts."""
         if isinstance(message, msg.Begin):
-            raise Refusal(msg.MALFORMED, f"an optimizer's state of {bundle.whole.name}")
-        if isinstance(message, msg.Push) and nbytes != bundle.whole.nbytes:
-            wanted = bundle.whole.nbytes
-            reason = f"{nbytes} bytes for {bundle.whole.name}; a push of it has {wanted}"
+            raise Refusal(msg.MALFORMED, f"an optimizer's state of {len(places)} parts at once")
+        if isinstance(message, msg.Push) and nbytes != (wanted := places[-1][2]):
+            reason = f"{nbytes} bytes for {len(places)} parts; a push of them has {wanted}"
             raise Refusal(msg.WRONG_SIZE, reason)
         found: list[Action] = []
-        for member, begin, end in bundle.places():
-            each = msgspec.structs.replace(message, key=member.key)
+        for part, begin, end in places:
+            each = msgspec.structs.replace(message, key=part.key)
             for action in self._serve(self._peers[worker], worker, each, end - begin):
                 if isinstance(action, act.Stage):
                     action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
                 found.append(action)
         return found
 
-    def _take_apart(self, bundle: Bundle) -> None:
-        """Split a bundle: see [Note: bundles] in layout."""
-        key = bundle.whole.key
-        self._split[key] = self._whole.pop(key)
-        for member, machine in zip(
-            bundle.members, self._slices.pop(key).split(bundle.members), strict=True
-        ):
-            self._slices[member.key] = machine
-            del self._bundle_of[member.key]
-            if key in self._durable:
-                self._durable[member.key] = self._durable[key]
-        self._durable.pop(key, None)
-        self._splits.append(act.Split(bundle))
+    def _take_apart(self, cut: Cut) -> None:
+        """Let the parts of a bundle go on by themselves; see [Note: bundles] in ``bundle``."""
+        machines = self._slices.pop(cut.key).cut(cut.parts)
+        self._slices |= {machine.spec.key: machine for machine in machines}
+        if cut.key in self._durable:
+            position = self._durable.pop(cut.key)
+            self._durable |= {part.key: position for part in cut.parts}
+        self._splits.append(act.Split(cut))
 
     def _require_room(self, spec: Slice) -> None:
         """Refuse to answer with more than a frame may hold."""
@@ -275,14 +284,11 @@ class ServerMachine:
         positions: Mapping[int, Position],
     ) -> None:
         self.digest, self.rules = digest, rules
-        bundles = bundles_of(slices)
-        self._whole = {bundle.whole.key: bundle for bundle in whole_among(bundles, positions)}
-        self._split = {b.whole.key: b for b in bundles if b.whole.key not in self._whole}
-        self._bundle_of = {m.key: key for key, b in self._whole.items() for m in b.members}
-        alone = [spec for spec in slices if spec.key not in self._bundle_of]
+        self._partition = Partition(bundles_of(slices), positions)
+        alone = [spec for spec in slices if spec.key not in self._partition]
         self._slices = {
             spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
-            for spec in [*alone, *(bundle.whole for bundle in self._whole.values())]
+            for spec in [*alone, *self._partition.parts.values()]
         }
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:

@@ -9,8 +9,8 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
 
 FIRST = 0
@@ -78,16 +78,16 @@ class SliceMachine:
         """What is in the weights."""
         return Position(self._version, dict(self._applied))
 
-    def split(self, members: Iterable[Slice]) -> list[SliceMachine]:
-        """Return a machine for each of ``members``, in the state of this one, their bundle's."""
+    def cut(self, parts: Iterable[Slice]) -> list[SliceMachine]:
+        """Return a machine for each of ``parts``, in the state of this one, their bundle's."""
         found = []
-        for member in members:
-            machine = SliceMachine(member, self._rules, self._workers, self.position)
+        for part in parts:
+            machine = SliceMachine(part, self._rules, self._workers, self.position)
             machine._received = dict(self._received)
             machine._rates = dict(self._rates)
             machine._added = list(self._added)
             machine._waiting = {
-                worker: _Waiting(w.peer, msgspec.structs.replace(w.pull, key=member.key))
+                worker: _Waiting(w.peer, msgspec.structs.replace(w.pull, key=part.key))
                 for worker, w in self._waiting.items()
             }
             found.append(machine)

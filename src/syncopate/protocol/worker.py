@@ -9,8 +9,10 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.layout import BUNDLE, Bundle, Layout, Slice
+from syncopate.protocol.bundle import BUNDLE, Partition, Place
+from syncopate.protocol.layout import Layout
 from syncopate.protocol.limits import DECLARE_BYTES, Limits
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST
@@ -100,8 +102,8 @@ class _Flow(msgspec.Struct):
         """Whether nothing is waited for."""
         return not self.pulls and self.done >= self.sent
 
-    def of_member(self, key: int) -> _Flow:
-        """Return the flow of a slice whose bundle this is the flow of; see :class:`Bundle`."""
+    def of_part(self, key: int) -> _Flow:
+        """Return the flow of a part of the bundle that this is the flow of."""
         replace = msgspec.structs.replace
         kept = {n: replace(p, message=replace(p.message, key=key)) for n, p in self.kept.items()}
         pulls = deque(replace(pull, key=key) for pull in self.pulls)
@@ -131,20 +133,15 @@ class WorkerMachine:
         self._roster = roster
         self._token = token
         self._layout = layout
-        self._server_of = dict(enumerate(layout.server_of))
-        self._bundles = {bundle.whole.key: bundle for bundle in layout.bundles}
-        self._bundle_of = {m.key: key for key, b in self._bundles.items() for m in b.members}
-        for key, bundle in self._bundles.items():
-            self._server_of[key] = layout.server_of[bundle.members[0].key]
+        self._partition = Partition(layout.bundles)
         self._rules = rules
         self._limits = limits
         self._links = [_Link() for _ in roster.servers]
         self._addresses = list(roster.servers)
         first = -1 if roster.rank == FIRST else 0
-        alone = [spec.key for spec in layout.slices if spec.key not in self._bundle_of]
-        self._flows = {
-            key: _Flow(first, first, first, first, first) for key in [*alone, *self._bundles]
-        }
+        self._specs = {s.key: s for s in layout.slices if s.key not in self._partition}
+        self._specs |= self._partition.parts
+        self._flows = {key: _Flow(first, first, first, first, first) for key in self._specs}
         self._request = self._queries = 0
         self._busy: set[int] = set()
 
@@ -153,36 +150,42 @@ class WorkerMachine:
         """Whether every push is done and every pull answered."""
         return not self._busy
 
+    @property
+    def bundles(self) -> list[Slice]:
+        """The parts of bundles at present."""
+        return list(self._partition.parts.values())
+
     def connect(self, now_s: float) -> list[Action]:
         """Say hello to every server."""
         for link in self._links:
             link.heard_s = now_s
         return [action for rank in range(len(self._links)) for action in self._hello(rank, now_s)]
 
-    def parts(self, piece: Slice) -> tuple[Slice, ...]:
-        """Return what ``piece`` is pushed or pulled as: itself, or the slices of a split bundle."""
-        if piece.key < BUNDLE or piece.key in self._flows:
-            return (piece,)
-        return self._bundles[piece.key].members
+    def parts(self, piece: Slice) -> tuple[list[Action], list[Place]]:
+        """Return what to do first, and as what ``piece`` is then pushed or pulled.
+
+        As itself, or as several parts, where it is a bundle that was cut.
+        """
+        if piece.key in self._flows:
+            return [], [(piece, 0, piece.nbytes)]
+        return self._alone(piece.key), self._partition.within(piece.key)
 
     def push(
         self, key: int, priority: int, lr: float | None, now_s: float
     ) -> tuple[int, list[Action]]:
         """Push a slice; return the sequence number that its payload shall be kept under."""
-        found = self._alone(key)
         flow = self._flows[key]
         flow.pushed += 1
         flow.kept[flow.pushed] = _Push(msg.Push(key, flow.pushed, lr), priority)
-        return flow.pushed, found + self._send(key, now_s)
+        return flow.pushed, self._send(key, now_s)
 
     def begin(self, key: int, state: tuple[str, ...], now_s: float) -> tuple[int, list[Action]]:
         """Push a slice's first value, and the optimizer's ``state`` behind it."""
-        found = self._alone(key)
         flow = self._flows[key]
         assert flow.pushed == -1
         flow.pushed = 0
         flow.kept[0] = _Push(msg.Begin(key, 0, None, state), 0)
-        return 0, found + self._send(key, now_s)
+        return 0, self._send(key, now_s)
 
     def pull(
         self, key: int, priority: int, now_s: float, *, state: bool = False
@@ -191,12 +194,11 @@ class WorkerMachine:
 
         With ``state`` what the optimizer remembers comes along.
         """
-        found = self._alone(key)
         flow = self._flows[key]
         self._request += 1
         after, kind = max(flow.pushed, 0), msg.PullState if state else msg.Pull
         flow.pulls.append(kind(key, after, self._request, priority))
-        return self._request, found + (self._ask(key, now_s) if len(flow.pulls) == 1 else [])
+        return self._request, self._ask(key, now_s) if len(flow.pulls) == 1 else []
 
     def receive(
         self, server: int, message: msg.Message, payload_bytes: int | None, now_s: float
@@ -204,7 +206,7 @@ class WorkerMachine:
         """Take in what a server said."""
         self._links[server].heard_s = now_s
         if isinstance(message, msg.Ack | msg.Weights):
-            if self._server_of.get(message.key) != server:
+            if not self._is_of(message.key, server):
                 return self._refuse(msg.UNKNOWN)
             return self._told(message, payload_bytes, now_s)
         if isinstance(message, msg.Welcome):
@@ -219,28 +221,26 @@ class WorkerMachine:
     def _told(
         self, message: msg.Ack | msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
-        """Take in what a server said about a slice, or about a bundle that may be split."""
-        key = message.key
-        if key >= BUNDLE and key not in self._flows:
-            return self._told_each(self._bundles[key], message, payload_bytes, now_s)
-        found = self._alone(key)
+        """Take in what a server said about a slice, or about a bundle that may have been cut."""
+        key, found = message.key, list[Action]()
+        if key not in self._flows:
+            found = self._alone(key)
+        if key not in self._flows:
+            return found + self._told_each(message, payload_bytes, now_s)
         if isinstance(message, msg.Ack):
             return found + self._acknowledged(message, now_s)
         return found + self._answered(message, payload_bytes, now_s)
 
     def _told_each(
-        self,
-        bundle: Bundle,
-        message: msg.Ack | msg.Weights,
-        payload_bytes: int | None,
-        now_s: float,
+        self, message: msg.Ack | msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
+        places = self._partition.within(message.key)
         weighs = isinstance(message, msg.Weights)
-        if weighs and payload_bytes != bundle.whole.nbytes:
+        if weighs and payload_bytes != places[-1][2]:
             return self._refuse(msg.WRONG_SIZE)
         found: list[Action] = []
-        for member, begin, end in bundle.places():
-            each = msgspec.structs.replace(message, key=member.key)
+        for part, begin, end in places:
+            each = msgspec.structs.replace(message, key=part.key)
             for action in self._told(each, end - begin if weighs else None, now_s):
                 if isinstance(action, act.Fill):
                     action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
@@ -248,22 +248,22 @@ class WorkerMachine:
         return found
 
     def _alone(self, key: int) -> list[Action]:
-        """Let a slice that is spoken of by itself go on so, where a bundle has it."""
-        bundle = self._bundles[self._bundle_of.pop(key)] if key in self._bundle_of else None
-        if bundle is None or bundle.whole.key not in self._flows:
-            return []
-        flow = self._flows.pop(bundle.whole.key)
-        keys = [member.key for member in bundle.members]
-        self._flows |= {member: flow.of_member(member) for member in keys}
-        if bundle.whole.key in self._busy:
-            self._busy.remove(bundle.whole.key)
-            self._busy.update(keys)
-        return [act.Split(bundle)]
+        """Cut bundles so that what ``key`` stands for goes on without other slices."""
+        cuts = self._partition.cut(key)
+        for cut in cuts:
+            flow, spec = self._flows.pop(cut.key), self._specs.pop(cut.key)
+            self._flows |= {part.key: flow.of_part(part.key) for part in cut.parts}
+            self._specs |= {part.key: part for part in cut.parts}
+            if cut.key in self._busy:
+                self._busy.remove(cut.key)
+                self._busy.update(part.key for part in cut.parts)
+            assert sum(part.numel for part in cut.parts) == spec.numel
+        return [act.Split(cut) for cut in cuts]
 
     def sent(self, key: int, now_s: float) -> None:
         """Take note that a push of a slice has just left this process."""
-        keys = [key] if key in self._flows else [m.key for m in self._bundles[key].members]
-        for each in keys:
+        cut = key not in self._flows
+        for each in [p.key for p, _, _ in self._partition.within(key)] if cut else [key]:
             flow = self._flows[each]
             flow.touched_s = now_s
             flow.queued = max(flow.queued - 1, 0)
@@ -284,7 +284,7 @@ class WorkerMachine:
     def tick(self, now_s: float) -> list[Action]:
         """Ask for what was not answered for long; call it often."""
         found: list[Action] = []
-        wanted = {self._server_of[key] for key in self._busy}
+        wanted = {self._server(key) for key in self._busy}
         for rank, link in enumerate(self._links):
             if link.open and rank not in wanted:
                 link.heard_s = now_s
@@ -294,7 +294,7 @@ class WorkerMachine:
                 found += self._hello(rank, now_s)
         for key in sorted(self._busy):
             flow = self._flows[key]
-            link = self._links[self._server_of[key]]
+            link = self._links[self._server(key)]
             if link.open and now_s - flow.touched_s >= flow.wait_s:
                 flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
                 found += self._query(key, now_s)
@@ -335,7 +335,7 @@ class WorkerMachine:
         found: list[Action] = []
         found += [act.Send(server, each, _URGENT) for each in self._declarations(server)]
         for key, flow in self._flows.items():
-            if self._server_of[key] != server:
+            if self._server(key) != server:
                 continue
             if again:
                 flow.received = flow.done
@@ -364,7 +364,7 @@ class WorkerMachine:
 
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
-        flow, server = self._flows[key], self._server_of[key]
+        flow, server = self._flows[key], self._server(key)
         if flow.done < flow.pushed:
             self._busy.add(key)
         found: list[Action] = []
@@ -378,7 +378,7 @@ class WorkerMachine:
         return found
 
     def _ask(self, key: int, now_s: float) -> list[Action]:
-        flow, server = self._flows[key], self._server_of[key]
+        flow, server = self._flows[key], self._server(key)
         self._busy.add(key)
         if not self._links[server].open:
             return []
@@ -395,7 +395,7 @@ class WorkerMachine:
         pull = flow.pulls[0].request if flow.pulls else 0
         flow.query = _Query(self._queries, flow.sent, pull, flow.done)
         query = msg.Query(key, self._queries)
-        return [act.Send(self._server_of[key], query, msg.LAST)]
+        return [act.Send(self._server(key), query, msg.LAST)]
 
     def _lost(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Send again what the answer to a query says is lost."""
@@ -411,7 +411,7 @@ class WorkerMachine:
         if flow.pulls and flow.pulls[0].request == query.pull != ack.waiting:
             found += self._ask(ack.key, now_s)
         if ack.received < query.sent:
-            if self._links[self._server_of[ack.key]].durable:
+            if self._links[self._server(ack.key)].durable:
                 # The server may be younger than an acknowledgement that was believed.
                 flow.received = min(flow.received, max(ack.received, flow.done))
             flow.sent = max(ack.received, flow.received)
@@ -421,7 +421,7 @@ class WorkerMachine:
 
     def _why_older(self, ack: msg.Ack, done: int) -> str:
         """Say that a server's state is older than what it said was safe on disk."""
-        server, name = self._server_of[ack.key], self._spec(ack.key).name
+        server, name = self._server(ack.key), self._specs[ack.key].name
         return (
             f"server {server} has {max(ack.received, 0)} pushes of {name!r} by worker "
             f"{self._roster.rank}, and had acknowledged {max(done, 0)}: its state is older than "
@@ -438,7 +438,7 @@ class WorkerMachine:
     def _over(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Let go of the pushes that are over, and send what may follow them."""
         flow = self._flows[ack.key]
-        durable = self._links[self._server_of[ack.key]].durable
+        durable = self._links[self._server(ack.key)].durable
         if ack.received <= flow.received and ack.done <= flow.done:
             return []
         flow.received = max(flow.received, ack.received)
@@ -458,7 +458,7 @@ class WorkerMachine:
     def _answered(
         self, weights: msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
-        flow, spec = self._flows[weights.key], self._spec(weights.key)
+        flow, spec = self._flows[weights.key], self._specs[weights.key]
         state = weights.state if isinstance(weights, msg.State) else ()
         if payload_bytes != spec.carried_bytes(state):
             return self._refuse(msg.WRONG_SIZE)
@@ -473,8 +473,13 @@ class WorkerMachine:
         self._rest(weights.key)
         return found
 
-    def _spec(self, key: int) -> Slice:
-        return self._bundles[key].whole if key >= BUNDLE else self._layout.slices[key]
+    def _server(self, key: int) -> int:
+        """Return the server of a slice or a bundle, all of whose slices have the same."""
+        return self._layout.server_of[key % BUNDLE]
+
+    def _is_of(self, key: int, server: int) -> bool:
+        known = key in self._flows or key in self._partition
+        return known and self._server(key) == server
 
     def _rest(self, key: int) -> None:
         flow = self._flows[key]

@@ -31,7 +31,7 @@ def _gradient(step, worker):
 def train(store, folder, apart, pace):
     """Push and pull everything; from step ``apart`` on one tensor after the other.
 
-    Returns the weights, what the optimizer remembers, and whether anything was split.
+    Returns the weights, what the optimizer remembers, and how many parts bundles have at the end.
     """
     weights = _tensors(store.rank)
     store.init(weights)
@@ -47,7 +47,7 @@ def train(store, folder, apart, pace):
         (folder / f"{store.rank}-{step}").touch()
         if pace:
             wait_for((folder / f"go-{step}").exists)
-    return weights, store.state(), len(store._split)
+    return weights, store.state(), len(store._machine.bundles)
 
 
 def alone(rules, workers):
@@ -73,15 +73,15 @@ def _same(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("apart", "optimizer", "split"),
+    ("apart", "optimizer", "parts"),
     [
-        (STEPS, SGD(lr=0.1, momentum=0.9), 0),
-        (3, Adam(lr=0.01), 2),
-        (0, SGD(lr=0.1, momentum=0.9), 2),
+        (STEPS, SGD(lr=0.1, momentum=0.9), 2),
+        (3, Adam(lr=0.01), COUNT),
+        (0, SGD(lr=0.1, momentum=0.9), COUNT),
     ],
 )
 def test_together_or_one_by_one_the_weights_are_those_of_one_process(
-    tmp_path, apart, optimizer, split
+    tmp_path, apart, optimizer, parts
 ):
     rules = Rules(optimizer=optimizer)
     with LocalServers(rules=rules) as job:
@@ -90,7 +90,7 @@ def test_together_or_one_by_one_the_weights_are_those_of_one_process(
     expected = alone(rules, 2)
     for found in results:
         assert _same(found, expected)
-        assert found[2] == split
+        assert found[2] == parts
 
 
 @pytest.mark.parametrize("apart", [STEPS, 3])

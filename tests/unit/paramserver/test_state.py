@@ -18,7 +18,8 @@ from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
 from syncopate.protocol.actions import Add, Initialise, Stage, Update
-from syncopate.protocol.layout import BUNDLE, Slice, bundles_of
+from syncopate.protocol.bundle import BUNDLE, Cut, bundles_of
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
 from tests.children import HANGS_S
@@ -364,7 +365,8 @@ def test_slices_of_a_bundle_go_on_as_they_would_have_by_themselves(optimizer, mo
     """Weights, optimizer state, copies, and gradients that wait are those of each, to the bit."""
     slices, bundle = _bundle_of(80)
     rules, whole = Rules(mode=mode, optimizer=optimizer), bundle.whole.key
-    bundled, alone = Shard(rules, slices), Shard(rules, slices)
+    bundled, alone = Shard(rules, [bundle.whole]), Shard(rules, slices)
+    cut = Cut(whole, tuple(slices))
     keys = [piece.key for piece in slices]
     data = iter(torch.randn(6, bundle.whole.numel).unbind())
 
@@ -373,7 +375,7 @@ def test_slices_of_a_bundle_go_on_as_they_would_have_by_themselves(optimizer, mo
         part = values.split([piece.numel for piece in slices])
         if not split:
             bundled.stage(Stage(whole, worker, sequence), frame_of(flat_bytes(values.clone())))
-        for piece, (_, begin, end) in zip(slices, bundle.places(), strict=True):
+        for piece, (_, begin, end) in zip(slices, cut.places(), strict=True):
             alone.stage(
                 Stage(piece.key, worker, sequence), frame_of(flat_bytes(part[piece.key].clone()))
             )
@@ -399,7 +401,7 @@ def test_slices_of_a_bundle_go_on_as_they_would_have_by_themselves(optimizer, mo
     stage(2, 1)
     bundled.add(Add(whole, 0, 2))
     each(lambda shard, key: shard.add(Add(key, 0, 2)))
-    bundled.split(bundle)
+    bundled.split(cut)
     assert bundled.waiting == 2 * len(slices)
     assert bundled.changed == set(keys)
     for shard in (bundled, alone):

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import BUNDLE, Bundle, Layout, TensorSpec, bundles_of, whole_among
+from syncopate.protocol.bundle import BUNDLE, Cut, Partition, bundles_of
+from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.server import Kept, Seat, ServerMachine
@@ -24,6 +25,7 @@ Log = tuple[tuple[tuple[int, int], ...], ...]
 """Weights: the gradients of each update, in order."""
 
 _MOST_STEPS = 60_000
+TENSORS = 3
 
 
 class Trouble(NamedTuple):
@@ -74,28 +76,26 @@ class Server:
         self.writing: dict[int, tuple[Position, Log]] = {}
         self.split: set[int] = set()
 
-    def take_apart(self, bundle: Bundle) -> None:
-        """Let the slices of a bundle be by themselves; they are written at once."""
-        key = bundle.whole.key
-        numbers = [number for number in self.staged if number[0] == key]
-        for number in numbers:
+    def take_apart(self, cut: Cut) -> None:
+        """Let the parts of a bundle be by themselves; they are written at once."""
+        keys = [part.key for part in cut.parts]
+        for number in [number for number in self.staged if number[0] == cut.key]:
             content = self.staged.pop(number)
-            for member in bundle.members:
-                self.staged[(member.key, *number[1:])] = content
+            self.staged |= {(key, *number[1:]): content for key in keys}
         for held in (self.weights, self.sums):
-            if key in held:
-                held.update(dict.fromkeys((m.key for m in bundle.members), held.pop(key)))
-        if bundle.members[0].key in self.weights:
-            self.split.update(member.key for member in bundle.members)
+            if cut.key in held:
+                held.update(dict.fromkeys(keys, held.pop(cut.key)))
+        self.split.discard(cut.key)
+        if keys[0] in self.weights:
+            self.split.update(keys)
 
     def wrote(self, written: dict[int, tuple[Position, Log]]) -> None:
-        """Note what is on disk; of a bundle that was split nothing counts any more."""
+        """Note what is on disk; of a bundle that was cut nothing counts any more."""
         self.disk |= written
-        bundles = bundles_of(self.declared[2])
-        whole = whole_among(bundles, self.disk)
-        for bundle in bundles:
-            if bundle not in whole:
-                self.disk.pop(bundle.whole.key, None)
+        partition = Partition(bundles_of(self.declared[2]), self.disk)
+        for key in list(self.disk):
+            if key in partition and key not in partition.parts:
+                del self.disk[key]
 
 
 class World:
@@ -112,12 +112,13 @@ class World:
         random: Random,
         durable: bool = True,
         period: int = 1,
-        together: float = 1.0,
+        together: float = 0.0,
+        apart: bool = True,
     ) -> None:
-        self.together = together
+        self.together, self.apart = together, apart
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
         self.limits = Limits(retry_s=trouble.retry_s)
-        tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(3)]
+        tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(TENSORS)]
         self.layout = Layout(tensors, servers, slice_bytes=16)
         self.now_s = 0.0
         self.packets: list[Packet] = []
@@ -147,9 +148,9 @@ class World:
         for step in range(_MOST_STEPS):
             if all(done == self.rounds for done in self.done) and self.idle():
                 logs = {key: log for s in self.servers for key, log in s.weights.items()}
-                bundles = {bundle.whole.key: bundle for bundle in self.layout.bundles}
+                whole = Partition(self.layout.bundles)
                 for key in [key for key in logs if key >= BUNDLE]:
-                    logs |= dict.fromkeys((m.key for m in bundles[key].members), logs.pop(key))
+                    logs |= dict.fromkeys((m.key for m in whole.members(key)), logs.pop(key))
                 return logs
             self.step(calm=step > _MOST_STEPS // 4)
         raise AssertionError(f"hangs: rounds done {self.done}, {len(self.packets)} packets")
@@ -207,8 +208,10 @@ class World:
 
     def nbytes(self, key: int) -> int:
         """Return the bytes of a slice or bundle."""
-        wholes = {bundle.whole.key: bundle.whole for bundle in self.layout.bundles}
-        return (wholes[key] if key >= BUNDLE else self.layout.slices[key]).nbytes
+        members = self.layout.slices[key : key + 1]
+        if key >= BUNDLE:
+            members = Partition(self.layout.bundles).members(key)
+        return sum(member.nbytes for member in members)
 
     def go_on(self, rank: int) -> None:
         """Let a worker push everything, and in every so many rounds pull everything.
@@ -223,16 +226,28 @@ class World:
         machine = self.workers[rank]
         pieces = list(self.layout.slices)
         if self.random.random() < self.together:
-            pieces = self.layout.pieces([f"t{i}" for i in range(3)])
-        for piece in [part for each in pieces for part in machine.parts(each)]:
-            if self.done[rank] or rank == 0:
-                _, actions = machine.push(piece.key, 0, None, self.now_s)
-                self.do_worker(rank, actions)
-            if not pulls:
-                continue
-            request, actions = machine.pull(piece.key, 0, self.now_s)
-            self.waiting[rank][piece.key, request] = self.done[rank]
+            names = [f"t{i}" for i in range(TENSORS)]
+            first = self.random.randint(1, TENSORS) if self.apart else TENSORS
+            pieces = self.layout.pieces(names[:first])
+            if names[first:]:
+                pieces += self.layout.pieces(names[first:])
+        for piece in pieces:
+            actions, places = machine.parts(piece)
             self.do_worker(rank, actions)
+            for part, _, _ in places:
+                self.push_and_pull(rank, part.key, pulls)
+
+    def push_and_pull(self, rank: int, key: int, pulls: bool) -> None:
+        """Push a slice, or a part of a bundle, and pull it."""
+        machine = self.workers[rank]
+        if self.done[rank] or rank == 0:
+            _, actions = machine.push(key, 0, None, self.now_s)
+            self.do_worker(rank, actions)
+        if not pulls:
+            return
+        request, actions = machine.pull(key, 0, self.now_s)
+        self.waiting[rank][key, request] = self.done[rank]
+        self.do_worker(rank, actions)
 
     def commit(self, server: Server) -> None:
         """End a write to disk that was begun, or begin one."""
@@ -278,7 +293,7 @@ class World:
             elif isinstance(action, act.Stage):
                 server.staged[action.key, action.worker, action.sequence] = payload
             elif isinstance(action, act.Split):
-                server.take_apart(action.bundle)
+                server.take_apart(action.cut)
             elif isinstance(action, act.Add):
                 gradient = server.staged.pop((action.key, action.worker, action.sequence))
                 server.sums[action.key] = (*server.sums.get(action.key, ()), gradient)
@@ -329,9 +344,9 @@ class World:
                 done = self.waiting[rank].pop((action.key, action.request))
                 self.pulled.append((rank, action.key, done, payload))
             elif isinstance(action, act.Split):
-                key, waiting = action.bundle.whole.key, self.waiting[rank]
-                for number in [number for number in waiting if number[0] == key]:
+                waiting = self.waiting[rank]
+                for number in [number for number in waiting if number[0] == action.cut.key]:
                     done = waiting.pop(number)
-                    waiting |= {(m.key, number[1]): done for m in action.bundle.members}
+                    waiting |= {(part.key, number[1]): done for part in action.cut.parts}
             else:
                 assert isinstance(action, act.Forget | act.Released), action

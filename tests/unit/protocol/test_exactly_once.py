@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from syncopate.protocol import layout
+from syncopate.protocol import bundle, layout
 from syncopate.protocol import messages as msg
 from syncopate.protocol.rules import Rules
 from tests.unit.protocol.network import Trouble, World
@@ -25,16 +25,16 @@ TROUBLE = st.builds(
     retry_s=st.just(1.0),
 )
 TOGETHER = st.sampled_from([None, 1.0, 0.9, 0.5])
-"""How often all is pushed and pulled in bundles, and else slice by slice; None: no bundles."""
+"""How often much is pushed and pulled at once, and else slice by slice; None: no bundles."""
 
 SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": st.integers(1, 5)}
 
 
 def _run(rules, trouble, seed, together=None, **given):
-    least = 2 if together is not None else 64
-    with mock.patch.object(layout, "_BUNDLE_LEAST", least):
-        given["together"] = together or 0.0
-        world = World(rules, trouble=trouble, random=Random(seed), **given)
+    few = {"_LEAST": 2, "LEAST_RUN": 1, "_MOST_PARTS": 4} if together is not None else {}
+    with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
+        together = together or 0.0
+        world = World(rules, trouble=trouble, random=Random(seed), together=together, **given)
         logs = world.run()
     assert sorted(logs) == list(range(len(world.layout.slices)))
     assert all(server.failed == [] for server in world.servers)
@@ -120,7 +120,9 @@ def test_a_pull_has_what_was_pushed_before_it_and_nothing_that_was_pushed_later(
 
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_is_pushed_and_pulled_together_stays_in_one_message_each(workers):
-    world, _ = _run(Rules(), Trouble(retry_s=1e9), 1, 1.0, workers=workers, servers=1, rounds=4)
+    world, _ = _run(
+        Rules(), Trouble(retry_s=1e9), 1, 1.0, workers=workers, servers=1, rounds=4, apart=False
+    )
     slices, rounds = len(world.layout.slices), 4
     kinds = Counter(type(packet.message) for packet in world.sent)
     assert slices > 1

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.protocol.layout import BUNDLE, Layout, TensorSpec, bundles_of, whole_among
-from syncopate.units import KIB, MIB
+from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.units import MIB
 
 SIZES = st.lists(st.integers(0, 5000), min_size=1, max_size=20)
 
@@ -80,49 +80,25 @@ def test_an_unknown_tensor_is_refused():
         Layout([TensorSpec("a", "float32", 1)], 1, 100).of_tensor("b")
 
 
-def _many(count, numel=1, dtype="float32"):
-    return [TensorSpec(f"t{number:06d}", dtype, numel) for number in range(count)]
-
-
-def test_many_small_slices_of_a_server_are_bundles_that_hold_each_once():
-    specs = [*_many(300, 1000), TensorSpec("large", "float32", 16 * KIB + 1)]
-    layout = Layout(specs, 2, 4 * MIB)
-    assert [bundle.whole.nbytes for bundle in layout.bundles] == [150 * 4000] * 2
-    for rank, bundle in enumerate(layout.bundles):
-        assert bundle.members == tuple(s for s in layout.of_server(rank) if s.name != "large")
-        assert bundle.whole.key == BUNDLE + bundle.members[0].key
-        assert [begin for _, begin, _ in bundle.places()] == [4000 * i for i in range(150)]
-        assert bundles_of(layout.of_server(rank)) == [bundle]
-
-
-@pytest.mark.parametrize(
-    "specs",
-    [_many(63), _many(100, 1, "bfloat16"), _many(100, 20_000)],
-    ids=["few", "16 bits", "not small"],
-)
-def test_what_is_few_or_large_or_rounds_otherwise_is_not_bundled(specs):
-    layout = Layout(specs, 1, 4 * MIB)
-    assert layout.bundles == ()
-    assert layout.pieces([spec.name for spec in specs]) == list(layout.slices)
-
-
-def test_a_bundle_holds_no_more_than_a_mebibyte():
-    layout = Layout(_many(1000, 1024), 1, 4 * MIB)
-    assert [bundle.whole.nbytes for bundle in layout.bundles] == [MIB, MIB, MIB, 232 * 4096]
-
-
-def test_a_bundle_travels_where_all_of_its_tensors_do_and_it_is_not_split():
-    layout = Layout(_many(100), 1, 4 * MIB)
+def test_many_small_tensors_travel_as_bundles_of_each_server():
+    specs = [TensorSpec(f"t{number:03d}", "float32", 1000) for number in range(300)]
+    layout = Layout([*specs, TensorSpec("large", "float32", 20_000)], 2, 4 * MIB)
     names = [piece.name for piece in layout.slices]
-    (bundle,) = layout.bundles
-    assert layout.pieces(names[::-1]) == [bundle.whole]
-    assert layout.pieces(names, {bundle.whole.key}) == list(layout.slices)
-    assert layout.pieces(names[1:]) == list(layout.slices[1:])
+    large, *bundles = sorted(layout.pieces(names), key=lambda piece: piece.key)
+    assert large.name == "large"
+    assert [bundle.whole for bundle in layout.bundles] == bundles
+    for bundle in bundles:
+        members = layout.members(bundle)
+        assert len({layout.server_of[member.key] for member in members}) == 1
+        assert bundle.nbytes == sum(member.nbytes for member in members)
+    assert layout.members(large) == (large,)
+    assert layout.pieces(["t007"]) == [layout.slices[8]]
     with pytest.raises(UnknownNameError, match="'other'"):
         layout.pieces([*names, "other"])
 
 
-def test_a_bundle_of_which_a_slice_is_known_is_split():
-    (bundle,) = Layout(_many(100), 1, 4 * MIB).bundles
-    assert whole_among([bundle], {bundle.whole.key}) == [bundle]
-    assert whole_among([bundle], {bundle.whole.key, 7}) == []
+def test_a_hundred_thousand_tensors_are_spread_evenly():
+    layout = Layout([TensorSpec(f"t{n:06d}", "float32", 1) for n in range(100_000)], 7, MIB)
+    loads = [len(layout.of_server(rank)) for rank in range(7)]
+    assert sum(loads) == 100_000
+    assert max(loads) - min(loads) <= 1

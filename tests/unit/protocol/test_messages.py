@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))

@@ -7,8 +7,8 @@ import pytest
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Compensation, Rules
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position

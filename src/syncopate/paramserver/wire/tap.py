@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import socket
 import time
+import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.bundle import BUNDLE
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.piece import Slice
 from syncopate.tracing import capture as captures
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.served import rows
@@ -62,6 +65,11 @@ _ABOUT = {
 """Message -> its kind as a row has it, and what returns its numbers."""
 
 _ACK = _KIND[msg.Ack.__name__]
+
+
+def _number(key: int) -> int:
+    """Return the number of a slice or bundle in a row, which has four bytes for it."""
+    return key if key < BUNDLE else 2**30 | zlib.crc32(key.to_bytes(8, "little")) >> 2
 
 
 class Tap:
@@ -132,7 +140,7 @@ class Tap:
         if queue is not None:
             version, request, peer = numbers
             place = NOBODY if peer is None else self._place(peer)
-            row = (0, place, key, version, request, 0, 0, since_s, time.perf_counter())
+            row = (0, place, _number(key), version, request, 0, 0, since_s, time.perf_counter())
             queue.add((_KIND[kind], *row))
 
     def close(self) -> None:
@@ -148,6 +156,8 @@ class Tap:
     ) -> None:
         what, numbers = _ABOUT.get(type(message), _UNREADABLE)
         key, number, other = numbers(message)
+        if key >= BUNDLE:
+            key = _number(key)
         if what == _ACK and message.query:  # type: ignore[union-attr]
             flags |= ASKED
         place = self._peers.get(peer)
@@ -242,9 +252,15 @@ class Tap:
         assert isinstance(server, int)
         self.keeps(server, said.rules.mode, said.slices)
 
+    def bundles(self, layout: Layout, mode: str, parts: Iterable[Slice]) -> None:
+        """Note those of ``parts`` that are bundles, and the servers that keep them."""
+        for part in parts:
+            if part.key >= BUNDLE:
+                self.keeps(layout.server_of[part.key % BUNDLE], mode, [part])
+
     def keeps(self, server: int, mode: str, slices: Iterable[Slice]) -> None:
         """Note what a server keeps; once, however often it is said."""
-        described = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in slices]
+        described = [(_number(s.key), s.name, s.dtype, s.begin, s.numel) for s in slices]
         note = {"server": server, "mode": mode, "slices": described}
         if described and note not in self._said:
             self._said.append(note)
