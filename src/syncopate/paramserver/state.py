@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import re
 import struct
 import threading
@@ -30,6 +29,7 @@ from torch import Tensor
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
+from syncopate.paramserver.durable import save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
 from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
@@ -120,10 +120,7 @@ class StateFolder:
         Raises:
             ArtifactError: it cannot be written.
         """
-        made = [path for path in (self.path, *self.path.parents) if not path.exists()]
-        identity.save(self.path / _IDENTITY)
-        for folder in {self.path, *(path.parent for path in made)}:
-            _sync(folder)
+        save_durably(identity, self.path / _IDENTITY)
 
     def load(self, run: str) -> dict[int, Record]:
         """Read the newest record of every slice.
@@ -162,7 +159,7 @@ class StateFolder:
         number = self._next
         path = self.path / f"segment-{number:012d}"
         write_output(path, data + _CHECK.pack(zlib.crc32(data)))
-        _sync(self.path)
+        sync_folder(self.path)
         self._next += 1
         self._sizes[number] = len(data)
         for key in dropped:
@@ -175,23 +172,6 @@ class StateFolder:
         for number in [number for number in self._sizes if number not in counts]:
             del self._sizes[number]
             (self.path / f"segment-{number:012d}").unlink(missing_ok=True)
-
-
-def _sync(folder: Path) -> None:
-    """Let the names in ``folder`` outlive a loss of power, as the files do.
-
-    Raises:
-        ArtifactError: they may not.
-    """
-    try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # a file system that has no such thing
-            raise ArtifactError(folder, f"cannot sync: {error.strerror or error}") from None
 
 
 class _Work(NamedTuple):

@@ -7,6 +7,7 @@ without a key, a process that knows the one may join, and with the other take a 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -28,7 +29,7 @@ class Member(msgspec.Struct):
 
     Attributes:
         register: what it said.
-        peer: its connection.
+        peer: its connection; None: it said nothing since the scheduler came back.
         heard_s: when it last said anything.
         rank: that it has; -1: none yet.
         state: whether it is here.
@@ -37,11 +38,31 @@ class Member(msgspec.Struct):
     """
 
     register: msg.Register
-    peer: Peer
+    peer: Peer | None
     heard_s: float
     rank: int = -1
     state: Literal["here", "lost", "left"] = "here"
     settled: bool = False
+
+
+class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A member of a job that is complete, as a scheduler keeps it on disk.
+
+    Attributes:
+        token: a random number of its process.
+        role: server or worker.
+        rank: that it has.
+        address: where a server can be reached.
+        durable: whether a server keeps its state on disk.
+        state: whether it is here.
+    """
+
+    token: str
+    role: Literal["server", "worker"]
+    rank: int
+    address: str
+    durable: bool
+    state: Literal["here", "lost", "left"]
 
 
 class SchedulerMachine:
@@ -51,9 +72,19 @@ class SchedulerMachine:
         refused: how many messages were refused, by reason.
         over: whether the job is over.
         settled: whether all who are told so have heard it, or had the time.
+        changes: counts what changed of :attr:`seated` and ``over``.
     """
 
-    def __init__(self, job: str, run: str, servers: int, workers: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        job: str,
+        run: str,
+        servers: int,
+        workers: int,
+        limits: Limits,
+        *,
+        seated: Iterable[Seated] | None = None,
+    ) -> None:
         """Wait for ``servers`` servers and ``workers`` workers.
 
         Args:
@@ -62,7 +93,11 @@ class SchedulerMachine:
             servers: how many.
             workers: how many.
             limits: what to wait for.
+            seated: what a scheduler that keeps its state on disk found there; nothing: it begins.
+                None: it keeps none.
         """
+        self.changes = 0
+        self._durable = seated is not None
         self.refused: Counter[str] = Counter()
         self.over = False
         self.settled = False
@@ -75,13 +110,32 @@ class SchedulerMachine:
         self._limits = limits
         self._members: dict[str, Member] = {}
         self._asked_s: dict[str, float] = {}
-        self._complete = False
+        self._complete = bool(seated)
+        for known in seated or ():
+            self._members[known.token] = _member(job, known)
         self._began_s: float | None = None
 
     @property
     def here(self) -> dict[str, int]:
         """How many servers and workers are here."""
         return {role: len(self._of(role, "here")) for role in self._wanted}
+
+    @property
+    def seated(self) -> tuple[Seated, ...]:
+        """All members, once the job is complete."""
+        if not self._complete:
+            return ()
+        return tuple(
+            Seated(
+                token=token,
+                role=member.register.role,
+                rank=member.rank,
+                address=member.register.address,
+                durable=member.register.durable,
+                state=member.state,
+            )
+            for token, member in self._members.items()
+        )
 
     @property
     def complete(self) -> bool:
@@ -112,6 +166,8 @@ class SchedulerMachine:
         """Notice who is silent, and who did not come; call it often."""
         if self._began_s is None:
             self._began_s = now_s
+            for member in self._members.values():
+                member.heard_s = max(member.heard_s, now_s)
         if self.over:
             if self._over_s is None:
                 self._over_s = now_s
@@ -148,15 +204,16 @@ class SchedulerMachine:
 
     def abort(self, reason: str) -> list[Action]:
         """End the job; tell all nodes why."""
-        told = {t: m.peer for t, m in self._members.items() if m.state == "here"}
+        told = [m for m in self._members.values() if m.state == "here"]
         return [*self._end(msg.Abort(reason[:4096]), told), act.Fail(reason)]
 
-    def _end(self, last_words: msg.Message, told: dict[str, Peer]) -> list[Action]:
+    def _end(self, last_words: msg.Message, told: Iterable[Member]) -> list[Action]:
         """Say that the job is over, and why; :mod:`.member` notes why it is said again."""
         self.over = True
+        self.changes += 1
         self._last_words = last_words
-        self._parting = set(told)
-        return [act.Send(peer, last_words) for peer in told.values()]
+        self._parting = {member.register.token for member in told}
+        return _sends(told, last_words)
 
     def _part(self, peer: Peer, message: msg.Message) -> list[Action]:
         """Answer nodes that did not hear that the job is over."""
@@ -194,6 +251,7 @@ class SchedulerMachine:
         if self.here != self._wanted:
             return [_heard(peer)]
         self._complete = True
+        self.changes += 1
         for role in self._wanted:
             self._assign(self._of(role, "here"))
         for member in self._members.values():
@@ -233,15 +291,25 @@ class SchedulerMachine:
                 del self._members[token]
                 back = Member(register, peer, now_s, member.rank)
                 self._members[register.token] = back
+                self.changes += 1
                 moved = msg.Moved(back.rank, register.address)
                 workers = self._of(WORKER, "here")
                 return [
                     *self._welcome([back]),
-                    *(act.Send(peer, msg.Lost(w.rank, 0.0)) for w in self._of(WORKER, "lost")),
-                    *(act.Send(peer, msg.Left(w.rank)) for w in self._of(WORKER, "left")),
-                    *(act.Send(worker.peer, moved) for worker in workers),
+                    *self._missed(back),
+                    *_sends(workers, moved),
                 ]
         raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+
+    def _missed(self, member: Member) -> list[Action]:
+        """Say again what a member may not have heard."""
+        news: list[msg.Message]
+        if member.register.role == SERVER:
+            news = [msg.Lost(w.rank, 0.0) for w in self._of(WORKER, "lost")]
+            news += [msg.Left(w.rank) for w in self._of(WORKER, "left")]
+        else:
+            news = [msg.Moved(s.rank, s.register.address) for s in self._all(SERVER)]
+        return [action for each in news for action in _sends([member], each)]
 
     def _predecessor(self, register: msg.Register) -> Member | None:
         """Return the server in whose place one without state may come, that had none yet either."""
@@ -271,8 +339,11 @@ class SchedulerMachine:
         addresses = tuple(servers[rank] for rank in sorted(servers))
         tokens = tuple(workers[rank] for rank in sorted(workers))
         return [
-            act.Send(member.peer, msg.Roster(self._run, member.rank, addresses, tokens))
+            action
             for member in members
+            for action in _sends(
+                [member], msg.Roster(self._run, member.rank, addresses, tokens, self._durable)
+            )
         ]
 
     def _hear(
@@ -284,17 +355,20 @@ class SchedulerMachine:
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
+        is_new = member.peer is None  # to a scheduler that came back
         member.peer, member.heard_s, member.settled = peer, now_s, True
+        missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
-            return [_heard(peer)]
+            return [_heard(peer), *missed]
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
             return [act.Send(peer, left)]
         member.state = "left"
-        told = [peer, *(server.peer for server in self._of(SERVER, "here"))]
-        return [*(act.Send(each, left) for each in told), *self._end_if_alone()]
+        self.changes += 1
+        told = [member, *self._of(SERVER, "here")]
+        return [*_sends(told, left), *self._end_if_alone()]
 
     def _lose(self, member: Member, silent_s: float) -> list[Action]:
         limits, name = self._limits, self._name(member)
@@ -305,18 +379,17 @@ class SchedulerMachine:
             at = member.register.address
             return self.abort(f"{name} at {at} was silent for {silent_s:.1f} s{kept}")
         member.state = "lost"
+        self.changes += 1
         if not self._of(WORKER, "here") and not self._of(WORKER, "left"):
             return self.abort(f"{name} was silent for {silent_s:.1f} s, and no worker is left")
         told = [m for m in self._members.values() if m.state == "here"]
         lost = msg.Lost(member.rank, silent_s)
-        return [*(act.Send(m.peer, lost) for m in told), *self._end_if_alone()]
+        return [*_sends(told, lost), *self._end_if_alone()]
 
     def _end_if_alone(self) -> list[Action]:
         if self._of(WORKER, "here"):
             return []
-        members = self._members.items()
-        told = {t: m.peer for t, m in members if m.register.role == SERVER and m.state == "here"}
-        return [*self._end(msg.Finish(), told), act.Stop()]
+        return [*self._end(msg.Finish(), self._of(SERVER, "here")), act.Stop()]
 
     def _silent_s(self, member: Member, now_s: float) -> float:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""
@@ -340,3 +413,22 @@ class SchedulerMachine:
 def _heard(peer: Peer) -> Action:
     """Return the answer to who says that it is there, and is to be told nothing else yet."""
     return act.Send(peer, msg.Heartbeat(""))
+
+
+def _sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
+    """Return what tells ``members``; those that were not heard yet will hear it when they are."""
+    return [act.Send(m.peer, message) for m in members if m.peer is not None]
+
+
+def _member(job: str, known: Seated) -> Member:
+    """Return a member that was kept on disk."""
+    register = msg.Register(
+        msg.PROTOCOL,
+        job,
+        known.role,
+        known.token,
+        known.address,
+        known.rank,
+        durable=known.durable,
+    )
+    return Member(register, None, 0.0, known.rank, known.state, settled=True)
