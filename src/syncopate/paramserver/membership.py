@@ -111,7 +111,7 @@ class Membership:
             with self._lock:
                 self._do(self._machine.receive(message, self._now_s()))
         with self._lock:
-            self._do(self._machine.tick(self._now_s()))
+            self._do(self._machine.tick(self._now_s(), self._wire.reaches(SCHEDULER)))
         self._send()
 
     def _now_s(self) -> float:

@@ -97,7 +97,8 @@ class Scheduler:
                         continue
                     now_s = clock.at(time.monotonic())
                     self._do(self._machine.receive(arrival.peer, message, now_s))
-                self._do(self._machine.tick(clock.at(time.monotonic())))
+                now_s = clock.at(time.monotonic())
+                self._do(self._machine.tick(now_s, self._wire.reaches))
                 refusals.note(self.refused)
                 if progress is not None and shown != self._machine.here:
                     shown = self._machine.here

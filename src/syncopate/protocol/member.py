@@ -49,8 +49,14 @@ class MemberMachine:
         self._heard_s: float | None = None
         self._said_s = 0.0
 
-    def tick(self, now_s: float) -> list[Action]:
-        """Say what is due, and notice that the scheduler says nothing; call it often."""
+    def tick(self, now_s: float, is_connected: bool = False) -> list[Action]:
+        """Say what is due, and notice that the scheduler says nothing; call it often.
+
+        Args:
+            now_s: the time.
+            is_connected: whether there is a connection to the scheduler; it may then have been
+                stopped, and be no more than silent.
+        """
         if self.over:
             return self._part(now_s)
         if self._began_s is None:
@@ -60,7 +66,7 @@ class MemberMachine:
         silent_s = 0.0 if self._heard_s is None else now_s - self._heard_s
         if not joined and now_s - self._began_s > self._limits.join_s:
             return self._give_up(self.waits_for(f"within {self._limits.join_s:g} s (join_s)"))
-        if joined and silent_s > self._patience_s:
+        if joined and silent_s > self._patience_s(is_connected):
             reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
             return self._give_up(reason)
         if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
@@ -97,16 +103,16 @@ class MemberMachine:
             return []
         return self._say_last(msg.Failed(self._register.token, reason[:4096]))
 
-    @property
-    def _patience_s(self) -> float:
-        """How long the scheduler may be silent.
+    def _patience_s(self, is_connected: bool) -> float:
+        """Return how long the scheduler may be silent.
 
         The others wait for a server that keeps state, and all wait for a scheduler that does. A
         server that was cut off does not know that it was; so it waits for them as they do for it.
         """
         limits, roster = self._limits, self.roster
         kept = self._register.durable or (roster is not None and roster.durable)
-        return max(limits.restart_s, limits.silence_s) if kept else limits.silence_s
+        waits = kept or is_connected
+        return max(limits.restart_s, limits.silence_s) if waits else limits.silence_s
 
     def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True
@@ -121,7 +127,9 @@ class MemberMachine:
             return []
         if self._parted_s is None:
             self._parted_s = self._said_s = now_s
-        if now_s - self._parted_s > _PART_S:
+        # A scheduler that keeps its state and hears nothing would take this process for lost.
+        kept = self.roster is not None and self.roster.durable
+        if now_s - self._parted_s > (self._patience_s(False) if kept else _PART_S):
             self.out = True
             return []
         return self._say(self._last_words, now_s) if now_s - self._said_s >= _AGAIN_S else []

@@ -6,8 +6,9 @@ without a key, a process that knows the one may join, and with the other take a 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -24,6 +25,10 @@ _REGISTERS = 3
 """So many times who waits for the job may miss to say so."""
 
 
+def _no(_: Peer) -> bool:
+    return False
+
+
 class Member(msgspec.Struct):
     """A process that registered.
 
@@ -35,6 +40,7 @@ class Member(msgspec.Struct):
         state: whether it is here.
         settled: whether it said that it lives since it knows its rank. A server that keeps state
             has by then written down whose it is.
+        reached_s: after how much silence there was a connection to it; infinite: there is none.
     """
 
     register: msg.Register
@@ -43,6 +49,7 @@ class Member(msgspec.Struct):
     rank: int = -1
     state: Literal["here", "lost", "left"] = "here"
     settled: bool = False
+    reached_s: float = 0.0
 
 
 class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,8 +169,13 @@ class SchedulerMachine:
             return []
         return [act.Send(peer, msg.Refused(refusal.reason))]
 
-    def tick(self, now_s: float) -> list[Action]:
-        """Notice who is silent, and who did not come; call it often."""
+    def tick(self, now_s: float, reaches: Callable[[Peer], bool] = _no) -> list[Action]:
+        """Notice who is silent, and who did not come; call it often.
+
+        Args:
+            now_s: the time.
+            reaches: says whether there still is a connection to a peer.
+        """
         if self._began_s is None:
             self._began_s = now_s
             for member in self._members.values():
@@ -178,9 +190,21 @@ class SchedulerMachine:
         found: list[Action] = []
         for member in list(self._members.values()):
             silent_s = self._silent_s(member, now_s)
-            if silent_s and not self.over:
+            if silent_s and not self.over and not self._is_stopped(member, silent_s, reaches):
                 found += self._lose(member, silent_s)
         return found
+
+    def _is_stopped(self, member: Member, silent_s: float, reaches: Callable[[Peer], bool]) -> bool:
+        """Say whether a silent member may only have been stopped.
+
+        The system closes the connections of a process that dies, and those to a machine that does
+        after some seconds.
+        """
+        if silent_s > self._limits.restart_s or member.peer is None:
+            return False
+        if silent_s >= member.reached_s + self._limits.heartbeat_s:
+            member.reached_s = silent_s if reaches(member.peer) else math.inf
+        return member.reached_s < math.inf
 
     def _gather(self, now_s: float) -> list[Action]:
         """While nodes are missing: end the job when one of those that came is gone, or none comes.
@@ -357,6 +381,7 @@ class SchedulerMachine:
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
         is_new = member.peer is None  # to a scheduler that came back
         member.peer, member.heard_s, member.settled = peer, now_s, True
+        member.reached_s = 0.0
         missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 
+import pytest
 from msgspec import structs
 
 from syncopate.paramserver.job import Job
@@ -23,8 +24,10 @@ BRIEF = structs.replace(CALM, silence_s=2.0)
 RULES = Rules(optimizer=SGD(lr=0.1, momentum=0.9))
 
 
-def test_a_server_that_was_stopped_goes_on_and_leaves_no_trace(tmp_path):
-    with LocalServers(rules=RULES, state=tmp_path / "state", limits=BRIEF) as job:
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_server_that_was_stopped_goes_on_and_leaves_no_trace(tmp_path, keeps):
+    state = tmp_path / "state" if keeps else None
+    with LocalServers(rules=RULES, state=state, limits=BRIEF) as job:
         workers = job.start(train_on, tmp_path, 20)
         wait_for((tmp_path / "0-3").exists)
         job.servers[0].kill(signal.SIGSTOP)

@@ -143,6 +143,39 @@ def test_when_no_worker_is_left_the_job_is_over():
     assert isinstance(_said(found)["s"], msg.Abort)
 
 
+@pytest.mark.parametrize(("role", "token"), [("worker", "w1"), ("server", "s")])
+def test_who_is_silent_and_connected_may_be_stopped_and_is_waited_for(role, token):
+    machine, _ = _complete()
+    others = {"s", "w0", "w1"} - {token}
+    asked = []
+
+    def reaches(peer):
+        asked.append(peer)
+        return True
+
+    for now_s in range(1, 31):
+        _beat(machine, float(now_s), *others)
+        assert machine.tick(float(now_s), reaches) == []
+    assert set(asked) == {token}
+    _beat(machine, 30.5, "s", "w0", "w1")
+    assert machine.here == {"server": 1, "worker": 2}
+    for now_s in range(31, 61):
+        _beat(machine, float(now_s), *others)
+        assert machine.tick(float(now_s), reaches) == []
+    assert f"{role}" in str(machine.tick(60.6, reaches))
+
+
+def test_who_is_silent_and_not_connected_is_lost_though_it_was_connected_before():
+    machine, _ = _complete()
+    connected = True
+    for now_s in range(1, 9):
+        _beat(machine, float(now_s), "s", "w0")
+        assert machine.tick(float(now_s), lambda _: connected) == []
+    connected = False
+    _beat(machine, 9.0, "s", "w0")
+    assert _said(machine.tick(9.0, lambda _: connected))["w0"] == msg.Lost(1, 9.0)
+
+
 @pytest.mark.parametrize(("durable", "until_s"), [(False, 5.0), (True, 30.0)])
 def test_a_silent_server_ends_the_job_unless_it_may_come_back(durable, until_s):
     machine, _ = _complete(durable)
@@ -391,6 +424,25 @@ def test_a_member_knows_a_scheduler_that_waits_for_others_from_none():
     (answer,) = machine.receive("me", _register("worker", "me"), 1.0)
     assert member.receive(answer.message, 1.0) == []
     assert "the job was not complete within 10 s" in member.waits_for("within 10 s")
+
+
+def test_a_member_waits_for_a_scheduler_that_is_silent_and_connected():
+    member = _joined()
+    assert not any(isinstance(a, act.Fail) for a in member.tick(31.0, is_connected=True))
+    fail = member.tick(31.1, is_connected=True)[0]
+    assert "was silent for 30.1 s" in fail.reason
+
+
+@pytest.mark.parametrize(("kept", "until_s"), [(False, 2.0), (True, LIMITS.restart_s)])
+def test_last_words_are_said_as_long_as_a_scheduler_may_come_back(kept, until_s):
+    member = _member()
+    member.receive(msg.Roster("run", 0, ("tcp://s",), ("me",), kept), 1.0)
+    member.leave()
+    member.tick(10.0)
+    member.tick(10.0 + until_s)
+    assert not member.out
+    member.tick(10.1 + until_s)
+    assert member.out
 
 
 def test_a_member_gives_up_on_a_scheduler_that_fell_silent():

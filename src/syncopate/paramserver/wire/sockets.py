@@ -35,7 +35,7 @@ from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_calle
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
-from syncopate.protocol.messages import MALFORMED, Message, Refusal, decode, encode
+from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
 
 _RECEIVE_QUEUE = 16
 """Messages of one peer that wait to be read; beyond, its TCP connection stops it."""
@@ -229,6 +229,19 @@ class Wire:
         """Drop what waits to be sent to ``peer``."""
         if peer in self._outboxes:
             self._outboxes[peer].clear()
+
+    def reaches(self, peer: Peer) -> bool:
+        """Say whether there is a connection to ``peer``; one that connected here hears it."""
+        if isinstance(peer, bytes):
+            assert self._router is not None
+            try:
+                self._router.send_multipart([peer, encode(Heartbeat(""))], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                return error.errno != zmq.EHOSTUNREACH
+            return True
+        socket = self._dealers.get(peer)
+        # It has no queue before it is connected, nor after.
+        return socket is not None and bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def receive(self, timeout_s: float) -> Iterator[Arrival]:
         """Send what can be sent; give what came, waiting for it for a while if nothing has."""
