@@ -162,7 +162,14 @@ def test_who_is_silent_and_connected_may_be_stopped_and_is_waited_for(role, toke
     for now_s in range(31, 61):
         _beat(machine, float(now_s), *others)
         assert machine.tick(float(now_s), reaches) == []
-    assert f"{role}" in str(machine.tick(60.6, reaches))
+    found = machine.tick(60.6, reaches)
+    assert found[0].message == (msg.Lost(1, 60.6 - 30.5) if role == "worker" else _abort(found))
+
+
+def _abort(found):
+    (reason,) = [action.reason for action in found if isinstance(action, act.Fail)]
+    assert "server 0 at tcp://s was silent for 30.1 s" in reason
+    return msg.Abort(reason)
 
 
 def test_who_is_silent_and_not_connected_is_lost_though_it_was_connected_before():

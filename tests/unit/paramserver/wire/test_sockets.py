@@ -7,6 +7,7 @@ import sys
 import time
 from collections import deque
 from functools import partial
+from socket import create_connection
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import CONTROL_BYTES, Limits
 
 KIND = "ipc" if sys.platform == "linux" else "tcp"
 
@@ -141,3 +142,38 @@ def test_of_who_comes_early_little_is_kept(nbytes, kept):
     server._machine, server._early = None, deque()
     server._take(Arrival(b"stranger", [zmq.Frame(bytes(nbytes))], 0.0))
     assert len(server._early) == kept
+
+
+def _greeted(port):
+    """Return a connection whose ZeroMQ handshake is done, byte by byte."""
+    peer = create_connection(("127.0.0.1", port))
+    peer.settimeout(10)
+    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    came = b""
+    while len(came) < 64 + 2 or len(came) < 64 + 2 + came[65]:
+        came += peer.recv(4096)
+    return peer
+
+
+@pytest.mark.parametrize(("nbytes", "held"), [(CONTROL_BYTES, True), (60 << 20, False)])
+def test_of_an_unfinished_frame_no_more_is_held_than_a_frame_may_have(wires, nbytes, held):
+    """A scheduler's frames are short, and so a stranger's cannot take its memory."""
+    port = free_port()
+    wires[0].listen("127.0.0.1", port, CONTROL_BYTES)
+    with _greeted(port) as peer:
+        peer.sendall(b"\x02" + nbytes.to_bytes(8, "big") + bytes(1000))
+        peer.settimeout(0.5 if held else 10)
+        if held:
+            with pytest.raises(TimeoutError):
+                peer.recv(1)
+        else:
+            assert _is_closed(peer)
+
+
+def _is_closed(peer):
+    try:
+        return peer.recv(1) == b""
+    except ConnectionResetError:
+        return True
