@@ -87,16 +87,19 @@ class Bundle(msgspec.Struct, frozen=True):
 def bundles_of(slices: Iterable[Slice]) -> list[Bundle]:
     """Return the bundles of one server's ``slices``; the same for whoever asks."""
     found: list[Bundle] = []
-    small = [s for s in slices if s.dtype in _DTYPES and s.nbytes <= _SLICE_BYTES]
+    ordered = sorted(slices, key=lambda piece: piece.key)
     for dtype in _DTYPES:
+        itemsize = dtype_bytes(dtype)
         members: list[Slice] = []
-        nbytes = 0
-        for piece in sorted((s for s in small if s.dtype == dtype), key=lambda s: s.key):
-            if nbytes + piece.nbytes > _BYTES:
+        numel = 0
+        for piece in ordered:
+            if piece.dtype != dtype or piece.numel * itemsize > _SLICE_BYTES:
+                continue
+            if (numel + piece.numel) * itemsize > _BYTES:
                 found.append(Bundle(tuple(members)))
-                members, nbytes = [], 0
+                members, numel = [], 0
             members.append(piece)
-            nbytes += piece.nbytes
+            numel += piece.numel
         found.append(Bundle(tuple(members)))
     return [bundle for bundle in found if len(bundle.members) >= _LEAST]
 

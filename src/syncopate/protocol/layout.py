@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 from collections.abc import Collection, Iterable
+from functools import cached_property
 
 import msgspec
 
@@ -78,7 +79,6 @@ class Layout:
             self._of_tensor[piece.name].append(piece)
             self._of_server[server].append(piece)
         self.bundles = tuple(b for own in self._of_server for b in bundles_of(own))
-        self._whole = Partition(self.bundles)
 
     def of_tensor(self, name: str) -> list[Slice]:
         """Return the slices of the tensor ``name``, in its order.
@@ -110,6 +110,10 @@ class Layout:
             found += [piece for piece in self.of_tensor(name) if piece.key not in bundled]
         return found
 
+    @cached_property
+    def _whole(self) -> Partition:
+        return Partition(self.bundles)
+
     def members(self, piece: Slice) -> tuple[Slice, ...]:
         """Return the slices in a bundle; of a slice itself."""
         return self._whole.members(piece.key) if piece.key >= BUNDLE else (piece,)
@@ -120,6 +124,8 @@ def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
         raise UnknownNameError("dtype", tensor.dtype, DTYPE_BYTES, tensor.name)
     most = max(1, slice_bytes // dtype_bytes(tensor.dtype))
     unit = min(_UNIT, most)
+    if tensor.numel <= most // unit * unit:
+        return [Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel)]
     blocks = -(-tensor.numel // unit)
     count = max(1, -(-blocks // (most // unit)))
     bounds = [min(blocks * part // count * unit, tensor.numel) for part in range(count + 1)]

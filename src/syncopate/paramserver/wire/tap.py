@@ -7,6 +7,7 @@ and who a connection belongs to, it learns from the messages themselves.
 from __future__ import annotations
 
 import socket
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -85,6 +86,7 @@ class Tap:
     def __init__(self, role: str) -> None:
         self.header: NodeHeader
         self._role = role
+        self._lock = threading.Lock()
         self._peers: dict[Peer, int] = {}
         self._names: dict[int, str] = {}
         self._roles: dict[Peer, str] = {}
@@ -212,9 +214,10 @@ class Tap:
         """Return the number of a peer in this node's table."""
         place = self._peers.get(peer)
         if place is None:
-            if len(self._peers) >= _PEERS:
-                return NOBODY
-            place = self._peers[peer] = len(self._peers)
+            with self._lock:  # messages to the scheduler have a thread of their own
+                if len(self._peers) >= _PEERS:
+                    return NOBODY
+                place = self._peers[peer] = len(self._peers)
             if peer == SCHEDULER:
                 self._name(peer, rows.SCHEDULER)
             elif isinstance(peer, int):
