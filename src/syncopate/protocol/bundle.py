@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from syncopate.protocol.piece import Slice
-from syncopate.units import KIB, MIB
+from syncopate.units import KIB, MIB, dtype_bytes
 
 BUNDLE = 2**31
 """Slices have keys below it, bundles from it on: how many slices, times this, and the first key."""
