@@ -96,7 +96,10 @@ class Scheduler:
                         self._do(self._machine.refuse(arrival.peer, refusal))
                         continue
                     now_s = clock.at(time.monotonic())
-                    self._do(self._machine.receive(arrival.peer, message, now_s))
+                    found = self._machine.receive(arrival.peer, message, now_s)
+                    if not self._machine.is_stranger(message):
+                        self._wire.admit(arrival)
+                    self._do(found)
                 now_s = clock.at(time.monotonic())
                 self._do(self._machine.tick(now_s, self._wire.reaches))
                 refusals.note(self.refused)

@@ -143,7 +143,10 @@ class ParameterServer:
             self._do(machine.refuse(arrival.peer, refusal))
             return
         size = None if payload is None else len(payload)
-        self._do(machine.receive(arrival.peer, message, size), payload)
+        found = machine.receive(arrival.peer, message, size)
+        if machine.knows(arrival.peer):
+            self._node.wire.admit(arrival)
+        self._do(found, payload)
 
     def _tick(self, now_s: float) -> None:
         self._refusals.note(self.refused)

@@ -162,6 +162,10 @@ class SchedulerMachine:
             return self.refuse(peer, refusal)
         return self.refuse(peer, Refusal(msg.UNKNOWN, "a scheduler takes no such message"))
 
+    def is_stranger(self, message: msg.Message) -> bool:
+        """Say whether who said ``message`` is no member."""
+        return getattr(message, "token", "") not in self._members
+
     def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
         """Count a refusal, and tell ``peer`` unless its message made no sense at all."""
         self.refused[refusal.kind] += 1

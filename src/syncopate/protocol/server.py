@@ -100,6 +100,10 @@ class ServerMachine:
         splits, self._splits = self._splits, []
         return [*splits, *found]
 
+    def knows(self, peer: Peer) -> bool:
+        """Say whether ``peer`` is a worker's connection."""
+        return peer in self._sessions
+
     def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
         """Count a refusal; tell a worker of another run that it is one."""
         self.refused[refusal.kind] += 1

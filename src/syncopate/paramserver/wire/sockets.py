@@ -32,6 +32,7 @@ from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import Outbox, Parcel
 from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
+from syncopate.paramserver.wire.strangers import Strangers, can_watch
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
@@ -108,6 +109,7 @@ class Wire:
         self._limits = limits
         self._faults = faults
         self._doorkeeper: Doorkeeper | None = None
+        self._strangers: Strangers | None = None
         self._poller = zmq.Poller()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
@@ -127,9 +129,14 @@ class Wire:
 
     @property
     def turned_away(self) -> dict[str, int]:
-        """How many callers had not the job's key, or were of another user; empty: none."""
-        away = self._doorkeeper.turned_away if self._doorkeeper is not None else 0
-        return {"of another user" if self._key is None else "without the key": away} if away else {}
+        """How many callers were sent away, by reason; empty: none.
+
+        They had not the job's key, were of another user, or were strangers that brought much.
+        """
+        kind = "of another user" if self._key is None else "without the key"
+        found = {kind: self._doorkeeper.turned_away if self._doorkeeper is not None else 0}
+        found["strangers"] = self._strangers.turned_away if self._strangers is not None else 0
+        return {reason: count for reason, count in found.items() if count}
 
     def listen(self, host: str, port: int, frame_bytes: int = 0) -> str:
         """Listen on ``host``; return the ZeroMQ address.
@@ -152,6 +159,8 @@ class Wire:
         if self._key is not None or at.startswith(_UNIX):
             self._doorkeeper = Doorkeeper(self._context, self._key)
             watch_listener(socket, self._key)
+        if can_watch(at):
+            self._strangers = Strangers(socket)
         try:
             socket.bind(at)
         except zmq.ZMQError as error:
@@ -224,6 +233,11 @@ class Wire:
                 heapq.heappush(self._late, (due_s, self._count, peer, each, priority))
             else:
                 self._put(peer, each, priority)
+
+    def admit(self, arrival: Arrival) -> None:
+        """Take note that who sent something is in the job; others may bring little."""
+        if self._strangers is not None and arrival.frames:
+            self._strangers.admit(arrival.frames[0])
 
     def forget(self, peer: Peer) -> None:
         """Drop what waits to be sent to ``peer``."""
@@ -325,8 +339,9 @@ class Wire:
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
-        if self._doorkeeper is not None:
-            self._doorkeeper.join()
+        for thread in (self._doorkeeper, self._strangers):
+            if thread is not None:
+                thread.join()
         self.tap.close()
         awake, waker, self._waker = self._awake, self._waker, -1
         os.close(waker)

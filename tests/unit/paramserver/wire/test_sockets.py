@@ -20,6 +20,7 @@ from syncopate.paramserver.tensors import frame_of
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.strangers import MOST_BYTES
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
@@ -170,6 +171,47 @@ def test_of_an_unfinished_frame_no_more_is_held_than_a_frame_may_have(wires, nby
                 peer.recv(1)
         else:
             assert _is_closed(peer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what was received")
+def test_strangers_bring_little_and_who_is_in_the_job_as_much_as_it_likes(wires):
+    """Frames that never end, and messages that never do."""
+    server, worker = wires
+    port = free_port()
+    worker.connect(0, server.listen("127.0.0.1", port))
+    worker.send(0, msg.Query(3, 1))
+    for arrival in _until(server, worker):
+        server.admit(arrival)
+    with _greeted(port) as one, _greeted(port) as other:
+        one.sendall(b"\x02" + (60 << 20).to_bytes(8, "big"))
+        brought = _pours(one, bytes(1 << 16)) + _pours(other, (b"\x01\xff" + bytes(255)) * 256)
+    assert brought < 2 * MOST_BYTES + (64 << 20)
+    assert server.turned_away["strangers"] >= 1
+    data = torch.zeros(2 * MOST_BYTES, dtype=torch.uint8)
+    worker.send(0, msg.Push(3, 1), 0, frame_of(data))
+    (arrival,) = _until(server, worker)
+    assert len(arrival.frames[1]) == 2 * MOST_BYTES
+
+
+def _pours(peer, data):
+    """Return how many bytes a peer took before it closed the connection."""
+    brought = 0
+    while brought < 1 << 30:
+        try:
+            brought += peer.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return brought
+    raise AssertionError("it takes everything")
+
+
+def _until(server, worker):
+    """Return what comes next."""
+    until_s = time.monotonic() + 30
+    while time.monotonic() < until_s:
+        worker.flush()
+        if found := list(server.receive(0.01)):
+            return found
+    raise AssertionError("nothing comes")
 
 
 def _is_closed(peer):
