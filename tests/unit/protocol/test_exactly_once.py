@@ -31,7 +31,8 @@ SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": s
 
 
 def _run(rules, trouble, seed, together=None, **given):
-    few = {"_LEAST": 2, "LEAST_RUN": 1, "_MOST_PARTS": 4} if together is not None else {}
+    least = 2 if together is not None else 64
+    few = {"_LEAST": least, "LEAST_RUN": 1, "_MOST_PARTS": 4}
     with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
         together = together or 0.0
         world = World(rules, trouble=trouble, random=Random(seed), together=together, **given)

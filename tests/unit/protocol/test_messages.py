@@ -84,7 +84,7 @@ def test_damaged_messages_are_messages_or_refused(case, data):
     [
         ["Push", 4],
         ["Push", -1, 3, None],
-        ["Push", 2**31, 3, None],
+        ["Push", 2**62, 3, None],
         ["Push", 1, -1, None],
         ["Push", 1, 3, "0.1"],
         ["Push", 1, 3, None, "more"],
