@@ -74,10 +74,11 @@ def filled(layout: Layout, slices: Sequence[Slice], tensors: Mapping[str, Tensor
         if piece.key < BUNDLE:
             found[piece.key] = part_of(data[piece.name], piece)
             continue
-        parts = [_part(tensors[m.name].detach().reshape(-1), m) for m in layout.members(piece)]
-        if len({part.device for part in parts}) > 1:
-            parts = [part.cpu() for part in parts]
-        found[piece.key] = flat_bytes(torch.cat(parts).cpu())
+        with torch.no_grad():
+            parts = [_part(_flat(tensors[m.name]), m) for m in layout.members(piece)]
+            if len({part.device for part in parts}) > 1:
+                parts = [part.cpu() for part in parts]
+            found[piece.key] = flat_bytes(torch.cat(parts).cpu())
     return found
 
 
@@ -103,19 +104,24 @@ def empty(
     return found, finish_all
 
 
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
+
+
 def _part(flat: Tensor, piece: Slice) -> Tensor:
     if piece.numel == flat.numel():
         return flat
     return flat[piece.begin : piece.begin + piece.numel]
 
 
+@torch.no_grad()
 def _scatter(members: Sequence[Slice], values: Tensor, outs: Mapping[str, Tensor]) -> None:
     targets, sources = [], []
-    parts = values.split([member.numel for member in members])
+    parts = values.split_with_sizes([member.numel for member in members])
     for member, part in zip(members, parts, strict=True):
-        out = outs[member.name].detach()
+        out = outs[member.name]
         if is_direct(out):
-            targets.append(_part(out.view(-1), member))
+            targets.append(_part(_flat(out), member))
             sources.append(part)
         else:
             whole = out.cpu().reshape(-1).clone()

@@ -102,12 +102,16 @@ class Layout:
         """
         found: list[Slice] = []
         bundled: set[int] = set()
+        done: set[str] = set()
         for bundle in self.bundles if len(names) >= LEAST_RUN else ():
             for begin, end in bundle.runs(names):
                 found.append(bundle.part(begin, end))
                 bundled.update(member.key for member in bundle.members[begin:end])
+                done.update(member.name for member in bundle.members[begin:end])
         for name in names:
-            found += [piece for piece in self.of_tensor(name) if piece.key not in bundled]
+            pieces = self.of_tensor(name)
+            if name not in done or len(pieces) > 1:
+                found += [piece for piece in pieces if piece.key not in bundled]
         return found
 
     @cached_property
