@@ -17,7 +17,7 @@ from syncopate.protocol.limits import Limits
 from tests.children import HANGS_S
 
 LIMITS = Limits(heartbeat_s=0.02, silence_s=60.0)
-ROSTER = msg.Roster("run", 0, (), ("token",))
+ROSTER = msg.Roster("run", 0, ("tcp://s",), ("token",))
 
 
 class Scheduler:
