@@ -2,8 +2,8 @@
 
 - ``syncopate``: one worker, one server.
 - ``encrypted``: the same job with a key, so with CURVE, which several hosts have by default.
-- ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a slice in each message;
-  a push is over when the last message is acknowledged, and nothing is added or copied.
+- ``pyzmq``: a DEALER and a ROUTER that move the same frames, a header and a payload in each
+  message; a push is over when the last message is acknowledged, and nothing is added or copied.
 - ``unix``: the same over a Unix socket, which ``syncopate`` takes on one machine; on Linux alone.
 - ``written``: the same, and both ends do with the bytes what ``syncopate``'s do: the server adds
   what is pushed to its weights, the worker copies what is pulled into its tensors.
@@ -12,7 +12,8 @@
 - ``memory``: the bound: one thread copies the bytes from memory to memory, twice for a push (into
   the kernel and out of it), and once more for a pull, into the tensor.
 - ``rpc``: ``torch.distributed.rpc``, a tensor in a call (push) or an answer (pull), all of them
-  under way at once; it moves memory that both processes share, and adds nothing either.
+  under way at once; it moves memory that both processes share, and adds nothing either. It has no
+  call for many tensors, and takes no part with them.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ Operations = dict[str, Callable[[], None]]
 def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
     """Start all contenders; give what runs one round, and returns one sample of every cell."""
     torch.set_num_threads(1)
-    sets = work.all_tensors(quick)
+    sets = work.all_tensors(quick) | {work.MANY: work.many_tensors(quick)}
     with ExitStack() as stack:
         contenders: dict[str, dict[str, Operations]] = {
             "syncopate": stack.enter_context(_syncopate(sets, encrypted=False)),
@@ -83,7 +84,8 @@ def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
             },
         }
         if rpc is not None and rpc.is_available():
-            contenders["rpc"] = stack.enter_context(_rpc(sets))
+            fewer = {what: tensors for what, tensors in sets.items() if what != work.MANY}
+            contenders["rpc"] = stack.enter_context(_rpc(fewer))
         for by_set in contenders.values():
             for operations in by_set.values():
                 for function in operations.values():
@@ -95,6 +97,7 @@ def contest(quick: bool) -> Iterator[Callable[[], list[work.Cell]]]:
                 for what in sets
                 for name in work.OPERATIONS
                 for contender in contenders
+                if what in contenders[contender]
             ]
 
         yield one_round

@@ -14,7 +14,7 @@ from serving.processes import SmallJob
 from syncopate import KVStore
 from syncopate.artifacts.artifact import Record
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 
 BATCH = 500

@@ -26,9 +26,10 @@ from syncopate.protocol.rules import SGD, Rules
 from syncopate.units import MIB
 from syncopate.zoo import ResNet50
 
-LARGE, SMALL = "large", "small"
+LARGE, SMALL, MANY = "large", "small", "many"
 LARGE_BYTES = 16 * MIB
 SMALL_BYTES = 4
+MANY_TENSORS, MANY_BYTES = 10_000, 64
 LIMITS = Limits(silence_s=60.0)
 """The machine may be so busy that a process is silent for long; none counts as lost for that."""
 
@@ -59,7 +60,7 @@ class Cell(Record, frozen=True, kw_only=True):
         contender: ``"syncopate"``, or on loopback one of those that :mod:`.loopback` names.
         workers: how many push and pull at once.
         servers: how many there are.
-        what: ``"large"``, ``"model"`` or ``"small"``: which tensors.
+        what: ``"large"``, ``"model"``, ``"small"`` or ``"many"``: which tensors.
         operation: one of :data:`OPERATIONS`.
         bound_s: what the busiest link's bytes need at the line rate of payload; 0 on loopback.
         samples_s: seconds of every round, the longest worker's.
@@ -163,6 +164,12 @@ def all_tensors(quick: bool) -> dict[str, dict[str, Tensor]]:
     }
 
 
+def many_tensors(quick: bool) -> dict[str, Tensor]:
+    """Return ten thousand tensors of 64 bytes, which are pushed and pulled all at once."""
+    count = MANY_TENSORS // 10 if quick else MANY_TENSORS
+    return {f"{MANY}.{number:05d}": torch.zeros(MANY_BYTES // 4) for number in range(count)}
+
+
 def setting_of(quick: bool, rate: str) -> Setting:
     """Return the setting of a run."""
     nbytes = {what: sum(t.nbytes for t in ts.values()) for what, ts in all_tensors(quick).items()}
@@ -181,8 +188,8 @@ def layout_of(sets: Mapping[str, Mapping[str, Tensor]], servers: int) -> Layout:
 
 
 def slices_bytes(layout: Layout, names: Iterable[str]) -> list[int]:
-    """Return the bytes of every slice of some tensors, in the order in which they are pushed."""
-    return [piece.nbytes for name in names for piece in layout.of_tensor(name)]
+    """Return the bytes of every message with one of some tensors, or several."""
+    return [piece.nbytes for piece in layout.pieces(list(names))]
 
 
 def busiest_bytes(layout: Layout, names: Iterable[str], workers: int, servers: int) -> int:
@@ -198,7 +205,12 @@ def busiest_bytes(layout: Layout, names: Iterable[str], workers: int, servers: i
 
 
 def operation(store: KVStore, tensors: Mapping[str, Tensor], name: str) -> Callable[[], None]:
-    """Return the operation called ``name`` on some tensors; it returns when it is over."""
+    """Return the operation called ``name`` on some tensors; it returns when it is over.
+
+    Those of :func:`many_tensors` are one submission; others one each.
+    """
+    if next(iter(tensors)).startswith(MANY):
+        return _together(store, tensors, name)
     gradients = {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
 
     def run() -> None:
@@ -209,6 +221,21 @@ def operation(store: KVStore, tensors: Mapping[str, Tensor], name: str) -> Calla
         for key, tensor in tensors.items():
             if name != "push":
                 handles.append(store.pull(key, tensor))
+        for handle in handles:
+            handle.wait()
+
+    return run
+
+
+def _together(store: KVStore, tensors: Mapping[str, Tensor], name: str) -> Callable[[], None]:
+    gradients = {key: torch.zeros_like(tensor) for key, tensor in tensors.items()}
+
+    def run() -> None:
+        handles = []
+        if name != "pull":
+            handles.append(store.push_many(gradients))
+        if name != "push":
+            handles.append(store.pull_many(tensors))
         for handle in handles:
             handle.wait()
 

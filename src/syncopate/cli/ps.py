@@ -85,8 +85,19 @@ def _limits(
 
 @ps.command()
 @grouped(place=_place, limits=_limits)
-def scheduler(*, place: dict[str, object], limits: Limits) -> None:
+def scheduler(
+    *,
+    place: dict[str, object],
+    limits: Limits,
+    state: Annotated[
+        Path | None,
+        typer.Option("--state", metavar="DIR", help="Keep the run here, to go on after a crash."),
+    ] = None,
+) -> None:
     """Run the scheduler of a job, to the job's end.
+
+    A scheduler that is killed and started again at its address with the same --state goes on where
+    it was; the others wait for it as long as for a server (--restart).
 
     For example:
 
@@ -102,7 +113,7 @@ def scheduler(*, place: dict[str, object], limits: Limits) -> None:
         )
         _remark(f"scheduler at {job.uri}:{job.port}: {count}{'' if complete else ', waiting'}")
 
-    Scheduler(job, limits).run(show)
+    Scheduler(job, limits, state=state).run(show)
 
 
 @ps.command()
@@ -151,10 +162,13 @@ def local(
     key: _Key = None,
     state: Annotated[
         Path | None,
-        typer.Option("--state", metavar="DIR", help="Keep the servers' state here."),
+        typer.Option("--state", metavar="DIR", help="Keep scheduler's and servers' state here."),
     ] = None,
     restarts: Annotated[
-        int, typer.Option(help="How often to start servers again that die; needs --state.")
+        int,
+        typer.Option(
+            help="How often to start scheduler and servers again that die; needs --state."
+        ),
     ] = 0,
     on_worker_loss: Annotated[
         str | None,

@@ -8,7 +8,10 @@ file             what it does
 ===============  ===================================================================================
 ``job``          where the scheduler is, how many take part: the environment's DMLC variables
 ``wire/``        how messages travel: sockets, keys, queues, and what the trace notes
+``membership``   heartbeats, in a thread and on a connection of their own
 ``node``         what server and worker share: wire, membership, a loop
+``durable``      files that outlive a loss of power; a scheduler's run on disk
+``pieces``       the bytes of tensors as slices and bundles carry them
 ``tensors``      tensors as frames, frames as tensors
 ``optimizers``   SGD and Adam on a slice
 ``shard``        the slices of one server: weights, optimizer states, gradients that wait

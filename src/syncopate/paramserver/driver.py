@@ -4,8 +4,8 @@
 caller that submits something takes the turn if it is free, and sends by itself. A caller that waits
 takes it, and receives by itself: so a short push or pull needs no other thread, and no switch to
 one and back. Where callers do something else, a thread in the background has the turn as long as
-something is under way; it says that this worker is alive, too. It begins only after a moment
-without callers, so that it does not get in the way of one that submits and then waits.
+something is under way. It begins only after a moment without callers, so that it does not get in
+the way of one that submits and then waits.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ import zmq
 from torch import Tensor
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver.node import TICK_S
+from syncopate.paramserver.membership import TICK_S
 from syncopate.paramserver.tensors import tensor_of
+from syncopate.protocol.actions import Fill
+from syncopate.protocol.bundle import Cut, Place
 
 _POLL_S = 0.25
 _MOMENT_S = 0.002
@@ -204,6 +206,10 @@ class Handle:
             self.finished_s = time.perf_counter()
             self._end()
 
+    def more(self, parts: int) -> None:
+        """Wait for so many more."""
+        self._left += parts
+
     def fail(self, error: ParameterServerError) -> None:
         """Take note that it will never be over."""
         if not self._over:
@@ -234,10 +240,26 @@ Taken = Callable[[Tensor, tuple[str, ...]], object]
 
 
 class Pulled(NamedTuple):
-    """What takes the weights that a slice's pull brings."""
+    """What takes the weights that a slice's pull brings.
+
+    Attributes:
+        take: it.
+        handle: that waits for it.
+        of_part: returns what takes those of a part, where it is a bundle that is cut meanwhile.
+    """
 
     take: Taken
     handle: Handle
+    of_part: Callable[[Place], Pulled]
+
+
+def filling(data: Tensor, handle: Handle) -> Pulled:
+    """Return what copies the weights that come to the bytes ``data``."""
+    return Pulled(
+        lambda came, _: data.copy_(came),
+        handle,
+        lambda place: filling(data[place[1] : place[2]], handle),
+    )
 
 
 class Pending:
@@ -246,14 +268,14 @@ class Pending:
     Attributes:
         calls: the work that is left.
         pushed: by slice and sequence number.
-        pulled: by request.
+        pulled: by slice and request.
         room: the bytes of pushes.
     """
 
     def __init__(self) -> None:
         self.calls: deque[Call] = deque()
         self.pushed: dict[tuple[int, int], Pushed] = {}
-        self.pulled: dict[int, Pulled] = {}
+        self.pulled: dict[tuple[int, int], Pulled] = {}
         self.room = Room()
 
     def call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
@@ -268,18 +290,32 @@ class Pending:
         """Note that a push is over."""
         self.pushed.pop(number).handle.part_done()
 
-    def pulls(self, request: int, take: Taken, handle: Handle) -> None:
-        """Note what takes the weights of a slice's pull, by its request."""
-        self.pulled[request] = Pulled(take, handle)
+    def pulls(self, number: tuple[int, int], pulled: Pulled) -> None:
+        """Note what takes the weights of a slice's pull, by its slice and request."""
+        self.pulled[number] = pulled
 
-    def fills(self, request: int, part: Tensor, handle: Handle) -> None:
-        """Note that a slice's pull fills the bytes ``part``."""
-        self.pulls(request, lambda data, _: part.copy_(data), handle)
+    def split(self, cut: Cut) -> None:
+        """Wait for the parts of a bundle, each by itself."""
+        key, more = cut.key, len(cut.parts) - 1
+        for number in [number for number in self.pushed if number[0] == key]:
+            pushed = self.pushed.pop(number)
+            pushed.handle.more(more)
+            for part, begin, end in cut.places():
+                data = Pushed(pushed.data[begin:end], pushed.handle)
+                self.pushed[part.key, number[1]] = data
+        for number in [number for number in self.pulled if number[0] == key]:
+            pulled = self.pulled.pop(number)
+            pulled.handle.more(more)
+            for place in cut.places():
+                self.pulled[place[0].key, number[1]] = pulled.of_part(place)
 
-    def arrived(self, request: int, payload: zmq.Frame, state: tuple[str, ...]) -> None:
+    def arrived(self, fill: Fill, payload: zmq.Frame) -> None:
         """Let what a pull brought be taken."""
-        pulled = self.pulled.pop(request)
-        pulled.take(tensor_of(payload, torch.uint8), state)
+        pulled = self.pulled.pop((fill.key, fill.request))
+        data = tensor_of(payload, torch.uint8)
+        if fill.part is not None:
+            data = data[fill.part[0] : fill.part[1]]
+        pulled.take(data, fill.state)
         pulled.handle.part_done()
 
     def fail(self, error: ParameterServerError) -> None:

@@ -127,8 +127,8 @@ class LocalJob:
         Args:
             job: how many servers and workers; its port is chosen here.
             command: what every worker runs.
-            state: a folder with a folder for each server; None: servers keep nothing on disk.
-            restarts: how often servers that die are started again, all together.
+            state: a folder with one for the scheduler and each server; None: nothing is on disk.
+            restarts: how often scheduler and servers that die are started again, all together.
 
         Raises:
             InvalidValueError: there is no such command, or there are too many processes.
@@ -170,17 +170,19 @@ class LocalJob:
     def _start(self) -> None:
         job = self.job
         syncopate = [sys.executable, "-m", "syncopate", "ps"]
-        self._helpers.append(
-            _Child("scheduler", [*syncopate, "scheduler"], self._told("scheduler"), quiet=True)
-        )
+        line = [*syncopate, "scheduler", *self._kept("scheduler")]
+        self._helpers.append(_Child("scheduler", line, self._told("scheduler"), quiet=True))
         for rank in range(job.servers):
-            state = [] if self._state is None else ["--state", str(self._state / f"server-{rank}")]
-            line = [*syncopate, "server", *state]
+            line = [*syncopate, "server", *self._kept(f"server-{rank}")]
             self._helpers.append(_Child(f"server {rank}", line, self._told("server", rank)))
         for rank in range(job.workers):
             self._children.append(
                 _Child(f"worker {rank}", self._command, self._told("worker", rank))
             )
+
+    def _kept(self, name: str) -> list[str]:
+        """Return the options by which a process keeps its state."""
+        return [] if self._state is None else ["--state", str(self._state / name)]
 
     def _told(self, role: str, rank: int = -1) -> dict[str, str]:
         job = msgspec.structs.replace(
@@ -213,7 +215,7 @@ class LocalJob:
                     self._lost.append(child)
                     remark(f"{child.name} ended with exit code {code}; the others go on without it")
                     continue
-                if child.name.startswith("server") and self._restarts > 0:
+                if child in self._helpers and self._restarts > 0:
                     self._restarts -= 1
                     remark(f"{child.name} ended with exit code {code}; started again")
                     child.start()

@@ -6,14 +6,15 @@ number of steps is a tensor, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.paramserver.tensors import flat_bytes, joined, part_of, parted
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import MEAN_SQUARE, SGD, STEPS, Adam, Compensation
 
 State = dict[str, Tensor]
@@ -136,14 +137,26 @@ def with_state(
     return tuple(state), joined(parts)
 
 
-def collecting(piece: Slice, found: list[dict[str, Tensor]]) -> Callable[..., None]:
-    """Return what appends the state that comes of a slice to ``found``."""
-    mine: dict[str, Tensor] = {}
-    found.append(mine)
+def collecting(
+    piece: Slice, members: Sequence[Slice], found: dict[int, State]
+) -> Callable[..., None]:
+    """Return what puts the state that comes of a slice, or of a bundle's, into ``found``.
+
+    Args:
+        piece: what is pulled.
+        members: the slices in it, one behind the other; itself where it is no bundle.
+        found: by the slices' keys.
+    """
 
     def take(data: Tensor, names: tuple[str, ...]) -> None:
-        mine.update(parted(data, piece.carried(names)))
-        mine.pop("")
+        state = parted(data, piece.carried(names))
+        begin = 0
+        for member in members:
+            end = begin + member.numel
+            found[member.key] = {
+                name: state[name] if name == STEPS else state[name][begin:end] for name in names
+            }
+            begin = end
 
     return take
 
@@ -155,3 +168,11 @@ def whole_state(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         name: value if name == STEPS else torch.cat([part[name] for part in parts])
         for name, value in first.items()
     }
+
+
+def whole_states(
+    layout: Layout, names: Iterable[str], found: Mapping[int, State]
+) -> dict[str, State]:
+    """Return the states of those tensors ``names`` that were updated, of those of their slices."""
+    states = {name: [found[piece.key] for piece in layout.of_tensor(name)] for name in names}
+    return {name: whole_state(parts) for name, parts in states.items() if all(parts)}

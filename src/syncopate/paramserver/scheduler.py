@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from syncopate.errors import ParameterServerError
+from syncopate.paramserver.durable import Run, RunFile
 from syncopate.paramserver.job import Job
-from syncopate.paramserver.node import TICK_S, new_token
+from syncopate.paramserver.membership import TICK_S
+from syncopate.paramserver.node import new_token
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import RefusalLog, Wire
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.awake import AwakeClock
+from syncopate.protocol.limits import CONTROL_BYTES, Limits
 from syncopate.protocol.messages import Refusal
 from syncopate.protocol.scheduler import SchedulerMachine
 
@@ -26,23 +30,40 @@ Progress = Callable[[dict[str, int], bool], None]
 class Scheduler:
     """The scheduler of one run of a job."""
 
-    def __init__(self, job: Job, limits: Limits | None = None) -> None:
-        """Listen.
+    def __init__(
+        self, job: Job, limits: Limits | None = None, *, state: Path | None = None
+    ) -> None:
+        """Listen, and read what is on disk.
+
+        Args:
+            job: where to listen, and how many take part.
+            limits: times and sizes.
+            state: a folder to keep the run in, so that this process may be killed and started
+                again; None: in memory alone.
 
         Raises:
             ParameterServerError: it cannot listen.
-            ArtifactError: the key cannot be read.
+            ArtifactError: the key cannot be read, or the state not be trusted.
         """
         self._limits = (limits or Limits()).require_valid()
         job = job.require_valid()
-        self.run_id = new_token()
+        run = Run(job=job.name, run=new_token(), servers=job.servers, workers=job.workers)
+        self._file = RunFile(state, run) if state is not None else None
+        run = self._file.run if self._file is not None else run
+        self.run_id = run.run
         self._machine = SchedulerMachine(
-            job.name, self.run_id, job.servers, job.workers, self._limits
+            job.name,
+            self.run_id,
+            job.servers,
+            job.workers,
+            self._limits,
+            seated=run.members if self._file is not None else None,
         )
+        self._kept_changes = 0
         tap = Tap(SCHEDULER)
         self._wire = Wire(load_key(job.key), self._limits, tap)
         try:
-            self._wire.listen(job.uri, job.port)
+            self._wire.listen(job.uri, job.port, CONTROL_BYTES)
         except BaseException:
             self._wire.close(0)
             raise
@@ -64,6 +85,7 @@ class Scheduler:
             ParameterServerError: a node was lost or failed; the message names it.
         """
         shown: dict[str, int] = {}
+        clock = AwakeClock()
         refusals = RefusalLog("the scheduler")
         try:
             while not self._machine.settled:
@@ -73,8 +95,13 @@ class Scheduler:
                     except Refusal as refusal:
                         self._do(self._machine.refuse(arrival.peer, refusal))
                         continue
-                    self._do(self._machine.receive(arrival.peer, message, time.monotonic()))
-                self._do(self._machine.tick(time.monotonic()))
+                    now_s = clock.at(time.monotonic())
+                    found = self._machine.receive(arrival.peer, message, now_s)
+                    if not self._machine.is_stranger(message):
+                        self._wire.admit(arrival)
+                    self._do(found)
+                now_s = clock.at(time.monotonic())
+                self._do(self._machine.tick(now_s, self._wire.reaches))
                 refusals.note(self.refused)
                 if progress is not None and shown != self._machine.here:
                     shown = self._machine.here
@@ -90,6 +117,10 @@ class Scheduler:
             raise self._failure
 
     def _do(self, actions: list[Action]) -> None:
+        machine = self._machine
+        if self._file is not None and machine.changes != self._kept_changes:
+            self._kept_changes = machine.changes  # before anybody hears of it
+            self._file.keep(machine.seated, machine.over)
         for action in actions:
             if isinstance(action, act.Send):
                 self._wire.send(action.to, action.message, action.priority)

@@ -22,13 +22,18 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
+from syncopate.protocol.bundle import BUNDLE
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 
 _EARLY, _EARLY_BYTES = 1024, 4096
 """How many messages are kept of those who come before this server knows who is who, and how long
 they may be: a worker says hello, and nothing else."""
+
+
+_COMPUTED = act.Stage | act.Add | act.Initialise | act.Update | act.Answer
 
 
 class ParameterServer:
@@ -66,6 +71,8 @@ class ParameterServer:
         self._machine: ServerMachine | None = None
         self._shard: Shard | None = None
         self._committer: Committer | None = None
+        # Bundles that were split: nothing on disk counts any more that is under their keys.
+        self._dropped: set[int] = set()
         self._over = False
         self._failure: ParameterServerError | None = None
         self._boot = new_token()
@@ -100,14 +107,14 @@ class ParameterServer:
                 self._commit()
         except BaseException as error:
             reason = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            self._do(self._node.member.fail(reason or type(error).__name__))
+            self._node.member.fail(reason or type(error).__name__)
             raise
         finally:
             self._node.part()
             if self._committer is not None:
                 self._committer.close()
             self._refusals.note(self.refused, last=True)
-            self._node.wire.close()
+            self._node.close()
         if self._failure is not None:
             raise self._failure
 
@@ -136,7 +143,10 @@ class ParameterServer:
             self._do(machine.refuse(arrival.peer, refusal))
             return
         size = None if payload is None else len(payload)
-        self._do(machine.receive(arrival.peer, message, size), payload)
+        found = machine.receive(arrival.peer, message, size)
+        if machine.knows(arrival.peer):
+            self._node.wire.admit(arrival)
+        self._do(found, payload)
 
     def _tick(self, now_s: float) -> None:
         self._refusals.note(self.refused)
@@ -145,7 +155,7 @@ class ParameterServer:
         for action in actions:
             if self._over:
                 return
-            if isinstance(action, act.Stage | act.Initialise | act.Update | act.Answer):
+            if isinstance(action, _COMPUTED):
                 self._compute(action, payload)
             elif isinstance(action, act.Send):
                 self._node.send(action)
@@ -156,14 +166,16 @@ class ParameterServer:
 
     def _compute(
         self,
-        action: act.Stage | act.Initialise | act.Update | act.Answer,
+        action: act.Stage | act.Add | act.Initialise | act.Update | act.Answer,
         payload: zmq.Frame | None,
     ) -> None:
         shard, wire, began_s = self._shard, self._node.wire, time.perf_counter()
         assert shard is not None
         if isinstance(action, act.Stage):
             assert payload is not None
-            shard.stage(action.key, action.worker, action.sequence, payload)
+            shard.stage(action, payload)
+        elif isinstance(action, act.Add):
+            shard.add(action)
         elif isinstance(action, act.Initialise):
             shard.initialise(action)
             wire.tap.worked("initialise", action.key, (0, 0, None), began_s)
@@ -194,12 +206,17 @@ class ParameterServer:
     def _manage(self, action: Action) -> None:
         if isinstance(action, act.Keep):
             self._keep(action)
+        elif isinstance(action, act.Split):
+            assert self._shard is not None
+            self._shard.split(action.cut)
+            self._dropped.add(action.cut.key)
+            self._notes([part for part in action.cut.parts if part.key >= BUNDLE])
         elif isinstance(action, act.Forget):
             self._node.wire.forget(action.peer)
         elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
-            self._do(self._node.member.fail(action.reason))
+            self._node.member.fail(action.reason)
             self._failure = ParameterServerError(action.reason, action.ranks)
             self._over = True
 
@@ -209,12 +226,17 @@ class ParameterServer:
         if known is not None and known.rules is not None:
             positions = {key: record.position for key, record in self._records.items()}
             kept = Kept(known.digest, known.rules, known.slices, positions)
-            self._shard = Shard(known.rules, known.slices)
-            for key, record in self._records.items():
-                self._shard.restore(key, record.tensors)
         self._machine = ServerMachine(
             Seat(roster, self._boot, self._folder is not None), self._limits, kept
         )
+        if kept is not None:
+            specs = self._machine.specs
+            self._shard = Shard(kept.rules, specs)
+            current = {spec.key for spec in specs}
+            self._dropped = set(self._records) - current
+            for key in current.intersection(self._records):
+                self._shard.restore(key, self._records[key].tensors)
+        self._records.clear()
         if self._folder is not None:
             if known is None:
                 self._identity = Identity(job=self._job.name, run=roster.run, rank=roster.rank)
@@ -225,7 +247,8 @@ class ParameterServer:
 
     def _keep(self, action: act.Keep) -> None:
         assert self._machine is not None
-        self._shard = Shard(action.rules, action.slices)
+        self._shard = Shard(action.rules, self._machine.specs)
+        self._notes(self._machine.bundles)
         if self._folder is not None and self._identity is not None:
             self._identity = msgspec.structs.replace(
                 self._identity,
@@ -234,6 +257,12 @@ class ParameterServer:
                 slices=action.slices,
             )
             self._folder.save_identity(self._identity)
+
+    def _notes(self, bundles: list[Slice]) -> None:
+        """Note bundles for the trace, which knows slices from what is declared."""
+        assert self._machine is not None
+        assert self._machine.rules is not None
+        self._node.wire.tap.keeps(self._machine.rank, self._machine.rules.mode, bundles)
 
     def _commit(self) -> None:
         """Let what changed be written, and tell the workers what is."""
@@ -246,4 +275,6 @@ class ParameterServer:
             return
         keys = sorted(shard.held if committer.wants_all else shard.changed)
         at = machine.positions(keys)
-        committer.begin({key: Record(at[key], shard.snapshot(key)) for key in keys})
+        records = {key: Record(at[key], shard.snapshot(key)) for key in keys}
+        committer.begin(records, tuple(self._dropped))
+        self._dropped.clear()

@@ -16,9 +16,10 @@ from syncopate.paramserver.tensors import (
     parted,
     tensor_of,
 )
-from syncopate.protocol.actions import Initialise, Update
-from syncopate.protocol.layout import Slice
-from syncopate.protocol.rules import Rules
+from syncopate.protocol.actions import Add, Initialise, Stage, Update
+from syncopate.protocol.bundle import Cut
+from syncopate.protocol.piece import Slice
+from syncopate.protocol.rules import STEPS, Rules
 
 WEIGHTS = "weights"
 _STATE = "state:"
@@ -37,6 +38,8 @@ class Shard:
         self.changed: set[int] = set()
         self._rules = rules
         self._specs = {spec.key: spec for spec in slices}
+        # The sum of the gradients that were added before their update, by key, and how many.
+        self._sums: dict[int, tuple[Tensor, int]] = {}
         self._staged: dict[tuple[int, int, int], Tensor] = {}
         self._weights: dict[int, Tensor] = {}
         self._states: dict[int, optimizers.State] = {key: {} for key in self._specs}
@@ -49,10 +52,52 @@ class Shard:
         """Keys of the slices that have values."""
         return set(self._weights)
 
-    def stage(self, key: int, worker: int, sequence: int, frame: zmq.Frame) -> None:
+    @property
+    def waiting(self) -> int:
+        """How many gradients, and sums of gradients, are held until an update takes them."""
+        return len(self._staged) + len(self._sums)
+
+    def stage(self, action: Stage, frame: zmq.Frame) -> None:
         """Hold a payload until an update takes it."""
-        dtype = dtype_of(self._specs[key].dtype)
-        self._staged[key, worker, sequence] = tensor_of(frame, dtype)
+        dtype = dtype_of(self._specs[action.key].dtype)
+        data = tensor_of(frame, dtype)
+        if action.part is not None:
+            begin, end = (at // dtype.itemsize for at in action.part)
+            data = data[begin:end]
+        self._staged[action.key, action.worker, action.sequence] = data
+
+    def add(self, action: Add) -> None:
+        """Add a staged gradient to those of the next update."""
+        gradient = self._staged.pop((action.key, action.worker, action.sequence))
+        total, count = self._sums.pop(action.key, (None, 0))
+        total = gradient if total is None else total.add_(gradient)
+        self._sums[action.key] = (total, count + 1)
+
+    def split(self, cut: Cut) -> None:
+        """Let the parts of a bundle be by themselves."""
+        key, itemsize = cut.key, dtype_of(self._specs[cut.key].dtype).itemsize
+        self._specs |= {part.key: part for part in cut.parts}
+        self._sending.pop(key, None)
+        state, backups = self._states.pop(key), self._backups.pop(key)
+        weights, total = self._weights.pop(key, None), self._sums.pop(key, None)
+        staged = {number: t for number, t in self._staged.items() if number[0] == key}
+        for part, begin_byte, end_byte in cut.places():
+            own = slice(begin_byte // itemsize, end_byte // itemsize)
+            if weights is not None:
+                self._weights[part.key] = weights[own].clone()  # the whole may be being sent
+                self.changed.add(part.key)
+            self._states[part.key] = {
+                name: (tensor if name == STEPS else tensor[own]).clone()
+                for name, tensor in state.items()
+            }
+            self._backups[part.key] = {rank: t[own].clone() for rank, t in backups.items()}
+            if total is not None:
+                self._sums[part.key] = (total[0][own], total[1])
+            for (_, worker, sequence), tensor in staged.items():
+                self._staged[part.key, worker, sequence] = tensor[own]
+        for number in staged:
+            del self._staged[number]
+        self.changed.discard(key)
 
     def initialise(self, action: Initialise) -> None:
         """Take a staged payload as weights, and what follows them as the optimizer's state."""
@@ -63,14 +108,14 @@ class Shard:
         self.changed.add(key)
 
     def update(self, action: Update) -> None:
-        """Add the staged gradients in the order given, and apply their mean."""
-        key = action.key
-        gradients = [self._staged.pop((key, *gradient)) for gradient in action.gradients]
-        total = gradients[0]
-        for gradient in gradients[1:]:
-            total.add_(gradient)
-        if len(gradients) > 1:
-            total.div_(len(gradients))
+        """Add those gradients that were not, in the order given, and apply their mean."""
+        key, count = action.key, len(action.gradients)
+        _, added = self._sums.get(key, (None, 0))
+        for worker, sequence in action.gradients[added:]:
+            self.add(Add(key, worker, sequence))
+        total, _ = self._sums.pop(key)
+        if count > 1:
+            total.div_(count)
         weights = self._writable(key)
         state = self._states[key]
         if action.compensate is not None:

@@ -12,12 +12,15 @@ whichever commit was the last.
 
 from __future__ import annotations
 
+import errno
+import logging
 import re
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -26,8 +29,9 @@ from torch import Tensor
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 from syncopate.output import write_output
+from syncopate.paramserver.durable import save_durably, sync_folder
 from syncopate.paramserver.tensors import dtype_of, flat_bytes, name_of
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 from syncopate.protocol.slice import Position
 
@@ -37,6 +41,10 @@ _CHECK = struct.Struct("<I")
 _NAME = re.compile(r"segment-(\d{12})")
 _SLACK = 3
 _IDENTITY = "server.json"
+_AGAIN_S = 1.0
+"""How long to wait for room on a full disk until it is tried again."""
+
+_log = logging.getLogger("syncopate")
 
 
 class Identity(Artifact, frozen=True, kw_only=True):
@@ -78,11 +86,15 @@ class _Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StateFolder:
-    """The folder of one server; one thread at a time."""
+    """The folder of one server; one thread at a time.
+
+    Attributes:
+        path: where it is.
+    """
 
     def __init__(self, path: Path) -> None:
         """Use ``path``, which is made when something is written."""
-        self._path = path
+        self.path = path
         self._sizes: dict[int, int] = {}
         self._newest: dict[int, tuple[int, int]] = {}
         self._next = 1
@@ -99,12 +111,16 @@ class StateFolder:
         Raises:
             ArtifactError: the file cannot be trusted.
         """
-        path = self._path / _IDENTITY
+        path = self.path / _IDENTITY
         return Identity.load(path) if path.exists() else None
 
     def save_identity(self, identity: Identity) -> None:
-        """Write the server's identity."""
-        identity.save(self._path / _IDENTITY)
+        """Write the server's identity.
+
+        Raises:
+            ArtifactError: it cannot be written.
+        """
+        save_durably(identity, self.path / _IDENTITY)
 
     def load(self, run: str) -> dict[int, Record]:
         """Read the newest record of every slice.
@@ -113,7 +129,7 @@ class StateFolder:
             ArtifactError: a segment is damaged, or of another run.
         """
         found: dict[int, Record] = {}
-        for path in sorted(self._path.iterdir()) if self._path.exists() else ():
+        for path in sorted(self.path.iterdir()) if self.path.exists() else ():
             name = _NAME.fullmatch(path.name)
             if name is None:
                 continue
@@ -126,22 +142,28 @@ class StateFolder:
         self._prune()
         return found
 
-    def write(self, run: str, keys: Mapping[int, int], data: bytes) -> None:
+    def write(
+        self, run: str, keys: Mapping[int, int], data: bytes, dropped: Iterable[int] = ()
+    ) -> None:
         """Write a segment.
 
         Args:
             run: the run.
             keys: bytes of each slice in it.
             data: from :func:`encoded`.
+            dropped: keys whose records count no more once it is there.
 
         Raises:
             ArtifactError: it cannot be written.
         """
         number = self._next
-        self._next += 1
-        path = self._path / f"segment-{number:012d}"
+        path = self.path / f"segment-{number:012d}"
         write_output(path, data + _CHECK.pack(zlib.crc32(data)))
+        sync_folder(self.path)
+        self._next += 1
         self._sizes[number] = len(data)
+        for key in dropped:
+            self._newest.pop(key, None)
         self._newest |= {key: (number, nbytes) for key, nbytes in keys.items()}
         self._prune()
 
@@ -149,18 +171,27 @@ class StateFolder:
         counts = {number for number, _ in self._newest.values()}
         for number in [number for number in self._sizes if number not in counts]:
             del self._sizes[number]
-            (self._path / f"segment-{number:012d}").unlink(missing_ok=True)
+            (self.path / f"segment-{number:012d}").unlink(missing_ok=True)
+
+
+class _Work(NamedTuple):
+    """What is to be written, as :meth:`StateFolder.write` has it, and the positions in it."""
+
+    positions: dict[int, Position]
+    sizes: dict[int, int]
+    data: bytes
+    dropped: tuple[int, ...]
 
 
 class Committer:
-    """A thread that writes one segment at a time."""
+    """A thread that writes one segment at a time; where the disk is full, again and again."""
 
     def __init__(self, folder: StateFolder, run: str, wake: Callable[[], None]) -> None:
         """Write to ``folder``; call ``wake`` when a segment is written, or could not be."""
         self._folder = folder
         self._run = run
         self._wake = wake
-        self._work: tuple[dict[int, Position], dict[int, int], bytes] | None = None
+        self._work: _Work | None = None
         self._done: dict[int, Position] | None = None
         self._error: ArtifactError | None = None
         self._changed = threading.Condition()
@@ -179,13 +210,16 @@ class Committer:
         """Whether the next commit should hold all slices."""
         return self._folder.wants_all
 
-    def begin(self, records: Mapping[int, Record]) -> None:
-        """Write a segment with ``records``; only while not busy."""
+    def begin(self, records: Mapping[int, Record], dropped: tuple[int, ...] = ()) -> None:
+        """Write a segment with ``records``, after which those of ``dropped`` count no more.
+
+        Only while not busy.
+        """
         assert not self.busy
         sizes = {key: _nbytes(record) for key, record in records.items()}
         positions = {key: record.position for key, record in records.items()}
         with self._changed:
-            self._work = (positions, sizes, encoded(self._run, records))
+            self._work = _Work(positions, sizes, encoded(self._run, records), dropped)
             self._changed.notify()
 
     def finished(self) -> dict[int, Position]:
@@ -214,17 +248,37 @@ class Committer:
                     self._changed.wait()
                 if self._work is None:
                     return
-                positions, sizes, data = self._work
-            done, failure = None, None
-            try:
-                self._folder.write(self._run, sizes, data)
-                done = positions
-            except ArtifactError as error:
-                failure = error
+                work = self._work
+            failure = self._keep_writing(work)
             with self._changed:
-                self._work, self._done = None, done
+                self._work, self._done = None, None if failure else work.positions
                 self._error = self._error or failure
             self._wake()
+
+    def _keep_writing(self, work: _Work) -> ArtifactError | None:
+        """Write a segment; while the disk is full wait, and write it then."""
+        waited = False
+        while True:
+            try:
+                self._folder.write(self._run, work.sizes, work.data, work.dropped)
+            except ArtifactError as error:
+                with self._changed:
+                    if not _is_full(error) or self._over:
+                        return error
+                    if not waited:
+                        _log.warning("%s; no push is acknowledged until there is room", error)
+                    waited = True
+                    self._changed.wait(_AGAIN_S)
+            else:
+                if waited:
+                    _log.warning("%s: there is room again", self._folder.path)
+                return None
+
+
+def _is_full(error: ArtifactError) -> bool:
+    """Say whether a file could not be written because there was no room."""
+    cause = error.__context__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def encoded(run: str, records: Mapping[int, Record]) -> bytes:

@@ -11,7 +11,7 @@ import torch
 import zmq
 from torch import Tensor
 
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.piece import Slice
 from syncopate.units import dtype_bytes
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of malloc.h
@@ -24,7 +24,7 @@ def flat_bytes(tensor: Tensor) -> Tensor:
     return tensor.detach().view(-1).view(torch.uint8)
 
 
-def _is_direct(tensor: Tensor) -> bool:
+def is_direct(tensor: Tensor) -> bool:
     """Say whether it is sent from, and received into, where it lies."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()
 
@@ -32,7 +32,7 @@ def _is_direct(tensor: Tensor) -> bool:
 def sending(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the bytes of tensors, by the same names; in their own memory where they lie so."""
     lying = {
-        name: tensor if _is_direct(tensor) else tensor.detach().cpu().contiguous()
+        name: tensor if is_direct(tensor) else tensor.detach().cpu().contiguous()
         for name, tensor in tensors.items()
     }
     return {name: flat_bytes(tensor) for name, tensor in lying.items()}
@@ -41,7 +41,7 @@ def sending(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def receiving(outs: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[], None]]:
     """Return the bytes to receive tensors in, by the same names, and what puts them there."""
     lying = {
-        name: out if _is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
+        name: out if is_direct(out) else torch.empty(out.shape, dtype=out.dtype)
         for name, out in outs.items()
     }
 

@@ -1,7 +1,7 @@
 """Worker: the key-value store that a training script uses.
 
 A thread that waits sends and receives. Each store also has a thread that does so while none waits,
-and says that this worker is alive, so that backward goes on while gradients travel.
+so that backward goes on while gradients travel, and one that says that this worker is alive.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 import zmq
 from torch import Tensor
 
 from syncopate.errors import InvalidValueError, ParameterServerError
-from syncopate.paramserver.driver import Driven, Driver, Handle, Pending
+from syncopate.paramserver.driver import Driven, Driver, Handle, Pending, Pulled, filling
 from syncopate.paramserver.job import Job, job_from
 from syncopate.paramserver.node import Node, new_token
-from syncopate.paramserver.optimizers import States, collecting, whole_state, with_state
-from syncopate.paramserver.tensors import frame_of, name_of, part_of, receiving, sending
+from syncopate.paramserver.optimizers import States, collecting, whole_states, with_state
+from syncopate.paramserver.pieces import Declared, empty, filled
+from syncopate.paramserver.tensors import frame_of
 from syncopate.paramserver.wire.faults import faults_from
 from syncopate.paramserver.wire.security import load_key
 from syncopate.paramserver.wire.sockets import Arrival, Wire
@@ -31,9 +31,10 @@ from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
-from syncopate.protocol.layout import Layout, Slice, TensorSpec
+from syncopate.protocol.bundle import Place
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import FIRST
 from syncopate.protocol.worker import WorkerMachine
@@ -85,9 +86,8 @@ class KVStore:
         self._wire = Wire(key, self._limits, Tap(msg.WORKER), faults_from(os.environ))
         self._node = Node(self._wire, register, self._limits, job.scheduler)
         self._machine: WorkerMachine | None = None
-        self._layout: Layout | None = None
         self._roster: msg.Roster | None = None
-        self._shapes: dict[str, tuple[int, torch.dtype]] = {}
+        self._declared: Declared | None = None
         self._pending = Pending()
         self._lr: float | None = None
         self._error: ParameterServerError | None = None
@@ -134,21 +134,19 @@ class KVStore:
             UnknownNameError: an element type that is not sent.
             ParameterServerError: the workers do not agree on names, types or sizes.
         """
-        if self._layout is not None:
+        if self._declared is not None:
             raise InvalidValueError("init", "called again", "called once")
-        assert self._roster is not None
         if optimizer is not None:
             self.rules = msgspec.structs.replace(self.rules, optimizer=optimizer).require_valid()
-        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
-        layout = Layout(specs, len(self._roster.servers), self._limits.slice_bytes)
-        self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
-        self._layout = layout
+        self._declared = Declared(tensors, self.num_servers, self._limits.slice_bytes)
         self._call(self._begin)
         handles = []
         if self.rank == FIRST:
             known = state or {}
-            handles += [self._first(name, tensors[name], known.get(name)) for name in tensors]
-        handles += [self.pull(name, tensor) for name, tensor in tensors.items()]
+            if fresh := {name: t for name, t in tensors.items() if not known.get(name)}:
+                handles.append(self.push_many(fresh))
+            handles += [self._first(n, t, known[n]) for n, t in tensors.items() if known.get(n)]
+        handles.append(self.pull_many(tensors))
         for handle in handles:
             handle.wait()
 
@@ -169,16 +167,18 @@ class KVStore:
             UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
             ParameterServerError: the job is over.
         """
-        slices = self._slices(tensors)
-        data = sending(tensors)
-        nbytes = sum(each.numel() for each in data.values())
+        declared = self._ready(next(iter(tensors), ""))
+        slices = declared.slices(tensors)
+        pieces = filled(declared.layout, slices, tensors)
+        nbytes = sum(piece.nbytes for piece in slices)
         self._pending.room.reserve(nbytes, QUEUE_BYTES, lambda: self._error is not None)
         handle = Handle(self._driver, len(slices), lambda: self._pending.room.release(nbytes))
         lr = self._lr
 
-        def push(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            number, actions = machine.push(piece.key, priority, lr, time.monotonic())
-            self._pending.pushes((piece.key, number), part_of(data[piece.name], piece), handle)
+        def push(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+            part, begin, end = place
+            number, actions = machine.push(part.key, priority, lr, self._node.now_s())
+            self._pending.pushes((part.key, number), pieces[piece.key][begin:end], handle)
             return actions
 
         self._submit(slices, push, handle)
@@ -200,13 +200,16 @@ class KVStore:
 
         Raises: as :meth:`push_many`.
         """
-        slices = self._slices(outs)
-        data, finish = receiving(outs)
+        declared = self._ready(next(iter(outs), ""))
+        slices = declared.slices(outs)
+        pieces, finish = empty(declared.layout, slices, outs)
         handle = Handle(self._driver, len(slices), finish)
 
-        def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            request, actions = machine.pull(piece.key, priority, time.monotonic())
-            self._pending.fills(request, part_of(data[piece.name], piece), handle)
+        def pull(machine: WorkerMachine, piece: Slice, place: Place) -> list[Action]:
+            part, begin, end = place
+            request, actions = machine.pull(part.key, priority, self._node.now_s())
+            data = pieces[piece.key][begin:end]
+            self._pending.pulls((part.key, request), filling(data, handle))
             return actions
 
         self._submit(slices, pull, handle)
@@ -223,19 +226,23 @@ class KVStore:
             InvalidValueError: :meth:`init` was not called.
             ParameterServerError: the job is over.
         """
-        if self._layout is None:
-            raise InvalidValueError("state", "asked for", "asked for after init()")
-        found: dict[str, list[dict[str, Tensor]]] = {name: [] for name in self._shapes}
-        handle = Handle(self._driver, len(self._layout.slices), None)
+        declared, found = self._ready("of all"), dict[int, dict[str, Tensor]]()
+        layout, names = declared.layout, declared.names
+        slices = layout.pieces(names)
+        handle = Handle(self._driver, len(slices), None)
 
-        def pull(machine: WorkerMachine, piece: Slice) -> list[Action]:
-            request, actions = machine.pull(piece.key, 0, time.monotonic(), state=True)
-            self._pending.pulls(request, collecting(piece, found[piece.name]), handle)
+        def taking(place: Place) -> Pulled:
+            take = collecting(place[0], layout.members(place[0]), found)
+            return Pulled(take, handle, taking)
+
+        def pull(machine: WorkerMachine, _: Slice, place: Place) -> list[Action]:
+            request, actions = machine.pull(place[0].key, 0, self._node.now_s(), state=True)
+            self._pending.pulls((place[0].key, request), taking(place))
             return actions
 
-        self._submit(self._layout.slices, pull, handle)
+        self._submit(slices, pull, handle)
         handle.wait()
-        return {name: whole_state(parts) for name, parts in found.items() if all(parts)}
+        return whole_states(layout, names, found)
 
     def set_learning_rate(self, lr: float) -> None:
         """Let the servers use ``lr`` for every push from now on.
@@ -285,19 +292,15 @@ class KVStore:
         """How many messages were refused so far, by reason."""
         return dict(self._machine.refused) if self._machine is not None else {}
 
-    # What callers' threads do.
-
-    def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor] | None) -> Handle:
+    def _first(self, key: str, tensor: Tensor, state: Mapping[str, Tensor]) -> Handle:
         """Push the first value of a tensor, and what the optimizer remembers of it."""
-        if not state:
-            return self.push(key, tensor)
-        slices = self._slices({key: tensor})
+        slices = self._ready(key).layout.of_tensor(key)
         payloads = {p.key: with_state(p, tensor, state, self.rules.state) for p in slices}
         handle = Handle(self._driver, len(slices), None)
 
-        def begin(machine: WorkerMachine, piece: Slice) -> list[Action]:
+        def begin(machine: WorkerMachine, piece: Slice, _: Place) -> list[Action]:
             names, payload = payloads[piece.key]
-            number, actions = machine.begin(piece.key, names, time.monotonic())
+            number, actions = machine.begin(piece.key, names, self._node.now_s())
             self._pending.pushes((piece.key, number), payload, handle)
             return actions
 
@@ -307,33 +310,28 @@ class KVStore:
     def _submit(
         self,
         slices: Sequence[Slice],
-        each: Callable[[WorkerMachine, Slice], list[Action]],
+        each: Callable[[WorkerMachine, Slice, Place], list[Action]],
         handle: Handle,
     ) -> None:
-        """Let the driving thread do what ``each`` says of each slice."""
+        """Let the driving thread do what ``each`` says of each slice, and of each part of it."""
 
         def submit() -> None:
             assert self._machine is not None
             for piece in slices:
-                self._do(each(self._machine, piece))
+                actions, parts = self._machine.parts(piece)
+                self._do(actions)
+                handle.more(len(parts) - 1)
+                for place in parts:
+                    self._do(each(self._machine, piece, place))
 
         self._call(submit, handle)
 
-    def _slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
+    def _ready(self, key: str) -> Declared:
         if self._error is not None:
             raise self._error
-        if not tensors:
-            raise InvalidValueError("tensors", "none", "one or more")
-        if self._layout is None:
-            raise InvalidValueError("key", next(iter(tensors), ""), "declared with init() first")
-        found = []
-        for key, tensor in tensors.items():
-            found += self._layout.of_tensor(key)
-            numel, dtype = self._shapes[key]
-            if tensor.numel() != numel or tensor.dtype != dtype:
-                rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
-                raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
-        return found
+        if self._declared is None:
+            raise InvalidValueError("key", key, "declared with init() first")
+        return self._declared
 
     def _call(self, function: Callable[[], None], handle: Handle | None = None) -> None:
         """Let the driving thread call ``function``; at once if none drives."""
@@ -357,7 +355,7 @@ class KVStore:
         machine, joined = self._machine, self._roster is not None
         return joined and not self._pending.calls and (machine is None or machine.idle)
 
-    # What the driving thread does.
+    # From here on: what the driving thread does.
 
     def _submitted(self) -> None:
         try:
@@ -398,20 +396,19 @@ class KVStore:
         self._pending.fail(ParameterServerError("this store is closed"))
         self._joined.set()
         self._node.part()
-        self._wire.close()
+        self._node.close()
 
     def _begin(self) -> None:
         assert self._roster is not None
-        assert self._layout is not None
-        self._machine = WorkerMachine(
-            self._roster, self._token, self._layout, self.rules, self._limits
-        )
+        layout = self._ready("").layout
+        self._machine = WorkerMachine(self._roster, self._token, layout, self.rules, self._limits)
         for rank, address in enumerate(self._roster.servers):
             self._wire.connect(rank, address)
-        self._do(self._machine.connect(time.monotonic()))
+        self._wire.tap.bundles(layout, self.rules.mode, self._machine.bundles)
+        self._do(self._machine.connect(self._node.now_s()))
 
     def _leave(self) -> None:
-        self._do(self._node.member.leave())
+        self._node.member.leave()
         self._over = True
 
     def _take(self, arrival: Arrival) -> None:
@@ -423,10 +420,10 @@ class KVStore:
             self._machine.refused[refusal.kind] += 1
             return
         size = None if payload is None else len(payload)
-        for action in self._machine.receive(arrival.peer, message, size, time.monotonic()):
+        for action in self._machine.receive(arrival.peer, message, size, self._node.now_s()):
             if isinstance(action, act.Fill):
                 assert payload is not None
-                self._pending.arrived(action.request, payload, action.state)
+                self._pending.arrived(action, payload)
             else:
                 self._do([action])
 
@@ -446,8 +443,10 @@ class KVStore:
                 self._told(action.message)
             elif isinstance(action, act.Released):
                 self._pending.released((action.key, action.sequence))
-            elif isinstance(action, act.Forget):
-                self._wire.forget(action.peer)
+            elif isinstance(action, act.Split):
+                self._pending.split(action.cut)
+                layout = self._ready("").layout
+                self._wire.tap.bundles(layout, self.rules.mode, action.cut.parts)
             else:
                 self._manage(action)
 
@@ -461,7 +460,7 @@ class KVStore:
             push,
             action.priority,
             frame,
-            lambda: machine.sent(push.key, time.monotonic()),
+            lambda: machine.sent(push.key, self._node.now_s()),
         )
 
     def _told(self, said: msg.Message) -> None:
@@ -477,19 +476,21 @@ class KVStore:
                 self._roster = msgspec.structs.replace(roster, servers=tuple(servers))
             if machine is not None:
                 self._wire.connect(said.rank, said.address)
-                self._do(machine.moved(said, time.monotonic()))
+                self._do(machine.moved(said, self._node.now_s()))
         elif isinstance(said, msg.Lost) and machine is not None:
             self._do(machine.lost(said.rank, said.silent_s))
 
     def _manage(self, action: Action) -> None:
-        if isinstance(action, act.Stop):
+        if isinstance(action, act.Forget):
+            self._wire.forget(action.peer)
+        elif isinstance(action, act.Stop):
             self._over = True
         elif isinstance(action, act.Fail):
             self._give_up(ParameterServerError(action.reason, action.ranks))
 
     def _give_up(self, error: ParameterServerError) -> None:
         """Let all waits know that it is over."""
-        self._do(self._node.member.fail(str(error)))
+        self._node.member.fail(str(error))
         self._error = error
         self._over = True
         self._pending.fail(error)

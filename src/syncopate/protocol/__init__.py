@@ -7,9 +7,12 @@ are named by their key and sequence number. Server, worker, scheduler, tests and
 file             what it decides
 ===============  ===================================================================================
 ``messages``     what travels, and which bytes are refused
+``piece``        a slice: what is pushed, updated and pulled as one
+``bundle``       small slices that travel as one, as long as they can
 ``layout``       how tensors are cut into slices, and which server keeps each
 ``rules``        how servers update: mode, bound on staleness, optimizer, what a lost worker means
 ``limits``       times, sizes and windows
+``awake``        a process's own pause is no silence of the others
 ``actions``      what a machine asks of its caller
 ``member``       a server's or worker's side of membership: join, heartbeats, a silent scheduler
 ``scheduler``    the scheduler's side: ranks, addresses, who is lost, when the job is over

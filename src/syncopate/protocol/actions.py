@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.bundle import Cut
 from syncopate.protocol.messages import Left, Lost, Message, Moved, Roster
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 
 Peer = int | bytes | str
@@ -76,8 +77,31 @@ class Keep(Action, frozen=True):
     slices: tuple[Slice, ...]
 
 
+class Split(Action, frozen=True):
+    """Let the parts of a bundle go on by themselves, from where it is; see ``bundle``."""
+
+    cut: Cut
+
+
 class Stage(Action, frozen=True):
-    """Hold the payload that came with the message until an update or initialisation takes it."""
+    """Hold the payload that came with the message until an update or initialisation takes it.
+
+    Attributes:
+        key: of the slice.
+        worker: whose.
+        sequence: of the push.
+        part: where its bytes begin and end in a payload for a bundle that was cut; None: it has
+            the whole payload.
+    """
+
+    key: int
+    worker: int
+    sequence: int
+    part: tuple[int, int] | None = None
+
+
+class Add(Action, frozen=True):
+    """Add a staged gradient to the sum of those of the next update, which come in this order."""
 
     key: int
     worker: int
@@ -105,6 +129,7 @@ class Update(Action, frozen=True):
         key: of the slice.
         version: counts updates from 1.
         gradients: (worker, sequence) in the order in which they are added; their mean is applied.
+            The first of them may have been added before, as :class:`Add` says.
         lr: the learning rate; None: that of the rules.
         compensate: the worker for whose delay to compensate; None: for none.
     """
@@ -131,9 +156,11 @@ class Fill(Action, frozen=True):
         request: the pull's number.
         version: of the weights.
         state: what of the optimizer's follows the weights in it, by name.
+        part: as :class:`Stage` has it.
     """
 
     key: int
     request: int
     version: int
     state: tuple[str, ...] = ()
+    part: tuple[int, int] | None = None

@@ -7,14 +7,15 @@ worker comes to the same without asking.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from typing import Annotated
+import heapq
+from collections.abc import Collection, Iterable
+from functools import cached_property
 
 import msgspec
-from msgspec import Meta
 
 from syncopate.errors import InvalidValueError, UnknownNameError
-from syncopate.protocol.rules import STEPS
+from syncopate.protocol.bundle import BUNDLE, LEAST_RUN, Partition, bundles_of
+from syncopate.protocol.piece import Slice
 from syncopate.units import DTYPE_BYTES, dtype_bytes
 
 _UNIT = 64
@@ -23,8 +24,6 @@ _UNIT = 64
 In 16 bits torch rounds the last few elements of an operation, which fill no vector register,
 otherwise than the rest: so slices have no such ends where their tensor has none.
 """
-
-_Number = Annotated[int, Meta(ge=0, lt=2**62)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,51 +34,13 @@ class TensorSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     numel: int
 
 
-class Slice(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A part of a tensor, or all of it: what is pushed, updated and pulled as one.
-
-    Attributes:
-        key: its number, by name and place; what messages call it.
-        name: of the tensor.
-        dtype: of its elements.
-        begin: its first element in the flat tensor.
-        numel: its elements.
-    """
-
-    key: Annotated[int, Meta(ge=0, lt=2**31)]
-    name: Annotated[str, Meta(max_length=1024)]
-    dtype: Annotated[str, Meta(max_length=32)]
-    begin: _Number
-    numel: _Number
-
-    @property
-    def nbytes(self) -> int:
-        """Its bytes."""
-        return self.numel * dtype_bytes(self.dtype)
-
-    def carried(self, state: Iterable[str]) -> dict[str, tuple[str, int]]:
-        """Return what a message carries that has the weights, and the ``state`` behind them.
-
-        Args:
-            state: names of ``Rules.state``.
-
-        Returns:
-            Name -> element type and elements; the weights' name is empty.
-        """
-        own = (self.dtype, self.numel)
-        return {"": own} | {name: ("int64", 1) if name == STEPS else own for name in state}
-
-    def carried_bytes(self, state: Iterable[str]) -> int:
-        """Return how many bytes that is."""
-        return sum(numel * dtype_bytes(dtype) for dtype, numel in self.carried(state).values())
-
-
 class Layout:
     """The slices of all tensors and the server of each.
 
     Attributes:
         slices: by key.
         server_of: the rank of each slice's server, by key.
+        bundles: of all servers; their server is that of any of their slices.
         digest: a hash of both; two workers with the same digest agree.
     """
 
@@ -103,17 +64,21 @@ class Layout:
         for tensor in ordered:
             slices += _cut(tensor, slice_bytes, len(slices))
         self.slices = tuple(slices)
-        loads = [0] * servers
+        loads = [(0, rank) for rank in range(servers)]
         owners = [0] * len(slices)
-        for piece in sorted(slices, key=lambda s: (-s.nbytes, s.key)):
-            server = min(range(servers), key=lambda rank: (loads[rank], rank))
-            owners[piece.key] = server
-            loads[server] += piece.nbytes
+        sizes = [piece.nbytes for piece in slices]
+        for key in sorted(range(len(slices)), key=lambda key: -sizes[key]):
+            load, server = loads[0]
+            owners[key] = server
+            heapq.heapreplace(loads, (load + sizes[key], server))
         self.server_of = tuple(owners)
         self.digest = hashlib.sha256(msgspec.msgpack.encode((self.slices, owners))).hexdigest()
         self._of_tensor: dict[str, list[Slice]] = {name: [] for name in names}
-        for piece in slices:
+        self._of_server: list[list[Slice]] = [[] for _ in range(servers)]
+        for piece, server in zip(slices, owners, strict=True):
             self._of_tensor[piece.name].append(piece)
+            self._of_server[server].append(piece)
+        self.bundles = tuple(b for own in self._of_server for b in bundles_of(own))
 
     def of_tensor(self, name: str) -> list[Slice]:
         """Return the slices of the tensor ``name``, in its order.
@@ -127,7 +92,35 @@ class Layout:
 
     def of_server(self, rank: int) -> tuple[Slice, ...]:
         """Return the slices of the server ``rank``, by key."""
-        return tuple(s for s in self.slices if self.server_of[s.key] == rank)
+        return tuple(self._of_server[rank])
+
+    def pieces(self, names: Collection[str]) -> list[Slice]:
+        """Return what the tensors ``names`` are pushed or pulled as: bundles, and slices.
+
+        Raises:
+            UnknownNameError: no such tensor.
+        """
+        found: list[Slice] = []
+        bundled: set[int] = set()
+        done: set[str] = set()
+        for bundle in self.bundles if len(names) >= LEAST_RUN else ():
+            for begin, end in bundle.runs(names):
+                found.append(bundle.part(begin, end))
+                bundled.update(member.key for member in bundle.members[begin:end])
+                done.update(member.name for member in bundle.members[begin:end])
+        for name in names:
+            pieces = self.of_tensor(name)
+            if name not in done or len(pieces) > 1:
+                found += [piece for piece in pieces if piece.key not in bundled]
+        return found
+
+    @cached_property
+    def _whole(self) -> Partition:
+        return Partition(self.bundles)
+
+    def members(self, piece: Slice) -> tuple[Slice, ...]:
+        """Return the slices in a bundle; of a slice itself."""
+        return self._whole.members(piece.key) if piece.key >= BUNDLE else (piece,)
 
 
 def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
@@ -135,6 +128,8 @@ def _cut(tensor: TensorSpec, slice_bytes: int, first_key: int) -> list[Slice]:
         raise UnknownNameError("dtype", tensor.dtype, DTYPE_BYTES, tensor.name)
     most = max(1, slice_bytes // dtype_bytes(tensor.dtype))
     unit = min(_UNIT, most)
+    if tensor.numel <= most // unit * unit:
+        return [Slice(first_key, tensor.name, tensor.dtype, 0, tensor.numel)]
     blocks = -(-tensor.numel // unit)
     count = max(1, -(-blocks // (most // unit)))
     bounds = [min(blocks * part // count * unit, tensor.numel) for part in range(count + 1)]

@@ -5,10 +5,16 @@ from __future__ import annotations
 import msgspec
 
 from syncopate.errors import InvalidValueError
-from syncopate.units import MIB
+from syncopate.units import KIB, MIB
 
 HEADER_BYTES = 4 * MIB
-"""The largest header: that of a declaration of some ten thousand slices."""
+"""The largest header."""
+
+CONTROL_BYTES = 64 * KIB
+"""The largest message to a scheduler: none carries a tensor."""
+
+DECLARE_BYTES = MIB
+"""What a declaration has of slices, about: that of more is said in parts."""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

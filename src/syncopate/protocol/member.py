@@ -13,7 +13,9 @@ from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Action
 from syncopate.protocol.limits import Limits
 
-_REGISTER_S = 1.0
+REGISTER_S = 1.0
+"""Between two times that a process asks to be let in."""
+
 _AGAIN_S = 0.3
 _PART_S = 2.0
 
@@ -47,21 +49,27 @@ class MemberMachine:
         self._heard_s: float | None = None
         self._said_s = 0.0
 
-    def tick(self, now_s: float) -> list[Action]:
-        """Say what is due, and notice that the scheduler says nothing; call it often."""
+    def tick(self, now_s: float, is_connected: bool = False) -> list[Action]:
+        """Say what is due, and notice that the scheduler says nothing; call it often.
+
+        Args:
+            now_s: the time.
+            is_connected: whether there is a connection to the scheduler; it may then have been
+                stopped, and be no more than silent.
+        """
         if self.over:
             return self._part(now_s)
         if self._began_s is None:
             self._began_s = now_s
             return self._say(self._register, now_s)
         joined = self.roster is not None
-        silent_s = now_s - (self._heard_s or now_s)
+        silent_s = 0.0 if self._heard_s is None else now_s - self._heard_s
         if not joined and now_s - self._began_s > self._limits.join_s:
             return self._give_up(self.waits_for(f"within {self._limits.join_s:g} s (join_s)"))
-        if joined and silent_s > self._limits.silence_s:
+        if joined and silent_s > self._patience_s(is_connected):
             reason = f"the scheduler at {self._scheduler} was silent for {silent_s:.1f} s"
             return self._give_up(reason)
-        if now_s - self._said_s < (self._limits.heartbeat_s if joined else _REGISTER_S):
+        if now_s - self._said_s < (self._limits.heartbeat_s if joined else REGISTER_S):
             return []
         return self._say(msg.Heartbeat(self._register.token) if joined else self._register, now_s)
 
@@ -95,6 +103,17 @@ class MemberMachine:
             return []
         return self._say_last(msg.Failed(self._register.token, reason[:4096]))
 
+    def _patience_s(self, is_connected: bool) -> float:
+        """Return how long the scheduler may be silent.
+
+        The others wait for a server that keeps state, and all wait for a scheduler that does. A
+        server that was cut off does not know that it was; so it waits for them as they do for it.
+        """
+        limits, roster = self._limits, self.roster
+        kept = self._register.durable or (roster is not None and roster.durable)
+        waits = kept or is_connected
+        return max(limits.restart_s, limits.silence_s) if waits else limits.silence_s
+
     def _say_last(self, message: msg.Message) -> list[Action]:
         self.over = True
         self.out = self._heard_s is None  # no scheduler is there to hear it
@@ -108,7 +127,9 @@ class MemberMachine:
             return []
         if self._parted_s is None:
             self._parted_s = self._said_s = now_s
-        if now_s - self._parted_s > _PART_S:
+        # A scheduler that keeps its state and hears nothing would take this process for lost.
+        kept = self.roster is not None and self.roster.durable
+        if now_s - self._parted_s > (self._patience_s(False) if kept else _PART_S):
             self.out = True
             return []
         return self._say(self._last_words, now_s) if now_s - self._said_s >= _AGAIN_S else []

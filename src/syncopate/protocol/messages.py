@@ -27,11 +27,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import Rules
 
-PROTOCOL = 3
+PROTOCOL = 4
 """The version of what follows; processes of another version are refused."""
 
 SERVER: Literal["server"] = "server"
@@ -47,7 +47,7 @@ LAST = -(2**31) - 1
 """The priority of a query and its answer: behind all that waits to be sent to the same receiver."""
 
 Rank = Annotated[int, Meta(ge=0, lt=2**16)]
-Key = Annotated[int, Meta(ge=0, lt=2**31)]
+Key = Annotated[int, Meta(ge=0, lt=2**62)]
 Number = Annotated[int, Meta(ge=0, lt=2**62)]
 Token = Annotated[str, Meta(max_length=64)]
 Address = Annotated[str, Meta(max_length=256)]
@@ -84,12 +84,21 @@ class Register(Message, frozen=True):
 
 
 class Roster(Message, frozen=True):
-    """All nodes are there: the receiver's rank, the servers' addresses, the workers."""
+    """All nodes are there.
+
+    Attributes:
+        run: a random number of this run.
+        rank: the receiver's.
+        servers: their addresses, by rank.
+        workers: their tokens, by rank.
+        durable: whether the scheduler keeps its state on disk, so that it may come back.
+    """
 
     run: Token
     rank: Rank
     servers: tuple[Address, ...]
     workers: tuple[Token, ...]
+    durable: bool = False
 
 
 class Heartbeat(Message, frozen=True):
@@ -172,11 +181,21 @@ class HelloWanted(Message, frozen=True):
 
 
 class Declare(Message, frozen=True):
-    """What the receiving server shall keep, and how to update it; the same from every worker."""
+    """What the receiving server shall keep, and how to update it; the same from every worker.
+
+    Attributes:
+        digest: of the layout.
+        rules: how to update.
+        slices: of this part, by key.
+        part: which part it is.
+        parts: how many there are; the server keeps nothing before it has all.
+    """
 
     digest: Token
     rules: Rules
     slices: tuple[Slice, ...]
+    part: Annotated[int, Meta(ge=0, lt=2**16)] = 0
+    parts: Annotated[int, Meta(ge=1, lt=2**16)] = 1
 
 
 class Push(Message, frozen=True):

@@ -6,7 +6,9 @@ without a key, a process that knows the one may join, and with the other take a 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
@@ -15,9 +17,16 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.member import REGISTER_S
 from syncopate.protocol.messages import SERVER, WORKER, Refusal
 
 _PART_S = 2.0
+_REGISTERS = 3
+"""So many times who waits for the job may miss to say so."""
+
+
+def _no(_: Peer) -> bool:
+    return False
 
 
 class Member(msgspec.Struct):
@@ -25,20 +34,42 @@ class Member(msgspec.Struct):
 
     Attributes:
         register: what it said.
-        peer: its connection.
+        peer: its connection; None: it said nothing since the scheduler came back.
         heard_s: when it last said anything.
         rank: that it has; -1: none yet.
         state: whether it is here.
         settled: whether it said that it lives since it knows its rank. A server that keeps state
             has by then written down whose it is.
+        reached_s: after how much silence there was a connection to it; infinite: there is none.
     """
 
     register: msg.Register
-    peer: Peer
+    peer: Peer | None
     heard_s: float
     rank: int = -1
     state: Literal["here", "lost", "left"] = "here"
     settled: bool = False
+    reached_s: float = 0.0
+
+
+class Seated(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A member of a job that is complete, as a scheduler keeps it on disk.
+
+    Attributes:
+        token: a random number of its process.
+        role: server or worker.
+        rank: that it has.
+        address: where a server can be reached.
+        durable: whether a server keeps its state on disk.
+        state: whether it is here.
+    """
+
+    token: str
+    role: Literal["server", "worker"]
+    rank: int
+    address: str
+    durable: bool
+    state: Literal["here", "lost", "left"]
 
 
 class SchedulerMachine:
@@ -48,9 +79,19 @@ class SchedulerMachine:
         refused: how many messages were refused, by reason.
         over: whether the job is over.
         settled: whether all who are told so have heard it, or had the time.
+        changes: counts what changed of :attr:`seated` and ``over``.
     """
 
-    def __init__(self, job: str, run: str, servers: int, workers: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        job: str,
+        run: str,
+        servers: int,
+        workers: int,
+        limits: Limits,
+        *,
+        seated: Iterable[Seated] | None = None,
+    ) -> None:
         """Wait for ``servers`` servers and ``workers`` workers.
 
         Args:
@@ -59,7 +100,11 @@ class SchedulerMachine:
             servers: how many.
             workers: how many.
             limits: what to wait for.
+            seated: what a scheduler that keeps its state on disk found there; nothing: it begins.
+                None: it keeps none.
         """
+        self.changes = 0
+        self._durable = seated is not None
         self.refused: Counter[str] = Counter()
         self.over = False
         self.settled = False
@@ -72,13 +117,32 @@ class SchedulerMachine:
         self._limits = limits
         self._members: dict[str, Member] = {}
         self._asked_s: dict[str, float] = {}
-        self._complete = False
+        self._complete = bool(seated)
+        for known in seated or ():
+            self._members[known.token] = _member(job, known)
         self._began_s: float | None = None
 
     @property
     def here(self) -> dict[str, int]:
         """How many servers and workers are here."""
         return {role: len(self._of(role, "here")) for role in self._wanted}
+
+    @property
+    def seated(self) -> tuple[Seated, ...]:
+        """All members, once the job is complete."""
+        if not self._complete:
+            return ()
+        return tuple(
+            Seated(
+                token=token,
+                role=member.register.role,
+                rank=member.rank,
+                address=member.register.address,
+                durable=member.register.durable,
+                state=member.state,
+            )
+            for token, member in self._members.items()
+        )
 
     @property
     def complete(self) -> bool:
@@ -98,6 +162,10 @@ class SchedulerMachine:
             return self.refuse(peer, refusal)
         return self.refuse(peer, Refusal(msg.UNKNOWN, "a scheduler takes no such message"))
 
+    def is_stranger(self, message: msg.Message) -> bool:
+        """Say whether who said ``message`` is no member."""
+        return getattr(message, "token", "") not in self._members
+
     def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
         """Count a refusal, and tell ``peer`` unless its message made no sense at all."""
         self.refused[refusal.kind] += 1
@@ -105,42 +173,75 @@ class SchedulerMachine:
             return []
         return [act.Send(peer, msg.Refused(refusal.reason))]
 
-    def tick(self, now_s: float) -> list[Action]:
-        """Notice who is silent, and who did not come; call it often."""
+    def tick(self, now_s: float, reaches: Callable[[Peer], bool] = _no) -> list[Action]:
+        """Notice who is silent, and who did not come; call it often.
+
+        Args:
+            now_s: the time.
+            reaches: says whether there still is a connection to a peer.
+        """
         if self._began_s is None:
             self._began_s = now_s
+            for member in self._members.values():
+                member.heard_s = max(member.heard_s, now_s)
         if self.over:
             if self._over_s is None:
                 self._over_s = now_s
             self.settled = not self._parting or now_s - self._over_s > _PART_S
             return []
         if not self._complete:
-            if now_s - self._began_s > self._limits.join_s:
-                came = " and ".join(
-                    f"{self.here[role]} of {count} {role}s" for role, count in self._wanted.items()
-                )
-                return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
-            for token in [t for t, m in self._members.items() if self._silent_s(m, now_s)]:
-                del self._members[token]  # it may come again
-            return []
+            return self._gather(now_s)
         found: list[Action] = []
         for member in list(self._members.values()):
             silent_s = self._silent_s(member, now_s)
-            if silent_s and not self.over:
+            if silent_s and not self.over and not self._is_stopped(member, silent_s, reaches):
                 found += self._lose(member, silent_s)
         return found
 
+    def _is_stopped(self, member: Member, silent_s: float, reaches: Callable[[Peer], bool]) -> bool:
+        """Say whether a silent member may only have been stopped.
+
+        The system closes the connections of a process that dies, and those to a machine that does
+        after some seconds.
+        """
+        if silent_s > self._limits.restart_s or member.peer is None:
+            return False
+        if silent_s >= member.reached_s + self._limits.heartbeat_s:
+            member.reached_s = silent_s if reaches(member.peer) else math.inf
+        return member.reached_s < math.inf
+
+    def _gather(self, now_s: float) -> list[Action]:
+        """While nodes are missing: end the job when one of those that came is gone, or none comes.
+
+        A server may come again by itself. Nothing starts a worker again, so it is named at once.
+        """
+        assert self._began_s is not None
+        came = " and ".join(
+            f"{self.here[role]} of {count} {role}s" for role, count in self._wanted.items()
+        )
+        for number, member in enumerate(self._of(WORKER, "here")):
+            if silent_s := self._silent_s(member, now_s):
+                name = f"worker {member.register.rank if member.register.rank >= 0 else number}"
+                why = f"{name} was silent for {silent_s:.1f} s before the job was complete"
+                return self.abort(f"{why}; {came} had come")
+        if now_s - self._began_s > self._limits.join_s:
+            return self.abort(f"{came} came within {self._limits.join_s:g} s (join_s)")
+        for token in [t for t, m in self._members.items() if self._silent_s(m, now_s)]:
+            del self._members[token]  # it may come again
+        return []
+
     def abort(self, reason: str) -> list[Action]:
         """End the job; tell all nodes why."""
-        told = {t: m.peer for t, m in self._members.items() if m.state == "here"}
+        told = [m for m in self._members.values() if m.state == "here"]
         return [*self._end(msg.Abort(reason[:4096]), told), act.Fail(reason)]
 
-    def _end(self, last_words: msg.Message, told: dict[str, Peer]) -> list[Action]:
+    def _end(self, last_words: msg.Message, told: Iterable[Member]) -> list[Action]:
         """Say that the job is over, and why; :mod:`.member` notes why it is said again."""
         self.over = True
+        self.changes += 1
         self._last_words = last_words
-        self._parting = set(told)
-        return [act.Send(peer, last_words) for peer in told.values()]
+        self._parting = {member.register.token for member in told}
+        return _sends(told, last_words)
 
     def _part(self, peer: Peer, message: msg.Message) -> list[Action]:
         """Answer nodes that did not hear that the job is over."""
@@ -178,6 +279,7 @@ class SchedulerMachine:
         if self.here != self._wanted:
             return [_heard(peer)]
         self._complete = True
+        self.changes += 1
         for role in self._wanted:
             self._assign(self._of(role, "here"))
         for member in self._members.values():
@@ -217,15 +319,25 @@ class SchedulerMachine:
                 del self._members[token]
                 back = Member(register, peer, now_s, member.rank)
                 self._members[register.token] = back
+                self.changes += 1
                 moved = msg.Moved(back.rank, register.address)
                 workers = self._of(WORKER, "here")
                 return [
                     *self._welcome([back]),
-                    *(act.Send(peer, msg.Lost(w.rank, 0.0)) for w in self._of(WORKER, "lost")),
-                    *(act.Send(peer, msg.Left(w.rank)) for w in self._of(WORKER, "left")),
-                    *(act.Send(worker.peer, moved) for worker in workers),
+                    *self._missed(back),
+                    *_sends(workers, moved),
                 ]
         raise Refusal(msg.UNKNOWN, f"there is no server {register.rank}")
+
+    def _missed(self, member: Member) -> list[Action]:
+        """Say again what a member may not have heard."""
+        news: list[msg.Message]
+        if member.register.role == SERVER:
+            news = [msg.Lost(w.rank, 0.0) for w in self._of(WORKER, "lost")]
+            news += [msg.Left(w.rank) for w in self._of(WORKER, "left")]
+        else:
+            news = [msg.Moved(s.rank, s.register.address) for s in self._all(SERVER)]
+        return [action for each in news for action in _sends([member], each)]
 
     def _predecessor(self, register: msg.Register) -> Member | None:
         """Return the server in whose place one without state may come, that had none yet either."""
@@ -255,8 +367,11 @@ class SchedulerMachine:
         addresses = tuple(servers[rank] for rank in sorted(servers))
         tokens = tuple(workers[rank] for rank in sorted(workers))
         return [
-            act.Send(member.peer, msg.Roster(self._run, member.rank, addresses, tokens))
+            action
             for member in members
+            for action in _sends(
+                [member], msg.Roster(self._run, member.rank, addresses, tokens, self._durable)
+            )
         ]
 
     def _hear(
@@ -268,17 +383,21 @@ class SchedulerMachine:
         if member.state == "lost":
             name = self._name(member)
             return [act.Send(peer, msg.Abort(f"{name} was silent and given up; it came back"))]
+        is_new = member.peer is None  # to a scheduler that came back
         member.peer, member.heard_s, member.settled = peer, now_s, True
+        member.reached_s = 0.0
+        missed = self._missed(member) if is_new else []
         if isinstance(message, msg.Failed):
             return self.abort(f"{self._name(member)}: {message.reason}")
         if isinstance(message, msg.Heartbeat):
-            return [_heard(peer)]
+            return [_heard(peer), *missed]
         left = msg.Left(max(member.rank, 0))
         if member.state == "left":
             return [act.Send(peer, left)]
         member.state = "left"
-        told = [peer, *(server.peer for server in self._of(SERVER, "here"))]
-        return [*(act.Send(each, left) for each in told), *self._end_if_alone()]
+        self.changes += 1
+        told = [member, *self._of(SERVER, "here")]
+        return [*_sends(told, left), *self._end_if_alone()]
 
     def _lose(self, member: Member, silent_s: float) -> list[Action]:
         limits, name = self._limits, self._name(member)
@@ -289,23 +408,25 @@ class SchedulerMachine:
             at = member.register.address
             return self.abort(f"{name} at {at} was silent for {silent_s:.1f} s{kept}")
         member.state = "lost"
+        self.changes += 1
         if not self._of(WORKER, "here") and not self._of(WORKER, "left"):
             return self.abort(f"{name} was silent for {silent_s:.1f} s, and no worker is left")
         told = [m for m in self._members.values() if m.state == "here"]
         lost = msg.Lost(member.rank, silent_s)
-        return [*(act.Send(m.peer, lost) for m in told), *self._end_if_alone()]
+        return [*_sends(told, lost), *self._end_if_alone()]
 
     def _end_if_alone(self) -> list[Action]:
         if self._of(WORKER, "here"):
             return []
-        members = self._members.items()
-        told = {t: m.peer for t, m in members if m.register.role == SERVER and m.state == "here"}
-        return [*self._end(msg.Finish(), told), act.Stop()]
+        return [*self._end(msg.Finish(), self._of(SERVER, "here")), act.Stop()]
 
     def _silent_s(self, member: Member, now_s: float) -> float:
         """Return for how long a member that is here was silent, 0 for a time that is usual."""
         silent_s = now_s - member.heard_s
-        return silent_s if member.state == "here" and silent_s > self._limits.silence_s else 0.0
+        usual_s = self._limits.silence_s
+        if not self._complete:
+            usual_s = max(usual_s, _REGISTERS * REGISTER_S)
+        return silent_s if member.state == "here" and silent_s > usual_s else 0.0
 
     def _all(self, role: str) -> list[Member]:
         return [m for m in self._members.values() if m.register.role == role]
@@ -321,3 +442,22 @@ class SchedulerMachine:
 def _heard(peer: Peer) -> Action:
     """Return the answer to who says that it is there, and is to be told nothing else yet."""
     return act.Send(peer, msg.Heartbeat(""))
+
+
+def _sends(members: Iterable[Member], message: msg.Message) -> list[Action]:
+    """Return what tells ``members``; those that were not heard yet will hear it when they are."""
+    return [act.Send(m.peer, message) for m in members if m.peer is not None]
+
+
+def _member(job: str, known: Seated) -> Member:
+    """Return a member that was kept on disk."""
+    register = msg.Register(
+        msg.PROTOCOL,
+        job,
+        known.role,
+        known.token,
+        known.address,
+        known.rank,
+        durable=known.durable,
+    )
+    return Member(register, None, 0.0, known.rank, known.state, settled=True)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.bundle import BUNDLE, Cut, Partition, Place, bundles_of
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.messages import SOON, Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.slice import FIRST, Position, SliceMachine, Workers
 
@@ -61,9 +62,28 @@ class ServerMachine:
         self._peers: dict[int, Peer] = {}
         self._slices: dict[int, SliceMachine] = {}
         self._durable: dict[int, Position] = {}
+        self._parts: dict[int, list[msg.Declare]] = {}
+        self._partition = Partition(())
+        self._splits: list[Action] = []
         if kept is not None:
             self._keep(kept.digest, kept.rules, kept.slices, kept.positions)
-            self._durable = dict(kept.positions)
+            known = kept.positions.items()
+            self._durable = {key: at for key, at in known if key in self._slices}
+
+    @property
+    def specs(self) -> tuple[Slice, ...]:
+        """The slices that are kept, and of those in bundles the parts that there are."""
+        return tuple(machine.spec for machine in self._slices.values())
+
+    @property
+    def bundles(self) -> list[Slice]:
+        """Those of them that are more than a slice."""
+        return [spec for spec in self.specs if spec.key >= BUNDLE]
+
+    @property
+    def rank(self) -> int:
+        """This server's rank."""
+        return self._seat.roster.rank
 
     def receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
         """Take in what ``peer`` said.
@@ -74,9 +94,15 @@ class ServerMachine:
             payload_bytes: the size of the payload that came with it; None: none came.
         """
         try:
-            return self._receive(peer, message, payload_bytes)
+            found = self._receive(peer, message, payload_bytes)
         except Refusal as refusal:
-            return self.refuse(peer, refusal)
+            found = self.refuse(peer, refusal)
+        splits, self._splits = self._splits, []
+        return [*splits, *found]
+
+    def knows(self, peer: Peer) -> bool:
+        """Say whether ``peer`` is a worker's connection."""
+        return peer in self._sessions
 
     def refuse(self, peer: Peer, refusal: Refusal) -> list[Action]:
         """Count a refusal; tell a worker of another run that it is one."""
@@ -114,12 +140,22 @@ class ServerMachine:
     def committed(self, positions: Mapping[int, Position]) -> list[Action]:
         """Tell the workers that their pushes up to ``positions`` are safe on disk."""
         found: list[Action] = []
-        for key, position in positions.items():
+        for key, position in self._expanded(positions).items():
             before = self._durable.get(key, Position())
             self._durable[key] = position
             for worker, sequence in position.applied.items():
                 if before.applied.get(worker) != sequence and worker in self._peers:
                     found.append(self._ack(worker, self._slices[key]))
+        return found
+
+    def _expanded(self, positions: Mapping[int, Position]) -> dict[int, Position]:
+        """Return positions of what is there; that of a bundle that was cut is its parts'."""
+        found: dict[int, Position] = {}
+        for key, position in positions.items():
+            if key in self._slices:
+                found[key] = position
+            else:
+                found |= {part.key: position for part, _, _ in self._partition.within(key)}
         return found
 
     def _receive(self, peer: Peer, message: msg.Message, payload_bytes: int | None) -> list[Action]:
@@ -142,6 +178,12 @@ class ServerMachine:
     def _serve(
         self, peer: Peer, worker: int, message: msg.Push | msg.Pull | msg.Query, nbytes: int
     ) -> list[Action]:
+        if message.key not in self._slices and message.key in self._partition:
+            for cut in self._partition.cut(message.key):
+                self._take_apart(cut)
+            if message.key not in self._slices:
+                places = self._partition.within(message.key)
+                return self._serve_each(places, worker, message, nbytes)
         slice_ = self._slices.get(message.key)
         if slice_ is None:
             raise Refusal(msg.UNKNOWN, f"no slice {message.key} here")
@@ -152,6 +194,37 @@ class ServerMachine:
         if isinstance(message, msg.Pull):
             return slice_.pull(peer, worker, message)
         return [self._ack(worker, slice_, message.number)]
+
+    def _serve_each(
+        self,
+        places: list[Place],
+        worker: int,
+        message: msg.Push | msg.Pull | msg.Query,
+        nbytes: int,
+    ) -> list[Action]:
+        """Serve a message for a bundle that was cut as one for each of its parts."""
+        if isinstance(message, msg.Begin):
+            raise Refusal(msg.MALFORMED, f"an optimizer's state of {len(places)} parts at once")
+        if isinstance(message, msg.Push) and nbytes != (wanted := places[-1][2]):
+            reason = f"{nbytes} bytes for {len(places)} parts; a push of them has {wanted}"
+            raise Refusal(msg.WRONG_SIZE, reason)
+        found: list[Action] = []
+        for part, begin, end in places:
+            each = msgspec.structs.replace(message, key=part.key)
+            for action in self._serve(self._peers[worker], worker, each, end - begin):
+                if isinstance(action, act.Stage):
+                    action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
+                found.append(action)
+        return found
+
+    def _take_apart(self, cut: Cut) -> None:
+        """Let the parts of a bundle go on by themselves; see [Note: bundles] in ``bundle``."""
+        machines = self._slices.pop(cut.key).cut(cut.parts)
+        self._slices |= {machine.spec.key: machine for machine in machines}
+        if cut.key in self._durable:
+            position = self._durable.pop(cut.key)
+            self._durable |= {part.key: position for part in cut.parts}
+        self._splits.append(act.Split(cut))
 
     def _require_room(self, spec: Slice) -> None:
         """Refuse to answer with more than a frame may hold."""
@@ -188,20 +261,38 @@ class ServerMachine:
                 most = self._limits.payload_bytes
                 reason = f"a slice of {slice_.nbytes} bytes; at most {most} (payload_bytes)"
                 return [act.Fail(f"worker {worker} declared {reason}", (worker,))]
-        self._keep(declare.digest, declare.rules, declare.slices, {})
-        return [act.Keep(declare.rules, declare.slices)]
+        slices = self._complete(worker, declare)
+        if slices is None:
+            return []
+        self._keep(declare.digest, declare.rules, slices, {})
+        return [act.Keep(declare.rules, slices)]
+
+    def _complete(self, worker: int, declare: msg.Declare) -> tuple[Slice, ...] | None:
+        """Return all that a worker declares; None while parts of it are missing."""
+        same = (declare.digest, declare.parts)
+        parts = [p for p in self._parts.get(worker, []) if (p.digest, p.parts) == same]
+        if declare.part not in {p.part for p in parts}:
+            parts.append(declare)
+        self._parts[worker] = parts
+        if len(parts) < declare.parts:
+            return None
+        self._parts.clear()
+        ordered = sorted(parts, key=lambda each: each.part)
+        return tuple(slice_ for each in ordered for slice_ in each.slices)
 
     def _keep(
         self,
         digest: str,
         rules: Rules,
-        slices: Iterable[Slice],
+        slices: Collection[Slice],
         positions: Mapping[int, Position],
     ) -> None:
         self.digest, self.rules = digest, rules
+        self._partition = Partition(bundles_of(slices), positions)
+        alone = [spec for spec in slices if spec.key not in self._partition]
         self._slices = {
             spec.key: SliceMachine(spec, rules, self._workers, positions.get(spec.key, Position()))
-            for spec in slices
+            for spec in [*alone, *self._partition.parts.values()]
         }
 
     def _push(self, worker: int, slice_: SliceMachine, push: msg.Push, nbytes: int) -> list[Action]:

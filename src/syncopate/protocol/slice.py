@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action, Peer
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, DC_ASGD, Rules
 
 FIRST = 0
@@ -69,11 +71,27 @@ class SliceMachine:
         self._received = dict(position.applied)
         self._rates: dict[tuple[int, int], float | None] = {}
         self._waiting: dict[int, _Waiting] = {}
+        self._added: list[int] = []
 
     @property
     def position(self) -> Position:
         """What is in the weights."""
         return Position(self._version, dict(self._applied))
+
+    def cut(self, parts: Iterable[Slice]) -> list[SliceMachine]:
+        """Return a machine for each of ``parts``, in the state of this one, their bundle's."""
+        found = []
+        for part in parts:
+            machine = SliceMachine(part, self._rules, self._workers, self.position)
+            machine._received = dict(self._received)
+            machine._rates = dict(self._rates)
+            machine._added = list(self._added)
+            machine._waiting = {
+                worker: _Waiting(w.peer, msgspec.structs.replace(w.pull, key=part.key))
+                for worker, w in self._waiting.items()
+            }
+            found.append(machine)
+        return found
 
     def received(self, worker: int) -> int:
         """Return the last sequence number that came from ``worker``; -1: none."""
@@ -134,7 +152,25 @@ class SliceMachine:
             if isinstance(update, act.Fail):
                 return found
             found += self._answers()  # with the version they asked for, before the next one
-        return found + self._answers()
+        return found + self._adds() + self._answers()
+
+    def _adds(self) -> list[Action]:
+        """Add what is here of the next update, in the order of the ranks, as far as it goes.
+
+        So a server holds one sum, and of the gradients only those that came before their turn.
+        """
+        if not self._rules.synchronous:
+            return []
+        version, found = self._version + 1, list[Action]()
+        for worker in sorted(self._workers.here.union(self._received)):
+            if worker in self._added:
+                continue
+            if self.received(worker) >= version:
+                self._added.append(worker)
+                found.append(act.Add(self.spec.key, worker, version))
+            elif worker in self._workers.here:
+                break
+        return found
 
     def _next(self) -> act.Update | act.Fail | None:
         if self._rules.synchronous:
@@ -164,6 +200,7 @@ class SliceMachine:
 
     def _update(self, gradients: tuple[tuple[int, int], ...], compensate: int | None) -> act.Update:
         self._version += 1
+        self._added.clear()
         rates = [self._rates.pop(gradient) for gradient in gradients]
         rate = next((rate for rate in rates if rate is not None), None)
         return act.Update(self.spec.key, self._version, gradients, rate, compensate)

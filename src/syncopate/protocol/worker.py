@@ -9,8 +9,10 @@ import msgspec
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import Action
+from syncopate.protocol.bundle import BUNDLE, Partition, Place
 from syncopate.protocol.layout import Layout
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import DECLARE_BYTES, Limits
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import ABORT, Rules
 from syncopate.protocol.server import lost_reason
 from syncopate.protocol.slice import FIRST
@@ -21,6 +23,10 @@ _LONGEST_WAIT = 8
 
 _SLOWEST_BYTES_PER_S = 16 * KIB
 """What a connection carries at least: a server that answers nothing for longer is out of reach."""
+
+
+_SLICE_BYTES = 32
+"""What a slice takes in a declaration at most, but for its name."""
 
 
 class _Link(msgspec.Struct):
@@ -47,11 +53,19 @@ class _Push(msgspec.Struct, frozen=True):
 
 
 class _Query(msgspec.Struct, frozen=True):
-    """What had been sent before a query: if the server has not got it, it is lost."""
+    """What had been sent before a query: if the server has not got it, it is lost.
+
+    Attributes:
+        number: of the query.
+        sent: the last push.
+        pull: the request of the pull that was asked for; 0: none was.
+        done: the last push that the server had said was over.
+    """
 
     number: int
     sent: int
     pull: int
+    done: int
 
 
 class _Flow(msgspec.Struct):
@@ -88,6 +102,13 @@ class _Flow(msgspec.Struct):
         """Whether nothing is waited for."""
         return not self.pulls and self.done >= self.sent
 
+    def of_part(self, key: int) -> _Flow:
+        """Return the flow of a part of the bundle that this is the flow of."""
+        replace = msgspec.structs.replace
+        kept = {n: replace(p, message=replace(p.message, key=key)) for n, p in self.kept.items()}
+        pulls = deque(replace(pull, key=key) for pull in self.pulls)
+        return replace(self, kept=kept, pulls=pulls)
+
 
 class WorkerMachine:
     """One worker, from its roster on.
@@ -112,13 +133,15 @@ class WorkerMachine:
         self._roster = roster
         self._token = token
         self._layout = layout
-        self._server_of = dict(enumerate(layout.server_of))
+        self._partition = Partition(layout.bundles)
         self._rules = rules
         self._limits = limits
         self._links = [_Link() for _ in roster.servers]
         self._addresses = list(roster.servers)
         first = -1 if roster.rank == FIRST else 0
-        self._flows = [_Flow(first, first, first, first, first) for _ in layout.slices]
+        self._specs = {s.key: s for s in layout.slices if s.key not in self._partition}
+        self._specs |= self._partition.parts
+        self._flows = {key: _Flow(first, first, first, first, first) for key in self._specs}
         self._request = self._queries = 0
         self._busy: set[int] = set()
 
@@ -127,11 +150,25 @@ class WorkerMachine:
         """Whether every push is done and every pull answered."""
         return not self._busy
 
+    @property
+    def bundles(self) -> list[Slice]:
+        """The parts of bundles at present."""
+        return list(self._partition.parts.values())
+
     def connect(self, now_s: float) -> list[Action]:
         """Say hello to every server."""
         for link in self._links:
             link.heard_s = now_s
         return [action for rank in range(len(self._links)) for action in self._hello(rank, now_s)]
+
+    def parts(self, piece: Slice) -> tuple[list[Action], list[Place]]:
+        """Return what to do first, and as what ``piece`` is then pushed or pulled.
+
+        As itself, or as several parts, where it is a bundle that was cut.
+        """
+        if piece.key in self._flows:
+            return [], [(piece, 0, piece.nbytes)]
+        return self._alone(piece.key), self._partition.within(piece.key)
 
     def push(
         self, key: int, priority: int, lr: float | None, now_s: float
@@ -169,11 +206,9 @@ class WorkerMachine:
         """Take in what a server said."""
         self._links[server].heard_s = now_s
         if isinstance(message, msg.Ack | msg.Weights):
-            if self._server_of.get(message.key) != server:
+            if not self._is_of(message.key, server):
                 return self._refuse(msg.UNKNOWN)
-            if isinstance(message, msg.Ack):
-                return self._acknowledged(message, now_s)
-            return self._answered(message, payload_bytes, now_s)
+            return self._told(message, payload_bytes, now_s)
         if isinstance(message, msg.Welcome):
             return self._welcome(server, message, now_s)
         if isinstance(message, msg.Abort | msg.Refused):
@@ -183,11 +218,55 @@ class WorkerMachine:
         wanted = isinstance(message, msg.HelloWanted)
         return self._hello(server, now_s) if wanted and late else []
 
+    def _told(
+        self, message: msg.Ack | msg.Weights, payload_bytes: int | None, now_s: float
+    ) -> list[Action]:
+        """Take in what a server said about a slice, or about a bundle that may have been cut."""
+        key, found = message.key, list[Action]()
+        if key not in self._flows:
+            found = self._alone(key)
+        if key not in self._flows:
+            return found + self._told_each(message, payload_bytes, now_s)
+        if isinstance(message, msg.Ack):
+            return found + self._acknowledged(message, now_s)
+        return found + self._answered(message, payload_bytes, now_s)
+
+    def _told_each(
+        self, message: msg.Ack | msg.Weights, payload_bytes: int | None, now_s: float
+    ) -> list[Action]:
+        places = self._partition.within(message.key)
+        weighs = isinstance(message, msg.Weights)
+        if weighs and payload_bytes != places[-1][2]:
+            return self._refuse(msg.WRONG_SIZE)
+        found: list[Action] = []
+        for part, begin, end in places:
+            each = msgspec.structs.replace(message, key=part.key)
+            for action in self._told(each, end - begin if weighs else None, now_s):
+                if isinstance(action, act.Fill):
+                    action = msgspec.structs.replace(action, part=(begin, end))  # noqa: PLW2901
+                found.append(action)
+        return found
+
+    def _alone(self, key: int) -> list[Action]:
+        """Cut bundles so that what ``key`` stands for goes on without other slices."""
+        cuts = self._partition.cut(key)
+        for cut in cuts:
+            flow, spec = self._flows.pop(cut.key), self._specs.pop(cut.key)
+            self._flows |= {part.key: flow.of_part(part.key) for part in cut.parts}
+            self._specs |= {part.key: part for part in cut.parts}
+            if cut.key in self._busy:
+                self._busy.remove(cut.key)
+                self._busy.update(part.key for part in cut.parts)
+            assert sum(part.numel for part in cut.parts) == spec.numel
+        return [act.Split(cut) for cut in cuts]
+
     def sent(self, key: int, now_s: float) -> None:
         """Take note that a push of a slice has just left this process."""
-        flow = self._flows[key]
-        flow.touched_s = now_s
-        flow.queued = max(flow.queued - 1, 0)
+        cut = key not in self._flows
+        for each in [p.key for p, _, _ in self._partition.within(key)] if cut else [key]:
+            flow = self._flows[each]
+            flow.touched_s = now_s
+            flow.queued = max(flow.queued - 1, 0)
 
     def moved(self, moved: msg.Moved, now_s: float) -> list[Action]:
         """Say hello to a server that came back."""
@@ -205,7 +284,7 @@ class WorkerMachine:
     def tick(self, now_s: float) -> list[Action]:
         """Ask for what was not answered for long; call it often."""
         found: list[Action] = []
-        wanted = {self._layout.server_of[key] for key in self._busy}
+        wanted = {self._server(key) for key in self._busy}
         for rank, link in enumerate(self._links):
             if link.open and rank not in wanted:
                 link.heard_s = now_s
@@ -215,7 +294,7 @@ class WorkerMachine:
                 found += self._hello(rank, now_s)
         for key in sorted(self._busy):
             flow = self._flows[key]
-            link = self._links[self._layout.server_of[key]]
+            link = self._links[self._server(key)]
             if link.open and now_s - flow.touched_s >= flow.wait_s:
                 flow.wait_s = min(2 * flow.wait_s, _LONGEST_WAIT * self._limits.retry_s)
                 found += self._query(key, now_s)
@@ -253,10 +332,10 @@ class WorkerMachine:
             reason = f"server {server} started again without its state; `--state DIR` keeps it"
             return [act.Fail(reason)]
         link.boot, link.durable, link.open = welcome.boot, welcome.durable, True
-        declare = msg.Declare(self._layout.digest, self._rules, self._layout.of_server(server))
-        found: list[Action] = [act.Send(server, declare, _URGENT)]
-        for key, flow in enumerate(self._flows):
-            if self._layout.server_of[key] != server:
+        found: list[Action] = []
+        found += [act.Send(server, each, _URGENT) for each in self._declarations(server)]
+        for key, flow in self._flows.items():
+            if self._server(key) != server:
                 continue
             if again:
                 flow.received = flow.done
@@ -267,9 +346,25 @@ class WorkerMachine:
             found += self._send(key, now_s)
         return found
 
+    def _declarations(self, server: int) -> list[msg.Declare]:
+        """Return what a server shall keep, in parts that a message can hold."""
+        parts: list[list[Slice]] = [[]]
+        nbytes = 0
+        for piece in self._layout.of_server(server):
+            if nbytes > DECLARE_BYTES:
+                parts.append([])
+                nbytes = 0
+            parts[-1].append(piece)
+            nbytes += _SLICE_BYTES + len(piece.name.encode())
+        digest, count = self._layout.digest, len(parts)
+        return [
+            msg.Declare(digest, self._rules, tuple(part), number, count)
+            for number, part in enumerate(parts)
+        ]
+
     def _send(self, key: int, now_s: float) -> list[Action]:
         """Send what the window allows."""
-        flow, server = self._flows[key], self._layout.server_of[key]
+        flow, server = self._flows[key], self._server(key)
         if flow.done < flow.pushed:
             self._busy.add(key)
         found: list[Action] = []
@@ -283,7 +378,7 @@ class WorkerMachine:
         return found
 
     def _ask(self, key: int, now_s: float) -> list[Action]:
-        flow, server = self._flows[key], self._layout.server_of[key]
+        flow, server = self._flows[key], self._server(key)
         self._busy.add(key)
         if not self._links[server].open:
             return []
@@ -298,9 +393,9 @@ class WorkerMachine:
             return []  # so long as pushes have not left, the answer to them cannot be late
         self._queries += 1
         pull = flow.pulls[0].request if flow.pulls else 0
-        flow.query = _Query(self._queries, flow.sent, pull)
+        flow.query = _Query(self._queries, flow.sent, pull, flow.done)
         query = msg.Query(key, self._queries)
-        return [act.Send(self._layout.server_of[key], query, msg.LAST)]
+        return [act.Send(self._server(key), query, msg.LAST)]
 
     def _lost(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Send again what the answer to a query says is lost."""
@@ -310,17 +405,29 @@ class WorkerMachine:
         if query is None or query.number != ack.query:
             return found
         flow.query = None
+        if ack.received < query.done:
+            return [act.Fail(self._why_older(ack, query.done))]
         wait_s = flow.wait_s
         if flow.pulls and flow.pulls[0].request == query.pull != ack.waiting:
             found += self._ask(ack.key, now_s)
         if ack.received < query.sent:
-            if self._links[self._layout.server_of[ack.key]].durable:
+            if self._links[self._server(ack.key)].durable:
                 # The server may be younger than an acknowledgement that was believed.
                 flow.received = min(flow.received, max(ack.received, flow.done))
             flow.sent = max(ack.received, flow.received)
             found += self._send(ack.key, now_s)
         flow.wait_s = wait_s
         return found
+
+    def _why_older(self, ack: msg.Ack, done: int) -> str:
+        """Say that a server's state is older than what it said was safe on disk."""
+        server, name = self._server(ack.key), self._specs[ack.key].name
+        return (
+            f"server {server} has {max(ack.received, 0)} pushes of {name!r} by worker "
+            f"{self._roster.rank}, and had acknowledged {max(done, 0)}: its state is older than "
+            "what it said was safe. Was a snapshot of its folder put back? Begin with empty "
+            "folders, from a checkpoint"
+        )
 
     def _acknowledged(self, ack: msg.Ack, now_s: float) -> list[Action]:
         flow = self._flows[ack.key]
@@ -331,7 +438,7 @@ class WorkerMachine:
     def _over(self, ack: msg.Ack, now_s: float) -> list[Action]:
         """Let go of the pushes that are over, and send what may follow them."""
         flow = self._flows[ack.key]
-        durable = self._links[self._layout.server_of[ack.key]].durable
+        durable = self._links[self._server(ack.key)].durable
         if ack.received <= flow.received and ack.done <= flow.done:
             return []
         flow.received = max(flow.received, ack.received)
@@ -351,7 +458,7 @@ class WorkerMachine:
     def _answered(
         self, weights: msg.Weights, payload_bytes: int | None, now_s: float
     ) -> list[Action]:
-        flow, spec = self._flows[weights.key], self._layout.slices[weights.key]
+        flow, spec = self._flows[weights.key], self._specs[weights.key]
         state = weights.state if isinstance(weights, msg.State) else ()
         if payload_bytes != spec.carried_bytes(state):
             return self._refuse(msg.WRONG_SIZE)
@@ -365,6 +472,14 @@ class WorkerMachine:
             found += self._ask(weights.key, now_s)
         self._rest(weights.key)
         return found
+
+    def _server(self, key: int) -> int:
+        """Return the server of a slice or a bundle, all of whose slices have the same."""
+        return self._layout.server_of[key % BUNDLE]
+
+    def _is_of(self, key: int, server: int) -> bool:
+        known = key in self._flows or key in self._partition
+        return known and self._server(key) == server
 
     def _rest(self, key: int) -> None:
         flow = self._flows[key]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import torch
 
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
+from syncopate.paramserver import state
 from syncopate.paramserver.optimizers import collecting, whole_state, with_state
 from syncopate.paramserver.shard import Shard
 from syncopate.paramserver.state import Committer, Identity, Record, StateFolder, encoded
 from syncopate.paramserver.tensors import flat_bytes, frame_of
-from syncopate.protocol.actions import Initialise, Update
-from syncopate.protocol.layout import Slice
+from syncopate.protocol.actions import Add, Initialise, Stage, Update
+from syncopate.protocol.bundle import BUNDLE, Cut, bundles_of
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 from syncopate.protocol.slice import Position
 from tests.children import HANGS_S
@@ -143,6 +149,16 @@ def test_a_disk_that_cannot_be_written_is_said(tmp_path):
     committer.close()
 
 
+def test_what_is_dropped_counts_no_more_once_the_next_segment_is_there(tmp_path):
+    """A bundle that was split: its slices' records take the place of its own."""
+    folder = StateFolder(tmp_path)
+    _write(folder, {BUNDLE: _record(1, 1.0, 2.0)})
+    slices = {0: _record(2, 3.0), 1: _record(2, 4.0)}
+    folder.write("run", dict.fromkeys(slices, 8), encoded("run", slices), (BUNDLE,))
+    assert _segments(tmp_path) == ["segment-000000000002"]
+    _same(StateFolder(tmp_path).load("run"), slices)
+
+
 # Shards, whose tensors state is.
 
 SLICES = (Slice(0, "w", "float32", 0, 40_000),)
@@ -150,14 +166,15 @@ SLICES = (Slice(0, "w", "float32", 0, 40_000),)
 
 def _shard(rules):
     shard = Shard(rules, SLICES)
-    shard.stage(0, 0, 0, frame_of(flat_bytes(torch.ones(40_000))))
+    shard.stage(Stage(0, 0, 0), frame_of(flat_bytes(torch.ones(40_000))))
     shard.initialise(Initialise(0, 0))
     return shard
 
 
 def _update(shard, version, *values, compensate=None):
     for worker, value in enumerate(values):
-        shard.stage(0, worker, version, frame_of(flat_bytes(torch.full((40_000,), value))))
+        frame = frame_of(flat_bytes(torch.full((40_000,), value)))
+        shard.stage(Stage(0, worker, version), frame)
     gradients = tuple((worker, version) for worker in range(len(values)))
     shard.update(Update(0, version, gradients, None, compensate))
 
@@ -197,11 +214,12 @@ def test_a_shard_may_begin_with_what_another_ones_optimizer_remembered(optimizer
     _update(one, 1, 1.0)
     names, frame = one.state_payload(0)
     assert names == rules.state
-    collected = []
-    collecting(SLICES[0], collected)(torch.frombuffer(frame.buffer, dtype=torch.uint8), names)
+    found = {}
+    take = collecting(SLICES[0], SLICES, found)
+    take(torch.frombuffer(frame.buffer, dtype=torch.uint8), names)
     weights = one.snapshot(0)["weights"].clone()
-    named, payload = with_state(SLICES[0], weights, whole_state(collected), rules.state)
-    two.stage(0, 0, 0, frame_of(payload))
+    named, payload = with_state(SLICES[0], weights, whole_state([found[0]]), rules.state)
+    two.stage(Stage(0, 0, 0), frame_of(payload))
     two.initialise(Initialise(0, 0, named))
     for shard in (one, two):
         _update(shard, 2, -3.0)
@@ -214,12 +232,12 @@ def test_state_of_several_slices_is_put_together():
     slices = [Slice(0, "w", "float32", 0, 64), Slice(1, "w", "float32", 64, 36)]
     tensor, mean = torch.randn(100), torch.randn(100)
     state = {"steps": torch.tensor([7]), "mean": mean}
-    collected = []
+    collected = {}
     for piece in slices:
         names, payload = with_state(piece, tensor, state, ("steps", "mean", "square"))
         assert payload.numel() == piece.carried_bytes(names)
-        collecting(piece, collected)(payload, names)
-    found = whole_state(collected)
+        collecting(piece, (piece,), collected)(payload, names)
+    found = whole_state([collected[0], collected[1]])
     assert found.keys() == state.keys()
     assert all(torch.equal(found[name], state[name]) for name in state)
 
@@ -259,3 +277,159 @@ def test_a_shard_comes_back_and_goes_on_as_if_nothing_had_been():
         "backup:0",
     }
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a_name_is_on_disk_before_what_it_stands_for_is_acknowledged(tmp_path, monkeypatch):
+    """Order: the file, its name, the folder that has it; and the folders that were made."""
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def noted_sync(descriptor):
+        events.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}"))))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted_sync)
+    monkeypatch.setattr(os, "replace", lambda a, b: events.append(("name", b)) or replace(a, b))
+    path = tmp_path / "new" / "server"
+    folder = StateFolder(path)
+    folder.save_identity(Identity(job="j", run="run", rank=0))
+    assert {("sync", each) for each in (path, path.parent, tmp_path)} <= set(events)
+    events.clear()
+    _write(folder, {0: _record(1, 1.0)})
+    (kind, file), (named, segment), last = events
+    assert (kind, file.parent) == ("sync", path)
+    assert (named, Path(segment).name) == ("name", "segment-000000000001")
+    assert last == ("sync", path)
+
+
+def _full_disk(folder, monkeypatch, tries):
+    """Let writing fail so many times as it does on a full disk; return how often it was tried."""
+    write, tried = folder.write, []
+
+    def full(*given):
+        tried.append(given)
+        if len(tried) > tries:
+            return write(*given)
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise ArtifactError(folder.path, f"cannot write: {error.strerror}") from None
+
+    monkeypatch.setattr(folder, "write", full)
+    monkeypatch.setattr(state, "_AGAIN_S", 0.01)
+    return tried
+
+
+def test_on_a_full_disk_a_commit_waits_for_room_and_says_so(tmp_path, monkeypatch, caplog):
+    folder, ended = StateFolder(tmp_path), threading.Event()
+    tried = _full_disk(folder, monkeypatch, 3)
+    committer = Committer(folder, "run", ended.set)
+    committer.begin({0: _record(4, 1.0)})
+    assert ended.wait(HANGS_S)
+    assert committer.finished() == {0: Position(4, {0: 4, 1: 4})}
+    committer.close()
+    assert len(tried) == 4
+    assert caplog.messages == [
+        f"{tmp_path}: cannot write: No space left on device; "
+        "no push is acknowledged until there is room",
+        f"{tmp_path}: there is room again",
+    ]
+    _same(StateFolder(tmp_path).load("run"), {0: _record(4, 1.0)})
+
+
+def test_a_disk_that_stays_full_does_not_keep_a_server_from_ending(tmp_path, monkeypatch):
+    folder = StateFolder(tmp_path)
+    tried = _full_disk(folder, monkeypatch, 10**9)
+    committer = Committer(folder, "run", lambda: None)
+    committer.begin({0: _record(4, 1.0)})
+    while len(tried) < 2:
+        time.sleep(0.001)
+    committer.close()
+    with pytest.raises(ArtifactError, match="No space left"):
+        committer.finished()
+
+
+def _bundle_of(count):
+    slices = [Slice(key, f"t{key:03d}", "float32", 0, key % 5) for key in range(count)]
+    (bundle,) = bundles_of(slices)
+    return slices, bundle
+
+
+def _values(shard, keys):
+    return torch.cat([shard.snapshot(key)["weights"] for key in keys])
+
+
+@pytest.mark.parametrize("optimizer", [Adam(lr=0.1), SGD(lr=0.1, momentum=0.9)])
+@pytest.mark.parametrize("mode", ["ssgd", "dc-asgd"])
+def test_slices_of_a_bundle_go_on_as_they_would_have_by_themselves(optimizer, mode):
+    """Weights, optimizer state, copies, and gradients that wait are those of each, to the bit."""
+    slices, bundle = _bundle_of(80)
+    rules, whole = Rules(mode=mode, optimizer=optimizer), bundle.whole.key
+    bundled, alone = Shard(rules, [bundle.whole]), Shard(rules, slices)
+    cut = Cut(whole, tuple(slices))
+    keys = [piece.key for piece in slices]
+    data = iter(torch.randn(6, bundle.whole.numel).unbind())
+
+    def stage(sequence, worker=0, *, split=False):
+        values = next(data)
+        part = values.split([piece.numel for piece in slices])
+        if not split:
+            bundled.stage(Stage(whole, worker, sequence), frame_of(flat_bytes(values.clone())))
+        for piece, (_, begin, end) in zip(slices, cut.places(), strict=True):
+            alone.stage(
+                Stage(piece.key, worker, sequence), frame_of(flat_bytes(part[piece.key].clone()))
+            )
+            if split:
+                frame = frame_of(flat_bytes(values.clone()))
+                bundled.stage(Stage(piece.key, worker, sequence, (begin, end)), frame)
+
+    def each(do):
+        for key in keys:
+            do(alone, key)
+
+    stage(0)
+    bundled.initialise(Initialise(whole, 0))
+    each(lambda shard, key: shard.initialise(Initialise(key, 0)))
+    compensate = 1 if mode == "dc-asgd" else None
+    if compensate is not None:
+        bundled.payload(whole, 1)
+        each(lambda shard, key: shard.payload(key, 1))
+    stage(1)
+    bundled.update(Update(whole, 1, ((0, 1),), None, None))
+    each(lambda shard, key: shard.update(Update(key, 1, ((0, 1),), None, None)))
+    stage(2)
+    stage(2, 1)
+    bundled.add(Add(whole, 0, 2))
+    each(lambda shard, key: shard.add(Add(key, 0, 2)))
+    bundled.split(cut)
+    assert bundled.waiting == 2 * len(slices)
+    assert bundled.changed == set(keys)
+    for shard in (bundled, alone):
+        for key in keys:
+            shard.update(Update(key, 2, ((0, 2), (1, 2)), None, compensate))
+    stage(3, split=True)
+    for shard in (bundled, alone):
+        for key in keys:
+            shard.update(Update(key, 3, ((0, 3),), None, None))
+    assert torch.equal(_values(bundled, keys), _values(alone, keys))
+    for key in keys:
+        one, two = bundled.snapshot(key), alone.snapshot(key)
+        assert one.keys() == two.keys()
+        assert all(torch.equal(one[name], two[name]) for name in one)
+    assert bundled.waiting == 0
+
+
+def test_of_gradients_that_come_in_their_turn_one_sum_is_held():
+    shard = _shard(Rules(optimizer=SGD(lr=1.0)))
+    values = (0.1, 0.2, 0.3, 1e8, -1e8, 0.7, 0.8, 0.9)
+    expected = torch.tensor(values[0])
+    for worker, value in enumerate(values):
+        frame = frame_of(flat_bytes(torch.full((40_000,), value)))
+        shard.stage(Stage(0, worker, 1), frame)
+        shard.add(Add(0, worker, 1))
+        assert shard.waiting == 1
+        expected = expected + value if worker else expected
+    gradients = tuple((worker, 1) for worker in range(len(values)))
+    shard.update(Update(0, 1, gradients, None, None))
+    assert shard.waiting == 0
+    assert torch.equal(shard.snapshot(0)["weights"], (1 - expected / 8).expand(40_000))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
+from syncopate.protocol.bundle import BUNDLE, Cut, Partition, bundles_of
 from syncopate.protocol.layout import Layout, TensorSpec
 from syncopate.protocol.limits import Limits
 from syncopate.protocol.rules import Rules
@@ -24,6 +25,7 @@ Log = tuple[tuple[tuple[int, int], ...], ...]
 """Weights: the gradients of each update, in order."""
 
 _MOST_STEPS = 60_000
+TENSORS = 3
 
 
 class Trouble(NamedTuple):
@@ -70,7 +72,30 @@ class Server:
         self.machine = ServerMachine(seat, self.limits, kept)
         self.weights = {key: log for key, (_, log) in self.disk.items()}
         self.staged: dict[tuple[int, int, int], object] = {}
+        self.sums: dict[int, tuple[object, ...]] = {}
         self.writing: dict[int, tuple[Position, Log]] = {}
+        self.split: set[int] = set()
+
+    def take_apart(self, cut: Cut) -> None:
+        """Let the parts of a bundle be by themselves; they are written at once."""
+        keys = [part.key for part in cut.parts]
+        for number in [number for number in self.staged if number[0] == cut.key]:
+            content = self.staged.pop(number)
+            self.staged |= {(key, *number[1:]): content for key in keys}
+        for held in (self.weights, self.sums):
+            if cut.key in held:
+                held.update(dict.fromkeys(keys, held.pop(cut.key)))
+        self.split.discard(cut.key)
+        if keys[0] in self.weights:
+            self.split.update(keys)
+
+    def wrote(self, written: dict[int, tuple[Position, Log]]) -> None:
+        """Note what is on disk; of a bundle that was cut nothing counts any more."""
+        self.disk |= written
+        partition = Partition(bundles_of(self.declared[2]), self.disk)
+        for key in list(self.disk):
+            if key in partition and key not in partition.parts:
+                del self.disk[key]
 
 
 class World:
@@ -87,10 +112,13 @@ class World:
         random: Random,
         durable: bool = True,
         period: int = 1,
+        together: float = 0.0,
+        apart: bool = True,
     ) -> None:
+        self.together, self.apart = together, apart
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
         self.limits = Limits(retry_s=trouble.retry_s)
-        tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(3)]
+        tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(TENSORS)]
         self.layout = Layout(tensors, servers, slice_bytes=16)
         self.now_s = 0.0
         self.packets: list[Packet] = []
@@ -108,7 +136,7 @@ class World:
         ]
         self.connections = {(w, s): 0 for w in range(workers) for s in range(servers)}
         self.done = [-1] * workers
-        self.waiting: list[dict[int, int]] = [{} for _ in range(workers)]
+        self.waiting: list[dict[tuple[int, int], int]] = [{} for _ in range(workers)]
         self.pulled: list[tuple[int, int, int, Log]] = []
         self.period = period
         self.crashes, self.closes = trouble.crashes, trouble.closes
@@ -119,7 +147,11 @@ class World:
         """Run to the end; return the weights of every slice."""
         for step in range(_MOST_STEPS):
             if all(done == self.rounds for done in self.done) and self.idle():
-                return {key: log for s in self.servers for key, log in s.weights.items()}
+                logs = {key: log for s in self.servers for key, log in s.weights.items()}
+                whole = Partition(self.layout.bundles)
+                for key in [key for key in logs if key >= BUNDLE]:
+                    logs |= dict.fromkeys((m.key for m in whole.members(key)), logs.pop(key))
+                return logs
             self.step(calm=step > _MOST_STEPS // 4)
         raise AssertionError(f"hangs: rounds done {self.done}, {len(self.packets)} packets")
 
@@ -163,7 +195,7 @@ class World:
             return
         size = None
         if packet.payload is not None:
-            size = self.layout.slices[packet.message.key].nbytes
+            size = self.nbytes(packet.message.key)
         if packet.to_server:
             machine = self.servers[packet.server].machine
             peer = f"{packet.worker}.{packet.connection}".encode()
@@ -174,37 +206,62 @@ class World:
             actions = machine.receive(packet.server, packet.message, size, self.now_s)
             self.do_worker(packet.worker, actions, packet.payload)
 
+    def nbytes(self, key: int) -> int:
+        """Return the bytes of a slice or bundle."""
+        members = self.layout.slices[key : key + 1]
+        if key >= BUNDLE:
+            members = Partition(self.layout.bundles).members(key)
+        return sum(member.nbytes for member in members)
+
     def go_on(self, rank: int) -> None:
         """Let a worker push everything, and in every so many rounds pull everything.
 
-        It goes on before it has what it pulled, until it wants to pull again.
+        It goes on before it has what it pulled, until it wants to pull again. Where there are
+        bundles it does so by them, or slice by slice.
         """
         pulls = (self.done[rank] + 1) % self.period == 0
         if (self.waiting[rank] and pulls) or self.done[rank] == self.rounds:
             return
         self.done[rank] += 1
         machine = self.workers[rank]
-        for piece in self.layout.slices:
-            if self.done[rank] or rank == 0:
-                _, actions = machine.push(piece.key, 0, None, self.now_s)
-                self.do_worker(rank, actions)
-            if not pulls:
-                continue
-            request, actions = machine.pull(piece.key, 0, self.now_s)
-            self.waiting[rank][request] = self.done[rank]
+        pieces = list(self.layout.slices)
+        if self.random.random() < self.together:
+            names = [f"t{i}" for i in range(TENSORS)]
+            first = self.random.randint(1, TENSORS) if self.apart else TENSORS
+            pieces = self.layout.pieces(names[:first])
+            if names[first:]:
+                pieces += self.layout.pieces(names[first:])
+        for piece in pieces:
+            actions, places = machine.parts(piece)
             self.do_worker(rank, actions)
+            for part, _, _ in places:
+                self.push_and_pull(rank, part.key, pulls)
+
+    def push_and_pull(self, rank: int, key: int, pulls: bool) -> None:
+        """Push a slice, or a part of a bundle, and pull it."""
+        machine = self.workers[rank]
+        if self.done[rank] or rank == 0:
+            _, actions = machine.push(key, 0, None, self.now_s)
+            self.do_worker(rank, actions)
+        if not pulls:
+            return
+        request, actions = machine.pull(key, 0, self.now_s)
+        self.waiting[rank][key, request] = self.done[rank]
+        self.do_worker(rank, actions)
 
     def commit(self, server: Server) -> None:
         """End a write to disk that was begun, or begin one."""
         if not server.seat.durable or server.machine.rules is None:
             return
         if server.writing:
-            server.disk |= server.writing
             written, server.writing = server.writing, {}
+            server.wrote(written)
             actions = server.machine.committed({key: at for key, (at, _) in written.items()})
             self.do_server(self.servers.index(server), actions)
             return
-        keys = [key for key in server.weights if self.random.random() < 0.7]
+        drawn = {key for key in server.weights if self.random.random() < 0.7}
+        keys = sorted(drawn | server.split)
+        server.split.clear()
         positions = server.machine.positions(keys)
         server.writing = {key: (positions[key], server.weights[key]) for key in keys}
 
@@ -235,6 +292,11 @@ class World:
                 server.declared = (server.machine.digest, action.rules, action.slices)
             elif isinstance(action, act.Stage):
                 server.staged[action.key, action.worker, action.sequence] = payload
+            elif isinstance(action, act.Split):
+                server.take_apart(action.cut)
+            elif isinstance(action, act.Add):
+                gradient = server.staged.pop((action.key, action.worker, action.sequence))
+                server.sums[action.key] = (*server.sums.get(action.key, ()), gradient)
             elif isinstance(action, act.Initialise):
                 assert server.staged.pop((action.key, action.worker, 0)) == (action.worker, 0)
                 server.weights[action.key] = ()
@@ -247,9 +309,11 @@ class World:
 
     @staticmethod
     def update(server: Server, action: act.Update) -> None:
-        """Apply staged gradients."""
-        taken = [server.staged.pop((action.key, *gradient)) for gradient in action.gradients]
-        assert tuple(taken) == action.gradients
+        """Apply gradients that were added, and then those that are staged."""
+        added = server.sums.pop(action.key, ())
+        rest = action.gradients[len(added) :]
+        staged = [server.staged.pop((action.key, *gradient)) for gradient in rest]
+        assert (*added, *staged) == action.gradients
         server.weights[action.key] += (action.gradients,)
         assert len(server.weights[action.key]) == action.version
 
@@ -277,7 +341,12 @@ class World:
                 connection = self.connections[rank, action.to]
                 self.put(Packet(rank, action.to, connection, True, action.message, content))
             elif isinstance(action, act.Fill):
-                done = self.waiting[rank].pop(action.request)
+                done = self.waiting[rank].pop((action.key, action.request))
                 self.pulled.append((rank, action.key, done, payload))
+            elif isinstance(action, act.Split):
+                waiting = self.waiting[rank]
+                for number in [number for number in waiting if number[0] == action.cut.key]:
+                    done = waiting.pop(number)
+                    waiting |= {(part.key, number[1]): done for part in action.cut.parts}
             else:
                 assert isinstance(action, act.Forget | act.Released), action

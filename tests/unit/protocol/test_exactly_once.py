@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from random import Random
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from syncopate.protocol import bundle, layout
 from syncopate.protocol import messages as msg
 from syncopate.protocol.rules import Rules
 from tests.unit.protocol.network import Trouble, World
@@ -22,12 +24,19 @@ TROUBLE = st.builds(
     closes=st.integers(0, 4),
     retry_s=st.just(1.0),
 )
+TOGETHER = st.sampled_from([None, 1.0, 0.9, 0.5])
+"""How often much is pushed and pulled at once, and else slice by slice; None: no bundles."""
+
 SIZES = {"workers": st.integers(1, 3), "servers": st.integers(1, 2), "rounds": st.integers(1, 5)}
 
 
-def _run(rules, trouble, seed, **given):
-    world = World(rules, trouble=trouble, random=Random(seed), **given)
-    logs = world.run()
+def _run(rules, trouble, seed, together=None, **given):
+    least = 2 if together is not None else 64
+    few = {"_LEAST": least, "LEAST_RUN": 1, "_MOST_PARTS": 4}
+    with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
+        together = together or 0.0
+        world = World(rules, trouble=trouble, random=Random(seed), together=together, **given)
+        logs = world.run()
     assert sorted(logs) == list(range(len(world.layout.slices)))
     assert all(server.failed == [] for server in world.servers)
     assert all(not server.staged for server in world.servers)
@@ -35,10 +44,15 @@ def _run(rules, trouble, seed, **given):
 
 
 @settings(max_examples=150)
-@given(trouble=TROUBLE, seed=st.integers(0, 2**32), sizes=st.fixed_dictionaries(SIZES))
-def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes):
+@given(
+    trouble=TROUBLE,
+    seed=st.integers(0, 2**32),
+    sizes=st.fixed_dictionaries(SIZES),
+    together=TOGETHER,
+)
+def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes, together):
     workers, rounds = sizes["workers"], sizes["rounds"]
-    world, logs = _run(Rules(), trouble, seed, **sizes)
+    world, logs = _run(Rules(), trouble, seed, together, **sizes)
     versions = tuple(
         tuple((worker, version) for worker in range(workers)) for version in range(1, rounds + 1)
     )
@@ -52,10 +66,12 @@ def test_synchronous_updates_are_those_of_one_process(trouble, seed, sizes):
     seed=st.integers(0, 2**32),
     staleness=st.sampled_from([None, 0, 1, 3]),
     sizes=st.fixed_dictionaries(SIZES),
+    together=TOGETHER,
 )
-def test_asynchronous_pushes_count_once_in_their_order(trouble, seed, staleness, sizes):
+def test_asynchronous_pushes_count_once_in_their_order(trouble, seed, staleness, sizes, together):
     workers, rounds = sizes["workers"], sizes["rounds"]
-    world, logs = _run(Rules(mode="asgd", staleness=staleness), trouble, seed, **sizes)
+    rules = Rules(mode="asgd", staleness=staleness)
+    world, logs = _run(rules, trouble, seed, together, **sizes)
     for log in logs.values():
         assert all(len(gradients) == 1 for gradients in log)
         for worker in range(workers):
@@ -101,3 +117,15 @@ def test_a_pull_has_what_was_pushed_before_it_and_nothing_that_was_pushed_later(
     versions = next(iter(logs.values()))
     assert len(versions) == sizes["rounds"]
     assert all(log == versions[:done] for _, _, done, log in world.pulled)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_is_pushed_and_pulled_together_stays_in_one_message_each(workers):
+    world, _ = _run(
+        Rules(), Trouble(retry_s=1e9), 1, 1.0, workers=workers, servers=1, rounds=4, apart=False
+    )
+    slices, rounds = len(world.layout.slices), 4
+    kinds = Counter(type(packet.message) for packet in world.sent)
+    assert slices > 1
+    assert kinds[msg.Push] == workers * rounds + 1
+    assert kinds[msg.Pull] == kinds[msg.Weights] == workers * (rounds + 1)

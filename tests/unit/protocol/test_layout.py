@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.units import MIB
 
 SIZES = st.lists(st.integers(0, 5000), min_size=1, max_size=20)
 
@@ -77,3 +78,27 @@ def test_what_cannot_be_laid_out_is_refused(specs, servers, error, words):
 def test_an_unknown_tensor_is_refused():
     with pytest.raises(UnknownNameError, match="unknown key 'b'; known: a"):
         Layout([TensorSpec("a", "float32", 1)], 1, 100).of_tensor("b")
+
+
+def test_many_small_tensors_travel_as_bundles_of_each_server():
+    specs = [TensorSpec(f"t{number:03d}", "float32", 1000) for number in range(300)]
+    layout = Layout([*specs, TensorSpec("large", "float32", 20_000)], 2, 4 * MIB)
+    names = [piece.name for piece in layout.slices]
+    large, *bundles = sorted(layout.pieces(names), key=lambda piece: piece.key)
+    assert large.name == "large"
+    assert [bundle.whole for bundle in layout.bundles] == bundles
+    for bundle in bundles:
+        members = layout.members(bundle)
+        assert len({layout.server_of[member.key] for member in members}) == 1
+        assert bundle.nbytes == sum(member.nbytes for member in members)
+    assert layout.members(large) == (large,)
+    assert layout.pieces(["t007"]) == [layout.slices[8]]
+    with pytest.raises(UnknownNameError, match="'other'"):
+        layout.pieces([*names, "other"])
+
+
+def test_a_hundred_thousand_tensors_are_spread_evenly():
+    layout = Layout([TensorSpec(f"t{n:06d}", "float32", 1) for n in range(100_000)], 7, MIB)
+    loads = [len(layout.of_server(rank)) for rank in range(7)]
+    assert sum(loads) == 100_000
+    assert max(loads) - min(loads) <= 1

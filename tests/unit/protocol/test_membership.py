@@ -10,7 +10,7 @@ from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER
 from syncopate.protocol.limits import Limits
-from syncopate.protocol.member import MemberMachine
+from syncopate.protocol.member import REGISTER_S, MemberMachine
 from syncopate.protocol.scheduler import SchedulerMachine
 
 LIMITS = Limits(heartbeat_s=1, silence_s=5, join_s=20, restart_s=30)
@@ -103,6 +103,27 @@ def test_who_did_not_come_is_said():
     assert fail.reason == "1 of 2 servers and 0 of 3 workers came within 20 s (join_s)"
 
 
+@pytest.mark.parametrize(("rank", "name"), [(1, "worker 1"), (-1, "worker 0")])
+def test_a_worker_that_dies_while_others_are_missing_is_named_at_once(rank, name):
+    machine = SchedulerMachine("job", "run", 1, 2, LIMITS)
+    machine.tick(0.0)
+    machine.receive("w", _register("worker", "w", rank), 0.0)
+    assert machine.tick(5.0) == []
+    found = machine.tick(5.5)
+    why = f"{name} was silent for 5.5 s before the job was complete"
+    assert found[-1].reason == f"{why}; 0 of 1 servers and 1 of 2 workers had come"
+    assert isinstance(_said(found)["w"], msg.Abort)
+
+
+def test_who_registers_only_now_and_then_is_not_taken_for_dead():
+    quick = Limits(heartbeat_s=0.1, silence_s=0.5)
+    machine = SchedulerMachine("job", "run", 1, 1, quick)
+    machine.tick(0.0)
+    machine.receive("w", _register("worker", "w"), 0.0)
+    assert machine.tick(3 * REGISTER_S) == []
+    assert machine.tick(3 * REGISTER_S + 0.1) != []
+
+
 def test_a_silent_worker_is_given_up_and_named_to_all_others():
     machine, _ = _complete()
     _beat(machine, 4.0, "s", "w0")
@@ -120,6 +141,46 @@ def test_when_no_worker_is_left_the_job_is_over():
     found = machine.tick(6.0)
     assert "worker 0 was silent for 6.0 s, and no worker is left" in found[-1].reason
     assert isinstance(_said(found)["s"], msg.Abort)
+
+
+@pytest.mark.parametrize(("role", "token"), [("worker", "w1"), ("server", "s")])
+def test_who_is_silent_and_connected_may_be_stopped_and_is_waited_for(role, token):
+    machine, _ = _complete()
+    others = {"s", "w0", "w1"} - {token}
+    asked = []
+
+    def reaches(peer):
+        asked.append(peer)
+        return True
+
+    for now_s in range(1, 31):
+        _beat(machine, float(now_s), *others)
+        assert machine.tick(float(now_s), reaches) == []
+    assert set(asked) == {token}
+    _beat(machine, 30.5, "s", "w0", "w1")
+    assert machine.here == {"server": 1, "worker": 2}
+    for now_s in range(31, 61):
+        _beat(machine, float(now_s), *others)
+        assert machine.tick(float(now_s), reaches) == []
+    found = machine.tick(60.6, reaches)
+    assert found[0].message == (msg.Lost(1, 60.6 - 30.5) if role == "worker" else _abort(found))
+
+
+def _abort(found):
+    (reason,) = [action.reason for action in found if isinstance(action, act.Fail)]
+    assert "server 0 at tcp://s was silent for 30.1 s" in reason
+    return msg.Abort(reason)
+
+
+def test_who_is_silent_and_not_connected_is_lost_though_it_was_connected_before():
+    machine, _ = _complete()
+    connected = True
+    for now_s in range(1, 9):
+        _beat(machine, float(now_s), "s", "w0")
+        assert machine.tick(float(now_s), lambda _: connected) == []
+    connected = False
+    _beat(machine, 9.0, "s", "w0")
+    assert _said(machine.tick(9.0, lambda _: connected))["w0"] == msg.Lost(1, 9.0)
 
 
 @pytest.mark.parametrize(("durable", "until_s"), [(False, 5.0), (True, 30.0)])
@@ -264,6 +325,76 @@ def test_strangers_are_told_neither_the_jobs_name_nor_the_runs():
     assert not [reason for reason in said if "secret" in reason]
 
 
+def _kept(machine):
+    """Return a scheduler that was started again with what ``machine`` had kept."""
+    return SchedulerMachine("job", "run", 1, 3, LIMITS, seated=machine.seated)
+
+
+def _begun():
+    machine = SchedulerMachine("job", "run", 1, 3, LIMITS, seated=())
+    machine.tick(0.0)
+    assert machine.seated == ()
+    sent = machine.receive("s", _register("server", "s", durable=True), 0.0)
+    for rank in range(3):
+        sent += machine.receive(f"w{rank}", _register("worker", f"w{rank}"), 0.0)
+    assert all(said.durable for said in _said(sent).values() if isinstance(said, msg.Roster))
+    return machine
+
+
+def test_a_scheduler_that_comes_back_knows_its_members_and_what_became_of_them():
+    machine = _begun()
+    machine.receive("w2", msg.Leave("w2"), 1.0)
+    again = _kept(machine)
+    assert again.complete
+    assert again.seated == machine.seated
+    assert again.tick(100.0) == []
+    assert again.receive("new", msg.Heartbeat("w0"), 101.0) == [
+        act.Send("new", msg.Heartbeat("")),
+        act.Send("new", msg.Moved(0, "tcp://s")),
+    ]
+    assert again.receive("new s", msg.Heartbeat("s"), 101.0) == [
+        act.Send("new s", msg.Heartbeat("")),
+        act.Send("new s", msg.Left(2)),
+    ]
+    assert again.receive("new", msg.Heartbeat("w0"), 102.0) == [act.Send("new", msg.Heartbeat(""))]
+    # Worker 1 died meanwhile.
+    (lost,) = [a for a in again.tick(105.5) if a.to == "new"]
+    assert lost.message == msg.Lost(1, 5.5)
+
+
+def test_a_server_that_comes_back_while_the_scheduler_is_gone_is_known_by_its_run():
+    again = _kept(_begun())
+    again.tick(100.0)
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    (roster,) = again.receive("n", back, 100.5)
+    assert roster.message.servers == ("tcp://new",)
+    said = again.receive("w0 again", msg.Heartbeat("w0"), 101.0)
+    assert said[-1] == act.Send("w0 again", msg.Moved(0, "tcp://new"))
+
+
+def test_every_change_that_must_be_kept_is_counted():
+    machine, seen = _begun(), [1]
+
+    def changed():
+        seen.append(machine.changes)
+        return seen[-1] > seen[-2]
+
+    assert machine.changes == 1
+    machine.receive("w0", msg.Heartbeat("w0"), 1.0)
+    assert not changed()
+    machine.receive("w0", msg.Leave("w0"), 1.0)
+    assert changed()
+    _beat(machine, 4.0, "s", "w1")
+    machine.tick(5.5)
+    assert [member.state for member in machine.seated] == ["here", "left", "here", "lost"]
+    assert changed()
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    machine.receive("n", back, 5.6)
+    assert changed()
+    machine.abort("enough")
+    assert changed()
+
+
 # The member's side.
 
 
@@ -302,12 +433,68 @@ def test_a_member_knows_a_scheduler_that_waits_for_others_from_none():
     assert "the job was not complete within 10 s" in member.waits_for("within 10 s")
 
 
+def test_a_member_waits_for_a_scheduler_that_is_silent_and_connected():
+    member = _joined()
+    assert not any(isinstance(a, act.Fail) for a in member.tick(31.0, is_connected=True))
+    fail = member.tick(31.1, is_connected=True)[0]
+    assert "was silent for 30.1 s" in fail.reason
+
+
+@pytest.mark.parametrize(("kept", "until_s"), [(False, 2.0), (True, LIMITS.restart_s)])
+def test_last_words_are_said_as_long_as_a_scheduler_may_come_back(kept, until_s):
+    member = _member()
+    member.receive(msg.Roster("run", 0, ("tcp://s",), ("me",), kept), 1.0)
+    member.leave()
+    member.tick(10.0)
+    member.tick(10.0 + until_s)
+    assert not member.out
+    member.tick(10.1 + until_s)
+    assert member.out
+
+
 def test_a_member_gives_up_on_a_scheduler_that_fell_silent():
     member = _joined()
     assert not any(isinstance(action, act.Fail) for action in member.tick(6.0))
     fail = member.tick(6.1)[0]
     assert fail.reason == "the scheduler at tcp://there was silent for 5.1 s"
     assert member.out
+
+
+@pytest.mark.parametrize(
+    ("role", "durable", "kept", "patience_s"),
+    [
+        ("server", True, False, LIMITS.restart_s),
+        ("server", False, False, LIMITS.silence_s),
+        ("worker", False, False, LIMITS.silence_s),
+        ("worker", False, True, LIMITS.restart_s),
+    ],
+)
+def test_who_is_waited_for_waits_as_long_for_the_scheduler(role, durable, kept, patience_s):
+    """A server that keeps state and was cut off joins again until ``restart_s``."""
+    member = MemberMachine(_register(role, "me", durable=durable), LIMITS, "tcp://there")
+    member.tick(0.0)
+    member.receive(msg.Roster("run", 0, ("tcp://me",), ("w",), kept), 1.0)
+    assert not any(isinstance(action, act.Fail) for action in member.tick(1.0 + patience_s))
+    assert not member.over
+    assert any(isinstance(action, act.Fail) for action in member.tick(1.1 + patience_s))
+
+
+def test_a_server_that_was_cut_off_is_a_member_again_as_long_as_it_is_waited_for():
+    machine, _ = _complete(durable=True)
+    member = MemberMachine(_register("server", "s", durable=True), LIMITS, "tcp://there")
+    member.tick(0.0)
+    member.receive(msg.Roster("run", 0, ("tcp://s",), ("w0", "w1")), 0.0)
+    for now_s in range(1, int(LIMITS.restart_s)):  # what it says does not arrive
+        _beat(machine, float(now_s), "w0", "w1")
+        assert machine.tick(float(now_s)) == []
+        assert member.tick(float(now_s)) == [act.Send(SCHEDULER, msg.Heartbeat("s"))]
+    (answer,) = machine.receive("another connection", msg.Heartbeat("s"), 29.0)
+    assert member.receive(answer.message, 29.0) == []
+    assert machine.here == {"server": 1, "worker": 2}
+    for now_s in (31.0, 58.0):
+        _beat(machine, now_s, "w0", "w1")
+        assert machine.tick(now_s) == []
+        assert not any(isinstance(action, act.Fail) for action in member.tick(now_s))
 
 
 @pytest.mark.parametrize(

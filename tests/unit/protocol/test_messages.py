@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import HEADER_BYTES
 from syncopate.protocol.messages import Refusal
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Rules
 
 SLICES = (Slice(0, "w", "float32", 0, 4), Slice(1, "w", "float32", 4, 4))
@@ -84,7 +84,7 @@ def test_damaged_messages_are_messages_or_refused(case, data):
     [
         ["Push", 4],
         ["Push", -1, 3, None],
-        ["Push", 2**31, 3, None],
+        ["Push", 2**62, 3, None],
         ["Push", 1, -1, None],
         ["Push", 1, 3, "0.1"],
         ["Push", 1, 3, None, "more"],

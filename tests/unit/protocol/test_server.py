@@ -7,8 +7,8 @@ import pytest
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
-from syncopate.protocol.layout import Slice
 from syncopate.protocol.limits import Limits
+from syncopate.protocol.piece import Slice
 from syncopate.protocol.rules import SGD, Adam, Compensation, Rules
 from syncopate.protocol.server import Kept, Seat, ServerMachine
 from syncopate.protocol.slice import Position
@@ -279,3 +279,36 @@ def test_an_acknowledgement_goes_before_all_weights(durable):
     assert {a.to for a in acks} == {b"p0", b"p1"}
     assert [a.priority for a in _of(found, act.Answer)] == [most]
     assert min(a.priority for a in acks) > most
+
+
+@pytest.mark.parametrize(
+    ("order", "held"),
+    [
+        ((0, 1, 2, 3), [1, 1, 1]),
+        ((3, 2, 1, 0), [1, 2, 3]),
+        ((1, 0, 3, 2), [1, 1, 2]),
+    ],
+)
+def test_gradients_are_added_as_soon_as_those_of_the_ranks_before_are(order, held):
+    machine = _server(workers=4)
+    _push(machine, 0, 0, 0)
+    counts, found = [], []
+    for worker in order:
+        found += _push(machine, worker, 0, 1)
+        staged = len(_of(found, act.Stage)) - len(_of(found, act.Add))
+        counts.append(staged + bool(_of(found, act.Add)))
+    assert counts[:-1] == held
+    adds = [add.worker for add in _of(found, act.Add)]
+    assert adds == sorted(adds)
+    assert _of(found, act.Update)[0].gradients == ((0, 1), (1, 1), (2, 1), (3, 1))
+
+
+def test_a_lost_worker_that_did_not_push_keeps_nobody_from_being_added():
+    machine = _server(Rules(on_worker_loss="continue"), workers=4)
+    for key in SIZES:
+        _push(machine, 0, key, 0)
+    for worker in (0, 2):
+        _push(machine, worker, 0, 1)
+    assert _of(machine.lost(1, 6.0), act.Add) == [act.Add(0, 2, 1)]
+    update = _of(_push(machine, 3, 0, 1), act.Update)[0]
+    assert update.gradients == ((0, 1), (2, 1), (3, 1))

@@ -7,8 +7,9 @@ import pytest
 from syncopate.protocol import actions as act
 from syncopate.protocol import messages as msg
 from syncopate.protocol.layout import Layout, TensorSpec
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import HEADER_BYTES, Limits
 from syncopate.protocol.rules import Rules
+from syncopate.protocol.server import Seat, ServerMachine
 from syncopate.protocol.worker import WorkerMachine
 
 LIMITS = Limits(restart_s=60.0, silence_s=6.0, slice_bytes=1 << 20)
@@ -149,3 +150,63 @@ def test_what_is_lost_is_sent_again_once():
     found = machine.receive(0, msg.Ack(0, 2, 2, 0, 0), None, 50.0)
     assert _released(found) == [1, 2]
     assert machine.idle
+
+
+def test_a_server_whose_state_is_older_than_what_it_acknowledged_is_named():
+    """It answers 'early' to whatever comes, so no answer is ever late."""
+    machine = _follower(window=8)
+    _pushed(machine, 5)
+    for _ in range(5):
+        machine.sent(0, 0.0)
+    machine.receive(0, msg.Ack(0, 5, 5, 0, 0), None, 0.0)
+    machine.moved(msg.Moved(0, "tcp://one"), 10.0)
+    machine.receive(0, msg.Welcome("another boot", True), None, 10.0)
+    _, found = machine.push(0, 0, 0.1, 10.0)
+    assert _sequences(found) == [6]
+    machine.sent(0, 10.0)
+    number, now_s = 0, 10.0
+    while not number:
+        machine.receive(0, msg.Ack(0, 3, 3), None, now_s)  # 6 is early: 4 comes first
+        (number,) = _queries(machine.tick(now_s)) or (0,)
+        now_s += 0.5
+    assert now_s <= 10.0 + LIMITS.retry_s + 1.0
+    (why,) = _failures(machine.receive(0, msg.Ack(0, 3, 3, number), None, now_s))
+    assert why.startswith("server 0 has 3 pushes of 'a' by worker 1, and had acknowledged 5")
+
+
+def test_a_server_that_lost_what_it_had_not_acknowledged_gets_it_again():
+    machine = _follower(window=8)
+    _pushed(machine, 5)
+    for _ in range(5):
+        machine.sent(0, 0.0)
+    machine.receive(0, msg.Ack(0, 5, 3, 0, 0), None, 0.0)
+    found = machine.receive(0, msg.Welcome("another boot", True), None, 1.0)
+    assert found == []  # it is open already: the same hello was answered twice
+    machine.moved(msg.Moved(0, "tcp://one"), 10.0)
+    found = machine.receive(0, msg.Welcome("another boot", True), None, 10.0)
+    assert _sequences(found) == [4, 5]
+
+
+def test_many_slices_are_declared_in_parts_that_fit_into_messages():
+    specs = [
+        TensorSpec(f"table.{number:06d}." + "x" * 100, "float32", 1) for number in range(40000)
+    ]
+    layout = Layout(specs, 1, 1 << 20)
+    roster = msg.Roster("run", 0, ("tcp://one",), ("t0",))
+    machine = WorkerMachine(roster, "t0", layout, Rules(), LIMITS)
+    machine.connect(0.0)
+    found = machine.receive(0, msg.Welcome("boot", False), None, 0.0)
+    parts = [one.message for one in found if isinstance(one, act.Send)]
+    assert all(isinstance(part, msg.Declare) for part in parts)
+    frames = [msg.encode(part) for part in parts]
+    assert sum(map(len, frames)) > HEADER_BYTES > 2 * max(map(len, frames))
+    server = ServerMachine(Seat(roster, "boot"), LIMITS)
+    server.receive(b"p", msg.Hello("run", 0, "t0"), None)
+    order = [*range(len(frames))][::-1]  # in any order, and some of them twice
+    for number in [order[0], *order[:-1]]:
+        message = msg.decode(msg.ToServer, frames[number])
+        assert server.receive(b"p", message, None) == []
+        assert server.rules is None
+    found = server.receive(b"p", msg.decode(msg.ToServer, frames[order[-1]]), None)
+    assert found == [act.Keep(Rules(), layout.slices)]
+    assert server.receive(b"p", msg.decode(msg.ToServer, frames[0]), None) == []

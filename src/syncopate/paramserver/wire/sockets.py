@@ -32,10 +32,11 @@ from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import Outbox, Parcel
 from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
+from syncopate.paramserver.wire.strangers import Strangers, can_watch
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
-from syncopate.protocol.messages import MALFORMED, Message, Refusal, decode, encode
+from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
 
 _RECEIVE_QUEUE = 16
 """Messages of one peer that wait to be read; beyond, its TCP connection stops it."""
@@ -108,6 +109,7 @@ class Wire:
         self._limits = limits
         self._faults = faults
         self._doorkeeper: Doorkeeper | None = None
+        self._strangers: Strangers | None = None
         self._poller = zmq.Poller()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
@@ -121,18 +123,28 @@ class Wire:
         os.set_blocking(self._waker, False)
         self._poller.register(self._awake, zmq.POLLIN)
 
+    def beside(self) -> Wire:
+        """Return a wire of the same node for another thread; it has sockets of its own."""
+        return Wire(self._key, self._limits, self.tap)
+
     @property
     def turned_away(self) -> dict[str, int]:
-        """How many callers had not the job's key, or were of another user; empty: none."""
-        away = self._doorkeeper.turned_away if self._doorkeeper is not None else 0
-        return {"of another user" if self._key is None else "without the key": away} if away else {}
+        """How many callers were sent away, by reason; empty: none.
 
-    def listen(self, host: str, port: int) -> str:
+        They had not the job's key, were of another user, or were strangers that brought much.
+        """
+        kind = "of another user" if self._key is None else "without the key"
+        found = {kind: self._doorkeeper.turned_away if self._doorkeeper is not None else 0}
+        found["strangers"] = self._strangers.turned_away if self._strangers is not None else 0
+        return {reason: count for reason, count in found.items() if count}
+
+    def listen(self, host: str, port: int, frame_bytes: int = 0) -> str:
         """Listen on ``host``; return the ZeroMQ address.
 
         Args:
             host: a local address.
             port: 0: any free one; see [Note: on one machine].
+            frame_bytes: no larger frame is read; 0: what the limits say.
 
         Raises:
             ParameterServerError: it cannot listen there.
@@ -140,11 +152,15 @@ class Wire:
         at = endpoint(numeric(host), port) if port else _anywhere(numeric(host))
         socket = self._context.socket(zmq.ROUTER)
         self._set_up(socket)
+        if frame_bytes:
+            socket.maxmsgsize = frame_bytes
         socket.router_mandatory = True
         socket.sndhwm = _SEND_QUEUE
         if self._key is not None or at.startswith(_UNIX):
             self._doorkeeper = Doorkeeper(self._context, self._key)
             watch_listener(socket, self._key)
+        if can_watch(at):
+            self._strangers = Strangers(socket)
         try:
             socket.bind(at)
         except zmq.ZMQError as error:
@@ -218,10 +234,28 @@ class Wire:
             else:
                 self._put(peer, each, priority)
 
+    def admit(self, arrival: Arrival) -> None:
+        """Take note that who sent something is in the job; others may bring little."""
+        if self._strangers is not None and arrival.frames:
+            self._strangers.admit(arrival.frames[0])
+
     def forget(self, peer: Peer) -> None:
         """Drop what waits to be sent to ``peer``."""
         if peer in self._outboxes:
             self._outboxes[peer].clear()
+
+    def reaches(self, peer: Peer) -> bool:
+        """Say whether there is a connection to ``peer``; one that connected here hears it."""
+        if isinstance(peer, bytes):
+            assert self._router is not None
+            try:
+                self._router.send_multipart([peer, encode(Heartbeat(""))], zmq.NOBLOCK)
+            except zmq.ZMQError as error:
+                return error.errno != zmq.EHOSTUNREACH
+            return True
+        socket = self._dealers.get(peer)
+        # It has no queue before it is connected, nor after.
+        return socket is not None and bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT)
 
     def receive(self, timeout_s: float) -> Iterator[Arrival]:
         """Send what can be sent; give what came, waiting for it for a while if nothing has."""
@@ -305,8 +339,9 @@ class Wire:
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
-        if self._doorkeeper is not None:
-            self._doorkeeper.join()
+        for thread in (self._doorkeeper, self._strangers):
+            if thread is not None:
+                thread.join()
         self.tap.close()
         awake, waker, self._waker = self._awake, self._waker, -1
         os.close(waker)

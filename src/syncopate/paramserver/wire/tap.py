@@ -7,13 +7,18 @@ and who a connection belongs to, it learns from the messages themselves.
 from __future__ import annotations
 
 import socket
+import threading
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from syncopate.protocol import messages as msg
 from syncopate.protocol.actions import SCHEDULER, Peer
+from syncopate.protocol.bundle import BUNDLE
+from syncopate.protocol.layout import Layout
+from syncopate.protocol.piece import Slice
 from syncopate.tracing import capture as captures
 from syncopate.tracing.outlet import Outlet
 from syncopate.tracing.served import rows
@@ -63,6 +68,11 @@ _ABOUT = {
 _ACK = _KIND[msg.Ack.__name__]
 
 
+def _number(key: int) -> int:
+    """Return the number of a slice or bundle in a row, which has four bytes for it."""
+    return key if key < BUNDLE else 2**30 | zlib.crc32(key.to_bytes(8, "little")) >> 2
+
+
 class Tap:
     """What one node's wire carries.
 
@@ -76,6 +86,7 @@ class Tap:
     def __init__(self, role: str) -> None:
         self.header: NodeHeader
         self._role = role
+        self._lock = threading.Lock()
         self._peers: dict[Peer, int] = {}
         self._names: dict[int, str] = {}
         self._roles: dict[Peer, str] = {}
@@ -131,7 +142,7 @@ class Tap:
         if queue is not None:
             version, request, peer = numbers
             place = NOBODY if peer is None else self._place(peer)
-            row = (0, place, key, version, request, 0, 0, since_s, time.perf_counter())
+            row = (0, place, _number(key), version, request, 0, 0, since_s, time.perf_counter())
             queue.add((_KIND[kind], *row))
 
     def close(self) -> None:
@@ -147,6 +158,8 @@ class Tap:
     ) -> None:
         what, numbers = _ABOUT.get(type(message), _UNREADABLE)
         key, number, other = numbers(message)
+        if key >= BUNDLE:
+            key = _number(key)
         if what == _ACK and message.query:  # type: ignore[union-attr]
             flags |= ASKED
         place = self._peers.get(peer)
@@ -201,9 +214,10 @@ class Tap:
         """Return the number of a peer in this node's table."""
         place = self._peers.get(peer)
         if place is None:
-            if len(self._peers) >= _PEERS:
-                return NOBODY
-            place = self._peers[peer] = len(self._peers)
+            with self._lock:  # messages to the scheduler have a thread of their own
+                if len(self._peers) >= _PEERS:
+                    return NOBODY
+                place = self._peers[peer] = len(self._peers)
             if peer == SCHEDULER:
                 self._name(peer, rows.SCHEDULER)
             elif isinstance(peer, int):
@@ -238,9 +252,20 @@ class Tap:
         if not sends and not self._names.get(self._place(peer)):
             return  # a stranger
         server = peer if sends else self.header.rank
-        slices = [(s.key, s.name, s.dtype, s.begin, s.numel) for s in said.slices]
-        note = {"server": server, "mode": said.rules.mode, "slices": slices}
-        if note not in self._said:
+        assert isinstance(server, int)
+        self.keeps(server, said.rules.mode, said.slices)
+
+    def bundles(self, layout: Layout, mode: str, parts: Iterable[Slice]) -> None:
+        """Note those of ``parts`` that are bundles, and the servers that keep them."""
+        for part in parts:
+            if part.key >= BUNDLE:
+                self.keeps(layout.server_of[part.key % BUNDLE], mode, [part])
+
+    def keeps(self, server: int, mode: str, slices: Iterable[Slice]) -> None:
+        """Note what a server keeps; once, however often it is said."""
+        described = [(_number(s.key), s.name, s.dtype, s.begin, s.numel) for s in slices]
+        note = {"server": server, "mode": mode, "slices": described}
+        if described and note not in self._said:
             self._said.append(note)
             if self._outlet is not None:
                 self._outlet.note(note)

@@ -7,22 +7,23 @@ import sys
 import time
 from collections import deque
 from functools import partial
+from socket import create_connection
 
 import pytest
 import torch
 import zmq
 
 from syncopate.errors import ParameterServerError
-from syncopate.paramserver import node
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.server import ParameterServer
 from syncopate.paramserver.tensors import frame_of
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
+from syncopate.paramserver.wire.strangers import MOST_BYTES
 from syncopate.paramserver.wire.tap import Tap
 from syncopate.protocol import messages as msg
-from syncopate.protocol.limits import Limits
+from syncopate.protocol.limits import CONTROL_BYTES, Limits
 
 KIND = "ipc" if sys.platform == "linux" else "tcp"
 
@@ -144,14 +145,77 @@ def test_of_who_comes_early_little_is_kept(nbytes, kept):
     assert len(server._early) == kept
 
 
-def test_who_waits_for_the_job_says_so_once(monkeypatch, caplog):
-    monkeypatch.setattr(node, "_PATIENCE_S", 0.0)
-    wire = Wire(None, Limits(), Tap(msg.WORKER))
-    register = msg.Register(msg.PROTOCOL, "job", msg.WORKER, "token")
-    waiting = node.Node(wire, register, Limits(), "tcp://127.0.0.1:9")
-    for _ in range(3):
-        waiting._ticked_s = 0.0
-        waiting.step(lambda _: None, lambda _: None, lambda _: None)
-    wire.close(0)
-    (said,) = caplog.messages
-    assert said.startswith("no scheduler answered at tcp://127.0.0.1:9 within 0 s")
+def _greeted(port):
+    """Return a connection whose ZeroMQ handshake is done, byte by byte."""
+    peer = create_connection(("127.0.0.1", port))
+    peer.settimeout(10)
+    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+    ready = b"\x05READY" + b"\x0bSocket-Type" + (6).to_bytes(4, "big") + b"DEALER"
+    peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    came = b""
+    while len(came) < 64 + 2 or len(came) < 64 + 2 + came[65]:
+        came += peer.recv(4096)
+    return peer
+
+
+@pytest.mark.parametrize(("nbytes", "held"), [(CONTROL_BYTES, True), (60 << 20, False)])
+def test_of_an_unfinished_frame_no_more_is_held_than_a_frame_may_have(wires, nbytes, held):
+    """A scheduler's frames are short, and so a stranger's cannot take its memory."""
+    port = free_port()
+    wires[0].listen("127.0.0.1", port, CONTROL_BYTES)
+    with _greeted(port) as peer:
+        peer.sendall(b"\x02" + nbytes.to_bytes(8, "big") + bytes(1000))
+        peer.settimeout(0.5 if held else 10)
+        if held:
+            with pytest.raises(TimeoutError):
+                peer.recv(1)
+        else:
+            assert _is_closed(peer)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux says what was received")
+def test_strangers_bring_little_and_who_is_in_the_job_as_much_as_it_likes(wires):
+    """Frames that never end, and messages that never do."""
+    server, worker = wires
+    port = free_port()
+    worker.connect(0, server.listen("127.0.0.1", port))
+    worker.send(0, msg.Query(3, 1))
+    for arrival in _until(server, worker):
+        server.admit(arrival)
+    with _greeted(port) as one, _greeted(port) as other:
+        one.sendall(b"\x02" + (60 << 20).to_bytes(8, "big"))
+        brought = _pours(one, bytes(1 << 16)) + _pours(other, (b"\x01\xff" + bytes(255)) * 256)
+    assert brought < 2 * MOST_BYTES + (64 << 20)
+    assert server.turned_away["strangers"] >= 1
+    data = torch.zeros(2 * MOST_BYTES, dtype=torch.uint8)
+    worker.send(0, msg.Push(3, 1), 0, frame_of(data))
+    (arrival,) = _until(server, worker)
+    assert len(arrival.frames[1]) == 2 * MOST_BYTES
+
+
+def _pours(peer, data):
+    """Return how many bytes a peer took before it closed the connection."""
+    brought = 0
+    while brought < 1 << 30:
+        try:
+            brought += peer.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            return brought
+    raise AssertionError("it takes everything")
+
+
+def _until(server, worker):
+    """Return what comes next."""
+    until_s = time.monotonic() + 30
+    while time.monotonic() < until_s:
+        worker.flush()
+        if found := list(server.receive(0.01)):
+            return found
+    raise AssertionError("nothing comes")
+
+
+def _is_closed(peer):
+    try:
+        return peer.recv(1) == b""
+    except ConnectionResetError:
+        return True

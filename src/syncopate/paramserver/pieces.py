@@ -1,0 +1,131 @@
+"""Pieces: the bytes of tensors as slices and bundles carry them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from syncopate.errors import InvalidValueError
+from syncopate.paramserver.tensors import (
+    dtype_of,
+    flat_bytes,
+    is_direct,
+    name_of,
+    part_of,
+    receiving,
+    sending,
+)
+from syncopate.protocol.bundle import BUNDLE
+from syncopate.protocol.layout import Layout, TensorSpec
+from syncopate.protocol.piece import Slice
+
+
+class Declared:
+    """The tensors that the servers keep.
+
+    Attributes:
+        layout: their slices.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], servers: int, slice_bytes: int) -> None:
+        """Cut ``tensors``, by name, for so many servers.
+
+        Raises:
+            InvalidValueError: there is none.
+            UnknownNameError: an element type that is not sent.
+        """
+        specs = [TensorSpec(n, name_of(t.dtype), t.numel()) for n, t in tensors.items()]
+        self.layout = Layout(specs, servers, slice_bytes)
+        self._shapes = {name: (t.numel(), t.dtype) for name, t in tensors.items()}
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all tensors."""
+        return self._shapes.keys()
+
+    def slices(self, tensors: Mapping[str, Tensor]) -> list[Slice]:
+        """Return what some tensors are pushed or pulled as.
+
+        Raises:
+            UnknownNameError, InvalidValueError: no such tensor, or not as it was declared.
+        """
+        if not tensors:
+            raise InvalidValueError("tensors", "none", "one or more")
+        found = self.layout.pieces(tensors)
+        for key, tensor in tensors.items():
+            numel, dtype = self._shapes[key]
+            if tensor.numel() != numel or tensor.dtype != dtype:
+                rule = f"{numel} elements of {name_of(dtype)}, as init() was given"
+                raise InvalidValueError(key, f"{tensor.numel()} of {name_of(tensor.dtype)}", rule)
+        return found
+
+
+Pieces = dict[int, Tensor]
+"""The bytes of slices and bundles, by their keys."""
+
+
+def filled(layout: Layout, slices: Sequence[Slice], tensors: Mapping[str, Tensor]) -> Pieces:
+    """Return pieces with the bytes of ``tensors``: of bundles a copy, of others where they lie."""
+    data = sending({s.name: tensors[s.name] for s in slices if s.key < BUNDLE})
+    found = {}
+    for piece in slices:
+        if piece.key < BUNDLE:
+            found[piece.key] = part_of(data[piece.name], piece)
+            continue
+        with torch.no_grad():
+            parts = [_part(_flat(tensors[m.name]), m) for m in layout.members(piece)]
+            if len({part.device for part in parts}) > 1:
+                parts = [part.cpu() for part in parts]
+            found[piece.key] = flat_bytes(torch.cat(parts).cpu())
+    return found
+
+
+def empty(
+    layout: Layout, slices: Sequence[Slice], outs: Mapping[str, Tensor]
+) -> tuple[Pieces, Callable[[], None]]:
+    """Return pieces to receive ``outs`` in, and what puts there what does not lie there."""
+    data, finish = receiving({s.name: outs[s.name] for s in slices if s.key < BUNDLE})
+    found = {}
+    for piece in slices:
+        if piece.key < BUNDLE:
+            found[piece.key] = part_of(data[piece.name], piece)
+        else:
+            found[piece.key] = torch.empty(piece.nbytes, dtype=torch.uint8)
+
+    def finish_all() -> None:
+        finish()
+        for piece in slices:
+            if piece.key >= BUNDLE:
+                values = found[piece.key].view(dtype_of(piece.dtype))
+                _scatter(layout.members(piece), values, outs)
+
+    return found, finish_all
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
+
+
+def _part(flat: Tensor, piece: Slice) -> Tensor:
+    if piece.numel == flat.numel():
+        return flat
+    return flat[piece.begin : piece.begin + piece.numel]
+
+
+@torch.no_grad()
+def _scatter(members: Sequence[Slice], values: Tensor, outs: Mapping[str, Tensor]) -> None:
+    targets, sources = [], []
+    parts = values.split_with_sizes([member.numel for member in members])
+    for member, part in zip(members, parts, strict=True):
+        out = outs[member.name]
+        if is_direct(out):
+            targets.append(_part(_flat(out), member))
+            sources.append(part)
+        else:
+            whole = out.cpu().reshape(-1).clone()
+            _part(whole, member).copy_(part)
+            out.copy_(whole.view(out.shape))
+    if targets:
+        torch._foreach_copy_(targets, sources)

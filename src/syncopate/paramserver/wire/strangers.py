@@ -1,0 +1,129 @@
+"""Strangers: what callers that nobody knows yet may bring, before their connections are closed.
+
+ZeroMQ holds a message until all of it is there. It bounds neither the frames of one nor the number
+of callers. So a thread looks at what the system received on each connection whose caller is not
+known to be in the job, and closes those that bring the most when it is too much.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import threading
+from contextlib import suppress
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from syncopate.units import MIB
+
+MOST_BYTES = 16 * MIB
+"""What all strangers together may bring: no less than ZeroMQ holds for a worker that connects anew
+and does not know it, so that such a one need not begin again."""
+
+MOST_CALLERS = 1024
+"""How many strangers may be connected; beyond, the first ones are closed."""
+
+_LOOK_MS = 2
+_INFO_BYTES = 192
+_RECEIVED = struct.Struct("<Q")
+_RECEIVED_AT = 128
+"""Where ``tcpi_bytes_received`` is in Linux's ``struct tcp_info``."""
+
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_CLOSE_FAILED
+_EVENTS = _GONE | zmq.EVENT_ACCEPTED
+
+
+def can_watch(address: str) -> bool:
+    """Say whether the system tells what was received on connections to ``address``."""
+    return sys.platform == "linux" and address.startswith("tcp://")
+
+
+class Strangers:
+    """The connections to a listener whose callers are not known.
+
+    Attributes:
+        turned_away: how many connections were closed.
+    """
+
+    def __init__(self, listener: zmq.Socket[bytes], most_bytes: int = MOST_BYTES) -> None:
+        """Watch the connections to ``listener``, which is not bound yet."""
+        self.turned_away = 0
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._strangers: dict[int, socket.socket] = {}
+        self._admitted: set[int] = set()
+        self._monitor = listener.get_monitor_socket(_EVENTS | zmq.EVENT_MONITOR_STOPPED)
+        self._thread = threading.Thread(target=self._run, name="syncopate-strangers", daemon=True)
+        self._thread.start()
+
+    def admit(self, frame: zmq.Frame) -> None:
+        """Take note that the caller that sent ``frame`` is in the job."""
+        descriptor = frame.get(zmq.SRCFD)
+        if descriptor in self._admitted:
+            return
+        with self._lock:
+            self._admitted.add(descriptor)
+            self._drop(descriptor)
+
+    def join(self) -> None:
+        """Wait for the thread, which ends when the listener is closed."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(zmq.ContextTerminated):
+            while True:
+                if self._monitor.poll(_LOOK_MS if self._strangers else None):
+                    said = recv_monitor_message(self._monitor)
+                    if said["event"] == zmq.EVENT_MONITOR_STOPPED:
+                        break
+                    with self._lock:
+                        self._note(said["event"], int(said["value"]))
+                with self._lock:
+                    self._look()
+        with self._lock:
+            for descriptor in list(self._strangers):
+                self._drop(descriptor)
+        self._monitor.close()
+
+    def _note(self, event: int, descriptor: int) -> None:
+        if event & _GONE:
+            self._admitted.discard(descriptor)
+            self._drop(descriptor)
+        elif descriptor not in self._admitted:
+            with suppress(OSError):  # it is gone already
+                self._strangers[descriptor] = socket.socket(fileno=os.dup(descriptor))
+
+    def _drop(self, descriptor: int) -> None:
+        held = self._strangers.pop(descriptor, None)
+        if held is not None:
+            held.close()
+
+    def _look(self) -> None:
+        """Close those who bring the most, as long as all bring too much."""
+        received = {number: _received(held) for number, held in self._strangers.items()}
+        while received and sum(received.values()) > self._most_bytes:
+            most = max(received, key=lambda number: received[number])
+            del received[most]
+            self._close(most)
+        while len(self._strangers) > MOST_CALLERS:
+            self._close(next(iter(self._strangers)))
+
+    def _close(self, descriptor: int) -> None:
+        self.turned_away += 1
+        with suppress(OSError):
+            self._strangers[descriptor].shutdown(socket.SHUT_RDWR)
+        self._drop(descriptor)
+
+
+def _received(held: socket.socket) -> int:
+    """Return how many bytes the system received on a connection."""
+    try:
+        info = held.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except OSError:
+        return 0
+    if len(info) < _RECEIVED_AT + _RECEIVED.size:
+        return 0  # an old system
+    return int(_RECEIVED.unpack_from(info, _RECEIVED_AT)[0])
