@@ -28,11 +28,16 @@ from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
 
 __all__ = [
+    "AFTER_PUSHES",
+    "ANSWERS",
     "LANES",
     "PAUSES",
+    "PULLS",
     "SERVERS",
+    "SERVER_COUNT",
     "SOURCES",
     "SYNCHRONOUS",
+    "TOGETHER",
     "Alike",
     "Group",
     "Span",
@@ -45,6 +50,16 @@ SOURCES: tuple[str, ...] = ("measured", "simulated")
 
 SERVERS, SYNCHRONOUS = "servers", "synchronous"
 """What metadata call how parameter servers update, and its value where they wait for all ranks."""
+
+SERVER_COUNT = "server_count"
+"""What metadata call the number of parameter servers."""
+
+PULLS, AFTER_PUSHES = "pulls", "after pushes"
+"""What metadata call when weights are asked for, and its value where that is when the push of the
+same name was answered, if it was answered before."""
+
+ANSWERS, TOGETHER = "answers", "together"
+"""What metadata call when a push is answered, and its value where servers have all ranks' then."""
 
 
 class Group(Record, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,7 @@ from syncopate.analysis.collectives import members
 from syncopate.analysis.evidence.clocks import straightened
 from syncopate.analysis.evidence.links import RECORDED
 from syncopate.analysis.exposure import exposures
-from syncopate.analysis.phases import phases
+from syncopate.analysis.phases import COMMUNICATION, phases
 from syncopate.analysis.replay.flows import Flow, Played, Player, Program, swept
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, is_served, program_of
@@ -123,16 +123,12 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
         if network is not None and network.world_size not in (0, timeline.world_size):
             rule = f"that of the run, {timeline.world_size}"
             raise InvalidValueError(f"ranks of {network.name}", network.world_size, rule)
-    _require_all(timeline)
-    kept, between = whole(replace(timeline, spans=timeline.kept))
+    kept, between = kept_of(timeline)
     kept, _ = straightened(kept)
     run = Replay(kept)
-    if not len(run.parts.rank):
-        rule = "a run whose ranks communicate: no push or pull is recorded"
-        raise InvalidValueError("timeline", timeline.name, rule)
     program = program_of(run)
     _price(run, program, there, here)
-    played = Player(program, _capacity(run, there)).play()
+    played = Player(program, capacity_of(run, there)).play()
     _require_over(timeline, played)
     spans = _spans(run, program, played)
     alike = timeline.alike
@@ -157,6 +153,23 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
     )
 
 
+def kept_of(timeline: Timeline) -> tuple[Timeline, tuple[int, int] | None]:
+    """Return what of a run can be played: iterations of all ranks, those of alike ranks once.
+
+    Returns:
+        It, and as in :attr:`Elsewhere.between`.
+
+    Raises:
+        InvalidValueError: a rank is missing, or nothing was sent.
+    """
+    _require_all(timeline)
+    kept, between = whole(replace(timeline, spans=timeline.kept))
+    if not kept.columns.in_lanes(*COMMUNICATION).any():
+        rule = "a run whose ranks communicate: no push or pull is recorded"
+        raise InvalidValueError("timeline", timeline.name, rule)
+    return kept, between
+
+
 def _require_all(timeline: Timeline) -> None:
     """Refuse a run of which ranks are missing: what these would have waited for is not known."""
     there = set(np.unique(timeline.kept.rank).tolist())
@@ -176,9 +189,9 @@ def _require_over(timeline: Timeline, played: Played) -> None:
 # -- prices ------------------------------------------------------------------------------------
 
 
-def _capacity(run: Replay, network: Network | None) -> dict[int, float]:
+def capacity_of(run: Replay, network: Network) -> dict[int, float]:
     """Return the capacity of links that have another one than a rank's."""
-    if network is None or not is_served(run):
+    if not is_served(run):
         return {}
     return {POOL_IN: network.pool, POOL_OUT: network.pool}
 
@@ -202,7 +215,7 @@ def _price(run: Replay, program: Program, there: Network, here: Network | None) 
         if pulls[flow.parts[-1]]:
             fixed_s[number] = max(lasts_s - own.startup_s - own.crowded_s, 0.0)
         flow.startup_s = min(fixed_s[number] + own.startup_s, lasts_s)
-    came_s = swept(program.flows, over_s, _capacity(run, here or there))
+    came_s = swept(program.flows, over_s, capacity_of(run, here or there))
     for flow, message, progress_s, kept_s in zip(
         program.flows, every, came_s, fixed_s, strict=True
     ):
@@ -236,8 +249,7 @@ def _carry(
     early = flow.startup_s / had_s if had_s > 0 else 1.0
     later = there.bytes_s / here.bytes_s if here.bytes_s > 0 else 1.0
     flow.progress_s = [
-        one * early if one < had_s else flow.startup_s + (one - had_s) * later
-        for one in progress_s
+        one * early if one < had_s else flow.startup_s + (one - had_s) * later for one in progress_s
     ]
 
 
@@ -264,7 +276,7 @@ def messages_of(run: Replay) -> list[Message]:
 
 def _plain(detail: str) -> str:
     """Return the algorithm that a span's detail names."""
-    return detail.split("(")[0].strip() if detail else ""
+    return detail.partition("(")[0].strip()
 
 
 # -- the timeline ------------------------------------------------------------------------------

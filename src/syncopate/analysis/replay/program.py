@@ -21,7 +21,8 @@ from syncopate.analysis.replay.flows import Flow, Program
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import Numbers
+from syncopate.artifacts.spans import Numbers, coded
+from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, TOGETHER
 
 POOL_IN, POOL_OUT = -1, -2
 """The links of all servers together: into them, and out of them."""
@@ -51,18 +52,23 @@ def program_of(replay: Replay) -> Program:
         waits[task] += 1
     lasts_s = np.append(recorded.tasks_s, 0.0)[parts.task]
     flows, starts, ends, moves = _flows(replay)
-    later = parts.after >= 0
+    behind, push = _behind(replay)
+    follows, after, handover_s = parts.task.copy(), parts.after.copy(), parts.handover_s.copy()
+    reached_s = recorded.shares * lasts_s + recorded.delays_s
+    follows[behind], reached_s[behind], after[behind] = -1, 0.0, push
+    handover_s[behind] = parts.start_s[behind] - parts.end_s[push]
+    later = after >= 0
     return Program(
         tasks_s=recorded.tasks_s.tolist(),
         gaps_s=recorded.gaps_s.tolist(),
         tasks_wait=waits.tolist(),
         after_task=after_task,
         after_part=after_part,
-        follow=_by(parts.task, range(count)),
-        reached_s=(recorded.shares * lasts_s + recorded.delays_s).tolist(),
-        handover_s=parts.handover_s.tolist(),
+        follow=_by(follows, range(count)),
+        reached_s=reached_s.tolist(),
+        handover_s=handover_s.tolist(),
         parts_wait=(1 + later.astype(np.int64)).tolist(),
-        next_parts=_by(parts.after[later], np.flatnonzero(later).tolist()),
+        next_parts=_by(after[later], np.flatnonzero(later).tolist()),
         starts=starts,
         ends=ends,
         moves=moves,
@@ -70,12 +76,25 @@ def program_of(replay: Replay) -> Program:
     )
 
 
+def _behind(replay: Replay) -> tuple[Numbers, Numbers]:
+    """Return the pulls that are asked for when their push was answered, and these pushes."""
+    parts = replay.parts
+    if replay.timeline.metadata.get(PULLS) != AFTER_PUSHES:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    key = coded([parts.rank, parts.iteration, parts.name])
+    push = np.full(int(key.max(initial=-1)) + 1, -1)
+    pushes = np.flatnonzero(parts.lane == PUSH)
+    push[key[pushes]] = pushes
+    pulls = np.flatnonzero((parts.lane == PULL) & (push[key] >= 0))
+    pulls = pulls[parts.end_s[push[key[pulls]]] <= parts.start_s[pulls]]
+    return pulls, push[key[pulls]]
+
+
 _Waiting = dict[int, list[int]]
 
 
 def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
-    """Return the flows, and which of them wait for the start and the end of which parts, and until
-    which flows move.
+    """Return the flows, and which of them wait for starts and ends of parts, and moves of flows.
 
     The first are of the messages, by their numbers; behind them are those of parts that are over
     before their message moves.
@@ -91,7 +110,7 @@ def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
     links = _served_links(replay) if served else _links(replay)
     move_s = (found.arrived_s - replay.origin_s).tolist()
     gated = _gated(replay) if served else {}
-    moved = defaultdict(list)
+    moved, together = defaultdict(list), _together(replay)
     for pull, push in replay.pushed.tolist():
         moved[pull].append(push)
     first = found.first.tolist()
@@ -105,16 +124,41 @@ def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
         for push in moved[message]:
             moves[push].append(message)
             begin_s = max(begin_s, move_s[push])
+        for part in together.get(message, ()):
+            starts[part].append(message)
+            begin_s = max(begin_s, float(start_s[part]))
         for part in gated.get(message, ()):
             ends[part].append(message)
             begin_s = max(begin_s, float(over_s[part]))
-        waits = size + len(moved[message]) + len(gated.get(message, ()))
+        waits = size + sum(len(each.get(message, ())) for each in (moved, together, gated))
         flows.append(Flow(own, links[message], waits, begin_s))
     for part in np.flatnonzero(early).tolist():
         starts[part].append(len(flows))
         links_of = links[int(parts.message[part])]
         flows.append(Flow([part], links_of, 1, float(start_s[part])))
     return flows, starts, ends, moves
+
+
+def _together(replay: Replay) -> dict[int, list[int]]:
+    """Return of each push that is answered when those of all ranks are there the others' parts.
+
+    One that was answered before another one started did not wait for it.
+    """
+    parts = replay.parts
+    others: dict[int, list[int]] = {}
+    if replay.timeline.metadata.get(ANSWERS) != TOGETHER:
+        return others
+    same: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for message, part in enumerate(replay.messages.first.tolist()):
+        if parts.lane[part] == PUSH:
+            same[int(parts.iteration[part]), int(parts.name[part])].append((message, part))
+    for pushes in same.values():
+        for message, own in pushes:
+            over_s = parts.end_s[own]
+            others[message] = [
+                part for _, part in pushes if part != own and parts.start_s[part] <= over_s
+            ]
+    return others
 
 
 def _gated(replay: Replay) -> dict[int, list[int]]:
@@ -164,9 +208,7 @@ def _links(replay: Replay) -> list[tuple[int, ...]]:
     stands: dict[tuple[int, ...], int] = {}
     for rank, numbers in sorted(within.items()):
         stands.setdefault(tuple(numbers), rank)
-    links = [
-        tuple(dict.fromkeys(stands[tuple(within[rank])] for rank in ranks)) for ranks in teams
-    ]
+    links = [tuple(dict.fromkeys(stands[tuple(within[rank])] for rank in ranks)) for ranks in teams]
     return [links[number] for number in team]
 
 
