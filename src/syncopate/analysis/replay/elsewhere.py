@@ -204,7 +204,7 @@ def _price(run: Replay, program: Program, there: Network, here: Network | None) 
     known: dict[Message, tuple[Price, Price | None]] = {}
     for message in dict.fromkeys(every):
         known[message] = there.price(message), None if here is None else here.price(message)
-    over_s = run.parts.end_s - run.origin_s
+    over_s = program.came_s
     pulls = is_served(run) & (run.parts.lane == PULL)
     fixed_s = [0.0] * len(every)
     for number, (flow, message) in enumerate(zip(program.flows, every, strict=True)):

@@ -143,7 +143,7 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
         "its own network", timeline.world_size, {}, servers if served else 0, workers
     )
     program, messages = program_of(run), messages_of(run)
-    came_s = swept(program.flows, run.parts.end_s - run.origin_s, capacity_of(run, made))
+    came_s = swept(program.flows, program.came_s, capacity_of(run, made))
     took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for message, progress_s in zip(messages, came_s, strict=False):
         took[message.collective][message.nbytes].append(progress_s[-1])

@@ -24,7 +24,7 @@ import numpy as np
 
 from syncopate.artifacts.spans import Times
 
-_BEGIN, _END, _REACH, _START, _FLOW, _MOVED = range(6)
+_BEGIN, _END, _REACH, _START, _FLOW, _OVER, _MOVED = range(7)
 _SLACK_S = 1e-12
 
 
@@ -68,6 +68,9 @@ class Program:
         ends: part -> the flows that wait for its end.
         moves: flow -> the flows that wait until it moves.
         flows: all of them.
+        groups: flows of one part each whose parts are over together, when all of them are there.
+        came_s: when the flow of each part had come as far as it does, as recorded.
+        lags_s: part -> from when its group is there to its end; 0 for others.
     """
 
     tasks_s: list[float]
@@ -84,6 +87,9 @@ class Program:
     ends: dict[int, list[int]]
     moves: dict[int, list[int]]
     flows: list[Flow]
+    groups: list[list[int]]
+    came_s: Times
+    lags_s: dict[int, float]
 
 
 @dataclass
@@ -189,6 +195,8 @@ class Player:
         self._flows_wait = [flow.waits for flow in program.flows]
         self._at: dict[int, tuple[float, float, float]] = {}  # as in ``swept``
         self._sharing: set[int] = set()
+        self._group = {flow: n for n, group in enumerate(program.groups) for flow in group}
+        self._groups_wait = [len(group) for group in program.groups]
         self._next = [0] * len(program.flows)
         self._version = [0] * len(program.flows)
         self.played = Played(
@@ -207,7 +215,7 @@ class Player:
         for flow, waits in enumerate(self._flows_wait):
             if not waits:
                 self._push(0.0, _FLOW, flow)
-        does = (self._begin, self._end, self._reach, self._start, self._move)
+        does = (self._begin, self._end, self._reach, self._start, self._move, self._over)
         while self._heap:
             now, _, kind, what = heappop(self._heap)
             if kind < _MOVED:
@@ -265,7 +273,7 @@ class Player:
         while self._next[flow] < len(of.parts):
             if of.progress_s[self._next[flow]] > done_s + slack_s:
                 break
-            self._over(now, of.parts[self._next[flow]])
+            self._come(now, flow, of.parts[self._next[flow]])
             self._next[flow] += 1
         if self._next[flow] == len(of.parts):
             if flow in self._sharing:
@@ -305,6 +313,18 @@ class Player:
             self._at[each] = (now, progress_s + (now - since_s) * rate, self._links.rate(each))
             if each != flow:
                 self._await(now, each)
+
+    def _come(self, now: float, flow: int, part: int) -> None:
+        """Let a part be over, or those of its group when all of them are there."""
+        group = self._group.get(flow)
+        if group is None:
+            self._over(now, part)
+            return
+        self._groups_wait[group] -= 1
+        if not self._groups_wait[group]:
+            for other in self._of.groups[group]:
+                own = self._of.flows[other].parts[0]
+                self._push(now + self._of.lags_s.get(own, 0.0), _OVER, own)
 
     def _over(self, now: float, part: int) -> None:
         self.played.ends_s[part] = now

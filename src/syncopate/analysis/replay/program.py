@@ -21,7 +21,7 @@ from syncopate.analysis.replay.flows import Flow, Program
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import Numbers, coded
+from syncopate.artifacts.spans import Numbers, Times, coded
 from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, TOGETHER
 
 POOL_IN, POOL_OUT = -1, -2
@@ -52,6 +52,7 @@ def program_of(replay: Replay) -> Program:
         waits[task] += 1
     lasts_s = np.append(recorded.tasks_s, 0.0)[parts.task]
     flows, starts, ends, moves = _flows(replay)
+    groups, came_s, lags_s = _answered(replay)
     behind, push = _behind(replay)
     follows, after, handover_s = parts.task.copy(), parts.after.copy(), parts.handover_s.copy()
     reached_s = recorded.shares * lasts_s + recorded.delays_s
@@ -73,6 +74,9 @@ def program_of(replay: Replay) -> Program:
         ends=ends,
         moves=moves,
         flows=flows,
+        groups=groups,
+        came_s=came_s,
+        lags_s=lags_s,
     )
 
 
@@ -110,7 +114,7 @@ def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
     links = _served_links(replay) if served else _links(replay)
     move_s = (found.arrived_s - replay.origin_s).tolist()
     gated = _gated(replay) if served else {}
-    moved, together = defaultdict(list), _together(replay)
+    moved = defaultdict(list)
     for pull, push in replay.pushed.tolist():
         moved[pull].append(push)
     first = found.first.tolist()
@@ -124,13 +128,10 @@ def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
         for push in moved[message]:
             moves[push].append(message)
             begin_s = max(begin_s, move_s[push])
-        for part in together.get(message, ()):
-            starts[part].append(message)
-            begin_s = max(begin_s, float(start_s[part]))
         for part in gated.get(message, ()):
             ends[part].append(message)
             begin_s = max(begin_s, float(over_s[part]))
-        waits = size + sum(len(each.get(message, ())) for each in (moved, together, gated))
+        waits = size + sum(len(each.get(message, ())) for each in (moved, gated))
         flows.append(Flow(own, links[message], waits, begin_s))
     for part in np.flatnonzero(early).tolist():
         starts[part].append(len(flows))
@@ -139,26 +140,38 @@ def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
     return flows, starts, ends, moves
 
 
-def _together(replay: Replay) -> dict[int, list[int]]:
-    """Return of each push that is answered when those of all ranks are there the others' parts.
+def _answered(replay: Replay) -> tuple[list[list[int]], Times, dict[int, float]]:
+    """Return which pushes are answered together, when each had come, and what answers take longer.
 
-    One that was answered before another one started did not wait for it.
+    Servers answer when they have those of all ranks, so that of the last one says how long a push
+    is under way, and the others' are taken to have been no longer. One that was answered before
+    another one began did not wait for it.
+
+    Returns:
+        Groups of messages; of each part when it had come, as far as it is a push; and of parts of
+        the groups from when all had come to the answer.
     """
-    parts = replay.parts
-    others: dict[int, list[int]] = {}
+    parts, came_s = replay.parts, replay.parts.end_s - replay.origin_s
+    groups: list[list[int]] = []
+    lags_s: dict[int, float] = {}
     if replay.timeline.metadata.get(ANSWERS) != TOGETHER:
-        return others
+        return groups, came_s, lags_s
     same: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for message, part in enumerate(replay.messages.first.tolist()):
         if parts.lane[part] == PUSH:
             same[int(parts.iteration[part]), int(parts.name[part])].append((message, part))
     for pushes in same.values():
-        for message, own in pushes:
-            over_s = parts.end_s[own]
-            others[message] = [
-                part for _, part in pushes if part != own and parts.start_s[part] <= over_s
-            ]
-    return others
+        last_s = max(float(parts.start_s[part]) for _, part in pushes)
+        waiting = [(message, part) for message, part in pushes if parts.end_s[part] >= last_s]
+        if len(waiting) < 2:
+            continue
+        lasts_s = min(float(parts.end_s[part] - parts.start_s[part]) for _, part in waiting)
+        last_s = max(float(parts.start_s[part]) for _, part in waiting)
+        groups.append([message for message, _ in waiting])
+        for _, part in waiting:
+            came_s[part] = parts.start_s[part] + lasts_s - replay.origin_s
+            lags_s[part] = max(float(parts.end_s[part]) - last_s - lasts_s, 0.0)
+    return groups, came_s, lags_s
 
 
 def _gated(replay: Replay) -> dict[int, list[int]]:
