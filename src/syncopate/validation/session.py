@@ -112,12 +112,7 @@ class Session:
         """
         plan = plan_of(cell, home)
         assert plan.prediction is not None
-        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            job = self._job(folder, cell.topology, cell.hosts)
-            job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)
-            told = self._told(job, cell.topology)
-            measured = read_run(job.traces).timeline
-        turns = zip(*(one.samples_s for one in told), strict=True)
+        samples_s, measured = self.trained(cell, plan)
         return Point(
             kind=LAB,
             name=cell.name,
@@ -129,9 +124,23 @@ class Session:
             way=plan.policy,
             calibrated=home_of(cell.hosts).describe(),
             prediction=plan.prediction,
-            samples_s=tuple(map(max, turns)),
+            samples_s=samples_s,
             phases=_phases(_played(cell, plan, home), measured),
         )
+
+    def trained(self, cell: Cell, plan: Plan) -> tuple[tuple[float, ...], Timeline]:
+        """Train as a cell says, by a plan; return seconds of an iteration, by turn, and a run.
+
+        Raises:
+            UnavailableError: a rank failed.
+        """
+        with tempfile.TemporaryDirectory(dir=self._folder) as folder:
+            job = self._job(folder, cell.topology, cell.hosts)
+            job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)
+            told = self._told(job, cell.topology)
+            measured = read_run(job.traces).timeline
+        turns = zip(*(one.samples_s for one in told), strict=True)
+        return tuple(map(max, turns)), measured
 
     def _job(self, folder: str, topology: Topology, workers: int) -> Job:
         return Job(
