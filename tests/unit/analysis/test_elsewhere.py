@@ -9,17 +9,20 @@ import pytest
 from msgspec.structs import replace
 
 import syncopate
+from syncopate.analysis.replay import program
 from syncopate.analysis.replay.elsewhere import REPLAYED
 from syncopate.analysis.replay.fitted import FittedNetwork, Line, fitted_network
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.network import Message
-from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SHARDED
-from syncopate.artifacts.timeline import Span, Timeline
+from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED
+from syncopate.artifacts.timeline import SERVER_COUNT, Span, Timeline
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.recorded import ClusterNetwork
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.planner import make_plan
+from syncopate.protocol.limits import Limits
 from syncopate.simulation import Variation, simulate
+from syncopate.simulation.traffic import MOST_PARTS
 from tests.unit.analysis.made import made
 from tests.unit.analysis.troubled import trained
 
@@ -146,6 +149,25 @@ def test_a_simulated_run_elsewhere_is_what_is_simulated_there(exchange, gbit):
     found = syncopate.replay(recorded, ClusterNetwork(place), ClusterNetwork(own))
     assert np.median(found.replayed_s) == pytest.approx(np.median(iterations_s(there)), rel=0.02)
     assert found.medians_s[0] != pytest.approx(found.medians_s[1], rel=0.1)
+
+
+def served_by(cluster: Cluster, planned_on: Cluster) -> tuple[Timeline, int]:
+    plan = make_plan(workload(), planned_on, "threshold", exchange=SERVED)
+    recorded = simulate(workload(), plan, cluster, iterations=6)
+    return recorded, int(recorded.metadata[SERVER_COUNT])
+
+
+@pytest.mark.parametrize("gbit", [0.25, 1, 4])
+def test_a_served_run_is_played_with_the_links_of_its_servers(gbit):
+    """Weights of the first slices come back while the last ones are pushed."""
+    own, place = flat(1), flat(gbit)
+    recorded, servers = served_by(own, own)
+    there, _ = served_by(place, own)
+    networks = (ClusterNetwork(one, servers) for one in (place, own))
+    found = syncopate.replay(recorded, *networks)
+    off = 1e-6 if gbit == 1 else 0.08
+    assert found.medians_s[1] == pytest.approx(np.median(iterations_s(there)), rel=off)
+    assert (program.SLICE_BYTES, program.MOST_SLICES) == (Limits().slice_bytes, MOST_PARTS)
 
 
 def test_messages_share_a_link_while_they_are_on_it_together():

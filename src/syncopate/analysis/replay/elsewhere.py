@@ -199,27 +199,23 @@ def capacity_of(run: Replay, network: Network) -> dict[int, float]:
 def _price(run: Replay, program: Program, there: Network, here: Network | None) -> None:
     """Let flows come as far as they do there, by [Note: there over here]."""
     messages = messages_of(run)
-    early = np.flatnonzero(run.early)
-    every = [*messages, *(messages[run.parts.message[part]] for part in early.tolist())]
     known: dict[Message, tuple[Price, Price | None]] = {}
-    for message in dict.fromkeys(every):
+    for message in dict.fromkeys(messages):
         known[message] = there.price(message), None if here is None else here.price(message)
-    over_s = program.came_s
-    pulls = is_served(run) & (run.parts.lane == PULL)
-    fixed_s = [0.0] * len(every)
-    for number, (flow, message) in enumerate(zip(program.flows, every, strict=True)):
-        own = known[message][1]
-        lasts_s = max(float(over_s[flow.parts[-1]]) - flow.start_s, 0.0) if flow.parts else 0.0
-        if own is None:
+    prices = [known[messages[flow.message]] for flow in program.flows]
+    pulls = is_served(run) & (run.parts.lane[run.messages.first] == PULL)
+    fixed_s = [0.0] * len(prices)
+    for number, (flow, (_, own)) in enumerate(zip(program.flows, prices, strict=True)):
+        if own is None or not flow.parts:
             continue
-        if pulls[flow.parts[-1]]:
-            fixed_s[number] = max(lasts_s - own.startup_s - own.crowded_s, 0.0)
-        flow.startup_s = min(fixed_s[number] + own.startup_s, lasts_s)
-    came_s = swept(program.flows, over_s, capacity_of(run, here or there))
-    for flow, message, progress_s, kept_s in zip(
-        program.flows, every, came_s, fixed_s, strict=True
-    ):
-        _carry(flow, progress_s, kept_s, *known[message])
+        lasts_s = max(float(program.came_s[flow.parts[-1]]) - flow.start_s, 0.0)
+        if pulls[flow.message]:
+            crowded_s = (own.startup_s + own.crowded_s) * flow.share
+            fixed_s[number] = max(lasts_s - crowded_s, 0.0)
+        flow.startup_s = min(fixed_s[number] + own.startup_s * flow.share, lasts_s)
+    came_s = swept(program.flows, program.came_s, capacity_of(run, here or there))
+    for flow, price, progress_s, kept_s in zip(program.flows, prices, came_s, fixed_s, strict=True):
+        _carry(flow, progress_s, kept_s, *price)
 
 
 def _carry(
@@ -236,16 +232,15 @@ def _carry(
     """
     most_s = progress_s[-1] if progress_s else 0.0
     if here is None:
-        flow.startup_s = there.startup_s
-        flow.progress_s = [
-            there.alone_s * (one / most_s if most_s > 0 else 1.0) for one in progress_s
-        ]
+        flow.startup_s = there.startup_s * flow.share
+        whole_s = there.alone_s * flow.share
+        flow.progress_s = [whole_s * (one / most_s if most_s > 0 else 1.0) for one in progress_s]
         return
     had_s, own_s = flow.startup_s, flow.startup_s - fixed_s
     if here.startup_s > 0:
         flow.startup_s = fixed_s + there.startup_s * own_s / here.startup_s
     else:
-        flow.startup_s += there.startup_s
+        flow.startup_s += there.startup_s * flow.share
     early = flow.startup_s / had_s if had_s > 0 else 1.0
     later = there.bytes_s / here.bytes_s if here.bytes_s > 0 else 1.0
     flow.progress_s = [

@@ -145,8 +145,10 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
     program, messages = program_of(run), messages_of(run)
     came_s = swept(program.flows, program.came_s, capacity_of(run, made))
     took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for message, progress_s in zip(messages, came_s, strict=False):
-        took[message.collective][message.nbytes].append(progress_s[-1])
+    for flow, progress_s in zip(program.flows, came_s, strict=True):
+        if flow.share == 1 and progress_s:
+            message = messages[flow.message]
+            took[message.collective][message.nbytes].append(progress_s[-1])
     lines = {name: _line(by_size) for name, by_size in took.items()}
     if served and _PUSH in lines:
         lines[_PULL] = lines[_PUSH]

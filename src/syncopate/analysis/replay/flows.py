@@ -37,6 +37,8 @@ class Flow:
         links: that it shares.
         waits: for how many starts and ends of others it waits.
         start_s: when it was recorded to move.
+        message: that it is of.
+        share: which part of the message it carries.
         startup_s: for how long it needs no link.
         progress_s: how far it has come when each part is over.
     """
@@ -45,6 +47,8 @@ class Flow:
     links: tuple[int, ...]
     waits: int
     start_s: float
+    message: int
+    share: float = 1.0
     startup_s: float = 0.0
     progress_s: list[float] = field(default_factory=list)
 
@@ -69,7 +73,8 @@ class Program:
         moves: flow -> the flows that wait until it moves.
         flows: all of them.
         groups: flows of one part each whose parts are over together, when all of them are there.
-        came_s: when the flow of each part had come as far as it does, as recorded.
+        came_s: when the flow of each part had come as far as it does, as recorded; behind the
+            parts of the replay are those that stand for slices of one.
         lags_s: part -> from when its group is there to its end; 0 for others.
     """
 
@@ -202,7 +207,7 @@ class Player:
         self.played = Played(
             np.full(len(program.tasks_s), math.nan),
             np.full(len(program.parts_wait), math.nan),
-            np.full(len(program.parts_wait), math.nan),
+            np.full(len(program.came_s), math.nan),
         )
 
     def play(self) -> Played:
@@ -222,6 +227,7 @@ class Player:
                 does[kind](now, what)
             else:
                 self._moved(now, *divmod(what, 1 << 40))
+        self.played.ends_s = self.played.ends_s[: len(self._parts_wait)]
         return self.played
 
     def _push(self, at_s: float, kind: int, what: int) -> None:

@@ -12,7 +12,7 @@ back.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -22,10 +22,18 @@ from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.spans import Numbers, Times, coded
-from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, TOGETHER
+from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, SERVER_COUNT, TOGETHER
+from syncopate.units import MIB
 
 POOL_IN, POOL_OUT = -1, -2
 """The links of all servers together: into them, and out of them."""
+
+
+SLICE_BYTES = 4 * MIB
+"""What is longer is cut, unless a job is told otherwise."""
+
+MOST_SLICES = 4
+"""Of one bucket; more cost time, and change little."""
 
 
 def is_served(replay: Replay) -> bool:
@@ -51,8 +59,8 @@ def program_of(replay: Replay) -> Program:
         after_part[part].append(task)
         waits[task] += 1
     lasts_s = np.append(recorded.tasks_s, 0.0)[parts.task]
-    flows, starts, ends, moves = _flows(replay)
     groups, came_s, lags_s = _answered(replay)
+    made = _Flows(replay, came_s)
     behind, push = _behind(replay)
     follows, after, handover_s = parts.task.copy(), parts.after.copy(), parts.handover_s.copy()
     reached_s = recorded.shares * lasts_s + recorded.delays_s
@@ -70,12 +78,12 @@ def program_of(replay: Replay) -> Program:
         handover_s=handover_s.tolist(),
         parts_wait=(1 + later.astype(np.int64)).tolist(),
         next_parts=_by(after[later], np.flatnonzero(later).tolist()),
-        starts=starts,
-        ends=ends,
-        moves=moves,
-        flows=flows,
+        starts=made.starts,
+        ends=made.ends,
+        moves=made.moves,
+        flows=made.flows,
         groups=groups,
-        came_s=came_s,
+        came_s=made.came_s,
         lags_s=lags_s,
     )
 
@@ -94,50 +102,142 @@ def _behind(replay: Replay) -> tuple[Numbers, Numbers]:
     return pulls, push[key[pulls]]
 
 
-_Waiting = dict[int, list[int]]
-
-
-def _flows(replay: Replay) -> tuple[list[Flow], _Waiting, _Waiting, _Waiting]:
-    """Return the flows, and which of them wait for starts and ends of parts, and moves of flows.
+class _Flows:
+    """The flows of a replay, and what they wait for.
 
     The first are of the messages, by their numbers; behind them are those of parts that are over
-    before their message moves.
+    before their message moves, and those of slices that go before the last one of their pull.
+
+    Args:
+        replay: of a timeline.
+        came_s: when each part had come, as recorded.
+
+    Attributes:
+        flows: all of them.
+        starts: part -> the flows that wait for its start.
+        ends: part, or slice behind the parts -> the flows that wait for its end.
+        moves: flow -> the flows that wait until it moves.
+        came_s: as given, and behind that of slices.
     """
-    parts, found = replay.parts, replay.messages
-    starts: _Waiting = defaultdict(list)
-    ends: _Waiting = defaultdict(list)
-    moves: _Waiting = defaultdict(list)
-    flows: list[Flow] = []
-    early = replay.early
-    over_s, start_s = parts.end_s - replay.origin_s, parts.start_s - replay.origin_s
-    served = is_served(replay)
-    links = _served_links(replay) if served else _links(replay)
-    move_s = (found.arrived_s - replay.origin_s).tolist()
-    gated = _gated(replay) if served else {}
-    moved = defaultdict(list)
-    for pull, push in replay.pushed.tolist():
-        moved[pull].append(push)
-    first = found.first.tolist()
-    for message, size in enumerate(found.sizes.tolist()):
-        rows = np.arange(first[message], first[message] + size)
-        own = rows[~early[rows]]
-        own = own[np.argsort(over_s[own], kind="stable")].tolist()
-        for part in rows.tolist():
-            starts[part].append(message)
-        begin_s = move_s[message]
-        for push in moved[message]:
-            moves[push].append(message)
-            begin_s = max(begin_s, move_s[push])
-        for part in gated.get(message, ()):
-            ends[part].append(message)
-            begin_s = max(begin_s, float(over_s[part]))
-        waits = size + sum(len(each.get(message, ())) for each in (moved, gated))
-        flows.append(Flow(own, links[message], waits, begin_s))
-    for part in np.flatnonzero(early).tolist():
-        starts[part].append(len(flows))
-        links_of = links[int(parts.message[part])]
-        flows.append(Flow([part], links_of, 1, float(start_s[part])))
-    return flows, starts, ends, moves
+
+    def __init__(self, replay: Replay, came_s: Times) -> None:
+        self._replay = replay
+        self.starts: dict[int, list[int]] = defaultdict(list)
+        self.ends: dict[int, list[int]] = defaultdict(list)
+        self.moves: dict[int, list[int]] = defaultdict(list)
+        self.flows: list[Flow] = []
+        self._came = came_s.tolist()
+        self._slices: dict[int, list[int]] = {}
+        self._moved: dict[int, list[int]] = defaultdict(list)
+        served = is_served(replay)
+        links = _served_links(replay) if served else _links(replay)
+        gated = _gated(replay) if served else {}
+        self._add_messages(links, gated)
+        self._add_early(links)
+        if served:
+            self._cut(gated)
+        self.came_s = np.array(self._came)
+
+    def _add_messages(
+        self, links: Sequence[tuple[int, ...]], gated: Mapping[int, Sequence[int]]
+    ) -> None:
+        replay, found = self._replay, self._replay.messages
+        move_s = (found.arrived_s - replay.origin_s).tolist()
+        for pull, push in replay.pushed.tolist():
+            self._moved[pull].append(push)
+        first = found.first.tolist()
+        for message, size in enumerate(found.sizes.tolist()):
+            rows = range(first[message], first[message] + size)
+            own = sorted((row for row in rows if not replay.early[row]), key=self._came.__getitem__)
+            for part in rows:
+                self.starts[part].append(message)
+            begin_s = move_s[message]
+            for push in self._moved[message]:
+                self.moves[push].append(message)
+                begin_s = max(begin_s, move_s[push])
+            for part in gated.get(message, ()):
+                self.ends[part].append(message)
+                begin_s = max(begin_s, self._came[part])
+            waits = size + len(self._moved[message]) + len(gated.get(message, ()))
+            self.flows.append(Flow(own, links[message], waits, begin_s, message))
+
+    def _add_early(self, links: Sequence[tuple[int, ...]]) -> None:
+        replay = self._replay
+        for part in np.flatnonzero(replay.early).tolist():
+            message = int(replay.parts.message[part])
+            self.starts[part].append(len(self.flows))
+            begin_s = float(replay.parts.start_s[part]) - replay.origin_s
+            self.flows.append(Flow([part], links[message], 1, begin_s, message))
+
+    # -- slices --------------------------------------------------------------------------------
+
+    def _cut(self, gated: Mapping[int, Sequence[int]]) -> None:
+        """Let a pull begin with what its pushes have brought of it, by [Note: slices]."""
+        replay = self._replay
+        nbytes = replay.messages.most(replay.messages.spans.nbytes).tolist()
+        if PULLS in replay.timeline.metadata:
+            return
+        text = replay.timeline.metadata.get(SERVER_COUNT, "")
+        servers = int(text) if text.isdecimal() and int(text) else 1
+        for message, pushes in gated.items():
+            count = min(-(-nbytes[message] // (servers * SLICE_BYTES)), MOST_SLICES)
+            if count > 1 and pushes:
+                self._cut_one(message, pushes, count)
+
+    def _cut_one(self, message: int, pushes: Sequence[int], count: int) -> None:
+        """Cut a pull into slices that follow one another, each behind the same of the pushes."""
+        last = self.flows[message]
+        part = last.parts[-1]
+        own = self._replay.parts
+        asked_s = float(own.start_s[part]) - self._replay.origin_s
+        of_pushes = [self._sliced(push, count) for push in pushes]
+        there_s = [max(self._came[one[at]] for one in of_pushes) for at in range(count)]
+        there_s[0] = max(there_s[0], asked_s)
+        end_s = self._came[part]
+        each_s = min((end_s - at_s) / (count - at) for at, at_s in enumerate(there_s))
+        each_s = max(each_s, 0.0)
+        waits, before_s, before = last.waits - len(pushes), asked_s, -1
+        for at in range(count):
+            begin_s = max(before_s, there_s[at])
+            before_s = end_s if at == count - 1 else min(begin_s + each_s, end_s)
+            if at == count - 1:
+                flow, number = last, message
+                last.waits, last.start_s, last.share = len(pushes) + 1, begin_s, 1 / count
+            else:
+                number = len(self.flows)
+                own_waits = len(pushes) + (waits if at == 0 else 1)
+                flow = Flow([self._new(before_s)], last.links, own_waits, begin_s, message)
+                flow.share = 1 / count
+                self.flows.append(flow)
+                for one in of_pushes:
+                    self.ends[one[at]].append(number)
+            if at == 0:
+                self._moved_to(message, part, number)
+            else:
+                self.ends[before].append(number)
+            before = flow.parts[-1]
+
+    def _moved_to(self, message: int, part: int, number: int) -> None:
+        """Let the first slice of a pull wait for what all of it waited for."""
+        self.starts[part] = [number if flow == message else flow for flow in self.starts[part]]
+        for push in self._moved[message]:
+            waiting = self.moves[push]
+            waiting[waiting.index(message)] = number
+
+    def _sliced(self, push: int, count: int) -> list[int]:
+        """Return the slices of a push, the last of which is its part itself."""
+        if push not in self._slices:
+            own = self._replay.parts
+            begin_s = float(own.start_s[push]) - self._replay.origin_s
+            lasts_s = max(self._came[push] - begin_s, 0.0)
+            made = [self._new(begin_s + lasts_s * at / count) for at in range(1, count)]
+            self._slices[push] = [*made, push]
+            self.flows[int(own.message[push])].parts[:] = self._slices[push]
+        return self._slices[push]
+
+    def _new(self, came_s: float) -> int:
+        self._came.append(came_s)
+        return len(self._came) - 1
 
 
 def _answered(replay: Replay) -> tuple[list[list[int]], Times, dict[int, float]]:
