@@ -167,7 +167,7 @@ def test_a_served_run_is_played_with_the_links_of_its_servers(gbit):
     found = syncopate.replay(recorded, *networks)
     off = 1e-6 if gbit == 1 else 0.08
     assert found.medians_s[1] == pytest.approx(np.median(iterations_s(there)), rel=off)
-    assert (program.SLICE_BYTES, program.MOST_SLICES) == (Limits().slice_bytes, MOST_PARTS)
+    assert (Limits().slice_bytes, MOST_PARTS) == (program.SLICE_BYTES, program.MOST_SLICES)
 
 
 def test_messages_share_a_link_while_they_are_on_it_together():
