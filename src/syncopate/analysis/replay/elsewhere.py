@@ -41,6 +41,9 @@ from syncopate.errors import InvalidValueError
 REPLAYED = "replayed"
 """What metadata call the network on which a run was played again."""
 
+_TELLING = 0.01
+"""A smaller part of a price than this does not say what bytes take: then the whole price does."""
+
 _NOT_COPIED = (RECORDED, "clock_error_s")
 
 
@@ -206,13 +209,17 @@ def _price(run: Replay, program: Program, there: Network, here: Network | None) 
     pulls = is_served(run) & (run.parts.lane[run.messages.first] == PULL)
     fixed_s = [0.0] * len(prices)
     for number, (flow, (_, own)) in enumerate(zip(program.flows, prices, strict=True)):
-        if own is None or not flow.parts:
+        if own is None:
             continue
         lasts_s = max(float(program.came_s[flow.parts[-1]]) - flow.start_s, 0.0)
         if pulls[flow.message]:
             crowded_s = (own.startup_s + own.crowded_s) * flow.share
             fixed_s[number] = max(lasts_s - crowded_s, 0.0)
-        flow.startup_s = min(fixed_s[number] + own.startup_s * flow.share, lasts_s)
+        left_s, alone_s = lasts_s - fixed_s[number], own.alone_s * flow.share
+        # What was faster than its price was so from the beginning.
+        startup_s = own.startup_s * flow.share
+        startup_s *= min(left_s / alone_s, 1.0) if alone_s > 0 else 0.0
+        flow.startup_s = fixed_s[number] + startup_s
     came_s = swept(program.flows, program.came_s, capacity_of(run, here or there))
     for flow, price, progress_s, kept_s in zip(program.flows, prices, came_s, fixed_s, strict=True):
         _carry(flow, progress_s, kept_s, *price)
@@ -242,7 +249,10 @@ def _carry(
     else:
         flow.startup_s += there.startup_s * flow.share
     early = flow.startup_s / had_s if had_s > 0 else 1.0
-    later = there.bytes_s / here.bytes_s if here.bytes_s > 0 else 1.0
+    if here.bytes_s > _TELLING * here.alone_s:
+        later = there.bytes_s / here.bytes_s
+    else:
+        later = there.alone_s / here.alone_s if here.alone_s > 0 else 1.0
     flow.progress_s = [
         one * early if one < had_s else flow.startup_s + (one - had_s) * later for one in progress_s
     ]

@@ -124,7 +124,7 @@ def replay(
     from syncopate.reports.replay import replay_json, replay_report
 
     require_one_writer(json, ("--output", output))
-    timeline = last_of(read_any(files, last, table), last)
+    timeline = _last_of(read_any(files, last, table), last)
     own = _own(files, cluster)
     servers = _servers(timeline, recorded_servers)
     elsewhere, here = networks(timeline, there, own, servers)
@@ -138,6 +138,19 @@ def replay(
     else:
         out(beside=output).print(replay_report(found))
     say_written(output)
+
+
+def _last_of(timeline: Timeline, last: int) -> Timeline:
+    """Return a timeline with its last iterations alone; alike ranks stay alike."""
+    from msgspec.structs import replace
+
+    from syncopate.artifacts.alike import shared
+
+    if not timeline.alike:
+        return last_of(timeline, last)
+    kept = last_of(replace(timeline, spans=timeline.kept), last).columns
+    found: Timeline = replace(timeline, spans=shared(kept, timeline.alike, timeline.world_size))
+    return found
 
 
 def _own(files: list[Path], cluster: Path | None) -> Cluster | None:

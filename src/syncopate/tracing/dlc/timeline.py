@@ -38,7 +38,7 @@ from syncopate.artifacts.timeline import (
     Timeline,
 )
 from syncopate.errors import ArtifactError
-from syncopate.tracing.dlc.columns import OPERATIONS, Records
+from syncopate.tracing.dlc.columns import OPERATIONS, Numbers, Records
 from syncopate.tracing.dlc.reader import Trace
 from syncopate.tracing.dlc.records import Operation
 
@@ -151,7 +151,7 @@ def _ways(path: str, records: Records, origin_us: int) -> tuple[int, dict[_Key, 
     return rank, ways
 
 
-def _require_order(path: str, records: Records, rows: np.ndarray) -> None:
+def _require_order(path: str, records: Records, rows: Numbers) -> None:
     """Refuse a trace in which an operation waits for itself or for what follows it."""
     heads = np.array([how.heads for how in records.waits])[records.waited[rows]]
     wrong = (heads > 0) & (records.waited_number[rows] >= records.number[rows])
