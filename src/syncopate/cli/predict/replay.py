@@ -17,6 +17,7 @@ from syncopate.cli.common.timelines import Table, last_of, table_options
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 if TYPE_CHECKING:
+    from syncopate.analysis.replay.elsewhere import Elsewhere
     from syncopate.artifacts.network import Network
     from syncopate.artifacts.timeline import Timeline
 
@@ -117,11 +118,8 @@ def replay(
 
       syncopate replay worker-0.txt worker-1.txt --recorded-servers 1 --bandwidth x10
     """
-    import msgspec
-
     import syncopate
     from syncopate.cli.common.recorded import read_any
-    from syncopate.reports.replay import replay_json, replay_report
 
     require_one_writer(json, ("--output", output))
     timeline = _last_of(read_any(files, last, table), last)
@@ -131,6 +129,14 @@ def replay(
     with progress_bar("replaying") as advance:
         advance(elsewhere.name, 0.0)
         found = syncopate.replay(timeline, elsewhere, here)
+    _tell(found, output, json=json)
+
+
+def _tell(found: Elsewhere, output: Path | None, *, json: bool) -> None:
+    import msgspec
+
+    from syncopate.reports.replay import replay_json, replay_report
+
     if output is not None:
         found.timeline.save(output)
     if json:
