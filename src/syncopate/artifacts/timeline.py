@@ -31,6 +31,7 @@ __all__ = [
     "AFTER_PUSHES",
     "ANSWERS",
     "LANES",
+    "OWN_CLUSTER",
     "PAUSES",
     "PULLS",
     "SERVERS",
@@ -53,6 +54,9 @@ SERVERS, SYNCHRONOUS = "servers", "synchronous"
 
 SERVER_COUNT = "server_count"
 """What metadata call the number of parameter servers."""
+
+OWN_CLUSTER = "own_cluster"
+"""What metadata call the cluster that a run ran on: the JSON of its file, without curves."""
 
 PULLS, AFTER_PUSHES = "pulls", "after pushes"
 """What metadata call when weights are asked for, and its value where that is when the push of the

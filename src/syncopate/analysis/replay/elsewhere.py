@@ -35,7 +35,7 @@ from syncopate.analysis.work import whole
 from syncopate.artifacts.alike import shared
 from syncopate.artifacts.network import Message, Network, Price
 from syncopate.artifacts.spans import Spans, Times
-from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.errors import InvalidValueError
 
 REPLAYED = "replayed"
@@ -44,7 +44,7 @@ REPLAYED = "replayed"
 _TELLING = 0.01
 """A smaller part of a price than this does not say what bytes take: then the whole price does."""
 
-_NOT_COPIED = (RECORDED, "clock_error_s")
+_NOT_COPIED = (RECORDED, OWN_CLUSTER, "clock_error_s")
 
 
 class Spent(NamedTuple):

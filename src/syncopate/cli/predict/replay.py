@@ -87,7 +87,9 @@ def replay(
     ],
     cluster: Annotated[
         Path | None,
-        typer.Option("--cluster", "-c", help="What it ran on; cluster.json beside a run counts."),
+        typer.Option(
+            "--cluster", "-c", help="What it ran on; else as cluster.json beside it or it says."
+        ),
     ] = None,
     recorded_servers: Annotated[
         int | None,
@@ -123,7 +125,7 @@ def replay(
 
     require_one_writer(json, ("--output", output))
     timeline = _last_of(read_any(files, last, table), last)
-    own = _own(files, cluster)
+    own = _own(timeline, files, cluster)
     servers = _servers(timeline, recorded_servers)
     elsewhere, here = networks(timeline, there, own, servers)
     with progress_bar("replaying") as advance:
@@ -159,11 +161,22 @@ def _last_of(timeline: Timeline, last: int) -> Timeline:
     return found
 
 
-def _own(files: list[Path], cluster: Path | None) -> Cluster | None:
-    """Return what a run ran on: as given, or as it lies beside the run; None: nothing says it."""
+def _own(timeline: Timeline, files: list[Path], cluster: Path | None) -> Cluster | None:
+    """Return what a run ran on: as given, as it lies beside the run, or as the run says itself.
+
+    None: nothing says it.
+
+    Raises:
+        ArtifactError: what says it is no cluster.
+    """
+    from syncopate.artifacts.timeline import OWN_CLUSTER
+
     if cluster is None and len(files) == 1 and (files[0] / CLUSTER).exists():
         cluster = files[0] / CLUSTER
-    return None if cluster is None else load_cluster(cluster)
+    if cluster is not None:
+        return load_cluster(cluster)
+    text = timeline.metadata.get(OWN_CLUSTER)
+    return None if text is None else Cluster.from_json(text, source=timeline.name)
 
 
 def _servers(timeline: Timeline, given: int | None) -> int:
