@@ -14,7 +14,8 @@ from torch import nn
 
 import syncopate
 from syncopate.analysis.replay.fitted import fitted_network
-from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.cli import main
 from syncopate.tracing.foreign import read_directory
 from syncopate.tracing.run import read_run
@@ -76,6 +77,7 @@ def _trained(rank: int, world_size: int, directory: Path) -> None:
         slow = _Slow(rank)
         with syncopate.trace(directory / exchange):
             trained, optimizer = syncopate.distribute(model, optimizer, plan=plan)
+            trained.syncopate.recording.ran_on(Cluster.preset("1gbe", world_size))
             for step in range(STEPS):
                 optimizer.zero_grad()
                 trained(slow(data(rank, step, 4, 8))).sum().backward()
@@ -100,6 +102,7 @@ def _replayed(timeline: Timeline, bandwidth: float = 1.0) -> tuple[float, float]
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_run_by_distribute_is_within_two_percent_of_itself(runs: Path, exchange: str) -> None:
     timeline = read_run(runs / exchange).timeline
+    assert Cluster.from_json(timeline.metadata[OWN_CLUSTER]) == Cluster.preset("1gbe", 2)
     recorded_s, replayed_s = _replayed(timeline)
     assert replayed_s == pytest.approx(recorded_s, rel=0.02)
     assert recorded_s > 2 * SLEEP_S

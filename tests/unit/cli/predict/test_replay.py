@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.output import write_output
 from syncopate.tracing.dlc import to_dlc
+from tests.unit.analysis import written as files
 from tests.unit.analysis.made import made
 from tests.unit.analysis.written import written
 from tests.unit.tracing.test_dlc_timeline import BYTE_S, LENGTHS, traced, worked_out
@@ -68,6 +69,15 @@ def test_a_cluster_beside_a_run_is_its_own(play):
     found = play("run --bandwidth 10gbe")
     assert found["network"] == "4 nodes, 1gbe, bandwidth 10gbe"
     assert found["remarks"] == []
+
+
+def test_a_run_may_say_itself_what_it_ran_on(play, monkeypatch):
+    own = {OWN_CLUSTER: Cluster.preset("1gbe", 4).to_json().decode()}
+    monkeypatch.setattr(files, "_PLAN", files._PLAN | own)
+    written(Path("run"), made(4, 6))
+    found = play("run --bandwidth 10gbe -o there.json")
+    assert (found["network"], found["remarks"]) == ("4 nodes, 1gbe, bandwidth 10gbe", [])
+    assert OWN_CLUSTER not in Timeline.load("there.json").metadata
 
 
 def test_dlc_traces_of_all_workers_are_a_run(play, run):
