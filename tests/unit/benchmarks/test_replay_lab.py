@@ -6,14 +6,20 @@ import json
 
 import pytest
 
-import replay_lab as lab
 from syncopate.artifacts.cluster import Cluster
 from syncopate.simulation import simulate
 from syncopate.validation.expected import cluster_of, home_with, plan_of, replayed_workload
 from syncopate.validation.grid import COMPUTING, REPLAYED, Cell
+from tests.scripts import scripts
 
 
-def test_a_run_is_played_at_another_rate_by_what_a_calibration_tells():
+@pytest.fixture(scope="module")
+def lab():
+    with scripts("replay_lab") as (found,):
+        yield found
+
+
+def test_a_run_is_played_at_another_rate_by_what_a_calibration_tells(lab):
     workload = replayed_workload()
     calibrated = Cluster.flat(
         2, latency_s=5e-5, bandwidth_bytes_per_s=0.95 * 700e6 / 8, reduction_s_per_byte=2.5e-10

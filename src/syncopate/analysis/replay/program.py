@@ -60,12 +60,14 @@ def program_of(replay: Replay) -> Program:
         waits[task] += 1
     lasts_s = np.append(recorded.tasks_s, 0.0)[parts.task]
     groups, came_s, lags_s = _answered(replay)
-    made = _Flows(replay, came_s)
+    own = _own_pushes(replay) if is_served(replay) else {}
+    made = _Flows(replay, came_s, own)
     behind, push = _behind(replay)
     follows, after, handover_s = parts.task.copy(), parts.after.copy(), parts.handover_s.copy()
     reached_s = recorded.shares * lasts_s + recorded.delays_s
     follows[behind], reached_s[behind], after[behind] = -1, 0.0, push
     handover_s[behind] = parts.start_s[behind] - parts.end_s[push]
+    _asked(replay, own, reached_s, handover_s)
     later = after >= 0
     return Program(
         tasks_s=recorded.tasks_s.tolist(),
@@ -86,6 +88,18 @@ def program_of(replay: Replay) -> Program:
         came_s=made.came_s,
         lags_s=lags_s,
     )
+
+
+def _asked(replay: Replay, own: Mapping[int, int], reached_s: Times, handover_s: Times) -> None:
+    """Let pulls be asked for at once that began late because their push was still under way."""
+    parts = replay.parts
+    if PULLS in replay.timeline.metadata:
+        return
+    for pull, push in own.items():
+        late_s = float(parts.delay_s[pull] + parts.handover_s[pull])
+        if parts.after[pull] < 0 and parts.end_s[push] > parts.start_s[pull] - late_s:
+            reached_s[pull] -= parts.delay_s[pull]
+            handover_s[pull] = 0.0
 
 
 def _behind(replay: Replay) -> tuple[Numbers, Numbers]:
@@ -111,6 +125,7 @@ class _Flows:
     Args:
         replay: of a timeline.
         came_s: when each part had come, as recorded.
+        own: pull from servers -> the push of its rank whose weights it brings.
 
     Attributes:
         flows: all of them.
@@ -120,7 +135,7 @@ class _Flows:
         came_s: as given, and behind that of slices.
     """
 
-    def __init__(self, replay: Replay, came_s: Times) -> None:
+    def __init__(self, replay: Replay, came_s: Times, own: Mapping[int, int]) -> None:
         self._replay = replay
         self.starts: dict[int, list[int]] = defaultdict(list)
         self.ends: dict[int, list[int]] = defaultdict(list)
@@ -131,7 +146,7 @@ class _Flows:
         self._moved: dict[int, list[int]] = defaultdict(list)
         served = is_served(replay)
         links = _served_links(replay) if served else _links(replay)
-        gated = _gated(replay) if served else {}
+        gated = _gated(replay, own) if served else {}
         self._add_messages(links, gated)
         self._add_early(links)
         if served:
@@ -274,24 +289,42 @@ def _answered(replay: Replay) -> tuple[list[list[int]], Times, dict[int, float]]
     return groups, came_s, lags_s
 
 
-def _gated(replay: Replay) -> dict[int, list[int]]:
-    """Return of each pull from servers the parts of pushes that are over before it is."""
-    parts, found = replay.parts, replay.messages
-    pushes: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    together = len(replay.pushed) > 0
-    first = found.first.tolist()
-
-    def key(part: int) -> tuple[int, ...]:
-        whose = () if together else (int(parts.rank[part]),)
-        return (int(parts.iteration[part]), int(parts.name[part]), *whose)
-
-    for part in first:
+def _own_pushes(replay: Replay) -> dict[int, int]:
+    """Return of each pull from servers the last push of its name that its rank had begun."""
+    parts = replay.parts
+    begun: dict[tuple[int, int], int] = {}
+    found: dict[int, int] = {}
+    order = np.lexsort((parts.lane == PULL, parts.start_s))
+    for part in order.tolist():
+        whose = int(parts.rank[part]), int(parts.name[part])
         if parts.lane[part] == PUSH:
-            pushes[key(part)].append(part)
+            begun[whose] = part
+        elif whose in begun:
+            found[part] = begun[whose]
+    return found
+
+
+def _gated(replay: Replay, own: Mapping[int, int]) -> dict[int, list[int]]:
+    """Return of each pull from servers the parts of pushes that are over before it is.
+
+    Those of the iteration of its rank's own push: where servers wait for all ranks, of all.
+    """
+    parts, found = replay.parts, replay.messages
+    if not len(replay.pushed):
+        pairs = {int(parts.message[pull]): [push] for pull, push in own.items()}
+    else:
+        pushes: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for part in found.first.tolist():
+            if parts.lane[part] == PUSH:
+                pushes[int(parts.iteration[part]), int(parts.name[part])].append(part)
+        pairs = {
+            int(parts.message[pull]): pushes[int(parts.iteration[push]), int(parts.name[push])]
+            for pull, push in own.items()
+        }
+    over_s = parts.end_s[found.first]
     return {
-        message: [push for push in pushes[key(part)] if parts.end_s[push] <= parts.end_s[part]]
-        for message, part in enumerate(first)
-        if parts.lane[part] == PULL and key(part) in pushes
+        message: [push for push in pushes if parts.end_s[push] <= over_s[message]]
+        for message, pushes in pairs.items()
     }
 
 

@@ -179,6 +179,7 @@ def _spans(rank: int, ways: Mapping[_Key, _Way]) -> Iterator[Span]:
                 start_s=way.times_s[start],
                 end_s=max(way.times_s[end], way.times_s[start]),
                 iteration=iteration,
+                channel=key,  # of two keys none waits for the other
                 nbytes=way.nbytes[carries],
                 detail=way.peer,
             )
