@@ -97,7 +97,7 @@ def _asked(replay: Replay, own: Mapping[int, int], reached_s: Times, handover_s:
         return
     for pull, push in own.items():
         late_s = float(parts.delay_s[pull] + parts.handover_s[pull])
-        if parts.after[pull] < 0 and parts.end_s[push] > parts.start_s[pull] - late_s:
+        if parts.end_s[push] > parts.start_s[pull] - late_s:
             reached_s[pull] -= parts.delay_s[pull]
             handover_s[pull] = 0.0
 
