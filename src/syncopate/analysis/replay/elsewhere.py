@@ -34,7 +34,7 @@ from syncopate.analysis.replay.rank import PULL
 from syncopate.analysis.work import whole
 from syncopate.artifacts.alike import shared
 from syncopate.artifacts.network import Message, Network, Price
-from syncopate.artifacts.spans import Spans, Times
+from syncopate.artifacts.spans import Mask, Spans, Times
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.errors import InvalidValueError
 
@@ -311,7 +311,7 @@ def _spans(run: Replay, program: Program, played: Played) -> Spans:
     return columns.changed(**fields, **known)
 
 
-def _anchors(run: Replay, own: Times, begun_s: Times, ended_s: Times) -> tuple[Times, Times]:
+def _anchors(run: Replay, own: Mask, begun_s: Times, ended_s: Times) -> tuple[Times, Times]:
     """Return times of a rank as recorded, rising, and what they became."""
     tasks = run.tasks
     was_s = np.stack([tasks.start_s[own], tasks.end_s[own]], axis=1).ravel()
