@@ -76,7 +76,7 @@ class Elsewhere:
         replayed_s: how long each takes there.
         between: the first and the last iteration that all ranks recorded, one behind the other,
             where there are others; None: all are whole.
-        known: whether the run's own network was known.
+        known: whether the run's own network was known, and what messages took on it.
     """
 
     recorded: Timeline
@@ -130,7 +130,7 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
     kept, _ = straightened(kept)
     run = Replay(kept)
     program = program_of(run)
-    _price(run, program, there, here)
+    known = _price(run, program, there, here)
     played = Player(program, capacity_of(run, there)).play()
     _require_over(timeline, played)
     spans = _spans(run, program, played)
@@ -152,7 +152,7 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
         recorded_s=tuple(run.between_s(*recorded_s).tolist()),
         replayed_s=tuple(run.between_s(tasks_s, played.ends_s).tolist()),
         between=between,
-        known=here is not None,
+        known=known,
     )
 
 
@@ -199,8 +199,12 @@ def capacity_of(run: Replay, network: Network) -> dict[int, float]:
     return {POOL_IN: network.pool, POOL_OUT: network.pool}
 
 
-def _price(run: Replay, program: Program, there: Network, here: Network | None) -> None:
-    """Let flows come as far as they do there, by [Note: there over here]."""
+def _price(run: Replay, program: Program, there: Network, here: Network | None) -> bool:
+    """Let flows come as far as they do there, by [Note: there over here].
+
+    Returns:
+        Whether what messages took was scaled; else their prices are in its place.
+    """
     messages = messages_of(run)
     known: dict[Message, tuple[Price, Price | None]] = {}
     for message in dict.fromkeys(messages):
@@ -221,8 +225,11 @@ def _price(run: Replay, program: Program, there: Network, here: Network | None) 
         startup_s *= min(left_s / alone_s, 1.0) if alone_s > 0 else 0.0
         flow.startup_s = fixed_s[number] + startup_s
     came_s = swept(program.flows, program.came_s, capacity_of(run, here or there))
+    if here is not None and not any(map(any, came_s)):  # when messages ended is not known
+        return _price(run, program, there, None)
     for flow, price, progress_s, kept_s in zip(program.flows, prices, came_s, fixed_s, strict=True):
         _carry(flow, progress_s, kept_s, *price)
+    return here is not None
 
 
 def _carry(

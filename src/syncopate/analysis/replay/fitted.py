@@ -130,7 +130,8 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
         servers: how many parameter servers it had; 0: none.
 
     Raises:
-        InvalidValueError: nothing was computed or sent, or no server is known of a run with some.
+        InvalidValueError: nothing was computed or sent, no server is known of a run with some, or
+            when messages ended is not known.
     """
     kept, _ = kept_of(timeline)
     run = Replay(straightened(kept)[0])
@@ -144,6 +145,9 @@ def fitted_network(timeline: Timeline, servers: int = 0) -> FittedNetwork:
     )
     program, messages = program_of(run), messages_of(run)
     came_s = swept(program.flows, program.came_s, capacity_of(run, made))
+    if not any(map(any, came_s)):
+        rule = "recorded: when messages ended is not known, so that nothing of them can be scaled"
+        raise InvalidValueError("what messages took", 0.0, rule)
     took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for flow, progress_s in zip(program.flows, came_s, strict=True):
         if flow.share == 1 and progress_s:
