@@ -73,16 +73,15 @@ class _Slow(nn.Module):
 
 def _trained(rank: int, world_size: int, directory: Path) -> None:
     for exchange in EXCHANGES:
-        model = mlp()
+        model = nn.Sequential(_Slow(rank), mlp())
         plan = plan_of(model, world_size, [2, 3, 1], exchange=exchange)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        slow = _Slow(rank)
         with syncopate.trace(directory / exchange):
             trained, optimizer = syncopate.distribute(model, optimizer, plan=plan)
             trained.syncopate.recording.ran_on(Cluster.preset("1gbe", world_size))
             for step in range(STEPS):
                 optimizer.zero_grad()
-                trained(slow(data(rank, step, 4, 8))).sum().backward()
+                trained(data(rank, step, 4, 8)).sum().backward()
                 optimizer.step()
             trained.syncopate.ready()
             trained.syncopate.detach()
