@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from syncopate.analysis.replay.elsewhere import replay
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.plan import Plan
     from syncopate.artifacts.timeline import Timeline
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
+    from syncopate.costs.model.recorded import ClusterNetwork
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
@@ -64,6 +66,7 @@ __all__ = [
     "ArtifactError",
     "CalibrationError",
     "Cluster",
+    "ClusterNetwork",
     "CollectiveError",
     "Communicator",
     "Delay",
@@ -97,6 +100,7 @@ __all__ = [
     "profile",
     "read_logs",
     "recorded_workload",
+    "replay",
     "report",
     "simulate",
     "trace",
@@ -110,7 +114,9 @@ _MODULES = {
     "profile": "profiling.profile",
     "recorded_workload": "profiling.recorded",
     "read_logs": "calibration.logs.read",
+    "replay": "analysis.replay.elsewhere",
     "Cluster": "artifacts.cluster",
+    "ClusterNetwork": "costs.model.recorded",
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",

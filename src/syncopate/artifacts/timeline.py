@@ -31,11 +31,17 @@ from syncopate.reading import as_utf8, opened
 from syncopate.units import format_count, format_seconds
 
 __all__ = [
+    "AFTER_PUSHES",
+    "ANSWERS",
     "LANES",
+    "OWN_CLUSTER",
     "PAUSES",
+    "PULLS",
     "SERVERS",
+    "SERVER_COUNT",
     "SOURCES",
     "SYNCHRONOUS",
+    "TOGETHER",
     "Alike",
     "Group",
     "Span",
@@ -48,6 +54,19 @@ SOURCES: tuple[str, ...] = ("measured", "simulated")
 
 SERVERS, SYNCHRONOUS = "servers", "synchronous"
 """What metadata call how parameter servers update, and its value where they wait for all ranks."""
+
+SERVER_COUNT = "server_count"
+"""What metadata call the number of parameter servers."""
+
+OWN_CLUSTER = "own_cluster"
+"""What metadata call the cluster that a run ran on: the JSON of its file, without curves."""
+
+PULLS, AFTER_PUSHES = "pulls", "after pushes"
+"""What metadata call when weights are asked for, and its value where that is when the push of the
+same name was answered, if it was answered before."""
+
+ANSWERS, TOGETHER = "answers", "together"
+"""What metadata call when a push is answered, and its value where servers have all ranks' then."""
 
 
 class Group(Record, frozen=True, kw_only=True, omit_defaults=True):

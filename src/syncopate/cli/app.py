@@ -20,6 +20,7 @@ from syncopate.cli.demo.command import demo
 from syncopate.cli.explain import explain
 from syncopate.cli.lab import lab
 from syncopate.cli.predict.plan import plan
+from syncopate.cli.predict.replay import replay
 from syncopate.cli.predict.simulate import simulate
 from syncopate.cli.predict.validate import validate
 from syncopate.cli.predict.whatif import whatif
@@ -43,6 +44,7 @@ app.command()(calibrate)
 app.command()(profile)
 app.command()(plan)
 app.command()(simulate)
+app.command()(replay)
 app.command()(whatif)
 app.command()(validate)
 app.command(context_settings={"allow_interspersed_args": False})(record)

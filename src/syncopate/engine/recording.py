@@ -12,8 +12,9 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import SERVED, Plan
-from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.collectives import Communicator
 from syncopate.engine.step import StepRecorder
 from syncopate.errors import EngineError
@@ -67,6 +68,7 @@ class Recording:
         self._traced: StepRecorder | None = None
         self._model = 0
         self._plan: Plan | None = None
+        self._ran_on: dict[str, str] = {}
 
     # -- for a reader -----------------------------------------------------------------------
 
@@ -102,7 +104,7 @@ class Recording:
             everyone,
             name=name,
             offsets_s=[offset.seconds for offset in offsets],
-            metadata=described(self._plan, recorder.dropped),
+            metadata=described(self._plan, recorder.dropped) | self._ran_on,
         )
 
     # -- for the run's trace --------------------------------------------------------------------
@@ -160,6 +162,12 @@ class Recording:
         self._plan = plan
         self._note_plan()
 
+    def ran_on(self, cluster: Cluster) -> None:
+        """Note what the training runs on, for who plays it elsewhere (``syncopate replay``)."""
+        bare = msgspec.structs.replace(cluster, curves=(), probes=(), warnings=())
+        self._ran_on = {OWN_CLUSTER: bare.to_json().decode()}
+        self._note_plan()
+
     def _note_plan(self) -> None:
         if self._capture is None or self._plan is None:
             return
@@ -171,7 +179,7 @@ class Recording:
         }
         if self._plan.exchange == SERVED:  # servers know tensors, and nothing of buckets
             note["tensors"] = [bucket.tensors for bucket in self._plan.buckets]
-        self._capture.note(described(self._plan, 0) | note)
+        self._capture.note(described(self._plan, 0) | self._ran_on | note)
 
     def close(self) -> None:
         """Note no more."""

@@ -13,7 +13,7 @@ from syncopate.artifacts.alike import shared
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
 from syncopate.artifacts.spans import LANES
-from syncopate.artifacts.timeline import Alike, Spans, Timeline
+from syncopate.artifacts.timeline import SERVER_COUNT, Alike, Spans, Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray
@@ -24,7 +24,7 @@ from syncopate.costs.model.training import (
     weight_sync_s,
 )
 from syncopate.errors import InvalidValueError
-from syncopate.recipe import Recipe, wire_share
+from syncopate.recipe import SERVERS, Recipe, wire_share
 from syncopate.simulation.fluid import Collective
 from syncopate.simulation.iteration import Closing, Iteration, play_several
 from syncopate.simulation.local_sgd import averages_of, play_average
@@ -78,6 +78,7 @@ def simulate(
     plan.require_fit([(t.name, t.numel, t.dtype) for t in workload.tensors], cluster.world_size)
     _require_room(workload, plan, 1, iterations)
     paces = (variation or Variation()).paces(cluster, iterations)
+    servers = plan.buckets[0].push.options.get(SERVERS) if plan.buckets else None
     return Timeline(
         name=f"{workload.model}, {plan.policy}",
         source="simulated",
@@ -87,6 +88,7 @@ def simulate(
             "cluster": cluster.name,
             "policy": plan.policy,
             "exchange": plan.exchange,
+            **({SERVER_COUNT: str(servers)} if servers is not None else {}),
             **({"variation": str(variation)} if variation and str(variation) else {}),
         },
     )

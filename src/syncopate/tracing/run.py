@@ -20,7 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Span, Spans, Timeline
+from syncopate.artifacts.timeline import (
+    SERVER_COUNT,
+    SERVERS,
+    SYNCHRONOUS,
+    Span,
+    Spans,
+    Timeline,
+)
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.jumps import jumps, longest_row
 from syncopate.tracing.merge import ClockOffset, bounds_of_each, merge
@@ -364,6 +371,7 @@ def _metadata(
         said["began"] = _written(first.header.began_s)
     if served is not None:
         said[SERVERS] = SYNCHRONOUS if served.synchronous else "asynchronous"
+        said[SERVER_COUNT] = str(served.servers)
     return {key: value for key, value in said.items() if key not in _NO_METADATA} | {
         "run": run,
         "hosts": str(len(hosts)),

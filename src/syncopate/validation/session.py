@@ -113,8 +113,8 @@ class Session:
         """
         plan = plan_of(cell, home)
         assert plan.prediction is not None
-        samples_s, measured = self._trained(cell, plan, cell.topology)
-        unlimited_s, _ = self._trained(cell, plan, cell.unlimited)
+        samples_s, measured = self.trained(cell, plan)
+        unlimited_s, _ = self.trained(cell, plan, cell.unlimited)
         return Point(
             kind=LAB,
             name=cell.name,
@@ -131,10 +131,20 @@ class Session:
             processors_s=statistics.median(unlimited_s),
         )
 
-    def _trained(
-        self, cell: Cell, plan: Plan, topology: Topology
+    def trained(
+        self, cell: Cell, plan: Plan, topology: Topology | None = None
     ) -> tuple[tuple[float, ...], Timeline]:
-        """Train in a lab; return the seconds of an iteration, one each turn, and a timeline."""
+        """Train as a cell says, by a plan; return seconds of an iteration, by turn, and a run.
+
+        Args:
+            cell: what is trained.
+            plan: by which.
+            topology: the lab; None: the cell's own.
+
+        Raises:
+            UnavailableError: a rank failed.
+        """
+        topology = topology or cell.topology
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             job = self._job(folder, topology, cell.hosts)
             job = structs.replace(job, work=cell.work, plan=plan, servers=cell.servers)

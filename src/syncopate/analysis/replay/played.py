@@ -123,6 +123,11 @@ class Replay:
         iterations: those that count.
         clocks_off_s: by how much clocks may be wrong, by what is known of them.
         clocks_differ_s: by how much at least they usually do.
+        gates: which task waits for which part, a pair in each row.
+        others: which task waits for which task of another rank, likewise.
+        pushed: which pull waits until which push moves, by their messages, likewise.
+        early: which parts are over before their message moves.
+        origin_s: when the timeline begins.
 
     Raises:
         InvalidValueError: nothing was computed, or its times contradict each other.
@@ -136,6 +141,11 @@ class Replay:
     iterations: tuple[int, ...] = field(init=False)
     clocks_off_s: float = field(init=False)
     clocks_differ_s: float = field(init=False)
+    gates: Numbers = field(init=False)
+    others: Numbers = field(init=False)
+    pushed: Numbers = field(init=False)
+    early: Mask = field(init=False)
+    origin_s: float = field(init=False)
 
     def __post_init__(self) -> None:
         timeline, spans = self.timeline, self.timeline.columns
@@ -146,8 +156,8 @@ class Replay:
         before_s = (found.arrived_s - found.least(spans.end_s))[whole & (found.sizes > 1)]
         self.clocks_differ_s = max(float(np.median(before_s)), 0.0) if len(before_s) else 0.0
         self.clocks_off_s = max(said_s, arrivals(timeline).clocks_off_s, self.clocks_differ_s)
-        self._origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
-        clocks = Clocks(self._origin_s, self.clocks_off_s)
+        self.origin_s = float(spans.start_s.min(initial=np.inf)) if len(spans) else 0.0
+        clocks = Clocks(self.origin_s, self.clocks_off_s)
         served = timeline.metadata.get(EXCHANGE) == SERVED
         rows = dict(sweep.groups(spans.rank[found.rows]))
         ranks: list[Rank] = []
@@ -164,16 +174,16 @@ class Replay:
         self.iterations = steady(np.unique(self.tasks.iteration).tolist())
         self.parts = _parts(found, ranks)
         _ready_before(self.tasks, self.parts, found.spans.channel[found.rows].astype(np.int64))
-        self._gates = np.concatenate([rank.gates for rank in ranks])
+        self.gates = np.concatenate([rank.gates for rank in ranks])
         del ranks
         meetings = list(self._meetings()) if _synchronous(timeline) else []
         pushed = _pushed(timeline, found, self.parts)
-        self._others, self._pushed = map(_pairs, (meetings, pushed))
+        self.others, self.pushed = map(_pairs, (meetings, pushed))
         moves_s = np.array(found.arrived_s, copy=True)
         for pull, push in pushed:
             moves_s[pull] = max(moves_s[pull], found.arrived_s[push])
-        self._early = ~whole[found.of] & (self.parts.end_s < found.arrived_s[found.of])
-        begun_s = np.where(self._early, self.parts.start_s, moves_s[found.of])
+        self.early = ~whole[found.of] & (self.parts.end_s < found.arrived_s[found.of])
+        begun_s = np.where(self.early, self.parts.start_s, moves_s[found.of])
         self.recorded = Durations(
             self.tasks.end_s - self.tasks.start_s,
             self.tasks.gap_s,
@@ -205,10 +215,20 @@ class Replay:
     @property
     def recorded_s(self) -> float:
         """How long an iteration took, likewise."""
+        ends_s = (self.tasks.end_s - self.origin_s, self.parts.end_s - self.origin_s)
+        return float(self.between_s(*ends_s).mean())
+
+    def between_s(self, tasks_s: Times, parts_s: Times) -> Times:
+        """Return how long each iteration that counts takes, by when tasks and parts end.
+
+        Args:
+            tasks_s: of each task, from the origin.
+            parts_s: of each part, likewise.
+        """
         pushes = self.parts.lane == PUSH
         numbers = np.concatenate([self.tasks.iteration, self.parts.iteration[pushes]])
-        ends_s = np.concatenate([self.tasks.end_s, self.parts.end_s[pushes]]) - self._origin_s
-        return float(self._lasting_s((numbers, ends_s[:, None])).mean())
+        ends_s = np.concatenate([tasks_s, parts_s[pushes]])
+        return np.asarray(self._lasting_s((numbers, ends_s[:, None]))[0])
 
     def _lasting_s(self, ends: tuple[Numbers, Times]) -> Times:
         order = np.argsort(ends[0], kind="stable")
@@ -239,13 +259,13 @@ class Replay:
         of parts that are over before their message moves, and the origin, in this order.
         """
         tasks, parts, first = self.tasks, self.parts, len(self.tasks.rank)
-        early = np.flatnonzero(self._early)
+        early = np.flatnonzero(self.early)
         self._done = first + parts.message
         self._done[early] = first + len(self.messages) + np.arange(len(early))
         starts = self._done  # a part starts where it is done from
         origin = first + len(self.messages) + len(early)
         self._later = np.flatnonzero(parts.after >= 0)
-        gates, others, pushed = self._gates, self._others, self._pushed + first
+        gates, others, pushed = self.gates, self.others, self.pushed + first
         follows = np.where(parts.task >= 0, parts.task, origin)
         source = (
             np.where(tasks.previous >= 0, tasks.previous, origin),
@@ -270,13 +290,13 @@ class Replay:
 
     def _about_s(self) -> Times:
         """Return when each event was recorded."""
-        early_s = self.parts.start_s[self._early]
-        at_s = (self.tasks.start_s, self.messages.arrived_s, early_s, [self._origin_s])
-        return np.concatenate(at_s) - self._origin_s
+        early_s = self.parts.start_s[self.early]
+        at_s = (self.tasks.start_s, self.messages.arrived_s, early_s, [self.origin_s])
+        return np.concatenate(at_s) - self.origin_s
 
     def _weights(self, of: Durations) -> Times:
         """Return the weight of each edge."""
-        tasks, parts, gates, others = self.tasks, self.parts, self._gates, self._others
+        tasks, parts, gates, others = self.tasks, self.parts, self.gates, self.others
         lasts_s = np.append(of.tasks_s, 0.0)  # what is not there takes no time
         return np.concatenate(
             (

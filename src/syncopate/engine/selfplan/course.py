@@ -473,6 +473,7 @@ class SelfPlanner(Stepwise):
         self._engine.adopt(best.plan)
         sharded = yield from self._of_sharded(best)
         assert self._cluster is not None
+        self._engine.recording.ran_on(self._cluster)
         assert self._engine.workload is not None
         path = None
         if self._wishes.cache and self._engine.communicator.rank == 0:

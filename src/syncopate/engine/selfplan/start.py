@@ -106,6 +106,7 @@ def _kept(engine: Engine, facts: dict[str, str]) -> Kept | None:
     if kept is not None:
         kept.plan.require_fit(engine.tensors, communicator.world_size)
     if settled is not None:
+        engine.recording.ran_on(settled.cluster)
         console.log(words.of_kept(settled))
     return kept
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from syncopate.analysis.difference import difference
 from syncopate.analysis.phases import COMMUNICATION
-from syncopate.artifacts.timeline import LANES
+from syncopate.artifacts.timeline import LANES, OWN_CLUSTER
 from syncopate.reports.difference import cells
 from syncopate.reports.explanation import expected, told, verdict
 from syncopate.reports.pages import parts, plots
@@ -25,7 +25,7 @@ from syncopate.units import format_seconds
 
 _CAUSES = 8
 
-_UNSAID = ("links", "clock_error_s", "gradients")
+_UNSAID = ("links", "clock_error_s", "gradients", OWN_CLUSTER)
 """Metadata for programs: what is to be said of it stands elsewhere."""
 
 

@@ -5,6 +5,7 @@ from syncopate.tracing.dlc.node import Node
 from syncopate.tracing.dlc.reader import Damage, Trace, read, records
 from syncopate.tracing.dlc.records import Header, Operation, Record, SetUp
 from syncopate.tracing.dlc.repair import findings, repaired
+from syncopate.tracing.dlc.timeline import timeline_of
 from syncopate.tracing.dlc.writer import to_dlc
 
 __all__ = [
@@ -20,5 +21,6 @@ __all__ = [
     "read",
     "records",
     "repaired",
+    "timeline_of",
     "to_dlc",
 ]
