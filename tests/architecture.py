@@ -18,6 +18,7 @@ VOCABULARY = {
     "ranks",
     "reading",
     "recipe",
+    "shown",
     "topology",
 }
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import require_time
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 from syncopate.units import format_count

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import Level, require_time, size_of, sizes_text, unit_counts
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
 from syncopate.units import KIB, format_count

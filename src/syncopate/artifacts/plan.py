@@ -32,7 +32,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import require_time
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError

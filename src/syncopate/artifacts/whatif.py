@@ -15,7 +15,7 @@ import msgspec
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Prediction
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.reading import read_whole
 from syncopate.units import format_count, format_link, format_seconds

@@ -17,7 +17,7 @@ from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.analysis.serving import Message, Overhead, served_phases
 from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import works
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.difference import Difference
 from syncopate.analysis.difference import difference as difference_of
 from syncopate.analysis.trips import Trip
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report

@@ -16,7 +16,7 @@ from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
-from syncopate.artifacts.shown import Row, Shown
+from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError

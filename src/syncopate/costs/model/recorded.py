@@ -14,12 +14,14 @@ at once ``a + n max(u b, W / S b')``.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.cluster import Cluster, Level
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.level import Level, size_of
 from syncopate.artifacts.network import Message, Price
 from syncopate.costs.model.bound import served_s_per_byte
 from syncopate.costs.model.collective import collective_costs, schedule_cost
@@ -131,16 +133,10 @@ def part_of(cluster: Cluster, ranks: tuple[int, ...]) -> Cluster:
         return cluster
     units = [cluster.position(rank) for rank in ranks]
     levels: list[Level] = []
-    even = True
     for level in cluster.levels:
-        above = [unit // level.size for unit in units]
-        counts = {unit: above.count(unit) for unit in above}
-        even &= len(set(counts.values())) == 1
-        levels.append(replace(level, size=max(counts.values())))
-        units = list(counts)
-    if not even:
-        crossed = [level for level in levels if level.size > 1]
-        levels = [replace(crossed[-1], size=len(ranks))]
+        held = Counter(level.place(unit)[0] for unit in units)
+        units = sorted(held)
+        levels.append(replace(level, size=size_of(held[unit] for unit in units)))
     found: Cluster = replace(
         cluster, levels=tuple(levels), placement=(), hosts=(), curves=(), probes=()
     )

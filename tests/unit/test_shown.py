@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from syncopate.artifacts.shown import PRINTED, Shown
+from syncopate.shown import PRINTED, Shown
 from syncopate.errors import SyncopateError
 from syncopate.planning.planner import make_plan
 from syncopate.simulation import simulate
