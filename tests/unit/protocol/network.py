@@ -39,6 +39,23 @@ class Trouble(NamedTuple):
     retry_s: float = 1.0
 
 
+class Habit(NamedTuple):
+    """How workers push and pull.
+
+    Attributes:
+        period: they pull in every so many rounds.
+        together: how often they submit many slices at once.
+        apart: whether that is any number of them, or all.
+    """
+
+    period: int = 1
+    together: float = 0.0
+    apart: bool = True
+
+
+_USUAL = Habit()
+
+
 class Packet(NamedTuple):
     """A message under way, over one connection of a worker to a server."""
 
@@ -111,11 +128,9 @@ class World:
         trouble: Trouble,
         random: Random,
         durable: bool = True,
-        period: int = 1,
-        together: float = 0.0,
-        apart: bool = True,
+        habit: Habit = _USUAL,
     ) -> None:
-        self.together, self.apart = together, apart
+        self.together, self.apart = habit.together, habit.apart
         self.rules, self.rounds, self.trouble, self.random = rules, rounds, trouble, random
         self.limits = Limits(retry_s=trouble.retry_s)
         tensors = [TensorSpec(f"t{i}", "float32", 5 * i) for i in range(TENSORS)]
@@ -138,7 +153,7 @@ class World:
         self.done = [-1] * workers
         self.waiting: list[dict[tuple[int, int], int]] = [{} for _ in range(workers)]
         self.pulled: list[tuple[int, int, int, Log]] = []
-        self.period = period
+        self.period = habit.period
         self.crashes, self.closes = trouble.crashes, trouble.closes
         for rank, machine in enumerate(self.workers):
             self.do_worker(rank, machine.connect(self.now_s))

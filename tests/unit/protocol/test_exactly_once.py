@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from syncopate.protocol import bundle, layout
 from syncopate.protocol import messages as msg
 from syncopate.protocol.rules import Rules
-from tests.unit.protocol.network import Trouble, World
+from tests.unit.protocol.network import Habit, Trouble, World
 
 TROUBLE = st.builds(
     Trouble,
@@ -34,8 +34,8 @@ def _run(rules, trouble, seed, together=None, **given):
     least = 2 if together is not None else 64
     few = {"_LEAST": least, "LEAST_RUN": 1, "_MOST_PARTS": 4}
     with mock.patch.multiple(bundle, **few), mock.patch.object(layout, "LEAST_RUN", 1):
-        together = together or 0.0
-        world = World(rules, trouble=trouble, random=Random(seed), together=together, **given)
+        habit = Habit(given.pop("period", 1), together or 0.0, given.pop("apart", True))
+        world = World(rules, trouble=trouble, random=Random(seed), habit=habit, **given)
         logs = world.run()
     assert sorted(logs) == list(range(len(world.layout.slices)))
     assert all(server.failed == [] for server in world.servers)

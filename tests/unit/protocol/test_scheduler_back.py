@@ -1,0 +1,78 @@
+"""A scheduler that comes back: what it kept, and what its members hear from it."""
+
+from __future__ import annotations
+
+from syncopate.protocol import actions as act
+from syncopate.protocol import messages as msg
+from syncopate.protocol.scheduler import SchedulerMachine
+from tests.unit.protocol.test_membership import LIMITS, _beat, _register, _said
+
+
+def _kept(machine):
+    """Return a scheduler that was started again with what ``machine`` had kept."""
+    return SchedulerMachine("job", "run", 1, 3, LIMITS, seated=machine.seated)
+
+
+def _begun():
+    machine = SchedulerMachine("job", "run", 1, 3, LIMITS, seated=())
+    machine.tick(0.0)
+    assert machine.seated == ()
+    sent = machine.receive("s", _register("server", "s", durable=True), 0.0)
+    for rank in range(3):
+        sent += machine.receive(f"w{rank}", _register("worker", f"w{rank}"), 0.0)
+    assert all(said.durable for said in _said(sent).values() if isinstance(said, msg.Roster))
+    return machine
+
+
+def test_a_scheduler_that_comes_back_knows_its_members_and_what_became_of_them():
+    machine = _begun()
+    machine.receive("w2", msg.Leave("w2"), 1.0)
+    again = _kept(machine)
+    assert again.complete
+    assert again.seated == machine.seated
+    assert again.tick(100.0) == []
+    assert again.receive("new", msg.Heartbeat("w0"), 101.0) == [
+        act.Send("new", msg.Heartbeat("")),
+        act.Send("new", msg.Moved(0, "tcp://s")),
+    ]
+    assert again.receive("new s", msg.Heartbeat("s"), 101.0) == [
+        act.Send("new s", msg.Heartbeat("")),
+        act.Send("new s", msg.Left(2)),
+    ]
+    assert again.receive("new", msg.Heartbeat("w0"), 102.0) == [act.Send("new", msg.Heartbeat(""))]
+    # Worker 1 died meanwhile.
+    (lost,) = [a for a in again.tick(105.5) if a.to == "new"]
+    assert lost.message == msg.Lost(1, 5.5)
+
+
+def test_a_server_that_comes_back_while_the_scheduler_is_gone_is_known_by_its_run():
+    again = _kept(_begun())
+    again.tick(100.0)
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    (roster,) = again.receive("n", back, 100.5)
+    assert roster.message.servers == ("tcp://new",)
+    said = again.receive("w0 again", msg.Heartbeat("w0"), 101.0)
+    assert said[-1] == act.Send("w0 again", msg.Moved(0, "tcp://new"))
+
+
+def test_every_change_that_must_be_kept_is_counted():
+    machine, seen = _begun(), [1]
+
+    def changed():
+        seen.append(machine.changes)
+        return seen[-1] > seen[-2]
+
+    assert machine.changes == 1
+    machine.receive("w0", msg.Heartbeat("w0"), 1.0)
+    assert not changed()
+    machine.receive("w0", msg.Leave("w0"), 1.0)
+    assert changed()
+    _beat(machine, 4.0, "s", "w1")
+    machine.tick(5.5)
+    assert [member.state for member in machine.seated] == ["here", "left", "here", "lost"]
+    assert changed()
+    back = msg.Register(msg.PROTOCOL, "job", "server", "new", "tcp://new", 0, "run", True)
+    machine.receive("n", back, 5.6)
+    assert changed()
+    machine.abort("enough")
+    assert changed()
