@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from syncopate.shown import PRINTED, Shown
 from syncopate.errors import SyncopateError
 from syncopate.planning.planner import make_plan
+from syncopate.shown import PRINTED, Shown
 from syncopate.simulation import simulate
 from tests.unit import examples
 

@@ -18,9 +18,9 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import Level, require_time, size_of, sizes_text, unit_counts
-from syncopate.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
+from syncopate.shown import Row, Shown
 from syncopate.units import KIB, format_count
 
 

@@ -10,9 +10,9 @@ from typing import ClassVar
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import require_time
-from syncopate.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import AlgorithmOptions
+from syncopate.shown import Row, Shown
 from syncopate.units import format_count
 
 MEASURED = "measured"

@@ -32,11 +32,11 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.level import require_time
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.workload import fingerprint
 from syncopate.delay import Delay, LocalSGD
 from syncopate.errors import InvalidValueError, PlanError, UnknownNameError
 from syncopate.recipe import Recipe, require_wire_dtype
+from syncopate.shown import Row, Shown
 from syncopate.units import MIB, dtype_bytes, format_count, format_seconds
 
 ALLREDUCE, DECOUPLED, SHARDED = "allreduce", "decoupled", "sharded"

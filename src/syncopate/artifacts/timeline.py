@@ -24,10 +24,10 @@ import numpy as np
 from syncopate.artifacts.alike import Alike, SharedSpans, require_ranks, shared
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import MAX_RANKS
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.reading import as_utf8, opened
+from syncopate.shown import Row, Shown
 from syncopate.units import format_count, format_seconds
 
 __all__ = [

@@ -15,9 +15,9 @@ import msgspec
 
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.plan import Prediction
-from syncopate.shown import Row, Shown
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.reading import read_whole
+from syncopate.shown import Row, Shown
 from syncopate.units import format_count, format_link, format_seconds
 
 DDP, BEST = "ddp", "best"

@@ -16,8 +16,8 @@ from msgspec import structs
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.level import require_time
-from syncopate.shown import Row, Shown
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.shown import Row, Shown
 from syncopate.units import dtype_bytes, format_bytes, format_count, format_seconds
 
 _ROUNDING = 1e-12

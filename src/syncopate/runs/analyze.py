@@ -17,7 +17,6 @@ from syncopate.analysis.phases import Phases, mean, phases
 from syncopate.analysis.serving import Message, Overhead, served_phases
 from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import works
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress, part, say
 from syncopate.reports.attribution import timeline_json, timeline_report
@@ -25,6 +24,7 @@ from syncopate.reports.journeys import journeys_json, journeys_report
 from syncopate.reports.serving import serving_json, serving_report
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, read
 from syncopate.runs.served import computed_of, messages_in, messages_of
+from syncopate.shown import Row, Shown
 from syncopate.tracing import dlc
 
 _READ = 0.5

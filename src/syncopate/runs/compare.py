@@ -10,12 +10,12 @@ from rich.console import Group, RenderableType
 from syncopate.analysis.difference import Difference
 from syncopate.analysis.difference import difference as difference_of
 from syncopate.analysis.trips import Trip
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.output import Progress
 from syncopate.reports.difference import difference_json, difference_report
 from syncopate.reports.journeys import journeys_difference, journeys_json
 from syncopate.runs.reading import LAST, Source, read
+from syncopate.shown import Row, Shown
 
 
 @dataclass(frozen=True, repr=False)

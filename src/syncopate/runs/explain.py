@@ -16,7 +16,6 @@ from syncopate.analysis.phases import COMPUTATION
 from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
@@ -26,6 +25,7 @@ from syncopate.reports.journeys import journeys_json, journeys_report
 from syncopate.reports.phases import ARRIVALS_ALONE, lateness_report
 from syncopate.runs.best_plan import against_the_best
 from syncopate.runs.reading import LAST, NO_TABLE, Source, Table, latest, of_those_there, read
+from syncopate.shown import Row, Shown
 
 TOOL = "tool"
 """What metadata call the tool that wrote the files of ranks."""

@@ -12,9 +12,9 @@ from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import require_time
 from syncopate.artifacts.plan import Prediction
-from syncopate.shown import Row, Shown
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
+from syncopate.shown import Row, Shown
 from syncopate.units import format_count
 
 GPU, LAB = "gpu", "lab"
