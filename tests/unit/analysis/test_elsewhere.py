@@ -251,3 +251,13 @@ def test_a_network_of_other_ranks_or_collectives_is_refused():
         fitted_network(made(2, 4)).changed(servers=2)
     with pytest.raises(InvalidValueError, match="bytes of a message is -1"):
         ClusterNetwork(flat(1)).price(Message("all_reduce", "ring", -1))
+
+
+def test_a_replay_prints_its_iterations():
+    timeline = recorded_of("even")
+    cluster = Cluster.flat(4, latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    found = syncopate.replay(timeline, ClusterNetwork(cluster))
+    assert [row["recorded_s"] for row in found.rows()] == list(found.recorded_s)
+    assert [row["replayed_s"] for row in found.rows()] == list(found.replayed_s)
+    assert "the median iteration took" in repr(found)
+    assert len(str(found).splitlines()) == 2 + len(found.iterations)

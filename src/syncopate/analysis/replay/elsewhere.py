@@ -37,6 +37,8 @@ from syncopate.artifacts.network import Message, Network, Price
 from syncopate.artifacts.spans import Mask, Spans, Times
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.errors import InvalidValueError
+from syncopate.shown import Row, Shown
+from syncopate.units import format_seconds
 
 REPLAYED = "replayed"
 """What metadata call the network on which a run was played again."""
@@ -63,8 +65,8 @@ class Spent(NamedTuple):
     idle_s: float
 
 
-@dataclass(frozen=True)
-class Elsewhere:
+@dataclass(frozen=True, repr=False)
+class Elsewhere(Shown):
     """A run, and the same run on another network.
 
     Attributes:
@@ -87,6 +89,23 @@ class Elsewhere:
     replayed_s: tuple[float, ...]
     between: tuple[int, int] | None
     known: bool
+
+    def summary(self) -> tuple[str, ...]:
+        """Return what the median iteration took, and takes there."""
+        before_s, after_s = self.medians_s
+        took, takes = format_seconds(before_s), format_seconds(after_s)
+        return (
+            f"{self.recorded.name} on {self.network}: the median iteration took {took}, and takes "
+            f"{takes} there",
+        )
+
+    def rows(self) -> list[Row]:
+        """Return the iterations."""
+        both = zip(self.iterations, self.recorded_s, self.replayed_s, strict=True)
+        return [
+            {"iteration": number, "recorded_s": before_s, "replayed_s": after_s}
+            for number, before_s, after_s in both
+        ]
 
     @property
     def medians_s(self) -> tuple[float, float]:
