@@ -16,6 +16,16 @@ def _rows(table):
     return [list(row) for row in zip(*columns, strict=True)]
 
 
+def test_the_error_of_a_fit_is_shown_from_three_sizes_on():
+    cluster = examples.cluster()
+    ring = cluster.curves[0]
+    between = msgspec.structs.replace(ring.points[0], nbytes=2048)
+    ring = msgspec.structs.replace(ring, points=(ring.points[0], between, ring.points[1]))
+    report = terminal.cluster_report(msgspec.structs.replace(cluster, curves=(ring,)))
+    _, fits, _ = examples.tables(report)
+    assert _rows(fits)[0] == ["ring", "300.0 us", "0.617 GB/s", f"{terminal.fit_error(ring):.1%}"]
+
+
 def test_a_cluster_shows_levels_fits_and_curves():
     report = terminal.cluster_report(examples.cluster())
     levels, fits, curves = examples.tables(report)
@@ -23,7 +33,8 @@ def test_a_cluster_shows_levels_fits_and_curves():
         ["device", "2", "5.0 us", "80.00 Gbit/s"],
         ["host", "2", "50.0 us", "10.00 Gbit/s"],
     ]
-    assert _rows(fits)[0] == ["ring", "300.0 us", "0.617 GB/s", "0.3%"]
+    # Of two sizes a line has no error to show.
+    assert _rows(fits)[0] == ["ring", "300.0 us", "0.617 GB/s", "-"]
     assert _rows(curves) == [
         ["1.0 KiB", "300.0 us", "*100.0 us", "0.015"],
         ["1.0 MiB", "*2.00 ms", "3.00 ms", "0.786"],
