@@ -13,8 +13,8 @@ with pyzmq there whose ends also add and copy what comes, with pyzmq through a t
 with plain copies in memory, and with torch.distributed.rpc; printed is their time over ours: the
 aim is 0.80 against pyzmq.
 
-Tensors are those of ResNet-50 (102 MB), one of 16 MiB, and on loopback one of 4 bytes, and 10,000 of
-64 bytes at once. Rounds are
+Tensors are those of ResNet-50 (102 MB), one of 16 MiB, and on loopback one of 4 bytes, and 10,000
+of 64 bytes at once. Rounds are
 interleaved, and every one is kept in the file as soon as it is over. A run that was stopped goes on
 where it was; more rounds join those that are there.
 """
