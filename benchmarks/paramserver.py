@@ -14,8 +14,9 @@ with plain copies in memory, and with torch.distributed.rpc; printed is their ti
 aim is 0.80 against pyzmq.
 
 Tensors are those of ResNet-50 (102 MB), one of 16 MiB, and on loopback one of 4 bytes, and 10,000
-of 64 bytes at once. Rounds are interleaved, and each is kept in the file as soon as it is over.
-A run that was stopped goes on where it was; more rounds join those that are there.
+of 64 bytes at once. Rounds are
+interleaved, and every one is kept in the file as soon as it is over. A run that was stopped goes on
+where it was; more rounds join those that are there.
 """
 
 from __future__ import annotations
