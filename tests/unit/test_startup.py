@@ -65,7 +65,7 @@ def test_torch_is_loaded_as_ever_and_what_fails_afterwards_is_said(tmp_path):
 
 
 def test_the_installed_package_has_it():
-    folder = Path(str(importlib.metadata.distribution("syncopate").locate_file("")))
+    folder = Path(str(importlib.metadata.distribution("syncopate-torch").locate_file("")))
     if str(folder) not in site.getsitepackages():
         pytest.skip("this environment borrows its packages from another")
     code = "print('syncopate.startup' in sys.modules)"

@@ -51,7 +51,7 @@ class Level(Record, frozen=True, kw_only=True):
         sizes = self.size if isinstance(self.size, tuple) else (self.size, self.size + 1)
         if len(set(sizes)) < 2 or min(sizes) < 1:
             rule = "an integer >= 1, or where units are unequal one for each of them"
-            raise InvalidValueError("level size", self.size, rule)
+            raise InvalidValueError("size", self.size, rule)
         require_time("latency_s", self.latency_s)
         if not math.isfinite(self.burst_bytes) or self.burst_bytes < 0:
             raise InvalidValueError("burst_bytes", self.burst_bytes, "a finite number >= 0")

@@ -49,7 +49,7 @@ def test_every_unit_is_in_one_of_the_next_level(sizes):
 
 @pytest.mark.parametrize("size", [0, -1, (), (3,), (4, 4), (2, 0)])
 def test_sizes_that_are_none_are_refused(size):
-    with pytest.raises(InvalidValueError, match=r"level size is .* where units are unequal"):
+    with pytest.raises(InvalidValueError, match=r"size is .* where units are unequal"):
         level(size)
 
 
