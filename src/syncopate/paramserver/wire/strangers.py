@@ -94,7 +94,7 @@ class Strangers:
             self._drop(descriptor)
         elif descriptor not in self._admitted:
             with suppress(OSError):  # it is gone already
-                self._strangers[descriptor] = socket.socket(fileno=os.dup(descriptor))
+                self._strangers[descriptor] = _shared(descriptor)
 
     def _drop(self, descriptor: int) -> None:
         held = self._strangers.pop(descriptor, None)
@@ -116,6 +116,20 @@ class Strangers:
         with suppress(OSError):
             self._strangers[descriptor].shutdown(socket.SHUT_RDWR)
         self._drop(descriptor)
+
+
+def _shared(descriptor: int) -> socket.socket:
+    """Return a socket of one's own on a connection that another one holds.
+
+    Raises:
+        OSError: it is closed, or is no socket.
+    """
+    own = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=own)
+    except OSError:
+        os.close(own)
+        raise
 
 
 def _received(held: socket.socket) -> int:
