@@ -82,7 +82,7 @@ def test_racks_that_alternate_are_found_and_put_one_after_the_other():
     # What four pairs get across together; loosely, for busy machines.
     nominal = topology.cluster().levels[1].bandwidth_bytes_per_s
     assert 0.6 * nominal < cluster.levels[1].bandwidth_bytes_per_s < 1.2 * nominal
-    assert cluster.warnings == ()
+    assert not any("exchanges data at" in warning for warning in cluster.warnings)
 
 
 def test_a_flat_network_has_no_racks():
