@@ -18,7 +18,7 @@ SOURCES := src tests $(wildcard benchmarks reproduce examples docs)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-rest test-full test-extras extras-here lint format docs reproduce bench mutants clean
+.PHONY: help demo test test-rest test-full test-extras extras-here test-torch lint format docs reproduce bench mutants clean
 
 help: ## show this list
 	@echo "Syncopate: moves gradient communication off the critical path."
@@ -80,6 +80,20 @@ extras-here:
 	@$(MAKE) --no-print-directory VENV=$(VENV) NEEDED=$(NEEDED) $(READY)
 	@$(PYTEST) -m extras --no-skips --junitxml=out/test-extras.xml $(ARGS)
 
+# Each in an environment of its own, which holds nothing but what these tests need.
+VERSIONS ?= 2.13.0
+test-torch: ## what the engine takes of torch's inside, with other versions: VERSIONS="2.11.0 2.13.0"
+	@set -e; for version in $(VERSIONS); do \
+	  venv=.venv-torch-$$version; echo "==> torch $$version"; \
+	  test -x $$venv/bin/python || $(PYTHON) -m venv $$venv; \
+	  grep -v '^torch==' constraints.txt > $$venv/constraints.txt; \
+	  $$venv/bin/python -m pip install --quiet $(PIP_ARGS) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) \
+	    -c $$venv/constraints.txt torch==$$version; \
+	  $$venv/bin/python -m pip install --quiet $(PIP_ARGS) -c $$venv/constraints.txt \
+	    numpy msgspec rich pytest pytest-timeout hypothesis; \
+	  PYTHONPATH=src $$venv/bin/python -m pytest tests/unit/engine/test_torch_compat.py; \
+	done
+
 lint: $(READY) ## style, formatting and types
 	@echo "==> ruff check";  $(BIN)/ruff check $(SOURCES)
 	@echo "==> ruff format"; $(BIN)/ruff format --check $(SOURCES)
@@ -111,6 +125,6 @@ mutants: $(READY) ## how many small faults the tests notice, by a sample: about 
 	@$(BIN)/python -m tests.mutants $(ARGS)
 
 clean: ## remove the environment, caches and what the demo wrote
-	rm -rf $(VENV) .venv-extras build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-extras .venv-torch-* build dist out mutants syncopate-demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	find . -name '*.egg-info' -type d -prune -exec rm -rf {} +
