@@ -8,10 +8,11 @@ import pytest
 from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.cli.demo import words
+from syncopate.cli.demo import story, words
 from syncopate.cli.demo.result import DemoResult, Pace, PolicyResult, ScalePrediction
 from syncopate.errors import SyncopateError
-from syncopate.planning import compare
+from syncopate.planning import compare, make_plan
+from syncopate.simulation import simulate
 from tests.unit import examples
 
 FOLDER = Path("syncopate-demo")
@@ -98,7 +99,7 @@ def test_plans_are_held_against_ddp_and_predictions_against_what_was_measured(pl
 
 def test_without_a_page_it_says_how_to_have_one(plans):
     last = examples.text(words.what_next(FOLDER, None)).splitlines()[-1]
-    assert "pip install jinja2 plotly" in last
+    assert last.startswith("a page of this run: syncopate report ")
     assert f"syncopate report {FOLDER}/timeline.json" in last
 
 
@@ -133,3 +134,13 @@ def test_a_gain_within_noise_is_not_called_one(plans):
     assert "the decoupled plan takes 900.00 ms" in text
     assert "1.33x DDP's speed" in text
     assert "noise" not in text
+
+
+def test_a_run_at_another_pace_than_its_profile_has_a_page(tmp_path):
+    """Profiled on a machine that did other work at the time."""
+    workload, cluster = examples.workload(), examples.steady_cluster()
+    plan = make_plan(workload, cluster, "optimal")
+    timeline = simulate(workload, plan, cluster, iterations=6)
+    page = story._page(tmp_path, timeline, (workload.scaled(10.0), cluster, plan))
+    assert page == tmp_path / "report.html"
+    assert "<!doctype html>" in page.read_text()[:20].lower()

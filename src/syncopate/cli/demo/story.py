@@ -25,7 +25,7 @@ from syncopate.cli.demo.trainer import Trainer, Wrap, optimizer_of, with_ddp, wi
 from syncopate.cli.demo.words import BASELINE, BEST, HALVED
 from syncopate.collectives import Communicator
 from syncopate.engine.selfplan.contest import alike
-from syncopate.errors import SyncopateError
+from syncopate.errors import InvalidValueError, SyncopateError
 from syncopate.planning import compare, make_plan
 from syncopate.profiling.profile import profile
 from syncopate.reports.terminal import (
@@ -325,7 +325,10 @@ def _page(folder: Path, timeline: Timeline, known: tuple[Workload, Cluster, Plan
     workload, cluster, plan = known
     files = str(folder / "workload.json"), str(folder / "cluster.json")
     try:
-        page = report(timeline, workload=workload, cluster=cluster, plan=plan, files=files)
+        try:
+            page = report(timeline, workload=workload, cluster=cluster, plan=plan, files=files)
+        except InvalidValueError:  # the machine's pace was quite another when it was profiled
+            page = report(timeline, cluster=cluster)
     except SyncopateError as error:
         err().print(f"note: no page: {error}", style="yellow", soft_wrap=True, markup=False)
         return None

@@ -199,8 +199,7 @@ def what_next(folder: Path, page: Path | None) -> Text:
         f"                         iterations in {folder}/trace.json (https://ui.perfetto.dev)",
     ]
     if page is None:
-        last = "a page of this run: pip install jinja2 plotly, then "
-        last += f"syncopate report {folder}/timeline.json"
+        last = f"a page of this run: syncopate report {folder}/timeline.json"
     else:
         last = f"open {page} to see the iterations that were recorded"
     return Text.assemble(_indented(lines), "\n\n", (last, "bold"))
