@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.costs.model.collective import fixed_cost
-from syncopate.costs.model.price import price_pieces
+from syncopate.costs.schedule.price import price_pieces
 from syncopate.output import write_output
 from syncopate.schedules.conditions import conditions
 from syncopate.schedules.registry import ALGORITHMS, build, fitted

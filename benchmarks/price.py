@@ -9,7 +9,7 @@ Started plainly it makes a lab (network namespaces, shaped links) and runs itsel
 ranks measure their network as a calibration does, without curves, and then the sweep. Algorithms
 take turns, and all ranks begin at a moment agreed beforehand (``calibration/starts.py``): a sample
 is the time from that moment until the last rank is done, and the median of them is held against the
-price of the schedule on the measured network (``costs/model/execution.py``). Algorithms with
+price of the schedule on the measured network (``costs/schedule/execution.py``). Algorithms with
 options run as the price chooses them for the size, and with their defaults, and none at sizes that
 it had better not carry (``Algorithm.most_bytes``).
 
@@ -48,8 +48,8 @@ from syncopate.calibration.starts import Starts
 from syncopate.collectives import Communicator
 from syncopate.collectives.machine import hosts_of
 from syncopate.costs.model.collective import schedule_cost
-from syncopate.costs.model.execution import execution_times
-from syncopate.costs.model.price import price_many
+from syncopate.costs.schedule.execution import execution_times
+from syncopate.costs.schedule.price import price_many
 from syncopate.output import write_output
 from syncopate.schedules import registry
 from syncopate.schedules.conditions import conditions

@@ -33,7 +33,7 @@ from msgspec import structs
 import syncopate
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SERVED, SHARDED
 from syncopate.artifacts.timeline import Timeline
-from syncopate.costs.model.recorded import ClusterNetwork
+from syncopate.costs.model.replayed import ClusterNetwork
 from syncopate.errors import SyncopateError
 from syncopate.lab.support import require
 from syncopate.output import write_output

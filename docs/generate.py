@@ -20,7 +20,7 @@ from typing import Any
 import typer
 
 from syncopate.artifacts.cluster import NETWORKS
-from syncopate.artifacts.whatif import WhatIf
+from syncopate.artifacts.results.whatif import WhatIf
 from syncopate.cli.app import app
 from syncopate.output import write_output
 from syncopate.planning.registry import POLICIES

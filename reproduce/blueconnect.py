@@ -42,8 +42,8 @@ from rich.table import Table
 from syncopate.artifacts.cluster import Cluster, Level
 from syncopate.costs.decide.decisions import Decision, decisions
 from syncopate.costs.decide.options import best_options
-from syncopate.costs.model.price import price
 from syncopate.costs.papers.blueconnect import blueconnect_s, one_level_s, stages, two_level_s
+from syncopate.costs.schedule.price import price
 from syncopate.reports.comparison import Comparison, comparison_table
 from syncopate.schedules.registry import build, candidates, fitted
 from syncopate.units import format_bytes

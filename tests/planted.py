@@ -98,17 +98,17 @@ PLANTED: tuple[Planted, ...] = (
     ),
     Planted(
         "copies are charged as additions, by the model of messages",
-        "costs/model/messages.py",
+        "costs/schedule/messages.py",
         "np.where(table.op == REDUCE, chunks, 0)",
         "chunks",
-        ("tests/unit/costs/test_price.py",),
+        ("tests/unit/costs/schedule/test_price.py",),
     ),
     Planted(
         "copies are charged as additions, by the model of the executor",
-        "costs/model/loads.py",
+        "costs/schedule/loads.py",
         "(sent * turn.adds[:, None]).sum(axis=0)",
         "sent.sum(axis=0)",
-        ("tests/unit/costs/test_execution.py",),
+        ("tests/unit/costs/schedule/test_execution.py",),
     ),
     Planted(
         "a forward is spread over its layers by the inverse of its share",

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.lab import Topology
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.schedules.base import Schedule, chunk_offsets

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.units import KIB, MIB
 
 from .session import Session, found_by

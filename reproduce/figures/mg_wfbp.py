@@ -17,7 +17,7 @@ import mg_wfbp
 import mg_wfbp_inputs as inputs
 from mg_wfbp import ALPHA_S, BETA_S_PER_BYTE, DATA, GAMMA_S_PER_BYTE, METHODS, lines
 from mg_wfbp_readings import readings, ring_setting
-from syncopate.costs.model.price import price
+from syncopate.costs.schedule.price import price
 from syncopate.schedules.registry import build
 
 from . import resnet50

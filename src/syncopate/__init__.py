@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from syncopate.analysis.replay.elsewhere import replay
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.plan import Plan
+    from syncopate.artifacts.results.whatif import Prices, WhatIf
     from syncopate.artifacts.timeline import Timeline
-    from syncopate.artifacts.whatif import Prices, WhatIf
     from syncopate.artifacts.workload import Workload
     from syncopate.bench.run import bench
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
-    from syncopate.costs.model.recorded import ClusterNetwork
+    from syncopate.costs.model.replayed import ClusterNetwork
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
@@ -116,7 +116,7 @@ _MODULES = {
     "read_logs": "calibration.logs.read",
     "replay": "analysis.replay.elsewhere",
     "Cluster": "artifacts.cluster",
-    "ClusterNetwork": "costs.model.recorded",
+    "ClusterNetwork": "costs.model.replayed",
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",
@@ -138,8 +138,8 @@ _MODULES = {
     "make_plan": "planning.planner",
     "simulate": "simulation.timeline",
     "Variation": "simulation.ranks",
-    "Prices": "artifacts.whatif",
-    "WhatIf": "artifacts.whatif",
+    "Prices": "artifacts.results.whatif",
+    "WhatIf": "artifacts.results.whatif",
     "whatif": "planning.whatif.study",
     "analyze": "runs.analyze",
     "bench": "bench.run",

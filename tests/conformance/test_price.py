@@ -9,9 +9,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.model.congestion import busiest_s_per_byte
-from syncopate.costs.model.price import path_lines, price
 from syncopate.costs.papers.closed_forms import closed_form
+from syncopate.costs.schedule.congestion import busiest_s_per_byte
+from syncopate.costs.schedule.price import path_lines, price
 from syncopate.schedules.compose import by_element
 from syncopate.schedules.conditions import CONDITIONS
 from syncopate.schedules.registry import build

@@ -9,7 +9,6 @@ from msgspec import structs
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
-from syncopate.artifacts.benchmark import Benchmark, Point, Series, Timing
 from syncopate.artifacts.cluster import (
     Cluster,
     CollectiveCurve,
@@ -19,6 +18,7 @@ from syncopate.artifacts.cluster import (
     LinearFit,
 )
 from syncopate.artifacts.plan import Bucket, Plan, Prediction
+from syncopate.artifacts.results.benchmark import Benchmark, Point, Series, Timing
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.recipe import Recipe
 

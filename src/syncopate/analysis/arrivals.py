@@ -21,8 +21,8 @@ import numpy as np
 
 from syncopate.analysis.collectives import collectives, members
 from syncopate.analysis.work import steady
-from syncopate.artifacts.spans import Times, coded
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import Times, coded
 
 
 @dataclass(frozen=True)

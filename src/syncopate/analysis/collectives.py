@@ -24,10 +24,10 @@ from syncopate.analysis.evidence.pipeline import matched
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION
 from syncopate.analysis.sweep import lengths_s, pieces, runs
-from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.plan import ALLREDUCE, EXCHANGES, SERVED, SHARDED
-from syncopate.artifacts.spans import Mask, Numbers, coded
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.timeline import Span, Spans, Timeline
+from syncopate.artifacts.timelines.spans import Mask, Numbers, coded
 
 NAMED = frozenset(
     {

@@ -21,8 +21,8 @@ from syncopate.analysis.collectives import Collectives, collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalling
 from syncopate.analysis.sweep import groups, pieces, runs
-from syncopate.artifacts.spans import LANES, Numbers, Times, coded
 from syncopate.artifacts.timeline import Spans, Timeline
+from syncopate.artifacts.timelines.spans import LANES, Numbers, Times, coded
 
 _AT_ONCE = 1 << 16
 """Exposures that are made, or pairs of ranks that are looked at, in one go."""

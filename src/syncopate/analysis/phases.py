@@ -29,8 +29,8 @@ import numpy as np
 from syncopate.analysis.intervals import Interval
 from syncopate.analysis.once import once
 from syncopate.analysis.sweep import lengths_s, pieces
-from syncopate.artifacts.spans import Mask, coded
 from syncopate.artifacts.timeline import PAUSES, Span, Spans, Timeline
+from syncopate.artifacts.timelines.spans import Mask, coded
 from syncopate.errors import InvalidValueError
 
 COMPUTATION: tuple[str, ...] = ("forward", "backward", "update")

@@ -29,8 +29,8 @@ from syncopate.analysis.collectives import Collectives, collectives, partners
 from syncopate.analysis.evidence.pipeline import of_stage
 from syncopate.analysis.exposure import Exposures, exposures
 from syncopate.analysis.work import INPUT, SEVERAL, Work, steady, usual, works
-from syncopate.artifacts.spans import Numbers, Times, coded
 from syncopate.artifacts.timeline import PAUSES, Timeline
+from syncopate.artifacts.timelines.spans import Numbers, Times, coded
 
 COMPUTE, LINK, PAUSE, SERVER, UNKNOWN = "compute", "link", "pause", "server", "unknown"
 """Causes beside the recorded pauses."""

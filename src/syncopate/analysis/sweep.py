@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.analysis.intervals import Interval
-from syncopate.artifacts.spans import Mask, Numbers, Spans, Times
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Spans, Times
 
 
 class Pieces(NamedTuple):

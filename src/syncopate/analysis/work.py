@@ -19,8 +19,8 @@ from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, common_s, length_s, near, union, without
 from syncopate.analysis.once import once
 from syncopate.analysis.phases import COMMUNICATION, COMPUTATION, stalled, stalling
-from syncopate.artifacts.spans import LANES, Numbers, Spans, Times, coded
 from syncopate.artifacts.timeline import PAUSES, Span, Timeline
+from syncopate.artifacts.timelines.spans import LANES, Numbers, Spans, Times, coded
 
 INPUT = PAUSES[0]
 """The pause that a gap before the first computation of an iteration counts as."""

@@ -24,10 +24,10 @@ import numpy as np
 from syncopate.analysis import sweep
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.work import Work, last_end_s, steady, works
-from syncopate.artifacts.gradients import GRADIENTS, Seen, of_text
 from syncopate.artifacts.plan import ROOTED, SHARDED
-from syncopate.artifacts.spans import Spans, Times
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, of_text
+from syncopate.artifacts.timelines.spans import Spans, Times
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
 from syncopate.units import MIB, dtype_bytes

@@ -21,10 +21,10 @@ from typing import IO, Any, ClassVar
 import msgspec
 import numpy as np
 
-from syncopate.artifacts.alike import Alike, SharedSpans, require_ranks, shared
 from syncopate.artifacts.artifact import Artifact, Record
 from syncopate.artifacts.cluster import MAX_RANKS
-from syncopate.artifacts.spans import LANES, PAUSES, Span, Spans, span_record
+from syncopate.artifacts.timelines.alike import Alike, SharedSpans, require_ranks, shared
+from syncopate.artifacts.timelines.spans import LANES, PAUSES, Span, Spans, span_record
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError, UnknownNameError
 from syncopate.reading import as_utf8, opened
 from syncopate.shown import Row, Shown
@@ -95,9 +95,9 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
         name: what to call it in reports.
         source: one of ``SOURCES``.
         world_size: number of ranks, 1 to ``MAX_RANKS``.
-        spans: of every rank, in any order; of files :class:`~syncopate.artifacts.spans.Spans`,
-            which are columns, and :class:`~syncopate.artifacts.alike.SharedSpans` where some ranks
-            do the same.
+        spans: of every rank, in any order; of files they are columns, as
+            :class:`~syncopate.artifacts.timelines.spans.Spans`, and where some ranks do the same
+            :class:`~syncopate.artifacts.timelines.alike.SharedSpans`.
         metadata: plan, cluster, versions, date.
         groups: in which group a push or pull was, by its channel; empty: of all ranks, and channels
             are channels.

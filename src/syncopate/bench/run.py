@@ -27,7 +27,8 @@ from collections.abc import Callable, Mapping
 import torch
 import torch.distributed as dist
 
-from syncopate.artifacts.benchmark import (
+from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.results.benchmark import (
     BARRIER,
     Benchmark,
     Point,
@@ -35,7 +36,6 @@ from syncopate.artifacts.benchmark import (
     Timing,
     geometric,
 )
-from syncopate.artifacts.cluster import Cluster
 from syncopate.bench.contenders import Call, Run, line_up
 from syncopate.bench.sweep import Effort, Sweep
 from syncopate.collectives.communicator import Communicator

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from syncopate.artifacts.benchmark import BARRIER, MODES, PEERS
+from syncopate.artifacts.results.benchmark import BARRIER, MODES, PEERS
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import ORDER
 from syncopate.schedules import registry
@@ -70,7 +70,7 @@ class Sweep:
         algorithms: registered names, ``"native"`` or ``"auto"``, each with options if it takes any
             (see :func:`parse_algorithm`); those that suit the hosts when empty, and ``"auto"``
             where the cluster is known.
-        against: peers to interleave, of :data:`syncopate.artifacts.benchmark.PEERS`.
+        against: peers to interleave, of :data:`syncopate.artifacts.results.benchmark.PEERS`.
     """
 
     collective: str
@@ -108,7 +108,7 @@ class Effort:
     Attributes:
         iterations: timed calls per contender, size and place; >= 1.
         warmup: untimed calls before them; >= 0.
-        mode: one of :data:`syncopate.artifacts.benchmark.MODES`.
+        mode: one of :data:`syncopate.artifacts.results.benchmark.MODES`.
         check: whether to verify results.
     """
 

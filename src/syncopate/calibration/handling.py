@@ -1,8 +1,9 @@
 """Handling: what messages cost besides the wire, fitted to a few collectives.
 
 What the collectives of :mod:`syncopate.calibration.samples` took is held against what
-:mod:`syncopate.costs.model.execution` expects; the fit is a least squares of the ratio's logarithm.
-Buffers that the executor copies and those in which it works in place have figures of their own.
+:mod:`syncopate.costs.schedule.execution` expects; the fit is a least squares of the ratio's
+logarithm. Buffers that the executor copies and those in which it works in place have figures of
+their own.
 
 Everything else that is priced on a calibrated cluster, all other algorithms, options and sizes, is
 a prediction.
@@ -17,8 +18,8 @@ import scipy
 
 from syncopate.artifacts.cluster import Cluster, Handling
 from syncopate.calibration.samples import SIZES, Sample
-from syncopate.costs.model.execution import Executions
-from syncopate.costs.model.messages import FloatArray
+from syncopate.costs.schedule.execution import Executions
+from syncopate.costs.schedule.messages import FloatArray
 from syncopate.schedules import registry
 
 _FITTED = ("call_s", "round_s", "stream_s", "addition_s", "byte_s", "exposed", "left_over")

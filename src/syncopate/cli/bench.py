@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from syncopate.artifacts.benchmark import BARRIER, BUS_FACTORS, MODES, PEERS, Benchmark, geometric
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.results.benchmark import (
+    BARRIER,
+    BUS_FACTORS,
+    MODES,
+    PEERS,
+    Benchmark,
+    geometric,
+)
 from syncopate.cli.common import ranks
 from syncopate.cli.common.console import (
     ProgressFunction,

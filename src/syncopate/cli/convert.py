@@ -20,7 +20,7 @@ from syncopate.units import parse_seconds
 
 if TYPE_CHECKING:
     from syncopate.artifacts.cluster import Cluster
-    from syncopate.artifacts.decision_table import CollectiveDecisions
+    from syncopate.artifacts.results.decision_table import CollectiveDecisions
     from syncopate.tracing.run import Run
 
 NCCL_TUNER = "nccl-tuner"

@@ -12,7 +12,14 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.artifacts.benchmark import BARRIER, REDUCING, Benchmark, Point, Series, Timing
+from syncopate.artifacts.results.benchmark import (
+    BARRIER,
+    REDUCING,
+    Benchmark,
+    Point,
+    Series,
+    Timing,
+)
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_bytes, format_count, format_seconds
 

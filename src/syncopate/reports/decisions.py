@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.artifacts.decision_table import (
+from syncopate.artifacts.results.decision_table import (
     MEASURED,
     PRICED,
     Candidate,

@@ -13,10 +13,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve
 from syncopate.artifacts.disturbed import FEWEST
 from syncopate.artifacts.plan import Bucket, Plan, Prediction
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.workload import Workload
 from syncopate.reports.decisions import options_text
 from syncopate.reports.tables import titled_table

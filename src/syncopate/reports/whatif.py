@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from syncopate.artifacts.whatif import BEST, PLANS, Outcome, Point, WhatIf
+from syncopate.artifacts.results.whatif import BEST, PLANS, Outcome, Point, WhatIf
 from syncopate.reports.tables import titled_table
 from syncopate.units import format_seconds
 

@@ -2,7 +2,7 @@
 
 A :class:`Schedule` is a table of transfers ``(round, src, dst, chunk range, copy | reduce)`` over
 ``world_size`` ranks. The same object is proved (:mod:`syncopate.schedules.checker`), priced
-(:mod:`syncopate.costs.model.price`), executed and drawn.
+(:mod:`syncopate.costs.schedule.price`), executed and drawn.
 
 What a schedule means:
 

@@ -1,8 +1,8 @@
 """Flows: schedules played message by message, every link shared max-min fairly at every moment.
 
-It is the reference that prices are held against. A price (:mod:`syncopate.costs.model.price`) takes
-a formula where there is one, plays messages that are alike once, and joins a few sizes to a curve;
-here every message is played for itself, at the size in question
+It is the reference that prices are held against. A price (:mod:`syncopate.costs.schedule.price`)
+takes a formula where there is one, plays messages that are alike once, and joins a few sizes to a
+curve; here every message is played for itself, at the size in question
 (:mod:`syncopate.costs.flows.kernel`).
 """
 
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.flows.kernel import play
 from syncopate.costs.flows.traffic import Traffic, traffic_of
-from syncopate.costs.model.messages import FloatArray
+from syncopate.costs.schedule.messages import FloatArray
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule
 

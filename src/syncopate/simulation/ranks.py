@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster, Interference
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.links import rank_units
+from syncopate.costs.schedule.links import rank_units
 from syncopate.delay import Delay
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.simulation.fluid import Collective, Machine, Piece, Run

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from syncopate.artifacts.alike import shared
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import EXCHANGES, Bucket, Plan
-from syncopate.artifacts.spans import LANES
 from syncopate.artifacts.timeline import SERVER_COUNT, Alike, Spans, Timeline
+from syncopate.artifacts.timelines.alike import shared
+from syncopate.artifacts.timelines.spans import LANES
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.pieces import FloatArray

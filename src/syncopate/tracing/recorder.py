@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from syncopate.artifacts.spans import LANES, PAUSES, Spans
+from syncopate.artifacts.timelines.spans import LANES, PAUSES, Spans
 from syncopate.errors import UnknownNameError
 
 _UNKNOWN_S = float("nan")

@@ -10,8 +10,8 @@ from importlib.resources import files
 
 from msgspec import structs
 
-from syncopate.artifacts.benchmark import percentile
 from syncopate.artifacts.cluster import Interference
+from syncopate.artifacts.results.benchmark import percentile
 from syncopate.units import format_seconds
 from syncopate.validation.errors import (
     LEAST_POINTS,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from syncopate.artifacts.benchmark import BACK_TO_BACK, BARRIER, Benchmark
 from syncopate.artifacts.cluster import Cluster
+from syncopate.artifacts.results.benchmark import BACK_TO_BACK, BARRIER, Benchmark
 from syncopate.bench import contenders as bench_module
 from syncopate.bench.contenders import suitable
 from syncopate.bench.run import bench

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from syncopate.artifacts.benchmark import Benchmark
+from syncopate.artifacts.results.benchmark import Benchmark
 from syncopate.bench import mpi
 from syncopate.bench.run import bench
 from syncopate.bench.sweep import Effort, Sweep

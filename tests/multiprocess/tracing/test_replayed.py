@@ -17,7 +17,7 @@ from syncopate.analysis.replay.fitted import fitted_network
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
 from syncopate.cli import main
-from syncopate.costs.model.recorded import ClusterNetwork
+from syncopate.costs.model.replayed import ClusterNetwork
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign import read_directory
 from syncopate.tracing.run import read_run

@@ -13,11 +13,11 @@ from syncopate.analysis.replay import program
 from syncopate.analysis.replay.elsewhere import REPLAYED
 from syncopate.analysis.replay.fitted import FittedNetwork, Line, fitted_network
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.network import Message
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED
 from syncopate.artifacts.timeline import SERVER_COUNT, Span, Timeline
+from syncopate.artifacts.timelines.network import Message
 from syncopate.artifacts.workload import GradientTensor, Workload
-from syncopate.costs.model.recorded import ClusterNetwork
+from syncopate.costs.model.replayed import ClusterNetwork
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.planner import make_plan
 from syncopate.protocol.limits import Limits

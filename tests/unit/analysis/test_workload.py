@@ -12,8 +12,8 @@ from syncopate.analysis.workload import (
     recorded_workload,
 )
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.gradients import GRADIENTS, Seen, to_text
 from syncopate.artifacts.timeline import Span, Timeline
+from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, to_text
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.errors import InvalidValueError
 from syncopate.planning.planner import make_plan

@@ -16,7 +16,7 @@ from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.calibration import probes
 from syncopate.calibration.handling import fit, handling_of
 from syncopate.calibration.samples import PROBES, SIZES, Sample
-from syncopate.costs.model.execution import execution_times
+from syncopate.costs.schedule.execution import execution_times
 from syncopate.schedules.registry import build, candidates
 from syncopate.units import KIB, MIB
 

@@ -13,8 +13,8 @@ import pytest
 
 import syncopate
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.decision_table import DecisionTable
 from syncopate.artifacts.plan import SERVERLESS, Plan
+from syncopate.artifacts.results.decision_table import DecisionTable
 from syncopate.artifacts.timeline import Timeline
 from syncopate.cli import calibrate
 from syncopate.cli.app import flowing

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import pytest
 
 import syncopate
-from syncopate.artifacts.benchmark import Benchmark
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
+from syncopate.artifacts.results.benchmark import Benchmark
 from syncopate.artifacts.workload import Workload
 from syncopate.cli import bench, main
 from syncopate.cli.common import ranks

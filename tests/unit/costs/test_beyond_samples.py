@@ -29,10 +29,10 @@ from syncopate.costs.model.collective import (
     fixed_cost,
     schedule_cost,
 )
-from syncopate.costs.model.congestion import busiest_s_per_byte
 from syncopate.costs.model.fits import tail_slope
 from syncopate.costs.model.functions import CurveCost
 from syncopate.costs.model.training import training_costs
+from syncopate.costs.schedule.congestion import busiest_s_per_byte
 from syncopate.planning import POLICIES, make_plan
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.registry import NATIVE, algorithms, build, candidates

@@ -13,7 +13,6 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, Size, unit_counts
 from syncopate.costs.model.bound import line_s_per_byte
 from syncopate.costs.model.collective import NARROW, collective_costs, fixed_cost, variants
-from syncopate.costs.model.price import price_many
 from syncopate.costs.papers import blueconnect
 from syncopate.costs.papers.closed_forms import (
     CLOSED_FORMS,
@@ -21,6 +20,7 @@ from syncopate.costs.papers.closed_forms import (
     closed_form,
     closed_lines,
 )
+from syncopate.costs.schedule.price import price_many
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules.registry import ALGORITHMS, build, fitted
 from tests.unit.strategies import fan_outs

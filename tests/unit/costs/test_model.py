@@ -21,8 +21,8 @@ from syncopate.costs.model.collective import (
     schedule_cost,
     variants,
 )
-from syncopate.costs.model.congestion import congestion_lines
-from syncopate.costs.model.price import price_many
+from syncopate.costs.schedule.congestion import congestion_lines
+from syncopate.costs.schedule.price import price_many
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning import make_plan
 from syncopate.schedules.registry import algorithms, build, candidates

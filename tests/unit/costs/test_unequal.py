@@ -14,8 +14,8 @@ from syncopate.artifacts.cluster import (
     LinearFit,
 )
 from syncopate.costs.model.collective import unequal_factor
-from syncopate.costs.model.execution import execution_times
-from syncopate.costs.model.price import price
+from syncopate.costs.schedule.execution import execution_times
+from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.recipe import NATIVE, Recipe
 from syncopate.schedules.compose import by_element

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from syncopate.costs.model.bound import wire_s
-from syncopate.costs.model.congestion import congestion_lines
-from syncopate.costs.model.price import price
+from syncopate.costs.schedule.congestion import congestion_lines
+from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.lab.network import namespaces, shape_of
 from syncopate.lab.topology import PLACEMENTS, TCP_GOODPUT, Topology

@@ -7,7 +7,7 @@ import io
 from msgspec import structs
 from rich.console import Console
 
-from syncopate.artifacts.benchmark import Series
+from syncopate.artifacts.results.benchmark import Series
 from syncopate.reports.bench import WIDTH, bench_report, bench_summary
 from tests.unit import examples
 

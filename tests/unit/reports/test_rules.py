@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.artifacts.decision_table import (
+from syncopate.artifacts.results.decision_table import (
     Candidate,
     CollectiveDecisions,
     DecisionTable,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 import syncopate
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.whatif import WhatIf
+from syncopate.artifacts.results.whatif import WhatIf
 from syncopate.reports.pages.whatif import whatif_page
 from syncopate.reports.whatif import rate, whatif_report
 from tests import browser

@@ -10,7 +10,7 @@ import linear_pipeline as lp
 from figures import linear_pipeline as found
 from figures.rows import Figure
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.model.price import price
+from syncopate.costs.schedule.price import price
 from syncopate.schedules.registry import build
 
 ROWS = found.paper().figures

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.model.links import levels_apart
+from syncopate.costs.schedule.links import levels_apart
 from syncopate.schedules.algorithms.linear_pipeline import DEFAULT_BLOCKS
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.draw import draw

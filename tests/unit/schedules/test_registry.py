@@ -6,8 +6,8 @@ import pytest
 from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster, CollectiveCurve, CurvePoint, Level, LinearFit
-from syncopate.costs.model.price import price
 from syncopate.costs.papers.closed_forms import closed_form
+from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.schedules import registry
 from syncopate.schedules.base import Schedule, Transfer

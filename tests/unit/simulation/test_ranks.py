@@ -11,10 +11,10 @@ from msgspec import structs
 from syncopate.analysis.causes.explanation import explanation
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.variation import spread
-from syncopate.artifacts.alike import Alike
 from syncopate.artifacts.cluster import Cluster, Interference, Level, LinearFit
 from syncopate.artifacts.plan import Plan
 from syncopate.artifacts.timeline import Span, Timeline
+from syncopate.artifacts.timelines.alike import Alike
 from syncopate.artifacts.workload import GradientTensor, Workload
 from syncopate.costs.model.functions import Envelope, LinearCost
 from syncopate.costs.model.training import exchange_costs

@@ -30,8 +30,8 @@ from syncopate.analysis.replay.rank import PUSH
 from syncopate.analysis.replay.shares import Shares
 from syncopate.analysis.sweep import groups
 from syncopate.analysis.work import INPUT, SEVERAL
-from syncopate.artifacts.spans import LANES, Numbers, Times
 from syncopate.artifacts.timeline import PAUSES
+from syncopate.artifacts.timelines.spans import LANES, Numbers, Times
 
 WORTH = 0.02
 """What is less of an iteration than this part is not worth doing."""

@@ -60,8 +60,8 @@ from syncopate.analysis.stragglers import SERVER
 from syncopate.analysis.trips import Trip
 from syncopate.analysis.work import INPUT, SEVERAL, whole
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.spans import Spans, coded
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import Spans, coded
 
 __all__ = [
     "BATCHES",

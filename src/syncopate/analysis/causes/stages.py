@@ -8,8 +8,8 @@ from itertools import product
 import numpy as np
 
 from syncopate.analysis.evidence.pipeline import of_stage, pipelines
-from syncopate.artifacts.spans import Times
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import Times
 
 
 class Stages:

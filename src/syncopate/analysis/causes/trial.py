@@ -25,8 +25,8 @@ from syncopate.analysis.replay import Changed, Replay
 from syncopate.analysis.stragglers import COMPUTE, LINK, PAUSE, SERVER
 from syncopate.analysis.work import INPUT
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import Times
 from syncopate.artifacts.timeline import PAUSES
+from syncopate.artifacts.timelines.spans import Times
 
 BATCHES, CONGESTION, TRANSFERS, PLAN = "batches", "congestion", "transfers", "plan"
 SLOW_SERVER, STAGES, PIPELINE = "slow server", "stages", "pipeline"

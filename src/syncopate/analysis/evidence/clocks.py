@@ -15,8 +15,8 @@ from msgspec.structs import replace
 from syncopate.analysis.collectives import TOGETHER, Collectives, collectives
 from syncopate.analysis.evidence.noise import spread_s
 from syncopate.analysis.sweep import groups, runs
-from syncopate.artifacts.spans import Times
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import Times
 
 _FEWEST = 8
 """Collectives that tell a drift."""

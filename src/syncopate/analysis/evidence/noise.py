@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from syncopate.artifacts.spans import Times
+from syncopate.artifacts.timelines.spans import Times
 
 SURE = 3.0
 """What differs by this many standard errors differs."""

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from syncopate.artifacts.spans import LANES, Mask, Numbers, Spans, coded
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, Spans, coded
 
 SEND, RECV = "send", "recv"
 

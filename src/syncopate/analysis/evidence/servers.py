@@ -21,7 +21,7 @@ from typing import NamedTuple
 from syncopate.analysis.evidence.noise import exceeds
 from syncopate.analysis.replay import Durations, Replay
 from syncopate.analysis.trips import STAGES, Trip, journeys
-from syncopate.artifacts.spans import LANES
+from syncopate.artifacts.timelines.spans import LANES
 
 _ITS_OWN = tuple(stage for stage in STAGES if stage not in ("other workers", "request"))
 """Stages of a trip that a server, or the way to it, can be blamed for."""

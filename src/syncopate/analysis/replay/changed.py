@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from syncopate.analysis.replay.played import Durations
-from syncopate.artifacts.spans import Times
+from syncopate.artifacts.timelines.spans import Times
 
 
 class Changed:

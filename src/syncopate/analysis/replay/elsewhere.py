@@ -32,10 +32,10 @@ from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.program import POOL_IN, POOL_OUT, is_served, program_of
 from syncopate.analysis.replay.rank import PULL
 from syncopate.analysis.work import whole
-from syncopate.artifacts.alike import shared
-from syncopate.artifacts.network import Message, Network, Price
-from syncopate.artifacts.spans import Mask, Spans, Times
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
+from syncopate.artifacts.timelines.alike import shared
+from syncopate.artifacts.timelines.network import Message, Network, Price
+from syncopate.artifacts.timelines.spans import Mask, Spans, Times
 from syncopate.errors import InvalidValueError
 from syncopate.shown import Row, Shown
 from syncopate.units import format_seconds
@@ -125,7 +125,7 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
 
     Args:
         timeline: measured or simulated, of ranks that compute and communicate.
-        there: the other network, such as a :class:`~syncopate.costs.model.recorded.ClusterNetwork`.
+        there: the other network, such as a :class:`~syncopate.costs.model.replayed.ClusterNetwork`.
         here: the run's own; None: not known. See [Note: there over here].
 
     Returns:

@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 
 from syncopate.analysis.sweep import runs
-from syncopate.artifacts.spans import Numbers, Times
+from syncopate.artifacts.timelines.spans import Numbers, Times
 from syncopate.errors import InvalidValueError
 
 _WINDOWS, _LEAST = 128, 256

@@ -23,8 +23,8 @@ from syncopate.analysis.replay.elsewhere import capacity_of, kept_of, messages_o
 from syncopate.analysis.replay.flows import swept
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.program import is_served, program_of
-from syncopate.artifacts.network import Message, Price
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.network import Message, Price
 from syncopate.errors import InvalidValueError, UnknownNameError
 
 _MOST_SIZES = 256

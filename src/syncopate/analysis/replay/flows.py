@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from syncopate.artifacts.spans import Times
+from syncopate.artifacts.timelines.spans import Times
 
 _BEGIN, _END, _REACH, _START, _FLOW, _OVER, _MOVED = range(7)
 _SLACK_S = 1e-12

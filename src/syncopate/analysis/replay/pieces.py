@@ -10,8 +10,8 @@ import numpy as np
 from syncopate.analysis import sweep
 from syncopate.analysis.intervals import Interval, near, without
 from syncopate.analysis.phases import COMPUTATION
-from syncopate.artifacts.spans import Mask, Numbers, Spans
-from syncopate.artifacts.spans import Times as Seconds
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Spans
+from syncopate.artifacts.timelines.spans import Times as Seconds
 
 SEAM_S = 2e-5
 """Computation of one lane that goes on within this time is one task."""

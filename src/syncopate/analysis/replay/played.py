@@ -36,8 +36,8 @@ from syncopate.analysis.replay.rank import BACKWARD, PULL, PUSH, UPDATE, Rank, S
 from syncopate.analysis.replay.rank import Times as Clocks
 from syncopate.analysis.work import steady
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import Mask, Numbers, Times, coded
 from syncopate.artifacts.timeline import SERVERS, SYNCHRONOUS, Timeline
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 from syncopate.errors import InvalidValueError
 
 _AT_ONCE = 1 << 24
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
         message: which.
         rank: where.
         iteration: which it belongs to.
-        lane: a place in :data:`~syncopate.artifacts.spans.LANES`.
+        lane: a place in :data:`~syncopate.artifacts.timelines.spans.LANES`.
         name: a place in the texts of the timeline's columns.
         start_s: when it started.
         end_s: when it was over for what waits for it.

@@ -21,8 +21,8 @@ from syncopate.analysis.replay.flows import Flow, Program
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.replay.rank import PULL, PUSH
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import Numbers, Times, coded
 from syncopate.artifacts.timeline import AFTER_PUSHES, ANSWERS, PULLS, SERVER_COUNT, TOGETHER
+from syncopate.artifacts.timelines.spans import Numbers, Times, coded
 from syncopate.units import MIB
 
 POOL_IN, POOL_OUT = -1, -2

@@ -32,8 +32,8 @@ from syncopate.analysis.intervals import Interval, common_s, union
 from syncopate.analysis.path import CHANNEL_S
 from syncopate.analysis.phases import stalling
 from syncopate.analysis.replay.pieces import SEAM_S, pieces_of
-from syncopate.artifacts.spans import LANES, Mask, Numbers, coded
-from syncopate.artifacts.spans import Times as Seconds
+from syncopate.artifacts.timelines.spans import LANES, Mask, Numbers, coded
+from syncopate.artifacts.timelines.spans import Times as Seconds
 
 FORWARD, BACKWARD, PUSH, UPDATE, PULL = (
     LANES.index(lane) for lane in ("forward", "backward", "push", "update", "pull")
@@ -67,7 +67,7 @@ class Tasks(NamedTuple):
     Attributes:
         rank: whose.
         iteration: which it belongs to.
-        lane: a place in :data:`~syncopate.artifacts.spans.LANES`.
+        lane: a place in :data:`~syncopate.artifacts.timelines.spans.LANES`.
         start_s: when it began.
         end_s: when it ended.
         gap_s: the rank's own time before it: the gap less what it waited for.

@@ -8,7 +8,7 @@ import numpy as np
 
 from syncopate.analysis.replay.played import Replay
 from syncopate.analysis.sweep import runs
-from syncopate.artifacts.spans import Mask, Numbers, Times, coded
+from syncopate.artifacts.timelines.spans import Mask, Numbers, Times, coded
 
 
 class Shares:

@@ -33,7 +33,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.cluster import (
     MAX_POINT_BYTES,
     NETWORKS,
@@ -43,6 +42,7 @@ from syncopate.artifacts.cluster import (
 )
 from syncopate.artifacts.level import Level
 from syncopate.artifacts.overlap import RDMA, TCP, assuming_overlap
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.calibration.logs.measured import CollectiveLog, LinkLog, Log, Sample, sizes_of
 from syncopate.costs.model.fits import fit_linear
 from syncopate.errors import CalibrationError, InvalidValueError, UnknownNameError

@@ -18,8 +18,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
 from syncopate.artifacts.overlap import RDMA, TCP
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.calibration.logs.measured import CollectiveLog, Sample
 from syncopate.errors import ArtifactError
 

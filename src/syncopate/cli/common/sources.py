@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from syncopate.artifacts.cluster import NETWORKS, Cluster
-from syncopate.artifacts.whatif import BEST, DDP
+from syncopate.artifacts.results.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import Racks, load_cluster, typical
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError

@@ -24,8 +24,8 @@ from syncopate.errors import InvalidValueError, UnknownNameError
 
 if TYPE_CHECKING:
     from syncopate.analysis.replay.elsewhere import Elsewhere
-    from syncopate.artifacts.network import Network
     from syncopate.artifacts.timeline import Timeline
+    from syncopate.artifacts.timelines.network import Network
     from syncopate.runs.reading import Recorded
 
 LAST = 50
@@ -159,7 +159,7 @@ def _last_of(found: Recorded, last: int) -> Timeline:
     """Return a timeline with its last iterations alone; alike ranks stay alike."""
     from msgspec.structs import replace
 
-    from syncopate.artifacts.alike import shared
+    from syncopate.artifacts.timelines.alike import shared
     from syncopate.runs.reading import latest
 
     timeline = found.timeline
@@ -231,7 +231,7 @@ def networks(
         ArtifactError: a file is no cluster.
     """
     from syncopate.analysis.replay.fitted import fitted_network
-    from syncopate.costs.model.recorded import ClusterNetwork, comparable
+    from syncopate.costs.model.replayed import ClusterNetwork, comparable
 
     _require_one_place(there, own, servers)
     count = servers if there.servers is None else there.servers

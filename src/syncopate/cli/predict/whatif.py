@@ -10,7 +10,7 @@ import typer
 
 from syncopate.artifacts.cluster import NETWORKS
 from syncopate.artifacts.plan import EXCHANGES
-from syncopate.artifacts.whatif import BEST, DDP, Prices
+from syncopate.artifacts.results.whatif import BEST, DDP, Prices
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.console import (
     err,
@@ -28,7 +28,7 @@ from syncopate.output import write_output
 from syncopate.recipe import WIRE_DTYPES
 
 if TYPE_CHECKING:
-    from syncopate.artifacts.whatif import WhatIf
+    from syncopate.artifacts.results.whatif import WhatIf
     from syncopate.planning.whatif.study import Study
 
 INTERRUPTED = 130

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.decision_table import (
+from syncopate.artifacts.results.decision_table import (
     Candidate,
     CollectiveDecisions,
     DecisionTable,

@@ -17,8 +17,8 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.costs.model.pieces import Pieces, summed
-from syncopate.costs.model.price import price_pieces
 from syncopate.costs.papers.levels import Links, inner_stages
+from syncopate.costs.schedule.price import price_pieces
 from syncopate.recipe import ORDER
 from syncopate.schedules.compose import topology_order
 from syncopate.schedules.factors import cluster_factors
@@ -47,7 +47,7 @@ def rail_pieces(
         algorithm: one that works by levels.
         options: ``factors``, ``stages``, ``pipelines`` and ``order``, as the registry has checked
             them.
-        rival: as for :func:`~syncopate.costs.model.price.price_pieces`.
+        rival: as for :func:`~syncopate.costs.schedule.price.price_pieces`.
 
     Returns:
         None for another algorithm, where units of all levels or of the innermost are so, where

@@ -1,6 +1,6 @@
 """Traffic: the messages of a schedule, what each waits for, and the links that it passes.
 
-The rules are those of the price (:mod:`syncopate.costs.model.price`). A rank enters a round when
+The rules are those of the price (:mod:`syncopate.costs.schedule.price`). A rank enters a round when
 its own messages of the rounds before are done; a message starts when both its ranks have entered
 the round and the messages before it at its two ports are done; it takes α, then its bytes flow over
 all its links at once. What it holds up at its sender goes on when its bytes have left, and what it
@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from syncopate.artifacts.level import Level, unit_counts
-from syncopate.costs.model.links import rank_units
-from syncopate.costs.model.messages import FloatArray, IntArray, ordered_messages
+from syncopate.costs.schedule.links import rank_units
+from syncopate.costs.schedule.messages import FloatArray, IntArray, ordered_messages
 from syncopate.schedules.base import Schedule
 
 SENT, ADDED = 0, 1

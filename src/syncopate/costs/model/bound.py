@@ -36,8 +36,8 @@ from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import unit_counts
 from syncopate.artifacts.plan import SERVED, Bucket
 from syncopate.artifacts.workload import Workload
-from syncopate.costs.model.links import rank_units
 from syncopate.costs.model.remembered import remembered
+from syncopate.costs.schedule.links import rank_units
 from syncopate.errors import InvalidValueError, PredictionError
 from syncopate.recipe import ROOTED, SERVERS
 from syncopate.schedules.conditions import Place, conditions

@@ -29,8 +29,6 @@ from syncopate.artifacts.level import sizes_text
 from syncopate.costs.flows.rails import rail_pieces
 from syncopate.costs.flows.stages import STAGED, staged_pieces
 from syncopate.costs.model.bound import LONG_BYTES, line_s_per_byte
-from syncopate.costs.model.congestion import busiest_s_per_byte
-from syncopate.costs.model.execution import execution_cost, execution_times
 from syncopate.costs.model.functions import (
     FREE,
     CostFunction,
@@ -40,9 +38,11 @@ from syncopate.costs.model.functions import (
     VariantCost,
 )
 from syncopate.costs.model.pieces import Pieces, highest, highest_line, lower_envelope
-from syncopate.costs.model.price import price, price_pieces
 from syncopate.costs.model.remembered import remembered
 from syncopate.costs.papers.closed_forms import closed_lines
+from syncopate.costs.schedule.congestion import busiest_s_per_byte
+from syncopate.costs.schedule.execution import execution_cost, execution_times
+from syncopate.costs.schedule.price import price, price_pieces
 from syncopate.errors import InvalidValueError, ScheduleError, SyncopateError, UnknownNameError
 from syncopate.recipe import ORDER, Recipe
 from syncopate.schedules.base import Schedule, checked_bounds

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.costs.model.price import price
 from syncopate.costs.papers.closed_forms import closed_form
+from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.registry import ALGORITHMS, build, fitted, require
 

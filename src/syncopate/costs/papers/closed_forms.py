@@ -212,7 +212,7 @@ def closed_lines(
 ) -> tuple[LinearFit, ...]:
     """Return the lines whose maximum an algorithm costs on a cluster, where a formula says it.
 
-    The formulas are the prices of the schedules (:mod:`syncopate.costs.model.price`), in
+    The formulas are the prices of the schedules (:mod:`syncopate.costs.schedule.price`), in
     microseconds for any number of ranks, where a table of a ring has two transfers for each pair
     of them.
 

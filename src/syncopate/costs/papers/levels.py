@@ -22,7 +22,7 @@ ring, a flat tree and a linear pipeline, and with two levels where nodes are equ
   with c_i the hops of the reduction, the last of them c_0, and d_i those of the broadcast back. Its
   first block leaves the root's end as the last one comes in, which saves the all-reduce one hop.
 
-All are the prices of the schedules (:mod:`syncopate.costs.model.price`) up to rounding, as tests
+All are the prices of the schedules (:mod:`syncopate.costs.schedule.price`) up to rounding, as tests
 say, and take microseconds for any number of ranks.
 """
 

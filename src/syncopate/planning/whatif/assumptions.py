@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.overlap import OVERLAP
-from syncopate.artifacts.whatif import Setting
+from syncopate.artifacts.results.whatif import Setting
 from syncopate.costs.validated import BY_KIND
 from syncopate.planning.whatif.machines import DEVICE
 from syncopate.planning.whatif.quick import is_gpu

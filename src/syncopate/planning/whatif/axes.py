@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from syncopate.artifacts.plan import EXCHANGES
-from syncopate.artifacts.whatif import AXES, Setting
+from syncopate.artifacts.results.whatif import AXES, Setting
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import parse_link
 

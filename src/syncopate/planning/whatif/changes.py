@@ -14,7 +14,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SHARDED
-from syncopate.artifacts.whatif import DDP, Change, Setting
+from syncopate.artifacts.results.whatif import DDP, Change, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.predictor import Predictor
 from syncopate.units import format_link, sold_as

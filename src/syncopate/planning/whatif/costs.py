@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from syncopate.artifacts.whatif import Prices, Setting
+from syncopate.artifacts.results.whatif import Prices, Setting
 from syncopate.errors import InvalidValueError
 from syncopate.units import format_link, parse_link, sold_as
 

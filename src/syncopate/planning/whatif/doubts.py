@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from syncopate.artifacts.whatif import DDP, Doubt, Setting
+from syncopate.artifacts.results.whatif import DDP, Doubt, Setting
 from syncopate.planning.margins import INPUTS
 from syncopate.planning.whatif.changes import TIED, Option, change_of, throughput
 from syncopate.planning.whatif.predictor import Predictor

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, unit_counts
-from syncopate.artifacts.whatif import Setting
+from syncopate.artifacts.results.whatif import Setting
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import format_link
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.whatif import DDP, LinkNeeded, Prices, Setting
+from syncopate.artifacts.results.whatif import DDP, LinkNeeded, Prices, Setting
 from syncopate.planning.margins import EXACT
 from syncopate.planning.whatif.costs import epoch_cost
 from syncopate.planning.whatif.predictor import Predictor

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan, Prediction
-from syncopate.artifacts.whatif import Outcome, Point, Prices, Setting
+from syncopate.artifacts.results.whatif import Outcome, Point, Prices, Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.bound import iteration_bound_s
 from syncopate.planning.margins import EXACT, Margins, shifted, slower, with_interval

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import ALLREDUCE, LIKE_DDP, SERVED, SHARDED, Plan
-from syncopate.artifacts.whatif import Setting
+from syncopate.artifacts.results.whatif import Setting
 from syncopate.artifacts.workload import Workload
 from syncopate.costs.model.functions import Costs
 from syncopate.costs.model.served import served_costs

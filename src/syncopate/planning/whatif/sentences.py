@@ -8,7 +8,7 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.whatif import (
+from syncopate.artifacts.results.whatif import (
     PLANS,
     Change,
     Doubt,

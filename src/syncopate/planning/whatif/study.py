@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.whatif import (
+from syncopate.artifacts.results.whatif import (
     AXES,
     BEST,
     DDP,

@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from syncopate.artifacts.benchmark import BARRIER, BUS_FACTORS, Benchmark, Point, Series, Timing
+from syncopate.artifacts.results.benchmark import (
+    BARRIER,
+    BUS_FACTORS,
+    Benchmark,
+    Point,
+    Series,
+    Timing,
+)
 from syncopate.reports.bench import algorithm_text, topology_line
 from syncopate.reports.pages.page import render_page
 from syncopate.units import format_bytes, format_seconds

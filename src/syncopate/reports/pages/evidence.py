@@ -16,8 +16,8 @@ from syncopate.analysis.sweep import runs
 from syncopate.analysis.trips import Trip
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import Plan
-from syncopate.artifacts.spans import LANES, Numbers, coded
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import LANES, Numbers, coded
 
 
 class Price(NamedTuple):

@@ -23,8 +23,8 @@ from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.trips import STAGES, Trip, journeys
 from syncopate.analysis.work import Work, steady, works
 from syncopate.artifacts.plan import SERVED
-from syncopate.artifacts.spans import LANES, coded
 from syncopate.artifacts.timeline import Timeline
+from syncopate.artifacts.timelines.spans import LANES, coded
 from syncopate.reports.journeys import longest_stage
 from syncopate.reports.pages.evidence import alike
 from syncopate.reports.pages.spans import Chosen, iteration_bounds

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 from syncopate.artifacts.timeline import Timeline
 from syncopate.reports.pages.evidence import Evidence, Message, Price, alike, messages
 from syncopate.reports.pages.spans import iteration_bounds

@@ -21,8 +21,8 @@ from syncopate.analysis.collectives import collectives
 from syncopate.analysis.once import once
 from syncopate.analysis.path import critical_path
 from syncopate.analysis.work import last_end_s, steady, works
-from syncopate.artifacts.spans import Times
 from syncopate.artifacts.timeline import LANES, Span, Timeline
+from syncopate.artifacts.timelines.spans import Times
 
 MOST_SPANS = 24_000
 """Spans of one page."""

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.whatif import AXES, PLANS, Outcome, Point, Setting, WhatIf
+from syncopate.artifacts.results.whatif import AXES, PLANS, Outcome, Point, Setting, WhatIf
 from syncopate.reports.pages.page import render_page
 from syncopate.reports.whatif import ASKS, heading, interval, rate, value
 from syncopate.units import format_link, format_rate, format_seconds

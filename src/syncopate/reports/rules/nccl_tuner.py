@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from syncopate.artifacts.decision_table import DecisionTable
+from syncopate.artifacts.results.decision_table import DecisionTable
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
 from syncopate.units import format_count

@@ -27,7 +27,7 @@ import json
 from itertools import groupby
 from typing import Any
 
-from syncopate.artifacts.decision_table import DecisionTable
+from syncopate.artifacts.results.decision_table import DecisionTable
 from syncopate.reports.rules.rules import Counterparts, Restrict, Rule, RuleFile, rules_and_notes
 
 UNLIMITED = "inf"

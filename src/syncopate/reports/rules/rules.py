@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from syncopate.artifacts.decision_table import CollectiveDecisions, DecisionTable, SizeRange
+from syncopate.artifacts.results.decision_table import CollectiveDecisions, DecisionTable, SizeRange
 from syncopate.units import format_bytes
 
 Restrict = Callable[[str, tuple[str, ...]], CollectiveDecisions | None]

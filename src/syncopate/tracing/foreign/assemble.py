@@ -15,8 +15,8 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from msgspec.structs import replace
 
-from syncopate.artifacts.gradients import GRADIENTS, to_text, usual
 from syncopate.artifacts.timeline import Group, Span, Timeline
+from syncopate.artifacts.timelines.gradients import GRADIENTS, to_text, usual
 from syncopate.errors import InvalidValueError
 from syncopate.tracing.foreign.alignment import offsets
 from syncopate.tracing.foreign.chrome.places import places_of

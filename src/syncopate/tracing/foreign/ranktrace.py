@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from syncopate.artifacts.gradients import Seen
 from syncopate.artifacts.timeline import Group
+from syncopate.artifacts.timelines.gradients import Seen
 
 LANE_OF = {
     "all_reduce": "push",

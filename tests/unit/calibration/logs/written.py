@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from syncopate.artifacts.benchmark import BUS_FACTORS
+from syncopate.artifacts.results.benchmark import BUS_FACTORS
 
 SIZES = tuple(8 * 4**k for k in range(12))
 """From 8 B to 32 MiB."""

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.whatif import WhatIf
+from syncopate.artifacts.results.whatif import WhatIf
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common import sources, timelines
 from syncopate.planning.planner import make_plan

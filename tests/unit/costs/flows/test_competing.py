@@ -22,7 +22,7 @@ from syncopate.costs.model.collective import (
 )
 from syncopate.costs.model.functions import Envelope
 from syncopate.costs.model.pieces import Pieces
-from syncopate.costs.model.price import price_many
+from syncopate.costs.schedule.price import price_many
 from syncopate.schedules.registry import build, candidates, fitted
 
 SIZES = np.geomspace(1, 1e10, 41)

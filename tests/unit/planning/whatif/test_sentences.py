@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from syncopate.artifacts.plan import Prediction
-from syncopate.artifacts.whatif import BEST, DDP, Change, LinkNeeded, Outcome, Point, Setting
+from syncopate.artifacts.results.whatif import (
+    BEST,
+    DDP,
+    Change,
+    LinkNeeded,
+    Outcome,
+    Point,
+    Setting,
+)
 from syncopate.planning.whatif import sentences
 from syncopate.planning.whatif.changes import ranked
 from syncopate.units import parse_link

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 import syncopate
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.whatif import BEST, DDP, Prices, WhatIf
+from syncopate.artifacts.results.whatif import BEST, DDP, Prices, WhatIf
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.planning.margins import METHOD

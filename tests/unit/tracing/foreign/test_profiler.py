@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.artifacts.gradients import GRADIENTS, Seen, of_text
+from syncopate.artifacts.timelines.gradients import GRADIENTS, Seen, of_text
 from syncopate.errors import ArtifactError
 from syncopate.tracing.foreign import read_timeline
 from tests.unit.tracing.foreign.made import notes, profile, times_ms, write

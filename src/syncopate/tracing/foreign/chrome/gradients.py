@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from syncopate.artifacts.gradients import Seen, usual
+from syncopate.artifacts.timelines.gradients import Seen, usual
 from syncopate.tracing.foreign.chrome.events import Event
 from syncopate.tracing.foreign.ranktrace import Work
 

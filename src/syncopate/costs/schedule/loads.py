@@ -1,9 +1,9 @@
 """Loads: what the messages of a schedule carry at given sizes, before any figure of handling.
 
 Bytes, blocks, and times on the wire depend on the schedule, the cluster and the sizes alone. So
-they are worked out apart from the clocks (:mod:`syncopate.costs.model.execution`), which may then
-be played again and again. Several schedules can be joined, and are then played side by side, each
-on ranks of its own.
+they are worked out apart from the clocks (:mod:`syncopate.costs.schedule.execution`), which may
+then be played again and again. Several schedules can be joined, and are then played side by side,
+each on ranks of its own.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.costs.model.messages import FloatArray, IntArray
-from syncopate.costs.model.relay import Rounds, Turn, rounds_of
+from syncopate.costs.schedule.messages import FloatArray, IntArray
+from syncopate.costs.schedule.relay import Rounds, Turn, rounds_of
 from syncopate.schedules.base import Schedule
 from syncopate.schedules.blocks import MAX_BLOCKS, block_count
 from syncopate.units import MIB

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.artifacts.gradients import Seen, of_text, to_text, usual
+from syncopate.artifacts.timelines.gradients import Seen, of_text, to_text, usual
 from syncopate.errors import InvalidValueError
 
 

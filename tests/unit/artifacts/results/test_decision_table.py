@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.artifacts.cluster import Cluster
-from syncopate.artifacts.decision_table import (
+from syncopate.artifacts.results.decision_table import (
     Candidate,
     CollectiveDecisions,
     DecisionTable,

@@ -16,8 +16,8 @@ import numpy as np
 
 from syncopate.artifacts.cluster import Cluster, LinearFit
 from syncopate.artifacts.level import Level
-from syncopate.costs.model.links import levels_apart, rank_units
 from syncopate.costs.model.pieces import FloatArray, IntArray
+from syncopate.costs.schedule.links import levels_apart, rank_units
 from syncopate.schedules.base import Schedule
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.artifact import Record
-from syncopate.artifacts.spans import Numbers, Spans
+from syncopate.artifacts.timelines.spans import Numbers, Spans
 from syncopate.errors import InvalidValueError
 
 

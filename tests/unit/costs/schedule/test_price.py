@@ -8,8 +8,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.costs.model.links import levels_apart
-from syncopate.costs.model.price import path_lines, price, price_many
+from syncopate.costs.schedule.links import levels_apart
+from syncopate.costs.schedule.price import path_lines, price, price_many
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.compose import topology_order

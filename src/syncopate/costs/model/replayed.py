@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level, size_of
-from syncopate.artifacts.network import Message, Price
+from syncopate.artifacts.timelines.network import Message, Price
 from syncopate.costs.model.bound import served_s_per_byte
 from syncopate.costs.model.collective import collective_costs, schedule_cost
 from syncopate.costs.model.functions import CostFunction

@@ -13,8 +13,8 @@ from syncopate.analysis.collectives import collectives
 from syncopate.analysis.phases import phases
 from syncopate.analysis.stragglers import stragglers
 from syncopate.analysis.work import works
-from syncopate.artifacts.alike import Alike, SharedSpans, shared
 from syncopate.artifacts.timeline import Span, Spans, Timeline
+from syncopate.artifacts.timelines.alike import Alike, SharedSpans, shared
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.tracing.foreign.exports.chakra import to_chakra
 from syncopate.tracing.foreign.exports.hta import to_hta

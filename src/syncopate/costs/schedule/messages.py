@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.level import Level
-from syncopate.costs.model.links import levels_apart, wire_times
+from syncopate.costs.schedule.links import levels_apart, wire_times
 from syncopate.schedules.base import REDUCE, Schedule, Transfers
 
 FloatArray = NDArray[np.float64]

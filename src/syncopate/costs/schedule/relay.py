@@ -1,8 +1,8 @@
 """Relay: the messages of a schedule with what each hands on of the one before.
 
 A rank that sends on what it just received need not have all of it. :func:`rounds_of` finds these
-messages, and gives every turn of a schedule (:mod:`syncopate.costs.model.messages`) as arrays for
-playing it (:mod:`syncopate.costs.model.execution`).
+messages, and gives every turn of a schedule (:mod:`syncopate.costs.schedule.messages`) as arrays
+for playing it (:mod:`syncopate.costs.schedule.execution`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from syncopate.artifacts.level import Level
-from syncopate.costs.model.messages import FloatArray, IntArray, Messages, messages_of
+from syncopate.costs.schedule.messages import FloatArray, IntArray, Messages, messages_of
 from syncopate.schedules.base import Schedule
 
 _BoolArray = NDArray[np.bool_]

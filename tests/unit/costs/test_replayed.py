@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from syncopate.artifacts.cluster import Cluster, Level
-from syncopate.artifacts.network import Message
+from syncopate.artifacts.timelines.network import Message
 from syncopate.costs.model.collective import collective_costs, schedule_cost
-from syncopate.costs.model.recorded import ClusterNetwork, comparable, part_of
+from syncopate.costs.model.replayed import ClusterNetwork, comparable, part_of
 from syncopate.costs.model.served import served_costs
 from syncopate.errors import InvalidValueError, UnknownNameError
 from tests.unit import examples

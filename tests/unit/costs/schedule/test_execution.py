@@ -6,9 +6,9 @@ from msgspec import structs
 
 from syncopate.artifacts.cluster import Cluster, Handling, Level
 from syncopate.costs.model.collective import schedule_cost
-from syncopate.costs.model.execution import Executions, execution_cost, execution_times
-from syncopate.costs.model.loads import block_counts, loads
-from syncopate.costs.model.price import price
+from syncopate.costs.schedule.execution import Executions, execution_cost, execution_times
+from syncopate.costs.schedule.loads import block_counts, loads
+from syncopate.costs.schedule.price import price
 from syncopate.errors import InvalidValueError
 from syncopate.schedules.base import Schedule, Transfer
 from syncopate.schedules.blocks import block_count

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from syncopate.artifacts.whatif import AXES, Prices, Setting
+from syncopate.artifacts.results.whatif import AXES, Prices, Setting
 from syncopate.errors import ArtifactError, InvalidValueError
 from syncopate.units import parse_link
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from syncopate.artifacts.benchmark import BUS_FACTORS, REDUCING, Benchmark, percentile
+from syncopate.artifacts.results.benchmark import BUS_FACTORS, REDUCING, Benchmark, percentile
 from syncopate.errors import ArtifactError, InvalidValueError, SyncopateError
 from syncopate.schedules.conditions import CONDITIONS
 from tests.unit import examples

@@ -1,0 +1,1 @@
+"""Results: files of what was found out: benchmarks, decisions, answers to what-if."""
