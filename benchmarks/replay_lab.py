@@ -30,7 +30,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-import syncopate
+from syncopate.analysis.replay.elsewhere import played_on
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, SERVED, SHARDED
 from syncopate.artifacts.timeline import Timeline
 from syncopate.costs.model.replayed import ClusterNetwork
@@ -104,9 +104,9 @@ def replayed(recorded: Timeline, cell: Cell, rate: str, home: Home) -> tuple[flo
     """
     other = structs.replace(cell, rate=rate)
     here, there = (ClusterNetwork(cluster_of(one, home), one.servers) for one in (cell, other))
-    recorded_s, itself_s = syncopate.replay(recorded, here, here).medians_s
-    elsewhere_s = syncopate.replay(recorded, there, here).medians_s[1]
-    return recorded_s, itself_s, elsewhere_s, syncopate.replay(recorded, there).medians_s[1]
+    recorded_s, itself_s = played_on(recorded, here, here).medians_s
+    elsewhere_s = played_on(recorded, there, here).medians_s[1]
+    return recorded_s, itself_s, elsewhere_s, played_on(recorded, there).medians_s[1]
 
 
 def measured(session: Session, home: Home, cell: Cell, rates: Sequence[str]) -> list[Found]:

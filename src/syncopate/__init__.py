@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from syncopate.analysis.replay.elsewhere import replay
     from syncopate.artifacts.cluster import Cluster
     from syncopate.artifacts.plan import Plan
     from syncopate.artifacts.results.whatif import Prices, WhatIf
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
-    from syncopate.costs.model.replayed import ClusterNetwork
     from syncopate.delay import Delay, LocalSGD
     from syncopate.engine.distribute import distribute
     from syncopate.engine.exchange.optimizers import declare_optimizer
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
     from syncopate.runs.compare import difference
     from syncopate.runs.explain import explain
     from syncopate.runs.page import report
+    from syncopate.runs.replay import replay
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
@@ -66,7 +65,6 @@ __all__ = [
     "ArtifactError",
     "CalibrationError",
     "Cluster",
-    "ClusterNetwork",
     "CollectiveError",
     "Communicator",
     "Delay",
@@ -114,9 +112,8 @@ _MODULES = {
     "profile": "profiling.profile",
     "recorded_workload": "profiling.recorded",
     "read_logs": "calibration.logs.read",
-    "replay": "analysis.replay.elsewhere",
+    "replay": "runs.replay",
     "Cluster": "artifacts.cluster",
-    "ClusterNetwork": "costs.model.replayed",
     "Communicator": "collectives.communicator",
     "Delay": "delay",
     "LocalSGD": "delay",

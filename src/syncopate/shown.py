@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from html import escape
 from importlib import import_module
-from typing import Any
+from typing import Any, Protocol
 
 from syncopate.errors import SyncopateError
 from syncopate.units import format_bytes, format_rate, format_seconds
@@ -29,26 +29,31 @@ _WRITTEN = (
 """What a name ends with -> how its values are written."""
 
 
+class Result(Protocol):
+    """What a class says of itself that :class:`Shown` prints."""
+
+    def summary(self) -> tuple[str, ...]:
+        """Return what it is, in a line, and what it says beside its rows."""
+
+    def rows(self) -> list[Row]:
+        """Return the rows that are printed, as plain values."""
+
+    def frame(self) -> list[Row]:
+        """Return the rows that pandas gets."""
+
+
 class Shown:
-    """A result that can be looked at; subclasses say what it is and give its rows."""
+    """Prints a class with ``summary()`` and ``rows()``."""
 
     __slots__ = ()
 
-    def summary(self) -> tuple[str, ...]:
-        """Return what the result is, in a line, and what it says beside its rows."""
-        raise NotImplementedError
-
-    def rows(self) -> list[Row]:
-        """Return its rows, as plain values."""
-        raise NotImplementedError
-
-    def __repr__(self) -> str:
+    def __repr__(self: Result) -> str:
         """Return a line; ``str()`` has the rows as well."""
         return f"<{type(self).__name__}: {self.summary()[0]}>"
 
-    def __str__(self) -> str:
+    def __str__(self: Result) -> str:
         """Return the sentences and the first rows as text."""
-        heads, cells, left_out = self._written()
+        heads, cells, left_out = _written(self.rows())
         wide = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
         lines = [
             "  ".join(cell.rjust(width) for cell, width in zip(row, wide, strict=True))
@@ -56,19 +61,20 @@ class Shown:
         ]
         return "\n".join((*self.summary(), *(lines if cells else ()), *left_out))
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self: Result) -> str:
         """Return what a notebook shows: the sentences, and the first rows as a table."""
-        heads, cells, left_out = self._written()
+        heads, cells, left_out = _written(self.rows())
         title, *others = self.summary()
         said = "".join(f"<li>{escape(text)}</li>" for text in (*others, *left_out))
-        lines = [f"<tr>{''.join(f'<th>{escape(head)}</th>' for head in heads)}</tr>"]
-        lines += [
-            f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells
-        ]
+        lines = [_line(heads, "th"), *(_line(row, "td") for row in cells)]
         table = f"<table>{''.join(lines)}</table>" if cells else ""
         return f"<p><b>{escape(title)}</b></p>{f'<ul>{said}</ul>' if said else ''}{table}"
 
-    def to_pandas(self) -> Any:
+    def frame(self: Result) -> list[Row]:
+        """Return the rows of :meth:`to_pandas`: more than ``rows()`` where those sum up."""
+        return self.rows()
+
+    def to_pandas(self: Result) -> Any:
         """Return all rows as a ``pandas.DataFrame``; its columns have the units in their names.
 
         Raises:
@@ -78,19 +84,19 @@ class Shown:
             pandas = import_module("pandas")
         except ImportError:
             raise SyncopateError("to_pandas() needs pandas: pip install pandas") from None
-        return pandas.DataFrame(self._frame())
+        return pandas.DataFrame(self.frame())
 
-    def _frame(self) -> list[Row]:
-        """Return the rows of :meth:`to_pandas`, where those that are printed are a summary."""
-        return self.rows()
 
-    def _written(self) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
-        """Return headings, the cells of the first rows, and how many others there are."""
-        rows = self.rows()
-        heads = [_heading(name) for name in rows[0]] if rows else []
-        cells = [[_cell(name, row[name]) for name in rows[0]] for row in rows[:PRINTED]]
-        more = len(rows) - len(cells)
-        return heads, cells, (f"and {more:,} more rows; to_pandas() has all",) if more else ()
+def _written(rows: list[Row]) -> tuple[list[str], list[list[str]], tuple[str, ...]]:
+    """Return headings, the cells of the first rows, and how many others there are."""
+    heads = [_heading(name) for name in rows[0]] if rows else []
+    cells = [[_cell(name, row[name]) for name in rows[0]] for row in rows[:PRINTED]]
+    more = len(rows) - len(cells)
+    return heads, cells, (f"and {more:,} more rows; to_pandas() has all",) if more else ()
+
+
+def _line(cells: list[str], tag: str) -> str:
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _heading(name: str) -> str:

@@ -187,7 +187,8 @@ class Timeline(Shown, Artifact, frozen=True, kw_only=True, dict=True):
             if (there := spans.in_lanes(lane)).any()
         ]
 
-    def _frame(self) -> list[Row]:
+    def frame(self) -> list[Row]:
+        """Return every span."""
         return [msgspec.structs.asdict(span) for span in self.columns]
 
     @property

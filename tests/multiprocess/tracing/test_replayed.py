@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import syncopate
+from syncopate.analysis.replay.elsewhere import played_on
 from syncopate.analysis.replay.fitted import fitted_network
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.timeline import OWN_CLUSTER, Timeline
@@ -97,7 +98,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _replayed(timeline: Timeline, bandwidth: float = 1.0) -> tuple[float, float]:
     own = fitted_network(timeline)
-    return syncopate.replay(timeline, own.changed(bandwidth), own).medians_s
+    return played_on(timeline, own.changed(bandwidth), own).medians_s
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
@@ -131,12 +132,12 @@ def test_a_run_of_plain_ddp_is_within_two_percent_of_itself(tmp_path: Path) -> N
     with pytest.raises(InvalidValueError, match="when messages ended is not known"):
         fitted_network(timeline)
     free, slow = _flat(1e15), _flat(1e6)
-    found = syncopate.replay(timeline, free, slow)
+    found = played_on(timeline, free, slow)
     assert not found.known
     recorded_s, replayed_s = found.medians_s
     assert replayed_s == pytest.approx(recorded_s, rel=0.02)
     assert recorded_s > 2 * SLEEP_S
     # A ring of two sends each of both buckets once: the last one is behind all computation.
     bucket_s = 4 * (256 * 256 + 256) / 1e6
-    there_s = syncopate.replay(timeline, slow).medians_s[1]
+    there_s = played_on(timeline, slow).medians_s[1]
     assert 2 * SLEEP_S + bucket_s < there_s < recorded_s + 2 * bucket_s

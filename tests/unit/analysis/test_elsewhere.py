@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-import syncopate
 from syncopate.analysis.replay import program
-from syncopate.analysis.replay.elsewhere import REPLAYED
+from syncopate.analysis.replay.elsewhere import REPLAYED, played_on
 from syncopate.analysis.replay.fitted import FittedNetwork, Line, fitted_network
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.plan import ALLREDUCE, DECOUPLED, ROOTED, SERVED, SHARDED
@@ -82,7 +81,7 @@ def test_a_run_is_what_the_same_training_is_made_to_be_there(case, bandwidth):
     there = made(4, 6, change_of(case, transfers_s=(1 / bandwidth, 2 / bandwidth)))
     own = fitted_network(recorded)
     assert own.lines["all_reduce"] == (0.0, pytest.approx(0.01))
-    found = syncopate.replay(recorded, own.changed(bandwidth), own)
+    found = played_on(recorded, own.changed(bandwidth), own)
     counted = [n for n in range(1, 6) if n in found.iterations]
     told = dict(zip(found.iterations, found.replayed_s, strict=True))
     assert [told[n] for n in counted] == pytest.approx(iterations_s(there))
@@ -96,7 +95,7 @@ def test_a_run_is_what_the_same_training_is_made_to_be_there(case, bandwidth):
 def test_a_run_on_its_own_network_takes_what_it_took(exchange):
     recorded = trained(exchange=exchange, jitter=0.05)
     own = fitted_network(recorded)
-    found = syncopate.replay(recorded, own, own)
+    found = played_on(recorded, own, own)
     assert found.replayed_s == pytest.approx(found.recorded_s, rel=1e-9)
     before, after = found.spent
     assert after == pytest.approx(before)
@@ -133,10 +132,10 @@ def simulated(exchange: str, cluster: Cluster, planned_on: Cluster) -> Timeline:
 def test_a_simulated_run_is_within_two_percent_of_itself(exchange):
     own = flat(1)
     recorded = simulated(exchange, own, own)
-    found = syncopate.replay(recorded, ClusterNetwork(own), ClusterNetwork(own))
+    found = played_on(recorded, ClusterNetwork(own), ClusterNetwork(own))
     assert found.replayed_s == pytest.approx(found.recorded_s, rel=0.02)
     # By prices alone, which are what it was simulated with, it is the same.
-    assert syncopate.replay(recorded, ClusterNetwork(own)).medians_s[1] == pytest.approx(
+    assert played_on(recorded, ClusterNetwork(own)).medians_s[1] == pytest.approx(
         found.medians_s[0], rel=0.02
     )
 
@@ -146,7 +145,7 @@ def test_a_simulated_run_is_within_two_percent_of_itself(exchange):
 def test_a_simulated_run_elsewhere_is_what_is_simulated_there(exchange, gbit):
     own, place = flat(1), flat(gbit, latency_s=2e-5)
     recorded, there = (simulated(exchange, one, own) for one in (own, place))
-    found = syncopate.replay(recorded, ClusterNetwork(place), ClusterNetwork(own))
+    found = played_on(recorded, ClusterNetwork(place), ClusterNetwork(own))
     assert np.median(found.replayed_s) == pytest.approx(np.median(iterations_s(there)), rel=0.02)
     assert found.medians_s[0] != pytest.approx(found.medians_s[1], rel=0.1)
 
@@ -164,7 +163,7 @@ def test_a_served_run_is_played_with_the_links_of_its_servers(gbit):
     recorded, servers = served_by(own, own)
     there, _ = served_by(place, own)
     networks = (ClusterNetwork(one, servers) for one in (place, own))
-    found = syncopate.replay(recorded, *networks)
+    found = played_on(recorded, *networks)
     off = 1e-6 if gbit == 1 else 0.08
     assert found.medians_s[1] == pytest.approx(np.median(iterations_s(there)), rel=off)
     assert (Limits().slice_bytes, MOST_PARTS) == (program.SLICE_BYTES, program.MOST_SLICES)
@@ -179,11 +178,11 @@ def test_messages_share_a_link_while_they_are_on_it_together():
         name="two channels", source="measured", world_size=2, spans=tuple(_two_channels())
     )
     own = FittedNetwork("own", 2, {"all_reduce": Line(0.0, 1.0)})
-    again = syncopate.replay(recorded, own, own)
-    faster = syncopate.replay(recorded, own.changed(2.0), own)
+    again = played_on(recorded, own, own)
+    faster = played_on(recorded, own.changed(2.0), own)
     assert ends(again.timeline) == {"bucket 0": 4.0, "bucket 1": 5.0}
     assert ends(faster.timeline) == {"bucket 0": 2.0, "bucket 1": 3.0}
-    slower = syncopate.replay(recorded, own.changed(0.5), own)
+    slower = played_on(recorded, own.changed(0.5), own)
     assert ends(slower.timeline) == {"bucket 0": 8.0, "bucket 1": 9.0}
 
 
@@ -207,7 +206,7 @@ def test_start_ups_and_bytes_change_apart():
     own = fitted_network(recorded)
     assert own.lines["all_reduce"] == (pytest.approx(1.0), pytest.approx(0.01))
     there = made(2, 6, change_of("even", transfers_s=(1.0, 1.5)))
-    found = syncopate.replay(recorded, own.changed(bandwidth=2.0, latency=0.5), own)
+    found = played_on(recorded, own.changed(bandwidth=2.0, latency=0.5), own)
     assert found.replayed_s == pytest.approx(tuple(iterations_s(there)))
 
 
@@ -216,7 +215,7 @@ def test_alike_ranks_are_played_once_and_stay_alike():
     plan = make_plan(workload(), own, "threshold", exchange=ALLREDUCE)
     recorded = simulate(workload(), plan, own, iterations=5)
     assert recorded.alike
-    found = syncopate.replay(recorded, ClusterNetwork(flat(4)), ClusterNetwork(own))
+    found = played_on(recorded, ClusterNetwork(flat(4)), ClusterNetwork(own))
     assert found.timeline.alike == recorded.alike
     there = simulate(workload(), plan, flat(4), iterations=5)
     assert found.replayed_s == pytest.approx(tuple(iterations_s(there)), rel=1e-6)
@@ -239,25 +238,15 @@ def test_a_run_that_cannot_be_played_is_refused(timeline, complaint):
         fitted_network(timeline)
     network = FittedNetwork("own", 0, {"all_reduce": Line(0.0, 0.01)})
     with pytest.raises(InvalidValueError, match=complaint):
-        syncopate.replay(timeline, network)
+        played_on(timeline, network)
 
 
 def test_a_network_of_other_ranks_or_collectives_is_refused():
     with pytest.raises(InvalidValueError, match="ranks of 1 Gbit/s is 4; it must be that of the"):
-        syncopate.replay(made(2, 4), ClusterNetwork(flat(1)))
+        played_on(made(2, 4), ClusterNetwork(flat(1)))
     with pytest.raises(UnknownNameError, match="unknown collective 'all_reduce'"):
-        syncopate.replay(made(2, 4), FittedNetwork("own", 2, {}))
+        played_on(made(2, 4), FittedNetwork("own", 2, {}))
     with pytest.raises(InvalidValueError, match="servers is 2; it must be"):
         fitted_network(made(2, 4)).changed(servers=2)
     with pytest.raises(InvalidValueError, match="bytes of a message is -1"):
         ClusterNetwork(flat(1)).price(Message("all_reduce", "ring", -1))
-
-
-def test_a_replay_prints_its_iterations():
-    timeline = recorded_of("even")
-    cluster = Cluster.flat(4, latency_s=0.0, bandwidth_bytes_per_s=1.0)
-    found = syncopate.replay(timeline, ClusterNetwork(cluster))
-    assert [row["recorded_s"] for row in found.rows()] == list(found.recorded_s)
-    assert [row["replayed_s"] for row in found.rows()] == list(found.replayed_s)
-    assert "the median iteration took" in repr(found)
-    assert len(str(found).splitlines()) == 2 + len(found.iterations)

@@ -93,3 +93,18 @@ def test_a_page_is_saved_and_shown_in_a_notebook(tmp_path):
 def test_files_without_a_timeline_are_refused(tmp_path):
     with pytest.raises(ArtifactError, match="none"):
         syncopate.explain(tmp_path / "none.json")
+
+
+def test_a_run_is_replayed_by_a_call_as_by_the_command(monkeypatch, capfd, tmp_path):
+    path = made(4, 6).save(tmp_path / "a.json")
+    found = syncopate.replay(path, bandwidth="x2")
+    assert found.medians_s == (9.0, pytest.approx(8.0))
+    assert [row["recorded_s"] for row in found.rows()] == [9.0] * 5
+    assert "the median iteration took 9.00 s, and takes 8.00 s there" in repr(found)
+    said = _printed(monkeypatch, capfd, "replay", path, "--bandwidth", "x2", "--json")
+    assert said == json.loads(msgspec.json.encode(found.to_dict()))
+    cluster = examples.steady_cluster().save(tmp_path / "c.json")
+    own = syncopate.replay(made(4, 6), cluster=cluster)
+    assert own.medians_s[1] == pytest.approx(9.0)
+    with pytest.raises(InvalidValueError, match="one place to play it on"):
+        syncopate.replay(path, on=cluster, bandwidth="x2")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import syncopate
+from syncopate.analysis.replay.elsewhere import played_on
 from syncopate.analysis.replay.fitted import fitted_network
 from syncopate.artifacts.timeline import ANSWERS, PULLS, SERVER_COUNT, SERVERS
 from syncopate.errors import ArtifactError
@@ -96,7 +96,7 @@ def test_a_job_elsewhere_is_what_it_is_worked_out_to_be(bandwidth):
     assert timeline.metadata[PULLS] == "after pushes"
     own = fitted_network(timeline, servers=1)
     assert own.lines["send"] == (pytest.approx(0.0, abs=1e-5), pytest.approx(BYTE_S, rel=1e-3))
-    found = syncopate.replay(timeline, own.changed(bandwidth), own)
+    found = played_on(timeline, own.changed(bandwidth), own)
     there = worked_out(BYTE_S / bandwidth)
     expected = dict(enumerate(lasts_s(there), start=1))
     told = dict(zip(found.iterations, found.replayed_s, strict=True))
@@ -109,9 +109,7 @@ def test_more_servers_share_what_all_send_at_once():
     """With two servers each worker has its weights at its own link's rate."""
     timeline = timeline_of(traced(worked_out()))
     own = fitted_network(timeline, servers=1)
-    one, two = (
-        syncopate.replay(timeline, own.changed(servers=n), own).medians_s[1] for n in (1, 2)
-    )
+    one, two = (played_on(timeline, own.changed(servers=n), own).medians_s[1] for n in (1, 2))
     assert one - two == pytest.approx(LENGTHS[2] * BYTE_S, rel=0.02)
 
 

@@ -37,8 +37,6 @@ from syncopate.artifacts.timelines.alike import shared
 from syncopate.artifacts.timelines.network import Message, Network, Price
 from syncopate.artifacts.timelines.spans import Mask, Spans, Times
 from syncopate.errors import InvalidValueError
-from syncopate.shown import Row, Shown
-from syncopate.units import format_seconds
 
 REPLAYED = "replayed"
 """What metadata call the network on which a run was played again."""
@@ -65,8 +63,8 @@ class Spent(NamedTuple):
     idle_s: float
 
 
-@dataclass(frozen=True, repr=False)
-class Elsewhere(Shown):
+@dataclass(frozen=True)
+class Elsewhere:
     """A run, and the same run on another network.
 
     Attributes:
@@ -90,23 +88,6 @@ class Elsewhere(Shown):
     between: tuple[int, int] | None
     known: bool
 
-    def summary(self) -> tuple[str, ...]:
-        """Return what the median iteration took, and takes there."""
-        before_s, after_s = self.medians_s
-        took, takes = format_seconds(before_s), format_seconds(after_s)
-        return (
-            f"{self.recorded.name} on {self.network}: the median iteration took {took}, and takes "
-            f"{takes} there",
-        )
-
-    def rows(self) -> list[Row]:
-        """Return the iterations."""
-        both = zip(self.iterations, self.recorded_s, self.replayed_s, strict=True)
-        return [
-            {"iteration": number, "recorded_s": before_s, "replayed_s": after_s}
-            for number, before_s, after_s in both
-        ]
-
     @property
     def medians_s(self) -> tuple[float, float]:
         """The median iteration as recorded, and there."""
@@ -120,7 +101,7 @@ class Elsewhere(Shown):
         return before, after
 
 
-def replay(timeline: Timeline, there: Network, here: Network | None = None) -> Elsewhere:
+def played_on(timeline: Timeline, there: Network, here: Network | None = None) -> Elsewhere:
     """Play a recorded run on another network.
 
     Args:
@@ -137,7 +118,7 @@ def replay(timeline: Timeline, there: Network, here: Network | None = None) -> E
         UnknownNameError: a collective that has no price.
 
     Example:
-        >>> found = syncopate.replay(timeline, syncopate.ClusterNetwork(cluster))  # doctest: +SKIP
+        >>> found = played_on(timeline, ClusterNetwork(cluster))  # doctest: +SKIP
         >>> found.medians_s  # doctest: +SKIP
         (0.183, 0.124)
     """

@@ -82,12 +82,12 @@ class Result(Protocol):
         ...
 
 
-def show(found: Result, json: bool) -> None:
-    """Print a result: as text, or all its values as JSON."""
+def show(found: Result, json: bool, beside: Path | None = None) -> None:
+    """Print a result: as text, or all its values as JSON; ``beside`` as :func:`out` has it."""
     if json:
         say_json(msgspec.json.format(msgspec.json.encode(found.to_dict()), indent=1))
         return
-    out().print(found.report())
+    out(beside).print(found.report())
 
 
 def err() -> Console:

@@ -1,10 +1,9 @@
-"""Recorded: what the messages of a recorded run cost on a cluster.
+"""Replayed: what the messages of a recorded run cost on a cluster.
 
 A recording knows the collective, the algorithm, the bytes and the ranks of a message, and not its
 options: an algorithm is priced with those that suit the cluster. The backend's own is priced by its
 measured curve, and as a ring where there is none. Ranks that are not all are a cluster of their
-own: the units that they are in at each level, or, where these hold unequal numbers of them, a flat
-one at the outermost level that they cross.
+own: the units that they are in at each level.
 
 A message to servers has W workers send n bytes each, of which each of S servers gets its share; see
 :mod:`syncopate.costs.model.served`. Alone it takes ``a + n max(u b, b' / S)``, and with all others
