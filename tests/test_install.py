@@ -28,7 +28,7 @@ _INSTALL = re.compile(r"pip install ((?:-\S+ )*)('[^']+'|[^\s`|;,)\"<]+(?: plotl
 
 
 def _texts():
-    """Every page and every source that may tell somebody to install something."""
+    """Every page and every source that may have an install command."""
     for folder, suffix in (("", "md"), ("docs", "md"), ("examples", "py"), ("src", "py")):
         pattern = f"*.{suffix}" if not folder else f"**/*.{suffix}"
         for path in sorted((REPOSITORY / folder).glob(pattern)):

@@ -460,6 +460,9 @@ class Cluster(Shown, Artifact, frozen=True, kw_only=True):
         return changed
 
 
+BESIDE_RUN = "cluster.json"
+"""The file in the directory of a run that says what it ran on."""
+
 NETWORKS: dict[str, tuple[float, float, float]] = {
     "1gbe": (45.26e-6, 0.94e9 / 8, 2.5e-10),
     "10gbe": (45.26e-6, 9.4e9 / 8, 2.5e-10),

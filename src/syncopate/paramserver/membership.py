@@ -1,9 +1,8 @@
 """Membership: what a server or worker says to the scheduler, in a thread of its own.
 
 [Note: starved heartbeats] A node may compute for seconds, or have ten thousand slices to send. So
-heartbeats have a thread and a connection of their own: they go out whatever else the node does, and
-wait behind nothing that it sends. What the scheduler says is news, which the node takes when it
-looks.
+heartbeats have a thread and a connection of their own: they go out while the node computes, and
+wait for none of its messages. What the scheduler says is news, which the node takes when it looks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recorded: a workload from a training that somebody else recorded, without our engine.
+"""Recorded: a workload from the recording of a training that ran without our engine.
 
 Plain DDP or FSDP, on CPUs or GPUs: traces of torch.profiler, files of ``syncopate record`` or of
-:func:`syncopate.trace`, and whatever else is read as a timeline. What such a workload knows and
-what it does not is said in :mod:`syncopate.analysis.workload`.
+:func:`syncopate.trace`, and all other files that are read as timelines. What such a workload knows
+and what it does not is said in :mod:`syncopate.analysis.workload`.
 """
 
 from __future__ import annotations

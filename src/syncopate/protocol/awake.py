@@ -1,4 +1,4 @@
-"""Awake: time as a process knows it that may be stopped, so that its own pause is nobody's silence.
+"""Awake: a clock that leaves out a process's own pauses, so that they do not count as silence.
 
 A process that was stopped (SIGSTOP, a suspended machine, swapping) wakes with messages unread. By
 the wall clock all others were silent meanwhile, though it is this process that did not listen.

@@ -1,9 +1,9 @@
 """Bundles: small slices of one server that are pushed, updated and pulled as one.
 
-[Note: bundles] A message costs some tenths of a millisecond of processor whatever it carries. So
-small slices of one server and element type, in the order of their keys, are one more slice, with a
-key of its own and their elements one behind the other. Messages, flows and updates know no
-difference.
+[Note: bundles] A message costs some tenths of a millisecond of processor, however little it
+carries. So small slices of one server and element type, in the order of their keys, are one more
+slice, with a key of its own and their elements one behind the other. Messages, flows and updates
+know no difference.
 
 When a message concerns only some of them, worker and server each cut the bundle: its parts go on
 from where it was, with its numbers of pushes and requests. What arrives for a whole that the
@@ -85,7 +85,7 @@ class Bundle(msgspec.Struct, frozen=True):
 
 
 def bundles_of(slices: Iterable[Slice]) -> list[Bundle]:
-    """Return the bundles of one server's ``slices``; the same for whoever asks."""
+    """Return the bundles of one server's ``slices``, the same on worker and server."""
     found: list[Bundle] = []
     ordered = sorted(slices, key=lambda piece: piece.key)
     for dtype in _DTYPES:

@@ -50,7 +50,7 @@ def remarks(found: Elsewhere) -> tuple[str, ...]:
     if not found.known:
         said.append(
             "of its own network nothing is known, or not when messages ended: every message takes "
-            "its price there, whatever it took itself; --cluster says what it ran on"
+            "its price there, and not what it took; --cluster says what it ran on"
         )
     return tuple(said)
 

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from syncopate.analysis.collectives import EXCHANGE
 from syncopate.analysis.replay.elsewhere import Elsewhere, played_on
 from syncopate.analysis.replay.fitted import fitted_network
-from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.cluster import BESIDE_RUN, NETWORKS, Cluster
 from syncopate.artifacts.disturbed import doubts
 from syncopate.artifacts.plan import SERVED
 from syncopate.artifacts.timeline import OWN_CLUSTER, SERVER_COUNT, Timeline
@@ -33,9 +33,6 @@ from syncopate.units import format_seconds, parse_link
 
 LAST = 50
 """Iterations that are played, the last ones, unless others are asked for."""
-
-BESIDE = "cluster.json"
-"""The file in the directory of a run that says what it ran on."""
 
 _TIMES = "x"
 
@@ -207,7 +204,7 @@ def _own(recorded: Recorded, cluster: Cluster | None) -> Cluster | None:
     """
     if cluster is not None:
         return cluster
-    beside = Path(recorded.name) / BESIDE
+    beside = Path(recorded.name) / BESIDE_RUN
     if beside.exists():
         return Cluster.load(beside)
     text = recorded.timeline.metadata.get(OWN_CLUSTER)

@@ -1,4 +1,4 @@
-"""Membership's thread: heartbeats whatever the node does, news for when it looks, last words."""
+"""Membership's thread: heartbeats while the node computes, news for when it looks, last words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A workload from a training that somebody else recorded, by one call."""
+"""A workload from a recording, by one call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process's own pause counts as nobody's silence."""
+"""A process's own pause does not count as the silence of others."""
 
 from __future__ import annotations
 

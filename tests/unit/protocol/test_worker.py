@@ -153,7 +153,7 @@ def test_what_is_lost_is_sent_again_once():
 
 
 def test_a_server_whose_state_is_older_than_what_it_acknowledged_is_named():
-    """It answers 'early' to whatever comes, so no answer is ever late."""
+    """It answers 'early' to every message, so no answer is ever late."""
     machine = _follower(window=8)
     _pushed(machine, 5)
     for _ in range(5):

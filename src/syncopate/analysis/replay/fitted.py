@@ -1,4 +1,4 @@
-"""Fitted: a run's own network, as its messages tell it, where nobody else does.
+"""Fitted: a run's own network, estimated from its messages, where no cluster file tells it.
 
 Of each collective a line ``a + b n`` through what its messages took once all ranks had come, of
 messages of each size the median: the slope is the median over all pairs of sizes (Theil and Sen),

@@ -1,4 +1,4 @@
-"""Network: what the messages of a recorded run take, as whoever plays them again asks for it."""
+"""Network: the interface by which a replay asks what a message takes."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def err() -> Console:
 
 
 def say_json(text: bytes) -> None:
-    """Print JSON on standard output, as UTF-8 whatever the terminal's encoding."""
+    """Print JSON on standard output, always as UTF-8."""
     line = text if text.endswith(b"\n") else text + b"\n"
     typer.echo(line if hasattr(sys.stdout, "buffer") else line.decode(), nl=False)
 

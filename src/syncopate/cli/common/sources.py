@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
-from syncopate.artifacts.cluster import NETWORKS, Cluster
+from syncopate.artifacts.cluster import BESIDE_RUN, NETWORKS, Cluster
 from syncopate.artifacts.results.whatif import BEST, DDP
 from syncopate.artifacts.workload import Workload
 from syncopate.cli.common.machines import Racks, load_cluster, typical
 from syncopate.errors import ArtifactError, InvalidValueError, UnknownNameError
 from syncopate.reading import read_whole
 
-WORKLOAD, CLUSTER = "workload.json", "cluster.json"
-"""Files that may lie beside those of ranks in the directory of a run."""
+WORKLOAD = "workload.json"
+"""A workload that may lie beside the files of ranks in the directory of a run."""
 
 _USUAL = "10gbe"
 """The network whose latency and reduction are taken where only a rate is known."""
@@ -87,7 +87,7 @@ def _recorded(path: Path) -> Trained:
 
     folder = path if path.is_dir() else None
     profile = folder / WORKLOAD if folder and (folder / WORKLOAD).exists() else None
-    beside = folder / CLUSTER if folder and (folder / CLUSTER).exists() else None
+    beside = folder / BESIDE_RUN if folder and (folder / BESIDE_RUN).exists() else None
     timeline = read_recorded(path).of_ranks().timeline
     if profile is not None:
         workload, remark = Workload.load(profile), f"the training is that of {profile}"

@@ -5,8 +5,8 @@ their order. Where a size's line meets that of the next one, the chord between t
 from what a curve that bends one way can be: if that is more than ``CLOSE``, the size where they
 meet is played next, and so on. A curve that is a maximum of a few lines is found in as many plays.
 
-Where the curve is far above a rival, another way to send the same, nobody asks for it, and what is
-there is no more than a guess that is far above as well: nothing is played for it.
+Where the curve is far above that of a rival, another way to send the same, it is not used. There it
+is a guess, from which nothing is played, and the guess is far above the rival as well.
 
 Curves may bend both ways, for messages that miss each other at one size meet at another. So a chord
 is believed only where a size between was played too, within a factor of ``_NEAR``, that came out as

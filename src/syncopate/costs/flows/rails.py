@@ -83,7 +83,7 @@ def _rail(links: Links) -> Cluster:
         replace(level, bandwidth_bytes_per_s=level.bandwidth_bytes_per_s / group)
         for level in links.levels[inner:]
     )
-    # Whatever leaves a group passes its inner links too, which no other group uses.
+    # All that leaves a group passes its inner links too, which no other group uses.
     rate = min(first.bandwidth_bytes_per_s, narrowest)
     levels = (replace(first, bandwidth_bytes_per_s=rate), *others)
     return Cluster(name="a rail", levels=levels, reduction_s_per_byte=links.gamma)

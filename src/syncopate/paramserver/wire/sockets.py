@@ -32,8 +32,8 @@ from syncopate.paramserver.wire.addresses import endpoint, is_local, numeric
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import Outbox, Parcel
 from syncopate.paramserver.wire.security import Doorkeeper, JobKey, secure_caller, watch_listener
-from syncopate.paramserver.wire.strangers import Strangers, can_watch
 from syncopate.paramserver.wire.tap import Tap
+from syncopate.paramserver.wire.unadmitted import Unadmitted, can_watch
 from syncopate.protocol.actions import SCHEDULER, Peer
 from syncopate.protocol.limits import HEADER_BYTES, Limits
 from syncopate.protocol.messages import MALFORMED, Heartbeat, Message, Refusal, decode, encode
@@ -109,7 +109,7 @@ class Wire:
         self._limits = limits
         self._faults = faults
         self._doorkeeper: Doorkeeper | None = None
-        self._strangers: Strangers | None = None
+        self._unadmitted: Unadmitted | None = None
         self._poller = zmq.Poller()
         self._router: zmq.Socket[bytes] | None = None
         self._dealers: dict[Peer, zmq.Socket[bytes]] = {}
@@ -131,11 +131,11 @@ class Wire:
     def turned_away(self) -> dict[str, int]:
         """How many callers were sent away, by reason; empty: none.
 
-        They had not the job's key, were of another user, or were strangers that brought much.
+        They had not the job's key, were of another user, or sent much before they were admitted.
         """
         kind = "of another user" if self._key is None else "without the key"
         found = {kind: self._doorkeeper.turned_away if self._doorkeeper is not None else 0}
-        found["strangers"] = self._strangers.turned_away if self._strangers is not None else 0
+        found["unadmitted"] = self._unadmitted.turned_away if self._unadmitted is not None else 0
         return {reason: count for reason, count in found.items() if count}
 
     def listen(self, host: str, port: int, frame_bytes: int = 0) -> str:
@@ -160,7 +160,7 @@ class Wire:
             self._doorkeeper = Doorkeeper(self._context, self._key)
             watch_listener(socket, self._key)
         if can_watch(at):
-            self._strangers = Strangers(socket)
+            self._unadmitted = Unadmitted(socket)
         try:
             socket.bind(at)
         except zmq.ZMQError as error:
@@ -236,8 +236,8 @@ class Wire:
 
     def admit(self, arrival: Arrival) -> None:
         """Take note that who sent something is in the job; others may bring little."""
-        if self._strangers is not None and arrival.frames:
-            self._strangers.admit(arrival.frames[0])
+        if self._unadmitted is not None and arrival.frames:
+            self._unadmitted.admit(arrival.frames[0])
 
     def forget(self, peer: Peer) -> None:
         """Drop what waits to be sent to ``peer``."""
@@ -339,7 +339,7 @@ class Wire:
         self._outboxes.clear()
         self._late.clear()
         self._context.term()
-        for thread in (self._doorkeeper, self._strangers):
+        for thread in (self._doorkeeper, self._unadmitted):
             if thread is not None:
                 thread.join()
         self.tap.close()

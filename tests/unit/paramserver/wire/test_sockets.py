@@ -20,8 +20,8 @@ from syncopate.paramserver.tensors import frame_of
 from syncopate.paramserver.wire.faults import Faults
 from syncopate.paramserver.wire.outbox import IN_FLIGHT_BYTES
 from syncopate.paramserver.wire.sockets import Arrival, RefusalLog, Wire
-from syncopate.paramserver.wire.strangers import MOST_BYTES
 from syncopate.paramserver.wire.tap import Tap
+from syncopate.paramserver.wire.unadmitted import MOST_BYTES
 from syncopate.protocol import messages as msg
 from syncopate.protocol.limits import CONTROL_BYTES, Limits
 
@@ -174,7 +174,7 @@ def test_of_an_unfinished_frame_no_more_is_held_than_a_frame_may_have(wires, nby
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux says what was received")
-def test_strangers_bring_little_and_who_is_in_the_job_as_much_as_it_likes(wires):
+def test_unadmitted_connections_send_little_and_members_as_much_as_they_like(wires):
     """Frames that never end, and messages that never do."""
     server, worker = wires
     port = free_port()
@@ -186,7 +186,7 @@ def test_strangers_bring_little_and_who_is_in_the_job_as_much_as_it_likes(wires)
         one.sendall(b"\x02" + (60 << 20).to_bytes(8, "big"))
         brought = _pours(one, bytes(1 << 16)) + _pours(other, (b"\x01\xff" + bytes(255)) * 256)
     assert brought < 2 * MOST_BYTES + (64 << 20)
-    assert server.turned_away["strangers"] >= 1
+    assert server.turned_away["unadmitted"] >= 1
     data = torch.zeros(2 * MOST_BYTES, dtype=torch.uint8)
     worker.send(0, msg.Push(3, 1), 0, frame_of(data))
     (arrival,) = _until(server, worker)

@@ -84,7 +84,7 @@ def test_gradients_are_told_one_by_one_where_shapes_were_recorded(tmp_path):
     rows = [
         *_iteration(0),
         *_accumulated(0, *usual),
-        # Outside of backward it is nobody's.
+        # Outside of backward it belongs to no gradient.
         *_accumulated(0, (38, [9], "float")),
         *_iteration(100),
         *_accumulated(100, *usual),

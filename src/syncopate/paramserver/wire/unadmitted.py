@@ -1,8 +1,8 @@
-"""Strangers: what callers that nobody knows yet may bring, before their connections are closed.
+"""Unadmitted: what connections may send whose callers are not known to be in the job.
 
 ZeroMQ holds a message until all of it is there. It bounds neither the frames of one nor the number
 of callers. So a thread looks at what the system received on each connection whose caller is not
-known to be in the job, and closes those that bring the most when it is too much.
+known to be in the job, and closes those that sent the most when it is too much.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from zmq.utils.monitor import recv_monitor_message
 from syncopate.units import MIB
 
 MOST_BYTES = 16 * MIB
-"""What all strangers together may bring: no less than ZeroMQ holds for a worker that connects anew
+"""What all of them may send together: no less than ZeroMQ holds for a worker that connects anew
 and does not know it, so that such a one need not begin again."""
 
 MOST_CALLERS = 1024
-"""How many strangers may be connected; beyond, the first ones are closed."""
+"""How many may be connected; beyond, the first ones are closed."""
 
 _LOOK_MS = 2
 _INFO_BYTES = 192
@@ -41,7 +41,7 @@ def can_watch(address: str) -> bool:
     return sys.platform == "linux" and address.startswith("tcp://")
 
 
-class Strangers:
+class Unadmitted:
     """The connections to a listener whose callers are not known.
 
     Attributes:
@@ -53,10 +53,10 @@ class Strangers:
         self.turned_away = 0
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._strangers: dict[int, socket.socket] = {}
+        self._connections: dict[int, socket.socket] = {}
         self._admitted: set[int] = set()
         self._monitor = listener.get_monitor_socket(_EVENTS | zmq.EVENT_MONITOR_STOPPED)
-        self._thread = threading.Thread(target=self._run, name="syncopate-strangers", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="syncopate-unadmitted", daemon=True)
         self._thread.start()
 
     def admit(self, frame: zmq.Frame) -> None:
@@ -75,7 +75,7 @@ class Strangers:
     def _run(self) -> None:
         with suppress(zmq.ContextTerminated):
             while True:
-                if self._monitor.poll(_LOOK_MS if self._strangers else None):
+                if self._monitor.poll(_LOOK_MS if self._connections else None):
                     said = recv_monitor_message(self._monitor)
                     if said["event"] == zmq.EVENT_MONITOR_STOPPED:
                         break
@@ -84,7 +84,7 @@ class Strangers:
                 with self._lock:
                     self._look()
         with self._lock:
-            for descriptor in list(self._strangers):
+            for descriptor in list(self._connections):
                 self._drop(descriptor)
         self._monitor.close()
 
@@ -94,27 +94,27 @@ class Strangers:
             self._drop(descriptor)
         elif descriptor not in self._admitted:
             with suppress(OSError):  # it is gone already
-                self._strangers[descriptor] = _shared(descriptor)
+                self._connections[descriptor] = _shared(descriptor)
 
     def _drop(self, descriptor: int) -> None:
-        held = self._strangers.pop(descriptor, None)
+        held = self._connections.pop(descriptor, None)
         if held is not None:
             held.close()
 
     def _look(self) -> None:
-        """Close those who bring the most, as long as all bring too much."""
-        received = {number: _received(held) for number, held in self._strangers.items()}
+        """Close those that sent the most, as long as all together sent too much."""
+        received = {number: _received(held) for number, held in self._connections.items()}
         while received and sum(received.values()) > self._most_bytes:
             most = max(received, key=lambda number: received[number])
             del received[most]
             self._close(most)
-        while len(self._strangers) > MOST_CALLERS:
-            self._close(next(iter(self._strangers)))
+        while len(self._connections) > MOST_CALLERS:
+            self._close(next(iter(self._connections)))
 
     def _close(self, descriptor: int) -> None:
         self.turned_away += 1
         with suppress(OSError):
-            self._strangers[descriptor].shutdown(socket.SHUT_RDWR)
+            self._connections[descriptor].shutdown(socket.SHUT_RDWR)
         self._drop(descriptor)
 
 
