@@ -23,7 +23,7 @@ VOCABULARY = {
 }
 PURE = {"schedules", "costs", "planning", "simulation", "protocol", "analysis"}
 EFFECTS = {
-    "bench",
+    "benchmarking",
     "collectives",
     "calibration",
     "profiling",
@@ -49,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
     "lab": VOCABULARY,
     "collectives": VOCABULARY | PURE,
     "tracing": VOCABULARY | {"collectives"},
-    "bench": VOCABULARY | PURE | {"collectives", "tracing"},
+    "benchmarking": VOCABULARY | PURE | {"collectives", "tracing"},
     "calibration": VOCABULARY | PURE | {"collectives", "tracing"},
     "profiling": VOCABULARY | PURE | {"collectives", "tracing", "zoo"},
     "engine": VOCABULARY | PURE | {"calibration", "collectives", "profiling", "tracing"},

@@ -49,7 +49,7 @@ FULL = {
     f"{_RANKS}/collectives/test_strangers.py": "faults",
     f"{_RANKS}/collectives/test_time_limit.py": "faults",
     f"{_RANKS}/cli/test_demo.py": "the demo, on real ranks",
-    f"{_RANKS}/bench/test_mpi.py": "another launcher",
+    f"{_RANKS}/benchmarking/test_mpi.py": "another launcher",
     f"{_RANKS}/delay/test_deferred.py": "every corner of a delay",
     f"{_RANKS}/delay/test_habits.py": "every corner of a delay",
     f"{_RANKS}/delay/test_served.py": "every corner of a delay",
@@ -123,7 +123,7 @@ FULL = {
     f"{_RANKS}/collectives/test_rooted.py::test_refusals": "every refusal",
     f"{_RANKS}/collectives/test_life.py::test_barrier_objects": "a job without Gloo",
     f"{_RANKS}/collectives/test_without_mesh.py::test_a_dead_rank": "faults",
-    f"{_RANKS}/bench/test_bench.py::test_the_command": "every table of the bench",
+    f"{_RANKS}/benchmarking/test_bench.py::test_the_command": "every table of the bench",
     f"{_SERVED}::test_a_training_goes_on": "jobs that are started again",
     f"{_SERVED}::test_what_servers_cannot_do": "every refusal",
     f"{_SERVED}::test_nobody_goes_on": "faults",
@@ -148,7 +148,7 @@ Each room is in what stays, and each exchange on real ranks.
 
 EXTRAS = {
     f"{_RANKS}/recipes/": "frameworks",
-    f"{_RANKS}/bench/test_mpi.py": "mpi4py and mpirun",
+    f"{_RANKS}/benchmarking/test_mpi.py": "mpi4py and mpirun",
     f"{_RANKS}/delay/test_diloco.py": "torchft",
     "tests/unit/tracing/foreign/test_readers.py": "HolisticTraceAnalysis, protoc, Perfetto",
     "tests/unit/cli/test_completion.py": "zsh and fish",

@@ -53,7 +53,7 @@ RANK_TESTS = {
     "paramserver": ("paramserver/test_*.py",),
     "tracing": ("tracing/test_capture.py", "tracing/test_record.py"),
     "cli": ("cli/test_command_line.py",),
-    "bench": ("bench/test_bench.py",),
+    "benchmarking": ("benchmarking/test_bench.py",),
 }
 """Room -> its tests of several ranks, in ``tests/multiprocess``."""
 

@@ -16,7 +16,7 @@ SETTINGS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text("utf-8"))["to
 
 IMPURE = {
     "engine", "collectives", "calibration", "profiling", "paramserver", "tracing", "reports", "cli",
-    "bench",
+    "benchmarking",
 }  # fmt: skip
 """Rooms that do things, and are mutated."""
 

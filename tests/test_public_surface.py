@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
 import re
 import runpy
 from functools import cached_property
@@ -95,3 +96,10 @@ def test_a_change_of_the_surface_is_found(monkeypatch):
 if __name__ == "__main__":
     SNAPSHOT.write_text(json.dumps(surface(), indent=1, sort_keys=True) + "\n")
     print(f"wrote {SNAPSHOT.name}")
+
+
+def test_no_public_name_is_that_of_a_module():
+    """A module of the package takes the place of such a name when it is loaded."""
+    modules = {one.name for one in pkgutil.iter_modules(syncopate.__path__)}
+    clashing = modules & set(syncopate.__all__)
+    assert clashing == set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from syncopate.bench.sweep import parse_algorithm
+from syncopate.benchmarking.sweep import parse_algorithm
 from syncopate.lab.topology import TCP_GOODPUT
 from syncopate.units import format_rate
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from syncopate.artifacts.results.whatif import Prices, WhatIf
     from syncopate.artifacts.timeline import Timeline
     from syncopate.artifacts.workload import Workload
-    from syncopate.bench.run import bench
+    from syncopate.benchmarking.run import bench
     from syncopate.calibration.calibrate import calibrate
     from syncopate.calibration.logs.read import read_logs
     from syncopate.collectives.communicator import Communicator
@@ -139,7 +139,7 @@ _MODULES = {
     "WhatIf": "artifacts.results.whatif",
     "whatif": "planning.whatif.study",
     "analyze": "runs.analyze",
-    "bench": "bench.run",
+    "bench": "benchmarking.run",
     "difference": "runs.compare",
     "explain": "runs.explain",
     "report": "runs.page",

@@ -24,8 +24,8 @@ import torch.distributed as dist
 
 import syncopate
 from syncopate.artifacts.cluster import Cluster
-from syncopate.bench.run import bench
-from syncopate.bench.sweep import Effort, Sweep
+from syncopate.benchmarking.run import bench
+from syncopate.benchmarking.sweep import Effort, Sweep
 from syncopate.calibration.calibrate import calibrate
 from syncopate.cli import main as command_line
 from syncopate.collectives import Communicator

@@ -36,7 +36,7 @@ from syncopate.output import is_standard_output, write_output
 from syncopate.units import parse_bytes
 
 if TYPE_CHECKING:
-    from syncopate.bench.sweep import Effort, Sweep
+    from syncopate.benchmarking.sweep import Effort, Sweep
     from syncopate.collectives.communicator import Communicator
 
 
@@ -153,7 +153,7 @@ def bench(
 
       mpirun -n 4 syncopate bench --against gloo,mpi
     """
-    from syncopate.bench.sweep import MPI_NEEDED, Effort, Sweep
+    from syncopate.benchmarking.sweep import MPI_NEEDED, Effort, Sweep
     from syncopate.reports.pages.page import require_html
 
     sweep, how = Sweep(sizes=sizes, **what), Effort(**effort)
@@ -186,7 +186,7 @@ def _measure(
     known: Cluster | None,
     progress: ProgressFunction,
 ) -> Benchmark:
-    from syncopate.bench.run import bench as measure
+    from syncopate.benchmarking.run import bench as measure
     from syncopate.calibration.calibrate import calibrate
     from syncopate.schedules.registry import AUTO
 

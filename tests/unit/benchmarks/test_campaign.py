@@ -12,7 +12,7 @@ from reproduce import linear_pipeline
 
 import syncopate.costs.model.bound
 from syncopate.artifacts.cluster import Level
-from syncopate.bench.sweep import parse_algorithm
+from syncopate.benchmarking.sweep import parse_algorithm
 from syncopate.errors import UnknownNameError
 from syncopate.lab import Topology
 from syncopate.schedules.registry import build

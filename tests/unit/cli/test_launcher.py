@@ -71,7 +71,7 @@ def test_where_to_meet_is_asked_for_when_nobody_says(monkeypatch):
     def missing():
         raise CalibrationError("no mpi4py")
 
-    monkeypatch.setattr("syncopate.bench.mpi.load_mpi", missing)
+    monkeypatch.setattr("syncopate.benchmarking.mpi.load_mpi", missing)
     monkeypatch.delenv(launcher.LAUNCHER, raising=False)
     assert launcher.meeting_store(1) is None
     monkeypatch.setenv(launcher.LAUNCHER, "Slurm")

@@ -108,7 +108,7 @@ def meeting_store(timeout_s: float) -> Any:
     """
     if LAUNCHER not in os.environ or "MASTER_ADDR" in os.environ:
         return None
-    from syncopate.bench.mpi import load_mpi
+    from syncopate.benchmarking.mpi import load_mpi
 
     try:
         mpi = load_mpi()

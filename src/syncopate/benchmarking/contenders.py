@@ -17,8 +17,8 @@ import torch.distributed as dist
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.level import Level
-from syncopate.bench.mpi import MpiPeer
-from syncopate.bench.sweep import Sweep, parse_algorithm
+from syncopate.benchmarking.mpi import MpiPeer
+from syncopate.benchmarking.sweep import Sweep, parse_algorithm
 from syncopate.collectives import transport
 from syncopate.collectives.backend import native
 from syncopate.collectives.communicator import Communicator

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from syncopate.artifacts.results.benchmark import Benchmark
-from syncopate.bench import mpi
-from syncopate.bench.run import bench
-from syncopate.bench.sweep import Effort, Sweep
+from syncopate.benchmarking import mpi
+from syncopate.benchmarking.run import bench
+from syncopate.benchmarking.sweep import Effort, Sweep
 from syncopate.cli.common import launcher, ranks
 from syncopate.collectives import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
@@ -83,7 +83,7 @@ def every_collective() -> None:
 
 @needs_mpi
 def test_every_collective_of_mpi_is_verified(tmp_path):
-    done = _mpirun("tests.multiprocess.bench.test_mpi", tmp_path)
+    done = _mpirun("tests.multiprocess.benchmarking.test_mpi", tmp_path)
     assert done.returncode == 0, done.stderr + done.stdout
 
 

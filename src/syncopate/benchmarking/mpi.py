@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from syncopate.bench.sweep import MPI_NEEDED, Sweep
+from syncopate.benchmarking.sweep import MPI_NEEDED, Sweep
 from syncopate.collectives.communicator import Communicator
 from syncopate.errors import CalibrationError, InvalidValueError
 from syncopate.schedules.base import chunk_offsets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from syncopate.artifacts.results.benchmark import geometric
-from syncopate.bench.sweep import Effort, Sweep, parse_algorithm
+from syncopate.benchmarking.sweep import Effort, Sweep, parse_algorithm
 from syncopate.errors import InvalidValueError, UnknownNameError
 from syncopate.units import MIB
 

@@ -14,10 +14,10 @@ import torch
 
 from syncopate.artifacts.cluster import Cluster
 from syncopate.artifacts.results.benchmark import BACK_TO_BACK, BARRIER, Benchmark
-from syncopate.bench import contenders as bench_module
-from syncopate.bench.contenders import suitable
-from syncopate.bench.run import bench
-from syncopate.bench.sweep import Effort, Sweep
+from syncopate.benchmarking import contenders as bench_module
+from syncopate.benchmarking.contenders import suitable
+from syncopate.benchmarking.run import bench
+from syncopate.benchmarking.sweep import Effort, Sweep
 from syncopate.cli import main
 from syncopate.cli.common import ranks
 from syncopate.collectives import Communicator

@@ -36,8 +36,8 @@ from syncopate.artifacts.results.benchmark import (
     Timing,
     geometric,
 )
-from syncopate.bench.contenders import Call, Run, line_up
-from syncopate.bench.sweep import Effort, Sweep
+from syncopate.benchmarking.contenders import Call, Run, line_up
+from syncopate.benchmarking.sweep import Effort, Sweep
 from syncopate.collectives.communicator import Communicator
 from syncopate.collectives.machine import cpu_name, hosts_of
 from syncopate.collectives.pattern import Pattern, distinct_values
