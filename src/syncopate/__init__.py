@@ -48,12 +48,12 @@ if TYPE_CHECKING:
     from syncopate.planning.whatif.study import whatif
     from syncopate.profiling.estimate import estimate
     from syncopate.profiling.profile import profile
-    from syncopate.profiling.recorded import recorded_workload
     from syncopate.runs.analyze import analyze
     from syncopate.runs.compare import difference
     from syncopate.runs.explain import explain
     from syncopate.runs.page import report
     from syncopate.runs.replay import replay
+    from syncopate.runs.workload import recorded_workload
     from syncopate.simulation.ranks import Variation
     from syncopate.simulation.timeline import simulate
     from syncopate.tracing.capture import pause, trace
@@ -110,7 +110,7 @@ _MODULES = {
     "calibrate": "calibration.calibrate",
     "estimate": "profiling.estimate",
     "profile": "profiling.profile",
-    "recorded_workload": "profiling.recorded",
+    "recorded_workload": "runs.workload",
     "read_logs": "calibration.logs.read",
     "replay": "runs.replay",
     "Cluster": "artifacts.cluster",

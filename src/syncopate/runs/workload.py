@@ -18,14 +18,7 @@ from syncopate.analysis import workload as recorded
 from syncopate.artifacts.timeline import Timeline
 from syncopate.artifacts.workload import Workload
 from syncopate.errors import InvalidValueError
-from syncopate.tracing import foreign
-from syncopate.tracing.run import read_run
-
-_LAST = 200
-"""Iterations of a recorded run that are read, the last ones."""
-
-Source = Timeline | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-"""A timeline, or the files that hold one."""
+from syncopate.runs.reading import Recorded, Source, read
 
 
 @runtime_checkable
@@ -37,7 +30,7 @@ class Profiler(Protocol):
 
 
 def recorded_workload(
-    source: Source | Profiler, *, trace: str | os.PathLike[str] | None = None
+    source: Source | Sequence[Source] | Profiler, *, trace: str | os.PathLike[str] | None = None
 ) -> Workload:
     """Return what a recorded training computes and sends in an iteration.
 
@@ -63,27 +56,21 @@ def recorded_workload(
         ...     train(model, batches)
         >>> syncopate.recorded_workload(profiler).save("workload.json")  # doctest: +SKIP
     """
-    if isinstance(source, Timeline):
-        return recorded.recorded_workload(source)
-    if trace is not None and not isinstance(source, Profiler):
-        raise InvalidValueError("trace", os.fspath(trace), "left out but with a profiler")
     if isinstance(source, Profiler):
         with _exported(source, trace) as path:
-            return recorded.recorded_workload(foreign.read_timeline([path]))
-    if isinstance(source, str | os.PathLike):
-        return recorded.recorded_workload(_read(Path(source)))
+            return _of(path)
+    if trace is not None:
+        raise InvalidValueError("trace", os.fspath(trace), "left out but with a profiler")
+    if isinstance(source, str | os.PathLike | Timeline | Recorded):
+        return _of(source)
     if not isinstance(source, Sequence):
         rule = "a timeline, files of one, or a torch.profiler.profile"
         raise InvalidValueError("source", source, rule)
-    return recorded.recorded_workload(foreign.read_timeline(source))
+    return _of(*source)
 
 
-def _read(path: Path) -> Timeline:
-    if not path.is_dir():
-        return foreign.read_timeline([path])
-    if foreign.recorded_paths(path):
-        return foreign.read_directory(path, _LAST)
-    return read_run(path, _LAST).timeline
+def _of(*sources: Source) -> Workload:
+    return recorded.recorded_workload(read(*sources).of_ranks().timeline)
 
 
 @contextmanager

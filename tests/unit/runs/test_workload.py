@@ -8,7 +8,7 @@ import pytest
 
 from syncopate.analysis.workload import recorded_workload as of_timeline
 from syncopate.errors import InvalidValueError
-from syncopate.profiling.recorded import recorded_workload
+from syncopate.runs.workload import recorded_workload
 from tests.unit.analysis.made import made
 
 
