@@ -101,8 +101,7 @@ def _line(cells: list[str], tag: str) -> str:
 
 def _heading(name: str) -> str:
     for ending, _ in _WRITTEN:
-        if ending.startswith("_"):
-            name = name.removesuffix(ending)
+        name = name.removesuffix(f"_{ending.removeprefix('_')}")
     return name.replace("nbytes", "size").replace("_", " ")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.console import Group, RenderableType
 
-from syncopate.analysis.difference import Difference
+from syncopate.analysis.difference import BYTES, RATE, Difference
 from syncopate.analysis.difference import difference as difference_of
 from syncopate.analysis.trips import Trip
 from syncopate.artifacts.timeline import Timeline
@@ -16,6 +16,10 @@ from syncopate.reports.difference import difference_json, difference_report
 from syncopate.reports.journeys import journeys_difference, journeys_json
 from syncopate.runs.reading import LAST, Source, read
 from syncopate.shown import Row, Shown
+
+
+_UNITS = {BYTES: "bytes", RATE: "bytes/s"}
+"""Units of the figures that are no seconds."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,10 +48,11 @@ class Changed(Shown):
         return (f"{self.before.name} and {self.after.name}: {self.found.verdict}", *self.remarks)
 
     def rows(self) -> list[Row]:
-        """Return the figures of an iteration: the means of both, in seconds, bytes, or bytes/s."""
+        """Return the figures of an iteration, the means of both."""
         return [
             {
                 "what": change.what,
+                "unit": _UNITS.get(change.what, "s"),
                 "before": change.before.mean,
                 "after": change.after.mean,
                 "ratio": change.ratio,

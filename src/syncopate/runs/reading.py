@@ -93,8 +93,11 @@ def read(
         raise InvalidValueError("files", sources, "a run, a timeline, or one file of each rank")
     files: list[Path] = []
     for source in sources:
-        if not isinstance(source, Timeline | Recorded):
+        if isinstance(source, str | os.PathLike):
             files.append(Path(source))
+        elif not isinstance(source, Timeline | Recorded):
+            rule = "a directory, a file, or a Timeline"
+            raise InvalidValueError("files", source, rule)
         elif len(sources) > 1:
             raise InvalidValueError("files", len(sources), "one timeline, or paths alone")
         else:

@@ -42,6 +42,8 @@ def test_what_does_not_go_together_is_refused(tmp_path) -> None:
     timeline = _timeline([0])
     with pytest.raises(InvalidValueError, match="a run, a timeline, or one file of each rank"):
         read()
+    with pytest.raises(InvalidValueError, match="a directory, a file, or a Timeline"):
+        read(5)  # type: ignore[arg-type]
     with pytest.raises(InvalidValueError, match="one timeline, or paths alone"):
         read(timeline, timeline)
     with pytest.raises(InvalidValueError, match="the directory of a run has all ranks"):
