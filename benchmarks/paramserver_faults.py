@@ -1,17 +1,22 @@
-"""Faults of a parameter server: servers and workers killed at random moments, and nonsense.
+"""Faults of a parameter server: processes killed or stopped at random moments, and nonsense.
 
     python benchmarks/paramserver_faults.py --json faults.json      # 50 runs, a few minutes
     python benchmarks/paramserver_faults.py --runs 1000 --seed 7 --json faults.json
+    python benchmarks/paramserver_faults.py --runs 0 --partitions 50   # half an hour
     python benchmarks/paramserver_faults.py --runs 0 --frames       # 100,000 malformed messages
     python benchmarks/paramserver_faults.py --quick                 # to see that it runs
 
-A run trains for 30 steps on two servers that keep state and two workers. Servers, killed with -9 up
-to three times and started again, must leave no trace: synchronous runs end with the bits of an
-undisturbed one, and asynchronous ones, which add whole numbers, with their exact sum. A killed
-worker ends the job with an error that names it, or the other goes on: it has the same data, so the
-weights are the same, whichever workers are there. A third of the runs also lose, double and delay
-messages. Anything else is a violation, such as a process that goes on after a minute; then the exit
-code is 1.
+A run trains for 30 steps on two servers and a scheduler that keep state, and two workers. Servers
+and the scheduler, killed with -9 up to three times, alone or several at once, and started again,
+must leave no trace, and so must any process that is stopped for up to 6 s: synchronous runs end
+with the bits of an undisturbed one, and asynchronous ones, which add whole numbers, with their
+exact sum. A killed worker ends the job with an error that names it, or the other goes on: it has
+the same data, so the weights are the same, whichever workers are there. A third of the runs also
+lose, double and delay messages. Anything else is a violation, such as a process that goes on after
+a minute; then the exit code is 1.
+
+With ``--partitions N``, N jobs more run on emulated hosts of their own (root, Linux): one host of
+each is cut off for 1 to 60 s, which must leave no trace either.
 
 Seed and number of a run say all that happens in it. Every run is kept in the file as soon as it is
 over; one that was stopped goes on where it was.
@@ -20,8 +25,9 @@ over; one that was stopped goes on where it was.
 from __future__ import annotations
 
 import argparse
+import statistics
 import sys
-from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
@@ -29,7 +35,8 @@ import torch
 from msgspec import structs
 
 from emulated.options import explained
-from serving import disturbed, nonsense
+from serving import disturbed, nonsense, partitioned
+from serving.disturbed import Kill
 from syncopate.artifacts.artifact import Artifact
 from syncopate.errors import ArtifactError
 
@@ -42,6 +49,7 @@ class Results(Artifact, frozen=True, kw_only=True):
     Attributes:
         seed: of all of them.
         runs: by number.
+        partitions: by number.
         onslaughts: of nonsense.
         metadata: versions.
     """
@@ -50,14 +58,15 @@ class Results(Artifact, frozen=True, kw_only=True):
 
     seed: int
     runs: tuple[disturbed.Run, ...] = ()
+    partitions: tuple[disturbed.Run, ...] = ()
     onslaughts: tuple[nonsense.Onslaught, ...] = ()
     metadata: dict[str, str] = {}
 
     @property
     def violations(self) -> list[str]:
         """What should not have happened."""
-        found = [f"run {run.number} ({run.case}): {run.violation}" for run in self.runs]
-        found = [text for text, run in zip(found, self.runs, strict=True) if run.violation]
+        runs = (*self.runs, *self.partitions)
+        found = [f"run {r.number} ({r.case}): {r.violation}" for r in runs if r.violation]
         return found + [f"nonsense: {o.violation}" for o in self.onslaughts if o.violation]
 
 
@@ -77,20 +86,42 @@ def resumed(path: Path | None, seed: int) -> Results:
 
 def with_runs(results: Results, options: argparse.Namespace) -> Results:
     """Return the results with those runs that are missing, and keep each."""
-    done = {run.number for run in results.runs}
-    missing = [number for number in range(options.runs) if number not in done]
+    missing = _missing(results.runs, options.runs)
     expected = disturbed.references() if missing else {}
     for number in missing:
         run = disturbed.disturbed(disturbed.planned(options.seed, number), expected)
         results = kept(structs.replace(results, runs=(*results.runs, run)), options)
-        wire = ", bad wire" if run.wire else ""
-        said = run.violation and f"VIOLATION: {run.violation}"
-        print(
-            f"run {number:4d}  {run.case:17s} {len(run.kills)} killed{wire:10s}"
-            f"{run.duration_s:6.1f} s  {said or run.outcome}",
-            flush=True,
-        )
+        _say(run)
     return results
+
+
+def with_partitions(results: Results, options: argparse.Namespace) -> Results:
+    """Return the results with those partitions that are missing, and keep each."""
+    missing = _missing(results.partitions, options.partitions)
+    expected = disturbed.references() if missing else {}
+    for number in missing:
+        run = partitioned.partitioned(
+            partitioned.planned(options.seed, number), expected[disturbed.SERVER]
+        )
+        runs = (*results.partitions, run)
+        results = kept(structs.replace(results, partitions=runs), options)
+        _say(run)
+    return results
+
+
+def _missing(runs: Sequence[disturbed.Run], wanted: int) -> list[int]:
+    done = {run.number for run in runs}
+    return [number for number in range(wanted) if number not in done]
+
+
+def _say(run: disturbed.Run) -> None:
+    said = run.violation and f"VIOLATION: {run.violation}"
+    victims = ", ".join("+".join(kill.victims) for kill in run.kills)
+    print(
+        f"run {run.number:4d}  {run.case:24s} {victims}{', bad wire' if run.wire else ''}; "
+        f"{run.duration_s:.1f} s; {said or run.outcome}",
+        flush=True,
+    )
 
 
 def with_nonsense(results: Results, options: argparse.Namespace) -> Results:
@@ -114,21 +145,31 @@ def kept(results: Results, options: argparse.Namespace) -> Results:
 
 
 def tell(results: Results) -> None:
-    """Print how often each case ended how, and every violation."""
-    counts = Counter((run.case, run.outcome or "VIOLATION") for run in results.runs)
-    if counts:
-        print(f"\n{'killed, rules':20s}{'outcome':40s}{'runs':>6s}")
-    for (case, outcome), number in sorted(counts.items()):
-        print(f"{case:20s}{outcome:40s}{number:6d}")
+    """Print how often each case ended how, how long recoveries took, and every violation."""
+    found: dict[tuple[str, str], list[Sequence[Kill]]] = {}
+    for run in (*results.runs, *results.partitions):
+        found.setdefault((run.case, run.outcome or "VIOLATION"), []).append(run.kills)
+    if found:
+        print(
+            f"\n{'killed, rules':26s}{'outcome':40s}{'runs':>6s}{'victims':>9s}  recovery, longest"
+        )
+    for (case, outcome), runs in sorted(found.items()):
+        kills = [kill for kills in runs for kill in kills]
+        victims = sum(len(kill.victims) for kill in kills)
+        took_s = [kill.recovered_s for kill in kills]
+        took = f"{statistics.median(took_s):9.2f} s{max(took_s):8.2f} s" if took_s else ""
+        print(f"{case:26s}{outcome:40s}{len(runs):6d}{victims:9d}{took}")
     for violation in results.violations:
         print(f"VIOLATION: {violation}")
-    print(f"{len(results.violations)} violations in {len(results.runs)} runs")
+    runs = len(results.runs) + len(results.partitions)
+    print(f"{len(results.violations)} violations in {runs} runs")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     found = explained(argparse.ArgumentParser(), __doc__)
     found.add_argument("--runs", type=int, default=RUNS, help=f"in all ({RUNS})")
+    found.add_argument("--partitions", type=int, default=0, metavar="N", help="in all (0)")
     found.add_argument("--seed", type=int, default=1, help="of everything that is drawn (1)")
     found.add_argument(
         "--frames",
@@ -151,7 +192,7 @@ def main() -> int:
         results = resumed(options.json, options.seed)
     except ArtifactError as error:
         parser().error(str(error))
-    results = with_runs(results, options)
+    results = with_partitions(with_runs(results, options), options)
     if options.frames:
         results = with_nonsense(results, options)
     tell(results)

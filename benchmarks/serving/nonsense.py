@@ -107,8 +107,8 @@ def onslaught(frames: int, seed: int) -> Onslaught:
         violation = violation or _send(job.job.scheduler, frames // 10, chance, at_server=False)
         duration_s = time.monotonic() - began_s
         goal[0] = 1
-        outcome = job.workers[0].outcome(time.monotonic() + _END_S)
-        served = job.servers[0].outcome(time.monotonic() + _END_S)
+        outcome = job.processes[processes.worker(0)].outcome(time.monotonic() + _END_S)
+        served = job.processes[processes.server(0)].outcome(time.monotonic() + _END_S)
     pushes, exact = outcome.value if outcome.kind == "result" else (0, False)
     if not violation and outcome.kind != "result":
         violation = f"the worker: {outcome.kind}: {outcome.value}"

@@ -7,9 +7,10 @@ import hashlib
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from syncopate import KVStore
 from syncopate.errors import SyncopateError
+from syncopate.lab.launch import enter
 from syncopate.paramserver.job import Job
 from syncopate.paramserver.launch import free_port
 from syncopate.paramserver.scheduler import Scheduler
@@ -39,6 +41,8 @@ JOINED, DECLARED = 1, 2
 
 END = DECLARED + STEPS
 
+SCHEDULER = "scheduler"
+
 _PRELOAD = ["torch", "syncopate.paramserver.worker", "syncopate.paramserver.server"]
 _CONTEXT = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
 _ELEMENTS = 3000
@@ -57,7 +61,28 @@ class Outcome(NamedTuple):
     value: Any = None
 
 
-def _main(told: Connection, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+class Host(NamedTuple):
+    """Where a process runs.
+
+    Attributes:
+        namespace: path of its network namespace; empty: on this machine.
+        name: of the host.
+        address: of the host.
+    """
+
+    namespace: str = ""
+    name: str = ""
+    address: str = "127.0.0.1"
+
+
+HERE = Host()
+
+
+def _main(
+    told: Connection, host: Host, function: Callable[..., Any], args: tuple[Any, ...]
+) -> None:
+    if host.namespace:
+        enter(host.namespace, host.name, "/etc/hosts")
     torch.set_num_threads(1)
     logging.getLogger("syncopate").setLevel(logging.ERROR)  # refusals are many, and expected
     try:
@@ -72,12 +97,14 @@ def _main(told: Connection, function: Callable[..., Any], args: tuple[Any, ...])
 class Child:
     """A function in a process of its own."""
 
-    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
-        """Start it."""
+    def __init__(self, host: Host, function: Callable[..., Any], *args: Any) -> None:
+        """Start it on a host."""
         if sys.platform == "linux":
             _CONTEXT.set_forkserver_preload(_PRELOAD)
         self._ours, theirs = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_main, args=(theirs, function, args), daemon=True)
+        self._process = _CONTEXT.Process(
+            target=_main, args=(theirs, host, function, args), daemon=True
+        )
         self._process.start()
         theirs.close()
 
@@ -97,6 +124,37 @@ class Child:
         self._process.join()
         return ran
 
+    def runs(self) -> bool:
+        """Return whether it runs."""
+        return self._process.is_alive()
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send it a signal; return whether it still ran."""
+        ran = self._process.is_alive() and self._process.pid is not None
+        if ran and self._process.pid is not None:
+            os.kill(self._process.pid, number)
+        return ran
+
+
+def server(rank: int) -> str:
+    """Return the name of a server."""
+    return f"server {rank}"
+
+
+def worker(rank: int) -> str:
+    """Return the name of a worker."""
+    return f"worker {rank}"
+
+
+def is_worker(name: str) -> bool:
+    """Return whether this is the name of a worker."""
+    return name.startswith("worker")
+
+
+def rank_of(name: str) -> int:
+    """Return the rank of a server or worker by its name."""
+    return int(name.rpartition(" ")[2])
+
 
 def shared_flags(count: int) -> Any:
     """Return zeros that all processes see."""
@@ -108,27 +166,41 @@ class SmallJob:
 
     Attributes:
         progress: of each worker.
+        processes: those that run, by name: :data:`SCHEDULER`, ``server 0``, ``worker 1``.
     """
 
     def __init__(
-        self, rules: Rules, state: Path | None, *, servers: int = SERVERS, workers: int = WORKERS
+        self,
+        rules: Rules,
+        state: Path | None,
+        *,
+        servers: int = SERVERS,
+        workers: int = WORKERS,
+        limits: Limits = LIMITS,
+        hosts: Mapping[str, Host] | None = None,
     ) -> None:
         """Start scheduler and servers.
 
         Args:
             rules: of the workers.
-            state: where servers keep theirs; None: nowhere.
+            state: where servers and the scheduler keep theirs; None: nowhere.
             servers: how many.
             workers: how many.
+            limits: of all processes.
+            hosts: where each runs, by name; None: all on this machine.
         """
-        self.job = Job(port=free_port(), servers=servers, workers=workers)
+        self._hosts, self._limits = hosts or {}, limits
+        uri, outside = self._host(SCHEDULER).address, hosts is not None
+        self.job = Job(
+            uri=uri, port=free_port(), servers=servers, workers=workers, insecure=outside
+        )
         self.rules, self._state = rules, state
         self.progress = shared_flags(workers)
         self.ports = [free_port() for _ in range(servers)]
-        self.scheduler = Child(_schedule, self.job)
-        self.servers = [self._server(rank) for rank in range(servers)]
-        self.workers: list[Child] = []
-        self._all = [self.scheduler, *self.servers]
+        self.processes: dict[str, Child] = {}
+        self._all: list[Child] = []
+        for name in (SCHEDULER, *(server(rank) for rank in range(servers))):
+            self.start(name)
 
     def __enter__(self) -> SmallJob:
         return self
@@ -140,37 +212,44 @@ class SmallJob:
     def work(self, function: Callable[..., Any], *args: Any, wire: str = "") -> None:
         """Run ``function(store, progress, *args)`` on every worker, with ``wire`` for faults."""
         for rank in range(self.job.workers):
-            job = structs.replace(self.job, rank=rank)
-            call = (job, self.rules, self.progress, wire, function, *args)
-            self.workers.append(Child(_work, *call))
-        self._all += self.workers
+            call = (self.rules, self.progress, wire, function, *args)
+            self._start(worker(rank), _work, *call)
 
-    def restart(self, rank: int) -> None:
-        """Start a server again that was killed."""
-        self.servers[rank] = self._server(rank)
-        self._all.append(self.servers[rank])
+    def start(self, name: str) -> None:
+        """Start the scheduler or a server, also again after it was killed."""
+        state = None if self._state is None else self._state / name.replace(" ", "-")
+        if name == SCHEDULER:
+            self._start(name, _schedule, state)
+        else:
+            self._start(name, _serve, self.ports[rank_of(name)], state)
 
-    def _server(self, rank: int) -> Child:
-        job = structs.replace(self.job, rank=rank)
-        state = None if self._state is None else self._state / f"server-{rank}"
-        return Child(_serve, job, self.ports[rank], state)
+    def _start(self, name: str, function: Callable[..., Any], *args: Any) -> None:
+        host = self._host(name)
+        rank = -1 if name == SCHEDULER else rank_of(name)
+        own = host.address if self._hosts else ""
+        job = structs.replace(self.job, rank=rank, host=own)
+        self.processes[name] = Child(host, function, job, self._limits, *args)
+        self._all.append(self.processes[name])
+
+    def _host(self, name: str) -> Host:
+        return self._hosts.get(name, HERE)
 
 
-def _schedule(job: Job) -> None:
-    Scheduler(job, LIMITS).run()
+def _schedule(job: Job, limits: Limits, state: Path | None) -> None:
+    Scheduler(job, limits, state=state).run()
 
 
-def _serve(job: Job, port: int, state: Path | None) -> dict[str, int]:
-    server = ParameterServer(job, port=port, state=state, limits=LIMITS)
+def _serve(job: Job, limits: Limits, port: int, state: Path | None) -> dict[str, int]:
+    server = ParameterServer(job, port=port, state=state, limits=limits)
     server.run()
     return server.refused
 
 
-def _work(job: Job, rules: Rules, progress: Any, wire: str, *call: Any) -> Any:
+def _work(job: Job, limits: Limits, rules: Rules, progress: Any, wire: str, *call: Any) -> Any:
     function, *args = call
     if wire:
         os.environ[faults.VARIABLE] = wire
-    with KVStore(rules, job=job, limits=LIMITS) as store:
+    with KVStore(rules, job=job, limits=limits) as store:
         progress[store.rank] = JOINED
         return function(store, progress, *args)
 

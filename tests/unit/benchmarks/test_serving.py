@@ -68,18 +68,19 @@ def test_seed_and_number_say_what_happens(serving):
         moments = [kill.progress for kill in run.kills]
         assert moments == sorted(moments)
         if run.case in (disturbed.ABORT, disturbed.CONTINUE):
-            assert [kill.watched for kill in run.kills] == [kill.rank for kill in run.kills]
-            assert len(run.kills) == 1
+            assert [(f"worker {kill.watched}",) for kill in run.kills] == [run.kills[0].victims]
+        if run.case in (disturbed.TOGETHER, disturbed.TOGETHER_COUNTED):
+            assert all(len(set(kill.victims)) >= 2 for kill in run.kills)
 
 
 def verdict(serving, case, *workers, progress=(9, 9), others=(), restarted=()):
     """Return what is said of a run in which worker 1, or a server, was killed."""
     disturbed, outcome = serving.disturbed, serving.processes.Outcome
-    kill = disturbed.Kill(rank=1, progress=5, watched=0, delay_s=0.0)
+    kill = disturbed.Kill(victims=("worker 1",), progress=5, watched=0, delay_s=0.0)
     run = disturbed.Run(number=0, case=case, kills=(kill,))
-    ends = {disturbed.SCHEDULER: outcome("result"), "server 0": outcome("result", {})}
+    ends = {"scheduler": outcome("result"), "server 0": outcome("result", {})}
     found = disturbed._Found(
-        workers={rank: outcome(*said) for rank, said in enumerate(workers)},
+        workers={f"worker {rank}": outcome(*said) for rank, said in enumerate(workers)},
         moot=False,
         progress=progress,
         others=ends | {name: outcome(kind) for name, kind in others},
